@@ -102,7 +102,7 @@ def message(
     return Message.of(value, topic="orders", partition=partition, offset=offset, key=key, headers=headers)
 
 
-def reading(**changes: int | Mapping[Any, int]) -> Reading:
+def reading(**changes: float | Mapping[Any, int]) -> Reading:
     """Return a reading in which every count is another, but for the changes."""
     given: dict[str, Any] = {
         "lanes": 1024,
@@ -120,6 +120,9 @@ def reading(**changes: int | Mapping[Any, int]) -> Reading:
         "dead_letters": 2,
         "dead_letter_failures": 14,
         "stalls": 15,
+        "over_time_limit": 31,
+        "abandoned_calls": 32,
+        "oldest_call": 33.5,
         "dropped": 4,
         "pauses": {"byte limit": 6, "in-flight limit": 1},
         "assigned": 8,

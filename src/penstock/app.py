@@ -66,6 +66,7 @@ class App(HandlerRegistry, SinkRegistry):
         stop_timeout: seconds a stop may drain, and a sink's batch may take meanwhile.
         revoke_timeout: seconds a revocation waits for running handlers, and for its commit.
         stall_after: seconds in a handler after which the watchdog reports a message.
+        time_limit: seconds that a handler may take which states no `time_limit`; None (default) for ever.
         dead_letter_limit: when the app stops rather than give up one more message.
         middlewares: functions `(message, call_next)` around every handler, the first outermost; see `Middleware`.
         telemetry: spans and metrics by OpenTelemetry; None (default) for none, at no cost.
@@ -104,6 +105,7 @@ class App(HandlerRegistry, SinkRegistry):
         stop_timeout: float = 25.0,
         revoke_timeout: float = 5.0,
         stall_after: float = 60.0,
+        time_limit: float | None = None,
         dead_letter_limit: DeadLetterLimit | None = None,
         middlewares: Sequence[MiddlewareSpec] = (),
         telemetry: Telemetry | None = None,
@@ -129,6 +131,7 @@ class App(HandlerRegistry, SinkRegistry):
             stop_timeout=stop_timeout,
             revoke_timeout=revoke_timeout,
             stall_after=stall_after,
+            time_limit=time_limit,
             exactly_once=exactly_once,
             transaction_interval=transaction_interval,
             report=report,

@@ -88,6 +88,25 @@ class GivenUpError(PenstockError):
         super().__init__(f"{place} was given up by request after {tries} tries{last}")
 
 
+class HandlerTimeLimitError(BaseException):
+    """A handler took longer than its `time_limit`: a failure of its message, which the retry policy sees as any other.
+
+    Raised within a plain handler, at whatever it is doing; an `async def` handler is cancelled instead. As for
+    cancelling, `except Exception` does not catch it: a loop that survives all errors would survive this one. `finally`
+    and `with` clean up. A handler that catches it and returns has done its work.
+    """
+
+    def __init__(self, text: str = "the handler took longer than its time_limit") -> None:
+        super().__init__(text)
+
+
+class WorkersBlockedError(PenstockError, RuntimeError):
+    """Half of the worker threads are in handlers that do not return: the process must be started again.
+
+    `penstock run` ends with exit code 4 then. The messages that blocked them are given up, so they do not come again.
+    """
+
+
 class NotGivenUpError(PenstockError):
     """A message was not given up; the text says where it is, and what can be done.
 
@@ -192,6 +211,7 @@ __all__ = [
     "DevBrokerError",
     "GivenUpError",
     "HalfNotStoredError",
+    "HandlerTimeLimitError",
     "MessageFormatError",
     "NotGivenUpError",
     "PenstockError",
@@ -208,5 +228,6 @@ __all__ = [
     "TopicNotFoundError",
     "TransactionError",
     "TransactionRefusedError",
+    "WorkersBlockedError",
     "raised",
 ]

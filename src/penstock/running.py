@@ -234,8 +234,9 @@ class RunningApp:
     def give_up(self, topic: str, partition: int, offset: int, timeout: float = 10.0) -> str:
         """Have the message that holds a partition written to its dead letters now, and its key go on.
 
-        For a message that waits for its next try, or that its handler holds, whatever `on_failure` says; its
-        dead-letter topic is made where it is absent. One in its handler is not: a thread cannot be interrupted.
+        For a message that waits for its next try, that its handler holds, or that is in its handler, whatever
+        `on_failure` says; its dead-letter topic is made where it is absent. A handler is interrupted as by its
+        `time_limit`, and left behind where it has not returned 5 s later; its key waits for it.
 
         Args:
             topic: the topic, or the retry topic.

@@ -9,7 +9,7 @@ import pytest
 from commands import Command
 from penstock.cli import main
 from penstock.devbroker import KAFKA_VERSION, DevBroker
-from penstock.errors import BrokerConnectionError, ConfigurationError, DevBrokerError
+from penstock.errors import BrokerConnectionError, ConfigurationError, DevBrokerError, WorkersBlockedError
 from settings_tools import clean_settings
 
 OF_TRANSACTIONS = [f"tx {name}" for name in ("ls", "show", "commit", "rollback", "discard", "resume")]
@@ -84,6 +84,7 @@ def test_wrong_use_is_an_error_with_code_2(penstock_command: Command, arguments:
         (ConfigurationError("the option is wrong"), 2),
         (BrokerConnectionError("no broker answered"), 3),
         (DevBrokerError("it did not start"), 1),
+        (WorkersBlockedError("1 of 2 worker threads are in handlers that do not return"), 4),
         (KeyError("surprise"), 1),
     ],
 )

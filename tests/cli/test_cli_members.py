@@ -151,6 +151,7 @@ def test_output_that_nobody_reads_any_more_does_not_end_the_work() -> None:
         ("if starts < 3: os.kill(os.getpid(), signal.SIGKILL)", (2,), 0, 3),
         ("if starts < 6: sys.exit(1)", (1, 0.0), 0, 6),  # it had been up long enough each time
         ("sys.exit(2)", (2,), 2, 1),  # wrong use: another start would be the same
+        ("if starts < 4: sys.exit(4)", (0,), 0, 4),  # it asks for a new start
         ("sys.exit(3)", (1,), 3, 2),  # no broker
         ("sys.exit(1 if starts == 1 else 3)", (3,), 1, 4),  # it was there once
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from penstock.consumer import ConsumerSettings, Handler, Kind
-from penstock.consumer.execution.threads import call
+from penstock.consumer.execution.handler_calls import call
 from penstock.consumer.handlers.route import Failed
 from penstock.testing import TestBroker
 from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker

@@ -12,7 +12,7 @@ from penstock.consumer import ConsumerSettings, Handler, Kind, MiddlewareSpec, r
 from penstock.consumer.assignments import Assignment
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.executor import ManualExecutor
-from penstock.consumer.execution.threads import call
+from penstock.consumer.execution.handler_calls import call
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, message_by_message
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.route import Failed

@@ -132,7 +132,7 @@ def test_a_message_that_waits_for_a_rate_is_refused_with_what_helps() -> None:
             test.give_up("orders", 0, 0)
 
 
-def test_a_message_in_its_handler_is_refused() -> None:
+def test_a_message_whose_handler_has_not_returned_yet_is_refused() -> None:
     app = penstock.App("sms", bootstrap_servers="in memory")
     heard: list[str] = []
 
@@ -147,7 +147,7 @@ def test_a_message_in_its_handler_is_refused() -> None:
         test.settle()
 
     assert heard
-    assert "it is in its handler, and a thread cannot be interrupted" in heard[0]
+    assert "it is in its handler still, though that was interrupted; ask again" in heard[0]
 
 
 def test_a_deferred_message_is_refused_until_its_completion_has_failed() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tests.consumer.stepped_engine import SteppedEngine
 
 from penstock.consumer import Kind, handler
-from penstock.consumer.execution.threads import call_each
+from penstock.consumer.execution.handler_calls import call
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Slice, complete_finished
 from penstock.message import Message
 
@@ -26,7 +26,7 @@ def _serve(stepped: SteppedEngine, slot: ExecutionSlot) -> list[int]:
             work = processing.send(outcome)
             assert isinstance(work, Slice)
             lengths.append(len(work))
-            outcome = call_each(slot, work, stepped.clock.monotonic)
+            outcome = call(slot, work, stepped.clock.monotonic)
     except StopIteration:
         slot.leave()
         stepped.engine.scheduler.give_back(lane)

@@ -24,6 +24,20 @@ def told(*partitions: dict[str, Any], **more: Any) -> list[Problem]:
         ("bad", "15 min on w and has not returned. 3 mess", {"state": "in handler", "age": 900.0, "worker": "w"}),
         (
             "warn",
+            "has not returned; it was over its time limit 3 times.",
+            {"state": "in handler", "age": 9.0, "worker": "w", "over_time_limit": 3},
+        ),
+        (
+            "bad",
+            "Offset 17 is queued behind an earlier call of the same key, in charge on w for 61.0 s.",
+            {
+                "state": "behind a call",
+                "age": 61.0,
+                "detail": "behind an earlier call of the same key, in charge on w for 61.0 s",
+            },
+        ),
+        (
+            "warn",
             "failed once at offset 17: its key is parked, and the",
             {"state": "parked", "attempt": 1, "due_in": 8.5},
         ),

@@ -307,7 +307,12 @@ class Simulation:
         return True
 
     def finish(self, instance: Instance, worker: SteppedWorker) -> None:
-        """Let a handler end well."""
+        """Let a handler end well, or return whose call was abandoned."""
+        if worker.abandoned is not None:
+            self._note(f"{instance.name} comes back from {_names(instance.calls[worker].messages)}")
+            instance.come_back(worker)
+            self._check_counts(instance)
+            return
         messages = instance.calls[worker].messages
         self._note(f"{instance.name} is done with {_names(messages)}")
         begun = self._begun.pop(worker, self.step)

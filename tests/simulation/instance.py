@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition
 
 from penstock.app import App
 from penstock.consumer.assignments import Assignment
-from penstock.consumer.execution.threads import call
+from penstock.consumer.execution.handler_calls import call
 from penstock.consumer.execution_slot import Outcome
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
@@ -87,6 +87,9 @@ class Instance:
         #: Calls under way, and completions that are out, with what they are for.
         self.calls: dict[SteppedWorker, HandlerCall] = {}
         self.deferred: dict[DeferredCompletion, HandlerCall] = {}
+        #: Of the calls, those that do not end by themselves. One that is abandoned stays under way for I1.
+        self.hanging: set[SteppedWorker] = set()
+        self.consumer.executor.on_abandoned = self._abandoned
         #: Whether a poll step is under way: what is done meanwhile is done inside a rebalance callback.
         self.polling = False
         self._sent: dict[Assignment, int] = {}
@@ -178,7 +181,7 @@ class Instance:
         return [worker for worker in self.consumer.workers if worker.lane is None]
 
     def _busy(self) -> Iterator[HandlerCall]:
-        yield from self.calls.values()
+        yield from (one for worker, one in self.calls.items() if worker.abandoned is None)
         for completion, one in self.deferred.items():
             if not completion.decided and one.assignment.active:
                 yield one
@@ -209,6 +212,17 @@ class Instance:
             retried = one.assignment.route.source is not None
             if not completion.decided and one.assignment.active and not retried:
                 yield one
+
+    def _abandoned(self, worker: SteppedWorker, successor: SteppedWorker) -> None:
+        self._checker.given_up(self.calls[worker].messages)
+        self._note(successor)
+
+    def come_back(self, worker: SteppedWorker) -> None:
+        """Let a call end that was abandoned."""
+        assert worker.abandoned is not None
+        self.hanging.discard(worker)
+        del self.calls[worker]
+        worker.abandoned.ended.set_result(None)
 
     def finish(self, worker: SteppedWorker) -> None:
         """Let a call end as the app's handler ends it."""
@@ -246,6 +260,7 @@ class Instance:
 
     def _end(self, worker: SteppedWorker, outcome: Outcome, failed: Sequence[Message] = ()) -> None:
         self._checker.given_up(failed)
+        self.hanging.discard(worker)
         del self.calls[worker]
         worker.go_on(outcome)
         self._note(worker)

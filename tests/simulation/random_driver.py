@@ -7,6 +7,7 @@ from itertools import accumulate
 
 from confluent_kafka import KafkaError
 
+from penstock.consumer.execution.time_limits import GRACE_S
 from penstock.consumer.handlers.options.handler_options import OnFailure
 from penstock.testing.memory import codes
 from simulation.group_simulation import Simulation
@@ -34,6 +35,9 @@ RARE = {
     "delete": 0.5,
     "truncate": 0.3,
 }
+#: The same of handlers that hang, where they do, and the seconds that they may take.
+_HANG = 6.0
+TIME_LIMIT_S = 2.0
 #: The part of the rare actions that a run has.
 _RARE_PART = 0.5
 _MOST_INSTANCES = 4
@@ -49,6 +53,7 @@ class RandomDriver:
         avoid: rare actions that never come up.
         fail: the part of the handlers that fail; drawn when left out.
         put_off: the part of the handlers that put their completion off; drawn when left out.
+        hangs: whether handlers hang, for their time limit.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class RandomDriver:
         avoid: Sequence[str] = (),
         fail: float | None = None,
         put_off: float | None = None,
+        hangs: bool = False,
     ) -> None:
         self._simulation = simulation
         self._chance = chance = simulation.chance
@@ -67,6 +73,7 @@ class RandomDriver:
         self._fail = chance.choice((0.0, 0.05, 0.3)) if fail is None else fail
         self._put_off = chance.choice((0.0, 0.0, 0.1)) if put_off is None else put_off
         chosen = {name: often for name, often in RARE.items() if name not in avoid and chance.random() < _RARE_PART}
+        chosen |= {"hang": _HANG} if hangs else {}
         #: What may happen in this run.
         self.actions = list(COMMON | chosen)
         self._weights = list(accumulate((COMMON | chosen).values()))
@@ -76,6 +83,7 @@ class RandomDriver:
             "produce": self._produce,
             "advance": self._advance,
             "complete": self._complete,
+            "hang": self._hang,
             "add": self._add,
             "stop": lambda: self._on_one(simulation.stop),
             "kill": lambda: self._on_one(simulation.kill),
@@ -142,6 +150,8 @@ class RandomDriver:
         if worker not in instance.calls:
             self._simulation.take(instance, worker)
             return
+        if worker in instance.hanging:
+            return
         call, drawn = instance.calls[worker], self._chance.random()
         handler = call.assignment.route.handler
         # A failure of such a handler ends its instance, so it is rare.
@@ -153,6 +163,20 @@ class RandomDriver:
         elif drawn < fail + self._put_off and handler.batch == 1:
             self._simulation.put_off(instance, worker)
         else:
+            self._simulation.finish(instance, worker)
+
+    def _hang(self) -> None:
+        """Let a call that is under way hang, until it is interrupted at least, or one come back that was abandoned."""
+        calls = [(one, worker) for one in self._simulation.instances for worker in one.calls]
+        if not calls:
+            return
+        instance, worker = self._chance.choice(calls)
+        if worker.abandoned is None and not instance.polling:
+            instance.hanging.add(worker)
+            for _ in range(self._chance.randint(1, 3)):
+                self._simulation.poll(instance)
+                self._simulation.advance(TIME_LIMIT_S + GRACE_S)
+        elif instance.state is not State.FROZEN:
             self._simulation.finish(instance, worker)
 
     def _poll(self) -> None:
@@ -238,4 +262,4 @@ class RandomDriver:
         )
 
 
-__all__ = ["COMMON", "RARE", "RandomDriver"]
+__all__ = ["COMMON", "RARE", "TIME_LIMIT_S", "RandomDriver"]

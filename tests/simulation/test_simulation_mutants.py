@@ -7,6 +7,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -38,6 +39,7 @@ from penstock.consumer.polling.group.rebalance import Rebalance
 from penstock.offsets import CommitPoint, OffsetMap, Tracker
 from penstock.routing import KeyState, Scheduler
 from penstock.routing.lanes import ParkedKey
+from penstock.testing.stepped_engine import SteppedWorker
 from simulation import publishing_varied, varied
 from simulation.invariant_checker import InvariantBroken
 from simulation.varied import silence, thorough
@@ -309,6 +311,29 @@ def gives_up_what_was_revoked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Parking, "fail_head", judge_all)
 
 
+# Time limits: a call that does not return is given up with its worker
+
+
+def hands_a_key_on_whose_call_goes_on(patch: pytest.MonkeyPatch) -> None:
+    """The key of an abandoned call does not wait for its end."""
+    patch.setattr(ParkedKey, "is_blocked", property(lambda self: False))
+
+
+def forgets_the_key_of_an_abandoned_call(patch: pytest.MonkeyPatch) -> None:
+    """Nobody hears that an abandoned call has returned."""
+    patch.setattr(Future, "add_done_callback", lambda self, call: None)
+
+
+def takes_what_is_abandoned_for_done(patch: pytest.MonkeyPatch) -> None:
+    """The message of an abandoned call is done, whatever its handler chose for failures."""
+    go_on = SteppedWorker.go_on
+
+    def go_on_as_if_done(self: SteppedWorker, outcome: Any) -> None:
+        go_on(self, None if getattr(outcome, "call", None) is not None else outcome)
+
+    patch.setattr(SteppedWorker, "go_on", go_on_as_if_done)
+
+
 # Planted defects, exactly once
 
 
@@ -553,6 +578,9 @@ PLANTS: list[tuple[Plant, Run, str]] = [
     (completes_before_a_dead_letter_is_written, varied.run, "I3|I4"),
     (completes_before_a_retry_topic_has_it, EXACTLY_ONCE, "I3|I4"),
     (gives_up_what_was_revoked, varied.run, "gave"),
+    (hands_a_key_on_whose_call_goes_on, varied.run, "I1"),
+    (forgets_the_key_of_an_abandoned_call, varied.run, "not done"),
+    (takes_what_is_abandoned_for_done, varied.run, "I3|I4"),
     (commits_offsets_of_results_that_are_missing, EXACTLY_ONCE, "I3"),
     (commits_offsets_before_their_results, EXACTLY_ONCE, "I3|I4|E"),
     (publishes_a_result_twice, EXACTLY_ONCE, "E1"),

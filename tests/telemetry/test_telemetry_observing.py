@@ -35,6 +35,9 @@ EXPECTED = {
     "penstock.dead_letters": {(): 2},
     "penstock.dead_letter_failures": {(): 14},
     "penstock.handler.stalls": {(): 15},
+    "penstock.handler.time_limits": {(): 31},
+    "penstock.worker.abandoned": {(): 32},
+    "penstock.handler.oldest": {(): 33.5},
     "penstock.dropped_messages": {(): 4},
     "penstock.pauses": {
         (("penstock.pause.reason", "byte limit"),): 6,

@@ -30,9 +30,9 @@ from penstock.cli.status.audit import audit
 from penstock.cli.status.command import status
 from penstock.cli.status.explain import explain
 from penstock.cli.tx.command import tx
-from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
+from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, WorkersBlockedError
 from penstock.settings.sources import PROFILE_VARIABLE
-from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_USAGE
+from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_RESTART, EXIT_USAGE
 
 _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
     (demo, "penstock demo --no-spark"),
@@ -71,7 +71,7 @@ def frame() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line and leave the process: 0 all went well, 1 failed, 2 wrong use, 3 no broker."""
+    """Run the command line and leave the process: 0 all went well, 1 failed, 2 wrong use, 3 no broker, 4 restart it."""
     try:
         frame()(prog_name="penstock")
     except Exception as error:
@@ -87,6 +87,8 @@ def exit_code(error: Exception) -> int:
         return EXIT_USAGE
     if isinstance(error, BrokerConnectionError):
         return EXIT_CONNECTION
+    if isinstance(error, WorkersBlockedError):
+        return EXIT_RESTART
     return EXIT_FAILED
 
 

@@ -17,6 +17,7 @@ from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane,
 from penstock.consumer.execution.executor import Executor, ManualExecutor
 from penstock.consumer.execution.lane_plan import LanePlan
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
+from penstock.consumer.execution.time_limits import TimeLimits
 from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.limits import DeadLetterLimits
@@ -28,8 +29,9 @@ from penstock.consumer.handlers.patterns import TopicPatterns
 from penstock.consumer.inspection.causes import Causes, no_partition
 from penstock.consumer.inspection.drain_report import DrainLog
 from penstock.consumer.inspection.explain import Explanation, explain, no_topic, shut_out
+from penstock.consumer.inspection.liveness import longest_in_handler
 from penstock.consumer.inspection.statistics import ConsumerStatistics, partition_statistics
-from penstock.consumer.inspection.watchdog import Watchdog
+from penstock.consumer.inspection.watchdog import Watchdog, stack_of
 from penstock.consumer.outbox.handler_results import HandlerResults, RefusedResults
 from penstock.consumer.outbox.outbox import Outbox
 from penstock.consumer.outbox.plain_outbox import PlainOutbox
@@ -138,6 +140,7 @@ class Engine:
             middlewares=middlewares,
             contexts=contexts or ContextFactory(group),
             telemetry=self.telemetry,
+            time_limit=settings.time_limit,
         )
         for topic, handler in handlers.items():
             self.routes.add(topic, handler)
@@ -173,6 +176,18 @@ class Engine:
             offset_reset=settings.offset_reset,
         )
         self.watchdog = Watchdog(settings.stall_after, self.slots, lambda: self.executor.loop_lag())  # noqa: PLW0108 - it is replaced
+        self.time_limits = TimeLimits(
+            group,
+            is_used=self.lane_plan.has_threads
+            and (
+                settings.time_limit is not None or any(handler.time_limit is not None for handler in self.all_handlers)
+            ),
+            slots=self.slots,
+            executor=lambda: self.executor,
+            give_ups=self.processor.give_ups,
+            stack_of=stack_of,
+            restart=partial(self.fail, drains=True),
+        )
         self.loop: PollLoop | None = None
 
     def _wake(self, queues: Sequence[int]) -> None:
@@ -186,6 +201,7 @@ class Engine:
 
     def _busy(self, assignments: Sequence[Assignment]) -> list[str]:
         # Asked by the poll thread in a revocation: nobody else would learn of what brokers acknowledge meanwhile.
+        self.time_limits.check(self.clock.monotonic())
         busy = self.processor.busy_with(self.slots(), assignments)
         self.outbox.serve()
         self.outbox.expedite()
@@ -327,6 +343,7 @@ class Engine:
             open_transactions=OpenTransactions(self.assignments, cluster.ask_readable_ends, self.settings),
             lost_positions=lost_positions,
             rights_watch=rights,
+            time_limits=self.time_limits,
             watchdog=self.watchdog,
         )
         return self.loop
@@ -354,12 +371,17 @@ class Engine:
         """Return the counts of this moment, from live state, with so many worker threads. Any thread."""
         slots, scheduler, publisher = self.slots(), self.scheduler, self.dead_letter_publisher
         complete_finished(slots)
+        now, abandoned = self.clock.monotonic(), self.time_limits.abandoned
+        longest = longest_in_handler(slots, now)
         partitions = tuple(partition_statistics(assignment) for assignment in self.assignments.all())
         return ConsumerStatistics(
             received=self.router.received,
             restored=self.router.restored,
             handled=sum(slot.handled_so_far for slot in slots) + self.results.handled,
             failed=sum(slot.failed for slot in slots),
+            over_time_limit=sum(slot.over_time_limit for slot in slots),
+            abandoned_calls=len(abandoned),
+            oldest_call=max((*(now - call.since for call in abandoned), 0.0 if longest is None else longest.seconds)),
             retried=sum(slot.retried for slot in slots),
             dead_letters=publisher.dead_letters,
             dead_letter_failures=publisher.failures,

@@ -7,8 +7,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import methodcaller
+from typing import NamedTuple
 
-from penstock.consumer.assignments import Assignment, ConsumerRun, Fetch
+from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerRun, Fetch
+from penstock.consumer.handlers.call_guard import CallGuard
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.results import Results
@@ -67,7 +69,10 @@ def _nothing(*_: object) -> None:
 
 @dataclass(slots=True, eq=False, repr=False)
 class ExecutionSlot:
-    """Where handlers are called: a worker thread or a task. Its fields are written by it alone, read by any thread."""
+    """Where handlers are called: a worker thread or a task. Its fields are written by it alone, read by any thread.
+
+    A thread whose call is abandoned loses its slot to its successor, and `guard` with it.
+    """
 
     kind: Kind
     name: str
@@ -77,6 +82,11 @@ class ExecutionSlot:
     slice_size: int = field(default=1, init=False)
     #: The slice under way, or the last one.
     slice: Slice | None = field(default=None, init=False)
+    #: The lane that is processed here, and of a thread what processes it; None between lanes.
+    lane: ConsumerLane | None = field(default=None, init=False)
+    processing: LaneProcessing | None = field(default=None, init=False)
+    #: Interrupts the calls of a thread.
+    guard: CallGuard = field(default_factory=CallGuard, init=False)
     #: What the message in the handler belongs to, or None between lanes.
     fetch: Fetch | None = field(default=None, init=False)
     #: Of a batch in the handler, all that its messages belong to.
@@ -100,6 +110,7 @@ class ExecutionSlot:
     handled: int = field(default=0, init=False)
     failed: int = field(default=0, init=False)
     retried: int = field(default=0, init=False)
+    over_time_limit: int = field(default=0, init=False)
     dropped: int = field(default=0, init=False)
     filtered: int = field(default=0, init=False)
     #: Messages by `BOUNDARIES_S`: of the time in the handler, and of that since they were fetched; quick ones sampled.
@@ -113,7 +124,7 @@ class ExecutionSlot:
 
     def leave(self) -> None:
         """Note that the slot is between lanes."""
-        self.record = self.fetch = self.run = self.slice = None
+        self.record = self.fetch = self.run = self.slice = self.lane = self.processing = None
         self.fetches = ()
 
     def is_at(self, assignments: Sequence[Assignment]) -> bool:
@@ -195,6 +206,23 @@ class ExecutionSlot:
         filtered = self.filtered
         finished = self.finished()
         return filtered + (0 if finished is None else count_refused(finished[0], finished[1].start, finished[1].stop))
+
+
+class SeenCall(NamedTuple):
+    """A call that another thread saw under way in a slot: `started` tells two tries of a record apart."""
+
+    slot: ExecutionSlot
+    record: Record
+    started: float
+
+    def holds(self) -> bool:
+        """End the slice with the call that is under way, and tell whether that is still this one. Any thread."""
+        under_way = self.slot.slice
+        if under_way is not None:
+            under_way.cut()
+            # Its thread looks at the clock after the call; so it ends the slice, and writes no time to the slot.
+            under_way.deadline = 0.0
+        return self.slot.record is self.record and self.slot.started == self.started
 
 
 def place_of(record: Record, run: ConsumerRun, first: int) -> int:

@@ -25,14 +25,15 @@ from penstock.errors import NotGivenUpError
 _LOOK_S = 0.1
 #: Why a message that holds its partition is not given up, by where it is.
 _WHY_NOT = {
-    "in handler": "it is in its handler, and a thread cannot be interrupted; ask again when the handler has returned, "
-    "or stop the member: the message is handled again then",
+    "in handler": "it is in its handler still, though that was interrupted; ask again: what does not return is given "
+    "up after some seconds",
     "put off": "its handler has put its completion off; ask again when that has come, or has failed",
     "publishing": "its handler is done with it, and what that returned is being published",
     "queued": "it waits for a worker, and was not tried yet",
     "held by rate": "it waits for the rate of its handler; raise that by change_handler(topic, rate=...)",
     "dead letter": "it is on its way to another topic already",
     "behind its key": "it stands behind another message of its key; give that up",
+    "behind a call": "it waits for that; give its message up where it holds a partition, or start the member again",
     "parked": "the consumer stops because of it",
 }
 
@@ -51,11 +52,13 @@ class GivingUp:
             raise NotGivenUpError(f"{place} was not given up: this member does not have {topic}[{partition}]")
         self._require_blocking(assignment, place, offset)
         found = self._parked(assignment, offset)
-        if found is None:
+        if found is None and not self._is_in_handler(topic, partition, offset):
             raise NotGivenUpError(self._why_not(assignment, place, offset))
         letters = self._prepare_topic(assignment, place)
         asked = self._engine.processor.give_ups.ask((assignment, offset), letters)
-        self._engine.processor.wake_key(*found)
+        if found is not None:
+            self._engine.processor.wake_key(*found)
+        # Else the poll thread sees it, and interrupts the call: see `TimeLimits`.
         return asked
 
     def wait(self, up: GiveUp, timeout: float) -> str:
@@ -129,6 +132,14 @@ class GivingUp:
                 if head is not None and (head[0].assignment, head[2].offset()) == (assignment, offset):
                     return (lane, key) if parked.state in GIVEABLE else None
         return None
+
+    def _is_in_handler(self, topic: str, partition: int, offset: int) -> bool:
+        """Tell whether a message is in its handler, of this incarnation of its partition or a former one."""
+        return any(
+            (fetch.assignment.topic, fetch.assignment.partition, record.offset()) == (topic, partition, offset)
+            for slot in self._engine.slots()
+            if slot.lane is not None and (fetch := slot.fetch) is not None and (record := slot.record) is not None
+        )
 
     def _why_not(self, assignment: Assignment, place: str, offset: int) -> str:
         found = self._explanation(assignment)

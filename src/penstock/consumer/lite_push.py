@@ -25,7 +25,7 @@ from penstock.consumer.inspection.details import ConsumerDetails, details_of
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.liveness import Liveness, liveness_of
 from penstock.consumer.inspection.statistics import ConsumerStatistics
-from penstock.consumer.inspection.watchdog import stack_of
+from penstock.consumer.inspection.watchdog import stack_of, stack_of_thread
 from penstock.consumer.polling.health.startup_checks import Needs, needs_of
 from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.settings import UNCHANGED, UNCHANGED_SETTINGS, ConsumerSettings, LiveSettings, Unchanged
@@ -363,9 +363,13 @@ class LitePushConsumer:
 
     def stacks(self, workers: Iterable[str] | None = None) -> dict[str, str]:
         """Return the stacks of the handlers on these workers, or on all, by the name of each, the call last."""
+        workers = None if workers is None else set(workers)
         busy = {slot.name: slot for slot in self._engine.slots() if slot.record is not None}
-        wanted = busy if workers is None else set(workers)
-        return {name: "".join(stack_of(thread)) for name, thread in busy.items() if name in wanted}
+        stacks = {name: "".join(stack_of(slot)) for name, slot in busy.items() if workers is None or name in workers}
+        for call in self._engine.time_limits.abandoned:
+            if workers is None or call.worker in workers:
+                stacks[call.worker] = "".join(stack_of_thread(call.thread_id))
+        return stacks
 
     def __enter__(self) -> Self:
         return self.start()

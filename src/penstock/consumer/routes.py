@@ -6,13 +6,14 @@ flight of its topic needs it, and so does the topic when it comes back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.handlers.context import ContextFactory
-from penstock.consumer.handlers.environment.middleware import MiddlewareSpec, wrap
+from penstock.consumer.handlers.environment.middleware import MiddlewareSpec, cancelled_after, wrap
 from penstock.consumer.handlers.handler import Handler, Kind, SpaceNumbers, ordering_of
 from penstock.consumer.handlers.options.rate_limits import TokenBucket
 from penstock.consumer.handlers.results import ResultMaker, with_results
@@ -42,6 +43,7 @@ class Routes(Mapping[str, Route]):
         middlewares: Sequence[MiddlewareSpec],
         contexts: ContextFactory,
         telemetry: ConsumerTelemetry | None,
+        time_limit: float | None = None,
     ) -> None:
         self._group = group
         self._clock = clock
@@ -50,6 +52,8 @@ class Routes(Mapping[str, Route]):
         self._middlewares = middlewares
         self._contexts = contexts
         self._telemetry = telemetry
+        # Of handlers that state none.
+        self._time_limit = time_limit
         self._spaces: SpaceNumbers = {}
         self._by_topic: Mapping[str, Route] = {}
         #: The handlers of the topics that are consumed, without retry topics.
@@ -114,10 +118,15 @@ class Routes(Mapping[str, Route]):
         first, count = self._group_of(handler)
         ordering = ordering_of(handler, count, self._spaces, batches=True)
         maker = ResultMaker.of(handler)
-        invoke = self._traced(handler, wrap(handler, self._middlewares, self._contexts), maker)
+        invoke = wrap(handler, self._middlewares, self._contexts)
+        limit = self._time_limit if handler.time_limit is None else handler.time_limit
+        limit = None if limit == math.inf else limit
+        if limit is not None and handler.kind is Kind.TASK:
+            invoke = cancelled_after(limit, handler.name, invoke)
+        invoke = self._traced(handler, invoke, maker)
         shares = next(iter(self.of_handler(handler)), None)
         lanes = self._lanes[first : first + count]
-        route = Route(handler, ordering, invoke, lanes=lanes, results_by=maker, shares=shares)
+        route = Route(handler, ordering, invoke, lanes=lanes, results_by=maker, time_limit=limit, shares=shares)
         if shares is None:
             self.token_buckets.append(route.token_bucket)
         return route
@@ -129,6 +138,7 @@ class Routes(Mapping[str, Route]):
             shares.ordering,
             shares.invoke,
             lanes=shares.lanes,
+            time_limit=shares.time_limit,
             source=topic,
             shares=shares,
             not_before=partial(self._due_at, headers),

@@ -104,6 +104,7 @@ class ConsumerSettings:
         stop_timeout: how long a stop waits for what was taken in, running handlers included.
         revoke_timeout: how long a revocation waits for running handlers of the revoked partitions, and for its commit.
         stall_after: how long a message may be in a handler before the watchdog reports it.
+        time_limit: how long a handler may take that states no limit of its own; None for ever.
         dead_letter_limit: when the consumer stops rather than give up one more message; None for never.
         fetch_size: messages taken from the client in one go, at most; 1,000,000 is the most it hands over.
         run_seconds: a worker's time slice with one lane.
@@ -124,6 +125,7 @@ class ConsumerSettings:
     stop_timeout: float = 25.0
     revoke_timeout: float = 5.0
     stall_after: float = 60.0
+    time_limit: float | None = None
     dead_letter_limit: DeadLetterLimit | None = None
     fetch_size: int = 10_000
     run_seconds: float = 0.01
@@ -150,6 +152,8 @@ class ConsumerSettings:
             )
         for option in ("commit_interval", "run_seconds", "stall_after"):
             check.positive(option, getattr(self, option))
+        if self.time_limit is not None:
+            check.positive("time_limit", self.time_limit)
         for option in ("stop_timeout", "revoke_timeout"):
             check.not_negative(option, getattr(self, option))
         if self.dead_letter_limit is not None and not isinstance(self.dead_letter_limit, DeadLetterLimit):

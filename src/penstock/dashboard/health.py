@@ -18,7 +18,7 @@ from penstock.spark_sink.progress.statistics import SinkState
 #: Reasons that one answer gives, at most.
 _MAX_REASONS = 10
 #: States in which a message does not wait for what somebody configured: a retry's time, a rate, a key that is held.
-_WORK = frozenset({"idle", "in handler", "queued", "publishing", "dead letter"})
+_WORK = frozenset({"idle", "in handler", "queued", "behind a call", "publishing", "dead letter"})
 
 
 @dataclass(frozen=True, slots=True)

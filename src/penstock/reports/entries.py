@@ -50,11 +50,11 @@ PARTITIONS = Entries(
         **dict.fromkeys(("topic", "paused", "handler", "state", "worker", "detail", "trouble"), str),
         **dict.fromkeys(("key_hash", "stack"), str),
         **dict.fromkeys(("partition", "watermark", "position", "in_flight", "parked", "bytes_in_flight", "lag"), int),
-        **dict.fromkeys(("gaps", "blocking_offset", "attempt"), int),
+        **dict.fromkeys(("gaps", "blocking_offset", "attempt", "over_time_limit"), int),
         **dict.fromkeys(("age", "due_in", "rate"), float),
     },
     {
-        **dict.fromkeys(("in_flight", "parked", "bytes_in_flight", "gaps", "attempt"), 0),
+        **dict.fromkeys(("in_flight", "parked", "bytes_in_flight", "gaps", "attempt", "over_time_limit"), 0),
         "watermark": -1,
         "handler": "",
         "state": "idle",

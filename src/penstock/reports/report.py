@@ -36,7 +36,7 @@ _WAITS_BYTES = 8 << 10
 #: Seconds between two reports that a reader believes at most: who claims more would be heard of too late.
 MOST_INTERVAL_S = 60.0
 #: Where a message is when it moves by itself; all other states need a look.
-MOVING = frozenset({"idle", "queued", "in handler", "publishing"})
+MOVING = frozenset({"idle", "queued", "in handler", "behind a call", "publishing"})
 _NAMES = ("group", "member", "host")
 
 

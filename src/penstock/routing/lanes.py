@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 OwnerT = TypeVar("OwnerT")
 RecordT = TypeVar("RecordT")
@@ -35,6 +35,18 @@ class Run(Generic[OwnerT, RecordT]):
     #: The offsets of messages that a filter refused, rising; None while there are none, as in nearly all runs. Written
     #: by the holder, each before it goes on to the next.
     refused: list[int] | None = field(default=None, init=False)
+
+
+class Call(Protocol):
+    """A call of a handler that goes on though its message was given up."""
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Topic, partition and offset of its message."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has returned."""
 
 
 class KeyState(Enum):
@@ -98,6 +110,11 @@ class ParkedKey(Generic[OwnerT, RecordT]):
     #: Whether the key stands in the queue of its handler's token bucket. Set by the holder, cleared by whoever wakes
     #: the key because of it, before he does.
     awaits_token: bool = False
+    #: How often the head was over its handler's time limit.
+    over_time_limit: int = 0
+    #: A call for an earlier message that was given up. Until it ends no message of the key is handed over (I1), and the
+    #: key stays parked, also where none waits.
+    call: Call | None = None
     #: When the head was first tried, and when one that waits may be tried (again), on the caller's clock.
     since: float = 0.0
     due_at: float = 0.0
@@ -139,6 +156,11 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         return self.state in _FINISHED
 
     @property
+    def is_blocked(self) -> bool:
+        """Whether a call for an earlier message goes on."""
+        return self.call is not None and not self.call.has_ended
+
+    @property
     def tries(self) -> int:
         """How often the head was handed over."""
         return self.tries_behind_others + self.attempts
@@ -162,7 +184,7 @@ class ParkedKey(Generic[OwnerT, RecordT]):
     def next_head(self) -> None:
         """Remove the head; the next message starts with a clean count."""
         self.waiting.popleft()
-        self.attempts = 0
+        self.attempts = self.over_time_limit = 0
         self.failed_with = ""
         self.tries_behind_others = self.tries_of_waiting.popleft() if self.tries_of_waiting else 0
         self.tried_alone = max(0, self.tried_alone - 1)

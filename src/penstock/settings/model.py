@@ -29,6 +29,7 @@ OPTIONS: Final[Mapping[str, type]] = {
     "stop_timeout": float,
     "revoke_timeout": float,
     "stall_after": float,
+    "time_limit": float,
     "exactly_once": bool,
     "transaction_interval": float,
     "report": bool,

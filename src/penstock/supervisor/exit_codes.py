@@ -6,3 +6,5 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 #: No broker answered.
 EXIT_CONNECTION = 3
+#: Too many threads are in handlers that do not return: a new process goes on where this one cannot.
+EXIT_RESTART = 4

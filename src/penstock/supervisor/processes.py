@@ -1,8 +1,9 @@
 """`penstock run --processes N`: one process that starts N members of the group and keeps them running.
 
-A member that dies is started again after a growing wait. What a new start cannot mend, wrong use (code 2), ends the
-whole run. All of it is one thread and one loop: it reads what members print, looks who has ended, and starts who is
-due. Signals are passed on from within their handler, so that a terminal that takes no output holds no signal up.
+A member that dies is started again after a growing wait, one that asks for it (code 4) at once. What a new start cannot
+mend, wrong use (code 2), ends the whole run. All of it is one thread and one loop: it reads what members print, looks
+who has ended, and starts who is due. Signals are passed on from within their handler, so that a terminal that takes no
+output holds no signal up.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from types import FrameType
 import tenacity
 
 from penstock.options import MEMBERS_VARIABLE, PROCESS_VARIABLE
-from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_USAGE
+from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_RESTART, EXIT_USAGE
 from penstock.supervisor.lifeline import Lifeline
 from penstock.supervisor.prefixed_output import PrefixedOutput
 from penstock.supervisor.stop_requests import StopRequests
@@ -176,6 +177,10 @@ class Processes:
         elif code == EXIT_USAGE:
             _log.error("process %d found what a new start cannot mend; the run ends", member.number)
             self._give_up(EXIT_USAGE)
+        elif code == EXIT_RESTART:
+            # It gave up what it hung at, which does not come again: this is no death in a row.
+            _log.warning("process %d asks to be started again, for its handlers do not return", member.number)
+            member.due = now
         else:
             self._plan_restart(member, code, up_s, now)
 

@@ -6,6 +6,7 @@ and are not run, nor is a transaction coordinator.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,7 +18,7 @@ from penstock.app import App
 from penstock.clients.cluster import Clock
 from penstock.clients.requests.topics import TopicSpec
 from penstock.consumer import ConsumerStatistics, Explanation
-from penstock.consumer.execution.threads import call
+from penstock.consumer.execution.handler_calls import call
 from penstock.consumer.execution_slot import Outcome
 from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.context import ContextFactory
@@ -43,9 +44,10 @@ _SESSION_MS = 45_000
 class TestApp:
     """An app on a `TestBroker`: a context manager. Not thread-safe, save that completions may come from any thread.
 
-    Plain handlers run one after the other in the caller's thread, as on one worker, each message of a key after the
-    one before it; `async def` handlers run at once on an event loop of its own, whose time is real: what such a handler
-    waits for is waited for. Retries, rates, delays and commits go by the broker's clock, which `advance` moves.
+    Plain handlers run one after the other in the caller's thread, as on one worker, each message of a key after the one
+    before it; `async def` handlers run at once on an event loop of its own, whose time is real: what such a handler
+    waits for is waited for, and so is the time that a `time_limit` counts. Retries, rates, delays and commits go by the
+    broker's clock, which `advance` moves.
 
     Args:
         app: the app. It is not changed, and may be given to several.
@@ -387,7 +389,19 @@ class TestApp:
 
 
 def _call(worker: SteppedWorker) -> Outcome:
-    outcome = call(worker.slot, worker.work)
+    slot, work = worker.slot, worker.work
+    limit = worker.assignments[0].route.time_limit if worker.assignments else None
+    timer: threading.Timer | None = None
+    if limit is not None:
+        thread_id = threading.get_ident()
+        timer = threading.Timer(limit, lambda: slot.guard.interrupt(lambda: worker.work is work, thread_id))
+        timer.daemon = True
+        timer.start()
+    try:
+        outcome = call(slot, work)
+    finally:
+        if timer is not None:
+            timer.cancel()
     error = getattr(outcome, "error", None)
     if isinstance(error, KeyboardInterrupt):
         # Whoever runs the test wants it to end. On a real worker thread no such thing arrives.

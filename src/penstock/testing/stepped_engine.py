@@ -16,11 +16,20 @@ from penstock.clients.cluster import RebalanceCallback
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.executor import ManualExecutor
-from penstock.consumer.execution_slot import ExecutionSlot, Outcome, SteppedProcessing, Work, message_by_message
+from penstock.consumer.execution_slot import (
+    ExecutionSlot,
+    Outcome,
+    SeenCall,
+    SteppedProcessing,
+    Work,
+    message_by_message,
+)
+from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.environment.middleware import MiddlewareSpec
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.patterns import TopicPatterns
+from penstock.consumer.handlers.route import Failed
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.statistics import ConsumerStatistics
 from penstock.consumer.polling.flow_control.back_pressure import GRACE_S
@@ -109,7 +118,7 @@ class SteppedClient:
 class SteppedWorker:
     """What a worker thread or a task does, step by step: it serves the lanes of a queue of the engine's scheduler."""
 
-    __slots__ = ("_engine", "_processing", "lane", "queue", "slot", "work")
+    __slots__ = ("_engine", "_processing", "abandoned", "lane", "queue", "slot", "work")
 
     def __init__(self, engine: Engine, slot: ExecutionSlot, queue: int) -> None:
         self._engine = engine
@@ -119,6 +128,8 @@ class SteppedWorker:
         #: The lane it holds, and what its handler is given now; None in between.
         self.lane: ConsumerLane | None = None
         self.work: Work | None = None
+        #: Its call, where that was abandoned: then it has no lane any more, and only the call's end is left to tell.
+        self.abandoned: AbandonedCall | None = None
 
     @property
     def assignments(self) -> list[Assignment]:
@@ -156,6 +167,42 @@ class SteppedWorker:
                 self.slot.leave()
                 self._engine.scheduler.give_back(lane)
 
+    def abandon(self, failure: Failed) -> SteppedWorker:
+        """Leave all but the call under way to a successor, which goes on with a failure."""
+        successor = SteppedWorker(self._engine, self.slot, self.queue)
+        successor.lane, successor._processing = self.lane, self._processing
+        self.lane = self._processing = None
+        self.abandoned = failure.call
+        successor.go_on(failure)
+        return successor
+
+
+class SteppedExecutor(ManualExecutor):
+    """Abandons the calls of threads; to be interrupted is nothing that a driver's call would heed."""
+
+    def __init__(self) -> None:
+        self.workers: list[SteppedWorker] = []
+        #: Told of a worker whose call was abandoned, and of its successor.
+        self.on_abandoned: Callable[[SteppedWorker, SteppedWorker], None] = lambda _worker, _successor: None
+
+    @property
+    def worker_count(self) -> int:
+        """How many workers stand for threads."""
+        return sum(worker.slot.kind is Kind.THREAD for worker in self.workers)
+
+    def interrupt(self, seen: SeenCall) -> bool:
+        """Tell that the call goes on."""
+        return seen.slot.kind is Kind.THREAD and seen.holds()
+
+    def abandon(self, seen: SeenCall, failure: Failed) -> bool:
+        """Give a call up, with its worker."""
+        for place, worker in enumerate(self.workers):
+            if worker.slot is seen.slot and worker.work is not None and seen.holds():
+                self.workers[place] = successor = worker.abandon(failure)
+                self.on_abandoned(worker, successor)
+                return True
+        return False
+
 
 class SteppedConsumer:
     """One consumer: its engine, its client and its workers; and the cluster that its engine sees.
@@ -181,8 +228,8 @@ class SteppedConsumer:
         #: The engine's clock. Who runs it without waiting has no use for `sleep`, save in a rebalance callback.
         self.clock = SteppedClock(broker.clock, self._sleep)
         self.engine = Engine(group, handlers, settings, self.clock, middlewares, contexts=contexts, patterns=patterns)
-        self.engine.executor = self._executor = ManualExecutor()
-        self.workers: list[SteppedWorker] = []
+        self.engine.executor = self.executor = SteppedExecutor()
+        self.workers = self.executor.workers
         self._past: list[ExecutionSlot] = []
         self.loop: PollLoop | None = None
         self._client: SteppedClient | None = None
@@ -226,7 +273,7 @@ class SteppedConsumer:
             if worker.lane is None:
                 self.workers.remove(worker)
                 self._past.append(worker.slot)
-        self._executor.slots = [*(worker.slot for worker in self.workers), *self._past]
+        self.executor.slots = [*(worker.slot for worker in self.workers), *self._past]
 
     def connect(self) -> PollLoop:
         """Check the topics, make the clients and ask to join; errors as `Engine.connect`."""

@@ -66,7 +66,7 @@ def run(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
 
     With --processes, those that die are started again after 0.5 to 30 seconds, and all end with this one. What a new
     start cannot mend ends the run: wrong use at once, with code 2; too many restarts in a row with code 1, or 3 where
-    no broker ever answered.
+    no broker ever answered. One that asks for it by code 4 is started again at once.
 
     With --http, a browser sees there what it does, and probes and Prometheus read it: /healthz fails when it hangs,
     /readyz while it has no partition, does not get on or stops.
@@ -74,7 +74,8 @@ def run(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
     Sinks run in the Spark session that the module makes, or else in one of the app's own, which spark-defaults.conf (in
     SPARK_CONF_DIR) and PYSPARK_SUBMIT_ARGS configure.
 
-    Exit codes: 0 ended in order, 1 failed or left work undone, 2 wrong use, 3 no broker.
+    Exit codes: 0 ended in order, 1 failed or left work undone, 2 wrong use, 3 no broker, 4 to be started again: half of
+    the workers are in handlers that do not return.
     """
     switched_on = [*(["report=true"] if report else ()), *(["commands=true"] if commands else ())]
     with app_settings(servers, [*(settings or ()), *switched_on], config, config_file):

@@ -161,6 +161,7 @@ def _member_lines(member: Member) -> Iterator[str]:
             f"{rates.get('failed', 0):.1f} failed/s, {counts.get('in_flight', 0):.0f} in flight, "
             f"{counts.get('parked_keys', 0):.0f} keys parked{_latency_text(report)}"
             + _nonzero(counts, {"held_keys": "held", "dead_letters": "dead letters", "stalls": "stalls"})
+            + _nonzero(counts, {"over_time_limit": "over the time limit", "abandoned_calls": "threads abandoned"})
             + _nonzero(counts, {"dead_letter_failures": "dead letters refused", "failed_commits": "commits failed"})
         )
     if pauses := [f"{printable(reason)} {count:.0f}" for reason, count in report.pauses.items() if count]:

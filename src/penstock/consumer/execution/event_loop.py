@@ -22,7 +22,7 @@ from typing import TypeVar, cast
 from penstock.consumer.assignments import ConsumerLane, Fetch
 from penstock.consumer.execution.executor import LoopLag
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
-from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Slice, Work
+from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, SeenCall, Slice, Work
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed, failure_of
@@ -112,6 +112,18 @@ class TaskPool:
         """Have at most so many handlers under way from now on; those too many end after the lane they are at."""
         self._limit = max_concurrency
         self._call(self._pump)
+
+    def cancel(self, seen: SeenCall) -> bool:
+        """Cancel the task of a call, where that is under way. Any thread."""
+
+        def cancel() -> None:
+            # On the loop's thread: where the record is still there, its task waits within the handler.
+            task = seen.slot.task
+            if task is not None and seen.holds():
+                task.cancel()
+
+        self._call(cancel)
+        return True
 
     def run(self, awaitable: Awaitable[ResultT]) -> Future[ResultT]:
         """Run something else on the loop. Any thread but the loop's."""

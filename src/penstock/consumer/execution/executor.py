@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer.execution_slot import ExecutionSlot, SeenCall
+from penstock.consumer.handlers.route import Failed
 
 
 class LoopLag(NamedTuple):
@@ -29,6 +30,25 @@ class Executor(Protocol):
         """Wake idle workers where lanes wait and busy ones are stuck; return whether lanes wait and some are idle.
 
         Called at each step of the poll thread: it is where slices that take too long are cut, too.
+        """
+        return False
+
+    @property
+    def worker_count(self) -> int:
+        """How many worker threads there are."""
+        return 0
+
+    def interrupt(self, _seen: SeenCall) -> bool:
+        """Raise `HandlerTimeLimitError` in a call, or cancel its task; return whether that can be, and it goes on.
+
+        On the poll thread, as `abandon`.
+        """
+        return False
+
+    def abandon(self, _seen: SeenCall, _failure: Failed) -> bool:
+        """Go on without a call that does not return, as if it had failed so; return whether that can be.
+
+        `failure.call` is told when it returns.
         """
         return False
 

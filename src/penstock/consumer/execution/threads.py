@@ -1,7 +1,7 @@
 """Worker threads: each takes a ready lane, calls the handler for what the lane processor yields, and gives it back.
 
-Handlers may raise what they like: it is a failure of that message. Anything else that raises in here is a defect of
-penstock; it stops the consumer with that error rather than hold a lane for ever.
+What raises in here is a defect of penstock, for what handlers raise is a failure of their message. It stops the
+consumer with that error rather than hold a lane for ever.
 
 How many threads are woken matters more than how many there are. Python runs one thread at a time; where handlers
 return in microseconds, each further thread that is awake only contends with the others. So while handlers are quick one
@@ -15,21 +15,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import Context
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import cast
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, Fetch
+from penstock.consumer.execution.handler_calls import Begun, serve
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.one_core import core_for_workers, stay_on
-from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Slice
-from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.execution_slot import ExecutionSlot, SeenCall
+from penstock.consumer.handlers.call_guard import CallAbandonedError, CallGuard
 from penstock.consumer.handlers.handler import Kind
-from penstock.consumer.handlers.route import Failed, failure_of
+from penstock.consumer.handlers.route import Failed
 from penstock.errors import raised
-from penstock.message import FetchedMessage, Message, Record, handler_thread
+from penstock.message import Record, handler_thread
 from penstock.routing import Scheduler
 
 #: Seconds: a handler that takes longer, on the average, waits for something.
@@ -49,97 +49,21 @@ _WAKE = True
 _END = False
 
 
-class _LeftBehind:
-    """A message was handled, and has left a context variable behind."""
-
-
-_LEFT_BEHIND = _LeftBehind()
-
-
-def call(slot: ExecutionSlot, work: object) -> Outcome:
-    """Call a slot's handler, with context variables of its own, and return what came of it."""
-    return Context().run(_call, slot, work)
-
-
-def _call(slot: ExecutionSlot, work: object) -> Outcome:
-    try:
-        returned = slot.invoke(work)
-        if returned is None or isinstance(returned, DeferredCompletion):
-            return returned
-        return slot.make_results(returned, work)
-    except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
-        return Failed(raised())
-
-
-def call_each(slot: ExecutionSlot, records: Slice, now: Callable[[], float]) -> Outcome:
-    """Call a slot's handler for each record of a slice, as far as they are done; return what came of the last.
-
-    What one message leaves in context variables the next does not find, as with tasks. A context for each would cost a
-    tenth of what an empty handler does. So they share an empty one, until one of them has left something in it.
-    """
-    left, outcome = iter(records), cast("Outcome | _LeftBehind", _LEFT_BEHIND)
-    while isinstance(outcome, _LeftBehind):
-        context = Context()
-        outcome = context.run(_call_each, slot, records, left, now, context)
-    return outcome
-
-
-def _call_each(
-    slot: ExecutionSlot, records: Slice, left: Iterator[Record], now: Callable[[], float], context: Context
-) -> Outcome | _LeftBehind:
-    invoke, prepare, assignment, is_slow = slot.invoke, slot.prepare, records.assignment, records.is_slow
-    is_plain = prepare is Message
-    message: Message | None
-    try:
-        for record in left:
-            slot.record = record
-            if is_plain:
-                message = FetchedMessage()
-                message._record = record  # noqa: SLF001 - see there
-            else:
-                message = prepare(record)
-            if message is None:
-                slot.refuse(record)
-            # `call`, written out: it is most of what an empty handler costs.
-            elif (returned := invoke(message)) is not None and (
-                isinstance(returned, DeferredCompletion)
-                or (returned := slot.make_results(returned, message)) is not None
-            ):
-                return returned
-            if not assignment.active:
-                return None
-            if is_slow:
-                slot.started = now()
-                if slot.started >= records.deadline:
-                    return None
-            if context:
-                return _LEFT_BEHIND
-    except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
-        return failure_of(raised())
-    return None
-
-
-def serve(lane: ConsumerLane, slot: ExecutionSlot, processor: LaneProcessor, now: Callable[[], float]) -> None:
-    """Process a lane that the caller holds, with handlers called in this thread, and give it back."""
-    processing = processor.process(lane, slot)
-    send = processing.send
-    outcome: Outcome = None
-    try:
-        while True:
-            work = send(outcome)
-            outcome = call_each(slot, work, now) if isinstance(work, Slice) else call(slot, work)
-    except StopIteration:
-        pass
-    finally:
-        slot.leave()
-        processor.scheduler.give_back(lane)
-
-
 class Worker:
-    """One worker thread."""
+    """One worker thread.
 
-    def __init__(self, pool: WorkerPool, slot: ExecutionSlot, queue: int) -> None:
+    With `takes_over` it begins with a lane that another thread had, whose call of a handler goes on there.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        slot: ExecutionSlot,
+        queue: int,
+        takes_over: tuple[ConsumerLane, Begun] | None = None,
+    ) -> None:
         self._pool = pool
+        self._takes_over = takes_over
         self.queue = queue
         self.slot = slot
         self.thread = threading.Thread(target=self._main, name=self.slot.name, daemon=True)
@@ -156,6 +80,10 @@ class Worker:
         if pool.core is not None:
             stay_on(pool.core)
         try:
+            if self._takes_over is not None:
+                taken, begun = self._takes_over
+                self._takes_over = None
+                self._process(taken, begun)
             while self.tokens.get():
                 while not self.retired:
                     lane = pool.scheduler.take(self.queue, slot.owed_s)
@@ -167,17 +95,19 @@ class Worker:
                             break
                         self.asleep = False
                     self._process(lane)
+        except CallAbandonedError as error:
+            error.call.ended.set_result(None)
         except:  # noqa: E722 - see `raised`; a defect must stop the consumer, not one thread in silence
             pool.processor.fail(raised())
         finally:
             pool.closing()
 
-    def _process(self, lane: ConsumerLane) -> None:
+    def _process(self, lane: ConsumerLane, begun: Begun | None = None) -> None:
         slot, processor = self.slot, self._pool.processor
-        before, begun = slot.handled, time.perf_counter()
+        before, since = slot.handled, time.perf_counter()
         # Where the lane is ready again, this thread looks next, and finds it or one that is older.
-        serve(lane, slot, processor, self._pool.now)
-        self._pool.note_duration((time.perf_counter() - begun) / max(1, slot.handled - before))
+        serve(lane, slot, processor, self._pool.now, begun)
+        self._pool.note_duration((time.perf_counter() - since) / max(1, slot.handled - before))
 
 
 class WorkerPool:
@@ -251,6 +181,41 @@ class WorkerPool:
             # The lanes that they were woken for are for the others now.
             for worker in self.workers:
                 self._wake(worker)
+
+    def interrupt(self, seen: SeenCall) -> bool:
+        """Raise `HandlerTimeLimitError` in a call; return whether it was under way. On the poll thread."""
+        return seen.slot.guard.interrupt(seen.holds, cast("int", seen.slot.thread_id))
+
+    def abandon(self, seen: SeenCall, failure: Failed) -> bool:
+        """Give a call up with its thread: another goes on with this failure. On the poll thread.
+
+        Returns whether the call was under way.
+        """
+        slot = seen.slot
+        # The thread is in a call: it changes neither.
+        lane, processing = slot.lane, slot.processing
+        worker = next((worker for worker in (*self.workers, *self._retired) if worker.slot is slot), None)
+        if worker is None or lane is None or processing is None or failure.call is None:
+            return False
+        takes_over = (lane, (processing, failure))
+        if not slot.guard.abandon(seen.holds, failure.call, lambda: self._replace(worker, takes_over)):
+            return False
+        worker.thread.name = failure.call.worker
+        return True
+
+    def _replace(self, worker: Worker, takes_over: tuple[ConsumerLane, Begun]) -> None:
+        """Have another thread take the slot of a worker, what it is at, and its place in the pool."""
+        slot = worker.slot
+        # The thread has its guard in hand until its call ends: the slot's next calls are another's.
+        slot.guard = CallGuard()
+        successor = Worker(self, slot, worker.queue, takes_over)
+        successor.asleep = False
+        with self._lock:
+            self.workers = [successor if each is worker else each for each in self.workers]
+            self._retired = [successor if each is worker else each for each in self._retired]
+            successor.retired = worker.retired
+        successor.tokens.put(_END if successor.retired else _WAKE)
+        successor.thread.start()
 
     def note_duration(self, seconds: float) -> None:
         """Note how long a message took, on the average of a lane."""

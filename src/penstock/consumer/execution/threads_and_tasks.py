@@ -13,7 +13,9 @@ from penstock.consumer.execution.executor import Executor, LoopLag
 from penstock.consumer.execution.lane_plan import LanePlan
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.threads import WorkerPool
-from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer.execution_slot import ExecutionSlot, SeenCall
+from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.route import Failed
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import ConfigurationError
 from penstock.message import Record
@@ -112,6 +114,16 @@ class ThreadsAndTasks(Executor):
     def wake_idle(self) -> bool:
         """Wake idle threads where lanes wait and busy ones are stuck; return whether lanes wait and some are idle."""
         return self.threads is not None and self.threads.wake_idle()
+
+    def interrupt(self, seen: SeenCall) -> bool:
+        """Raise `HandlerTimeLimitError` in a thread's call, or cancel a task's."""
+        if seen.slot.kind is Kind.TASK:
+            return self.tasks is not None and self.tasks.cancel(seen)
+        return self.threads is not None and self.threads.interrupt(seen)
+
+    def abandon(self, seen: SeenCall, failure: Failed) -> bool:
+        """Give a thread's call up, with the thread. A task's holds no thread, and its loop is no other's to take."""
+        return seen.slot.kind is Kind.THREAD and self.threads is not None and self.threads.abandon(seen, failure)
 
     def loop_lag(self) -> LoopLag:
         """Return for how long the event loop has not come round."""

@@ -51,6 +51,12 @@ class GiveUps:
         """Ask for a message; its key is to be woken afterwards. Two who ask for the same share one request."""
         return self._asked.setdefault(place, GiveUp(place, topic))
 
+    def is_asked(self, topic: str, partition: int, offset: int) -> bool:
+        """Tell whether a message is asked for, of this incarnation of its partition or another. Any thread."""
+        place = (topic, partition, offset)
+        # A copy, made in one step: others ask and take meanwhile.
+        return any((wanted.topic, wanted.partition, at) == place for wanted, at in list(self._asked))
+
     def take(self, place: Place) -> GiveUp | None:
         """Return the request for a message, which is the caller's then. By the holder of its lane."""
         return self._asked.pop(place, None)

@@ -25,7 +25,7 @@ from penstock.consumer.handlers.results import ResultError
 from penstock.consumer.handlers.route import Failed, Route
 from penstock.consumer.message_sizes import size_in_bytes
 from penstock.consumer.outbox.handler_results import RefusedResults
-from penstock.errors import GivenUpError, PenstockError, class_name
+from penstock.errors import GivenUpError, HandlerTimeLimitError, PenstockError, class_name
 from penstock.message import position_of
 from penstock.routing import KeyState
 
@@ -127,8 +127,18 @@ class Parking:
 
     def append(self, lane: ConsumerLane, key: Hashable, item: Item) -> None:
         """Let a message of a parked key wait behind its head."""
-        lane.parked[key].waiting.append(item)
+        parked = lane.parked[key]
+        parked.waiting.append(item)
         item[0].assignment.tracker.park(1, size_in_bytes(item[2]))
+        if self.give_ups or parked.is_blocked:
+            # It may be asked for already, or be the message of the call that blocks it, once more.
+            lane.due.append(key)
+
+    @staticmethod
+    def release(lane: ConsumerLane, key: Hashable) -> None:
+        """Park a key no more behind which nothing waits, unless a call for it goes on."""
+        if not lane.parked[key].is_blocked:
+            del lane.parked[key]
 
     def next_head(self, parked: ConsumerParked, slot: ExecutionSlot) -> None:
         """Go on to the message behind a head that is done with."""
@@ -187,20 +197,34 @@ class Parking:
         failed_batch: FailedBatch | None = None,
     ) -> None:
         """Decide what becomes of the failed head of a parked key; `failed_batch`: it failed with a whole batch."""
-        fetch, _, record = parked.waiting[0]
-        if not fetch.assignment.active:
+        no_retry = failure.error if isinstance(failure.error, _NoRetryError) else None
+        if no_retry is None:
+            self._note_failure(lane, key, parked, failure, slot)
+        if not parked.waiting[0][0].assignment.active:
             # Nothing is judged: its next owner handles it again. Read after the key was parked: a revocation that
             # comes later wakes it, and here the lane's holder does.
             lane.due.append(key)
-            return
+        elif no_retry is not None:
+            self._give_up(lane, key, parked, Failed(no_retry.failure, permanent=True), slot)
+        else:
+            self._judge(lane, key, parked, failure, slot, failed_batch=failed_batch)
+
+    def _judge(
+        self,
+        lane: ConsumerLane,
+        key: Hashable,
+        parked: ConsumerParked,
+        failure: Failed,
+        slot: ExecutionSlot,
+        *,
+        failed_batch: FailedBatch | None,
+    ) -> None:
+        """Have a failed head tried again as its policy says, or given up."""
+        fetch, _, record = parked.waiting[0]
         error, route = failure.error, fetch.assignment.route
-        if isinstance(error, _NoRetryError):
-            self._give_up(lane, key, parked, Failed(error.failure, permanent=True), slot)
-            return
         handler = route.handler
-        slot.failed += 1
-        parked.attempts += 1
-        parked.failed_with = class_name(error)
+        if self.give_ups and self.give_up_if_asked(lane, key, parked):
+            return
         if isinstance(error, ResultError) and not failure.permanent:
             failure = Failed(error, permanent=True)
         now = self._now()
@@ -239,6 +263,21 @@ class Parking:
             lane.due.append(key)
             return
         self._give_up(lane, key, parked, failure, slot)
+
+    def _note_failure(
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot
+    ) -> None:
+        """Count a failure; where its call goes on, have the key wait for that."""
+        slot.failed += 1
+        parked.attempts += 1
+        parked.failed_with = class_name(failure.error)
+        limit = parked.waiting[0][0].assignment.route.time_limit
+        if isinstance(failure.error, HandlerTimeLimitError) and limit is not None:
+            slot.over_time_limit += 1
+            parked.over_time_limit += 1
+        if failure.call is not None:
+            parked.call = failure.call
+            failure.call.ended.add_done_callback(lambda _: self._wake_key(lane, key))
 
     def _give_up(
         self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot

@@ -73,6 +73,7 @@ class Handler:
     dead_letter_format: DeadLetterFormat
     rate: float | None
     key_rate: float | None
+    time_limit: float | None
 
     @property
     def name(self) -> str:
@@ -113,6 +114,8 @@ def handler(function: HandlerFunction, **options: Unpack[HandlerOptions]) -> Han
     warn_without_keys(name_of(function), order, about_keys)
     check_batch(options["batch"], options["linger"])
     check_rates(order, options["rate"], options["key_rate"])
+    if options["time_limit"] is not None:
+        check.positive("time_limit", options["time_limit"])
     fate, written_to, letter_format = _on_failure(options)
     return Handler(
         function=collected(function),
@@ -135,6 +138,7 @@ def handler(function: HandlerFunction, **options: Unpack[HandlerOptions]) -> Han
         dead_letter_format=letter_format,
         rate=options["rate"],
         key_rate=options["key_rate"],
+        time_limit=options["time_limit"],
     )
 
 

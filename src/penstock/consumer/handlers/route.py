@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any
 
+from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.options.handler_options import Filter
 from penstock.consumer.handlers.options.ordering import Ordering
@@ -34,6 +35,8 @@ class Failed:
     error: BaseException = field(repr=False)
     #: Whether another try could not help.
     permanent: bool = False
+    #: The call that was given up and has not returned: its key waits for it.
+    call: AbandonedCall | None = None
 
 
 class RateLimited:
@@ -76,6 +79,8 @@ class Route:
     lanes: Sequence[Lane[Any, Record]] = ()
     #: Makes what is published of what that returns; by default as the handler says.
     results_by: InitVar[ResultMaker | None] = None
+    #: Seconds that a call may take, or None.
+    time_limit: float | None = None
     #: For a retry topic, the topic whose messages wait there.
     source: str | None = None
     #: Another route of the same handler, whose limits it shares: of another topic, or, of a retry topic, of that topic.

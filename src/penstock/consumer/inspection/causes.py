@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.consumer.assignments import AppPause, Assignment, ConsumerParked, Fetch
+from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.message import Record
 from penstock.options import ClientConfig
 from penstock.routing import Scheduler
@@ -42,6 +43,42 @@ class Causes:
     open_transaction: Callable[[Assignment], str | None] = lambda _assignment: None
     #: Returns the app's own pause of a partition, or None.
     app_pause: Callable[[Assignment], AppPause | None] = lambda _assignment: None
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierCall:
+    """A call under way behind which a message waits."""
+
+    handler: str
+    worker: str
+    #: When it began, on the engine's clock.
+    since: float
+    #: Whether it is for a message of the same key, and not of another one that shares the lane.
+    is_same_key: bool = True
+
+
+def calls_ahead(slots: Iterable[ExecutionSlot], wanted: Collection[Place]) -> dict[Place, EarlierCall]:
+    """Return the calls behind which these messages wait in their lanes, each the lowest in flight of its partition.
+
+    Also of a former incarnation of a partition, which nothing else shows: after a rebalance its handler goes on.
+    """
+    found: dict[Place, EarlierCall] = {}
+    for slot in slots if wanted else ():
+        lane, record, fetch, since = slot.lane, slot.record, slot.fetch, slot.started
+        if lane is None or record is None or fetch is None:
+            continue
+        route = fetch.assignment.route
+        # A copy, made in one step: the router appends and the holder takes meanwhile.
+        for run in lane.runs.copy():
+            if run.next >= len(run.records):
+                continue
+            first = run.records[run.next]
+            place = (run.owner.assignment, first.offset())
+            if place in wanted:
+                ordering = run.owner.assignment.route.ordering
+                is_same = route.handler.key is None and ordering.identity(first) == route.ordering.identity(record)
+                found[place] = EarlierCall(route.handler.name, slot.name, since, is_same)
+    return found
 
 
 def parked_ahead(scheduler: Scheduler[Fetch, Record], wanted: Collection[Place]) -> dict[Place, ConsumerParked]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch, PauseReason
 from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
 from penstock.consumer.failures.parking import NotDue
+from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.handlers.options.ordering import key_of
-from penstock.consumer.inspection.causes import Causes, Place, parked_ahead
+from penstock.consumer.inspection.causes import Causes, EarlierCall, Place, calls_ahead, parked_ahead
 from penstock.consumer.inspection.parked_keys import head_of, state_of
 from penstock.consumer.inspection.statistics import PartitionStatistics, partition_statistics
 from penstock.message import Record
@@ -19,6 +21,8 @@ from penstock.routing import KeyState, Scheduler
 
 #: The state of a partition of which it is not known where the group stands.
 UNKNOWN = "position not known yet"
+#: The state of a message that waits for a call which another message began.
+BEHIND_CALL = "behind a call"
 #: What is added for a key that its handler holds.
 _HELD = "its tries are exhausted, and its handler holds it; mend the cause and start the app again"
 
@@ -36,20 +40,23 @@ class Explanation(PartitionStatistics):
         blocking_offset: the offset that holds the watermark, or None where nothing is in flight.
         state: where that message is: "idle", "in handler", "parked", "put off" (a deferred completion is out),
             "held" (its tries are exhausted, by `on_failure="hold"`),
-            "dead letter" (on its way to another topic), "queued", "behind its key", "held by rate", or "shut out" where
+            "dead letter" (on its way to another topic), "queued", "behind its key", "behind a call" (an earlier one of
+            its key or lane has not returned), "held by rate", or "shut out" where
             the group does not take this member and "no partition" where it gives it none; "no topic" of a pattern
             that no topic matches, which stands for the topic, and of a topic that matches and cannot be consumed;
             "position not known yet" where the group has no offset, or none was fetched, and no message came.
         key: what the messages that wait for it have in common with it; bytes for a key. Not part of `repr` or `str`.
         attempt: how often it was tried before.
-        age: seconds in the handler, or since its first try when it is parked; None elsewhere.
+        age: seconds in the handler, or of the call that it waits for, or since its first try when it is parked; None
+            elsewhere.
         due_in: seconds until its next try, when it is parked; None where there is none by the clock.
         rate: messages/s that its handler may begin, when that is what it waits for.
-        worker: name of the thread or task that has it.
+        worker: name of the thread or task that has it, or the call that it waits for.
         detail: what it waits for beside that: for a dead letter, the topic and the broker's words; for a message behind
             a parked one of its key, the place of that, in whatever topic.
         trouble: what is wrong with the topic: it does not exist, no broker answers, another's open transaction is in
             the way, or which right is missing and what gives it; or None.
+        over_time_limit: how often its handler was over its time limit with it, a call under way included.
     """
 
     handler: str
@@ -64,6 +71,7 @@ class Explanation(PartitionStatistics):
     worker: str | None = None
     detail: str | None = None
     trouble: str | None = None
+    over_time_limit: int = 0
 
     def __str__(self) -> str:
         if self.partition < 0:
@@ -82,6 +90,8 @@ class Explanation(PartitionStatistics):
     def _holder(self) -> str:
         """Say what holds the watermark."""
         text = f"offset {self.blocking_offset}, {self.state}"
+        if self.state == BEHIND_CALL:
+            return f"offset {self.blocking_offset}, queued {self.detail}"
         if self.worker is not None:
             text += f" {self.handler} on {self.worker}"
         else:
@@ -90,6 +100,8 @@ class Explanation(PartitionStatistics):
             text += f" for {self.age:.1f} s"
         if self.attempt:
             text += f" after {self.attempt} failed tries"
+        if self.over_time_limit:
+            text += f", over its time limit, {self.over_time_limit} time{'s' if self.over_time_limit > 1 else ''}"
         if self.due_in is not None:
             text += f", next try in {self.due_in:.1f} s"
         if self.detail is not None:
@@ -126,11 +138,30 @@ def explain(
         for assignment, explanation in zip(assignments, found, strict=True)
         if explanation.state == "queued" and explanation.blocking_offset is not None
     }
-    ahead = parked_ahead(scheduler, queued)
+    ahead, calls = parked_ahead(scheduler, queued), calls_ahead(slots, queued)
     return [
-        _with_causes(explanation, assignment, causes, ahead)
+        _with_causes(_behind_call(explanation, assignment, calls, now), assignment, causes, ahead)
         for assignment, explanation in zip(assignments, found, strict=True)
     ]
+
+
+def _behind_call(
+    explanation: Explanation, assignment: Assignment, calls: Mapping[Place, EarlierCall], now: float
+) -> Explanation:
+    if explanation.blocking_offset is None:
+        return explanation
+    call = calls.get((assignment, explanation.blocking_offset))
+    return explanation if call is None else replace(explanation, **_of_call(call, now))
+
+
+def _of_call(call: EarlierCall | AbandonedCall, now: float) -> dict[str, Any]:
+    """Return the state of a message that waits for a call."""
+    age = max(0.0, now - call.since)
+    whose = "an earlier call of the same key"
+    if isinstance(call, EarlierCall) and not call.is_same_key:
+        whose = "a call of its lane"
+    detail = f"behind {whose}, in {call.handler} on {call.worker} for {age:.1f} s"
+    return {"state": BEHIND_CALL, "detail": detail, "age": age, "worker": call.worker}
 
 
 def _with_causes(
@@ -224,18 +255,23 @@ def _explain(
                 "rate": rate if parked.awaits_token else None,
                 "key": key_of(key.key if isinstance(key, NotDue) else key),
                 "attempt": parked.attempts,
+                "over_time_limit": parked.over_time_limit,
                 "age": max(0.0, now - parked.since) if parked.since else None,
                 "due_in": max(0.0, parked.due_at - now) if state is KeyState.WAITING else None,
             }
+            if isinstance(parked.call, AbandonedCall) and parked.is_blocked and state is KeyState.WAITING:
+                blocking |= {"due_in": None, **_of_call(parked.call, now)}
         if place in in_handler:
             blocking.pop("detail", None)
             slot = in_handler[place]
-            record = slot.record
+            record, limit, age = slot.record, assignment.route.time_limit, max(0.0, now - slot.started)
+            before = parked_heads[place][1].over_time_limit if place in parked_heads else 0
             blocking |= {
                 "state": "in handler",
                 "rate": None,
                 "key": None if record is None else record.key(),
-                "age": max(0.0, now - slot.started),
+                "over_time_limit": before + (limit is not None and age >= limit),
+                "age": age,
                 "due_in": None,
                 "worker": slot.name,
             }

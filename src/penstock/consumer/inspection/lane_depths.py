@@ -30,6 +30,9 @@ def lane_depths(scheduler: Scheduler[Fetch, Record], now: float) -> dict[str, De
         place = number * buckets // len(lanes)
         scale = max(1.0, len(runs) / _COUNTED)
         for _, run in zip(range(_COUNTED), runs, strict=False):
+            if not run.owner.assignment.active:
+                # Of a former incarnation of its partition: it goes when its lane is served.
+                continue
             name = run.owner.assignment.route.handler.name
             depths = found.get(name)
             if depths is None:

@@ -50,6 +50,9 @@ class ConsumerStatistics:
         restored: those of them that a former owner had done, so that they were skipped.
         handled: messages whose handler returned.
         failed: calls of a handler that raised.
+        over_time_limit: how many of them were over the time limit.
+        abandoned_calls: calls under way that were given up with their threads, for they do not return: an alarm.
+        oldest_call: seconds since the oldest call under way began; 0 where there is none.
         retried: calls of a handler that were not the first for their message.
         dead_letters: messages written to a dead-letter topic.
         dead_letter_failures: dead letters that could not be written, each time it was tried.
@@ -76,6 +79,9 @@ class ConsumerStatistics:
     restored: int
     handled: int
     failed: int
+    over_time_limit: int
+    abandoned_calls: int
+    oldest_call: float
     retried: int
     dead_letters: int
     dead_letter_failures: int

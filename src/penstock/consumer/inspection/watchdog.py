@@ -82,7 +82,7 @@ class Watchdog:
                 "the event loop has been blocked for %.1f s: a handler calls something that waits without `await`, and "
                 "every other handler on the loop waits with it; its stack:\n%s",
                 lag.seconds,
-                "".join(_thread_stack(lag.thread_id)),
+                "".join(stack_of_thread(lag.thread_id)),
             )
         self._loop_reported = blocked
 
@@ -90,7 +90,7 @@ class Watchdog:
 def stack_of(slot: ExecutionSlot) -> Sequence[str]:
     """Return the stack of a handler as it is now, the call last; empty where it cannot be had."""
     if slot.kind is Kind.THREAD:
-        return _thread_stack(slot.thread_id)
+        return stack_of_thread(slot.thread_id)
     task = slot.task
     if task is None:
         return ()
@@ -104,6 +104,7 @@ def stack_of(slot: ExecutionSlot) -> Sequence[str]:
     return traceback.format_list([summary for frame in frames for summary in traceback.extract_stack(frame, limit=1)])
 
 
-def _thread_stack(thread: int | None) -> list[str]:
+def stack_of_thread(thread: int | None) -> list[str]:
+    """Return the stack of a thread as it is now, the call last; empty where there is none."""
     frame = None if thread is None else sys._current_frames().get(thread)  # noqa: SLF001 - the documented way to a stack
     return [] if frame is None else traceback.format_stack(frame, limit=_MAX_FRAMES)

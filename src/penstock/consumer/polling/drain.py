@@ -88,4 +88,4 @@ class Drain:
     def _has_retries_before(self, deadline: float) -> bool:
         # Copies, made in one step: holders of lanes change the dictionaries meanwhile.
         parked = (key for lane in self.scheduler.lanes if lane.parked for key in list(lane.parked.values()))
-        return any(key.state is KeyState.WAITING and key.due_at < deadline for key in parked)
+        return any(key.state is KeyState.WAITING and not key.is_blocked and key.due_at < deadline for key in parked)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import Assignments
 from penstock.consumer.execution.executor import Executor
+from penstock.consumer.execution.time_limits import TimeLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.options.rate_limits import TokenBucket
 from penstock.consumer.inspection.watchdog import Watchdog
@@ -68,6 +69,7 @@ class PollLoop:
     open_transactions: OpenTransactions
     lost_positions: LostPositions
     rights_watch: RightsWatch
+    time_limits: TimeLimits
     watchdog: Watchdog
     # Whether lanes wait while workers are idle: then the next step comes soon.
     _workers_wanted: bool = field(default=False, init=False)
@@ -124,6 +126,7 @@ class PollLoop:
         self.rights_watch.check(now)
         self.membership.renew_ended_client(now)
         self._workers_wanted = self.executor.wake_idle()
+        self.time_limits.check(now)
         self.watchdog.check(now)
 
     def _release_tokens(self, now: float) -> None:

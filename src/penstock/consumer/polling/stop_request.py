@@ -49,14 +49,17 @@ class StopRequest:
         self._leave_by = min(self._leave_by, self._clock.monotonic() + grace_s)
         self.leaves_now = self.is_requested = True
 
-    def fail(self, error: BaseException) -> None:
-        """Stop the consumer because of an error. Any thread; the first error is kept."""
+    def fail(self, error: BaseException, *, drains: bool = False) -> None:
+        """Stop the consumer because of an error, at once or after a drain. Any thread; the first error is kept."""
         with self._fail_lock:
             if self.failure is not None:
                 return
             self.failure = error
         _log.error("the consumer stops: %s\n%s", short_text(error), failure_text(error), extra=attached(error))
-        self.leave(self._revoke_timeout)
+        if drains:
+            self.drain()
+        else:
+            self.leave(self._revoke_timeout)
 
     @property
     def end_by(self) -> float:

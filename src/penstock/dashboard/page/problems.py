@@ -164,7 +164,18 @@ _Told = tuple[str, str] | None
 def _in_handler(part: Mapping[str, Any]) -> _Told:
     age = part["age"] or 0.0
     text = f"Handler {part['handler']} has had offset {part['blocking_offset']} for {seconds(age)} on {part['worker']}"
-    return None if age < _SLOW_S else (BAD if age >= _HUNG_S else WARN, f"{text} and has not returned.")
+    text += f" and has not returned{_over_limit(part)}."
+    return None if age < _SLOW_S else (BAD if age >= _HUNG_S else WARN, text)
+
+
+def _over_limit(part: Mapping[str, Any]) -> str:
+    return f"; it was over its time limit {_times(part['over_time_limit'])}" if part["over_time_limit"] else ""
+
+
+def _behind_call(part: Mapping[str, Any]) -> _Told:
+    age = part["age"] or 0.0
+    text = f"Offset {part['blocking_offset']} is queued {part['detail'] or 'behind a call that has not returned'}."
+    return None if age < _SLOW_S else (BAD if age >= _HUNG_S else WARN, text)
 
 
 def _held(part: Mapping[str, Any]) -> _Told:
@@ -175,7 +186,7 @@ def _held(part: Mapping[str, Any]) -> _Told:
 def _waits_for_try(part: Mapping[str, Any]) -> _Told:
     due, times = part["due_in"], part["attempt"]
     again = "no time is set for the next try" if due is None else f"the next try is in {seconds(due)}"
-    text = f"Handler {part['handler']} failed {_times(times)} at offset {part['blocking_offset']}"
+    text = f"Handler {part['handler']} failed {_times(times)} at offset {part['blocking_offset']}{_over_limit(part)}"
     return (WARN, f"{text}: its key is parked, and {again}.") if times else None
 
 
@@ -210,6 +221,7 @@ def _publishing(part: Mapping[str, Any]) -> _Told:
 
 _CAUSES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], _Told]]] = {
     "in handler": ("handler", "waits for its handler", _in_handler),
+    "behind a call": ("handler", "waits behind a call", _behind_call),
     "held": ("held", "holds a key for good", _held),
     "parked": ("parked", "waits for a parked key", _waits_for_try),
     "put off": ("handler", "waits for a completion", _put_off),

@@ -22,7 +22,17 @@ _MOST_ENTRIES = 60
 #: Problems of a group that stand beside it among all groups.
 _NAMED = 5
 
-_COUNTS = ("in_flight", "parked_keys", "held_keys", "dead_letters", "dead_letter_failures", "stalls", "failed_commits")
+_COUNTS = (
+    "in_flight",
+    "parked_keys",
+    "held_keys",
+    "dead_letters",
+    "dead_letter_failures",
+    "stalls",
+    "over_time_limit",
+    "abandoned_calls",
+    "failed_commits",
+)
 
 
 def overview(groups: Sequence[Group]) -> dict[str, Any]:

@@ -35,6 +35,9 @@ class Reading:
     held_keys: int
     handled: int
     failed: int
+    over_time_limit: int
+    abandoned_calls: int
+    oldest_call: float
     retried: int
     dead_letters: int
     dead_letter_failures: int
@@ -135,6 +138,24 @@ METRICS: tuple[ObservedMetric[Reading], ...] = (
     ),
     counter("penstock.handled_messages", "{message}", "Messages whose handler returned.", lambda it: it.handled),
     counter("penstock.handler.failures", "{call}", "Calls of a handler that raised.", lambda it: it.failed),
+    counter(
+        "penstock.handler.time_limits",
+        "{call}",
+        "Failures of handlers that were over their time limit.",
+        lambda it: it.over_time_limit,
+    ),
+    gauge(
+        "penstock.handler.oldest",
+        "s",
+        "Seconds since the oldest call of a handler that is under way began.",
+        lambda it: it.oldest_call,
+    ),
+    up_down_counter(
+        "penstock.worker.abandoned",
+        "{thread}",
+        "Threads left behind in a handler that does not return.",
+        lambda it: it.abandoned_calls,
+    ),
     counter(
         "penstock.handler.retries",
         "{call}",

@@ -48,9 +48,9 @@ class Admission:
         try:
             key = _identity(item)
         except PenstockError as error:
-            return _place(record), Failed(error, permanent=True)
+            return place_of(record), Failed(error, permanent=True)
         if route.not_before is not None and (at := route.not_before(record)) > now:
-            alone = NotDue(key, (record.topic(), record.partition(), record.offset()))
+            alone = NotDue(key, place_of(record))
             self._parking.park(lane, alone, item).due_at = at
             self._parking.wake_at(at, lane, alone)
             return alone, None
@@ -72,7 +72,7 @@ class Admission:
         try:
             return _identity(item)
         except PenstockError:
-            return _place(item[2])
+            return place_of(item[2])
 
     @staticmethod
     def readmit(route: Route, key: Hashable, record: Record, now: float, attempts: int) -> Answer | None:
@@ -111,5 +111,6 @@ def _identity(item: Item) -> Hashable:
     return fetch.assignment.route.ordering.identity_by(record.key() if keys is None else keys[index], record)
 
 
-def _place(record: Record) -> Hashable:
+def place_of(record: Record) -> tuple[str, int, int]:
+    """Return topic, partition and offset of a record."""
     return record.topic(), record.partition(), record.offset()

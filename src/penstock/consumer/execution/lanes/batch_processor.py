@@ -122,7 +122,7 @@ class BatchProcessor:
         for other in keys[1:]:
             waits = lane.parked[other]
             if not waits.waiting:
-                del lane.parked[other]
+                self._parking.release(lane, other)
             elif other in heads and waits.attempts == 0 and waits.state is KeyState.WAITING:
                 # Its head is done, and what woke it may have come before.
                 lane.due.append(other)
@@ -136,6 +136,8 @@ class BatchProcessor:
             if (
                 neighbour is not None
                 and neighbour is not parked
+                and neighbour.waiting
+                and not neighbour.is_blocked
                 and neighbour.state is KeyState.WAITING
                 and not neighbour.awaits_token
                 and not neighbour.tried_alone

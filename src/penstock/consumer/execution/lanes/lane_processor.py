@@ -100,6 +100,7 @@ class LaneProcessor:
     def process(self, lane: ConsumerLane, slot: ExecutionSlot) -> LaneProcessing:  # noqa: C901, PLR0912, PLR0915 - the main path in one piece, for speed
         """Process a lane until it is empty, or the time slice is over."""
         now, runs, parked_keys = self._now, lane.runs, lane.parked
+        slot.lane = lane
         time = began = now()
         deadline = began + self._run_seconds * slot.slices
         # A worker that owes time to runs takes those that it finds.

@@ -6,12 +6,13 @@ from collections.abc import Generator, Hashable
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Item
-from penstock.consumer.execution.lanes.admission import Admission
+from penstock.consumer.execution.lanes.admission import Admission, place_of
 from penstock.consumer.execution.lanes.batch_processor import BatchProcessor
 from penstock.consumer.execution.lanes.set_aside import SetAside
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.failures.parking import NotDue, Parking
 from penstock.consumer.handlers.route import Failed, RateLimited
+from penstock.errors import HandlerTimeLimitError
 from penstock.message import Message
 from penstock.routing.lanes import WAITING, KeyState
 
@@ -40,7 +41,7 @@ class ParkedKeyProcessor:
         while parked.waiting:
             item = fetch, _, record = parked.waiting[0]
             slot.fetch = fetch
-            if parked.state is not WAITING or not fetch.assignment.active:
+            if parked.state is not WAITING or parked.is_blocked or not fetch.assignment.active:
                 if self._goes_on(lane, key, parked, slot):
                     continue
                 return True
@@ -66,7 +67,7 @@ class ParkedKeyProcessor:
                 continue
             slot.enter(route)
             yield from self._try_head(lane, key, parked, answer, slot)
-        del lane.parked[key]
+        self._parking.release(lane, key)
         return True
 
     def _goes_on(self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, slot: ExecutionSlot) -> bool:
@@ -81,6 +82,10 @@ class ParkedKeyProcessor:
             return True
         if parked.state is KeyState.FAILED:
             self._parking.fail_head(lane, key, parked, Failed(parked.take_error()), slot)
+            return True
+        if parked.state is WAITING and parked.call is not None and parked.call.place == place_of(parked.waiting[0][2]):
+            # Its partition went and came back: what was given up is not tried once more.
+            self._parking.fail_head(lane, key, parked, Failed(HandlerTimeLimitError(), permanent=True), slot)
             return True
         return False
 

@@ -5,6 +5,7 @@ The chain is built once, when a route is made. A handler without middlewares is 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.functions import is_async, name_of, require_parameters
 from penstock.consumer.handlers.handler import Handler, Kind
-from penstock.errors import BatchError, ConfigurationError, PenstockError, raised
+from penstock.errors import BatchError, ConfigurationError, HandlerTimeLimitError, PenstockError, raised
 
 #: Hands a message, or a list of them, on to the next middleware and at last to the handler; awaited in an `async def`.
 CallNext = Callable[[Any], Any]
@@ -143,6 +144,21 @@ def _async_link(middleware: AsyncMiddleware, inner: Invoke) -> Invoke:
                 "`await call_next(message)`"
             )
         return result if returned is None else returned
+
+    return call
+
+
+def cancelled_after(limit_s: float, handler: str, invoke: Invoke) -> Invoke:
+    """Return an `async def` that awaits another for so many seconds at most, and then fails the message."""
+
+    async def call(work: object) -> object:
+        try:
+            async with asyncio.timeout(limit_s) as timer:
+                return await invoke(work)  # type: ignore[misc] # an `async def`
+        except TimeoutError as error:
+            if not timer.expired():  # the handler's own
+                raise
+            raise HandlerTimeLimitError(f"{handler} was cancelled at its time_limit of {limit_s:g} s") from error
 
     return call
 

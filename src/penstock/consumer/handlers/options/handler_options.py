@@ -54,6 +54,7 @@ class HandlerOptions(TypedDict, total=False):
     dead_letter_format: str | DeadLetterFormat
     rate: float | None
     key_rate: float | None
+    time_limit: float | None
 
 
 #: What counts for an option that is left out.
@@ -75,4 +76,5 @@ DEFAULTS: Final = HandlerOptions(
     dead_letter_format=DeadLetterFormat.KAFKA,
     rate=None,
     key_rate=None,
+    time_limit=None,
 )

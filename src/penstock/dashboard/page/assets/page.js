@@ -290,9 +290,11 @@ function holds(one) {
   if (one.trouble) return one.trouble;
   if (one.paused && one.blocking_offset === undefined) return "paused: " + one.paused;
   if (one.blocking_offset === undefined) return one.lag ? "nothing: it is being read" : "nothing: it is up to date";
+  if (one.state === "behind a call") return `offset ${one.blocking_offset}, queued ${one.detail}`;
   let text = `offset ${one.blocking_offset}, ${one.state}` + (one.handler ? ` (${one.handler})` : "");
   if (one.age !== undefined) text += `, ${span(one.age)}`;
   if (one.attempt) text += `, ${one.attempt} failed tries`;
+  if (one.over_time_limit) text += `, over its time limit, ${one.over_time_limit} times`;
   if (one.due_in !== undefined) text += `, next try in ${span(one.due_in)}`;
   return text + (one.detail ? `: ${one.detail}` : "") + (one.paused ? `; paused: ${one.paused}` : "");
 }
@@ -426,7 +428,7 @@ function openProblem(one) {
 function openPartition(one) {
   const offset = one.blocking_offset ?? one.offset, at = { ...one, offset, member: one.member || known.route.member };
   openDialog(place(one), facts([["What holds it", one.state ? holds({ ...one, blocking_offset: offset }) : undefined], ["Member", one.member], ["Watermark", one.watermark], ["Position", one.position], ["Lag", one.lag], ["Gaps above the watermark", one.gaps], ["In flight", one.in_flight === undefined ? undefined : `${count(one.in_flight)} (${count(one.bytes_in_flight || 0)} bytes)`], ["Parked", one.parked], ["Handler", one.handler], ["Worker", one.worker], ["Error", one.error], ["Key hash", one.key_hash]]),
-    h("div", { id: "message" }), buttons(showMessage(at), problemActions({ ...at, kind: one.error ? "" : one.state === "in handler" ? "handler" : one.state === "parked" || one.state === "held" ? one.state : "" }), partitionActions(at)));
+    h("div", { id: "message" }), buttons(showMessage(at), problemActions({ ...at, kind: one.error ? "" : one.state === "in handler" || one.state === "behind a call" ? "handler" : one.state === "parked" || one.state === "held" ? one.state : "" }), partitionActions(at)));
 }
 function showMessage(one) {
   if (one.offset === undefined || one.offset === null || !known.state) return null;
@@ -452,7 +454,7 @@ function problemActions(one) {
   const made = [];
   if (one.transaction && can("settle")) made.push(settle(one.transaction));
   if (one.member && heard(one.member)) {
-    if (["parked", "held", "keys"].includes(one.kind) && one.offset !== undefined) made.push(action("Give up", "give-up", { group, member: one.member, topic: one.topic, partition: one.partition, offset: one.offset }));
+    if (["parked", "held", "keys", "handler"].includes(one.kind) && one.offset !== undefined) made.push(action("Give up", "give-up", { group, member: one.member, topic: one.topic, partition: one.partition, offset: one.offset }));
     if (one.kind === "handler") made.push(action("Stacks", "stacks", { group, member: one.member }));
   }
   return made.filter(Boolean);

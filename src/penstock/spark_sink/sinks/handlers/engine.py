@@ -20,9 +20,9 @@ from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
 from penstock.consumer.assignments import Assignment, Fetch
+from penstock.consumer.execution.handler_calls import serve
 from penstock.consumer.execution.lane_plan import LanePlan
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
-from penstock.consumer.execution.threads import serve
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher

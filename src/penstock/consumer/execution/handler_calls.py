@@ -1,0 +1,138 @@
+"""Calls of plain handlers, in the thread that serves a lane: for a message, a batch, or a slice of messages.
+
+Handlers may raise what they like: it is a failure of that message.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextvars import Context
+from typing import Any
+
+from penstock.consumer.assignments import ConsumerLane
+from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
+from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Slice
+from penstock.consumer.handlers.call_guard import CallAbandonedError
+from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.route import Failed, failure_of
+from penstock.errors import HandlerTimeLimitError, raised
+from penstock.message import FetchedMessage, Message, Record
+
+#: What processes a lane, and what came of the call that is under way.
+Begun = tuple[LaneProcessing, Outcome]
+
+
+class _LeftBehind:
+    """A message was handled, and has left a context variable behind."""
+
+
+_LEFT_BEHIND = _LeftBehind()
+
+
+def call(slot: ExecutionSlot, work: object, now: Callable[[], float] = time.monotonic) -> Outcome:
+    """Call a slot's handler for a message, a batch or the records of a slice; return what came of it, or of the last.
+
+    Raises `CallAbandonedError` where the thread has no slot any more.
+
+    What one message leaves in context variables the next does not find, as with tasks. A context for each would cost a
+    tenth of what an empty handler does. So the records of a slice share an empty one, until one of them has left
+    something in it.
+    """
+    guard = slot.guard
+    outcome: Any = _LEFT_BEHIND
+    try:
+        guard.is_calling = True
+        if isinstance(work, Slice):
+            left = iter(work)
+            while isinstance(outcome, _LeftBehind):
+                context = Context()
+                outcome = context.run(_call_each, slot, work, left, now, context)
+        else:
+            outcome = Context().run(_call, slot, work)
+        guard.is_calling = False
+        if guard.is_interrupted:
+            guard.settle()
+    except HandlerTimeLimitError as error:
+        # It came when the handler had returned. Once: what follows is not interrupted.
+        guard.is_calling = False
+        guard.settle()
+        outcome = Failed(error)
+    came_of_it: Outcome = outcome
+    return came_of_it
+
+
+def _call(slot: ExecutionSlot, work: object) -> Outcome:
+    try:
+        returned = slot.invoke(work)
+        if returned is None or isinstance(returned, DeferredCompletion):
+            return returned
+        return slot.make_results(returned, work)
+    except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
+        return Failed(raised())
+
+
+def _call_each(
+    slot: ExecutionSlot, records: Slice, left: Iterator[Record], now: Callable[[], float], context: Context
+) -> Outcome | _LeftBehind:
+    invoke, prepare, assignment, is_slow = slot.invoke, slot.prepare, records.assignment, records.is_slow
+    is_plain = prepare is Message
+    message: Message | None
+    try:
+        for record in left:
+            slot.record = record
+            if is_plain:
+                message = FetchedMessage()
+                message._record = record  # noqa: SLF001 - see there
+            else:
+                message = prepare(record)
+            if message is None:
+                slot.refuse(record)
+            # `call`, written out: it is most of what an empty handler costs.
+            elif (returned := invoke(message)) is not None and (
+                isinstance(returned, DeferredCompletion)
+                or (returned := slot.make_results(returned, message)) is not None
+            ):
+                return returned
+            if not assignment.active:
+                return None
+            if is_slow:
+                time = now()
+                if time >= records.deadline:
+                    return None
+                slot.started = time
+            if context:
+                return _LEFT_BEHIND
+    except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
+        return failure_of(raised())
+    return None
+
+
+def serve(
+    lane: ConsumerLane,
+    slot: ExecutionSlot,
+    processor: LaneProcessor,
+    now: Callable[[], float],
+    begun: Begun | None = None,
+) -> None:
+    """Process a lane that the caller holds, with handlers called in this thread, and give it back.
+
+    With `begun` it goes on with what another thread has begun, by an outcome of the call that is under way there.
+    Raises `CallAbandonedError` where the thread has no lane any more.
+    """
+    processing, outcome = begun or (processor.process(lane, slot), None)
+    slot.processing = processing
+    send = processing.send
+    is_holder = True
+    try:
+        while True:
+            outcome = call(slot, send(outcome), now)
+    except StopIteration:
+        pass
+    except CallAbandonedError:
+        is_holder = False
+        raise
+    finally:
+        if is_holder:
+            slot.leave()
+            processor.scheduler.give_back(lane)

@@ -1,0 +1,476 @@
+"""Time limits: a handler that takes too long is interrupted, and given up with its thread where it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from math import inf
+from types import FrameType
+from typing import Any
+
+import pytest
+from stepped import Stepped
+from tenacity import wait_fixed, wait_none
+
+from penstock.consumer import Kind, LitePushConsumer, handler, retry
+from penstock.consumer.execution import handler_calls
+from penstock.consumer.execution.handler_calls import call
+from penstock.consumer.execution.time_limits import GRACE_S
+from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer.giving_up import GivingUp
+from penstock.consumer.handlers import call_guard
+from penstock.consumer.handlers.call_guard import CallGuard
+from penstock.consumer.handlers.route import Failed
+from penstock.consumer.inspection.lane_depths import lane_depths
+from penstock.errors import HandlerTimeLimitError, NotGivenUpError, WorkersBlockedError
+from penstock.message import Message
+from penstock.testing import TestApp, TestBroker
+from penstock.testing.stepped_engine import SteppedWorker
+from support.consumers import Handled, app_of, consumer_of
+from waiting import wait_until
+
+LIMIT_S = 30.0
+
+
+# A handler that heeds the limit
+
+
+def waits_in_python(_message: Message) -> None:
+    while True:
+        with suppress(Exception):  # as in many handlers: a loop that survives all errors
+            time.sleep(0.001)
+
+
+async def waits_on_the_loop(_message: Message) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("waits", [waits_in_python, waits_on_the_loop])
+@pytest.mark.parametrize("batch", [1, 10])
+def test_a_handler_over_its_limit_is_interrupted_and_its_message_failed(
+    waits: Callable[[Message], Any], batch: int
+) -> None:
+    app, done = app_of(time_limit=0.05), list[bytes | None]()
+    options: dict[str, Any] = {"batch": batch, "retry": retry(2, wait=wait_none()), "on_failure": "dead_letter"}
+
+    def first(given: Any) -> Message | None:
+        values = [one.value for one in (given if isinstance(given, list) else [given])]
+        if b"hangs" in values:
+            return Message  # type: ignore[return-value] # anything that is not None
+        done.extend(values)
+        return None
+
+    if waits is waits_in_python:
+        app.handler("t", **options)(lambda given: None if first(given) is None else waits(given))
+    else:
+
+        @app.handler("t", **options)
+        async def handle(given: Any) -> None:
+            if first(given) is not None:
+                await waits(given)
+
+    with TestApp(app) as test:
+        for key, value in [("a", "hangs"), ("a", "next"), ("b", "other")]:
+            test.send("t", value, key=key)
+        test.advance(2)
+
+        (letter,) = test.dead_letters("t")
+        assert (letter.value, sorted(filter(None, done))) == (b"hangs", [b"next", b"other"])
+        assert dict(letter.headers)["penstock-exception-class"] == b"penstock.errors.HandlerTimeLimitError"
+        assert b"waits_" in (dict(letter.headers)["penstock-exception-stack"] or b"")
+        # Of a batch the whole counts, and then each of its messages alone.
+        assert test.statistics().over_time_limit >= 2
+        assert test.committed("t") == {0: 3}
+
+
+@pytest.mark.parametrize(("app_limit", "own"), [(None, None), (0.01, inf), (0.01, 60.0)])
+def test_a_handler_without_a_limit_or_with_a_longer_one_takes_its_time(
+    app_limit: float | None, own: float | None
+) -> None:
+    app, done = app_of(time_limit=app_limit), list[bytes | None]()
+
+    @app.handler("t", time_limit=own)
+    def handle(message: Message) -> None:
+        time.sleep(0.05)
+        done.append(message.value)
+
+    with TestApp(app) as test:
+        test.send("t", "slow")
+        test.settle()
+
+    assert done == [b"slow"]
+
+
+def test_a_handler_that_catches_the_limit_and_returns_has_done_its_work() -> None:
+    app = app_of()
+
+    @app.handler("t", time_limit=0.05)
+    def handle(message: Message) -> None:
+        try:
+            waits_in_python(message)
+        except HandlerTimeLimitError:
+            return
+
+    with TestApp(app) as test:
+        test.send("t", "x")
+        test.advance(2)
+
+        assert (test.statistics().handled, test.statistics().failed, test.committed("t")) == (1, 0, {0: 1})
+
+
+def test_a_message_says_how_often_it_was_over_its_limit() -> None:
+    app = app_of()
+    app.handler("t", time_limit=0.02, retry=retry(9, wait=wait_fixed(60)))(waits_in_python)
+
+    with TestApp(app) as test:
+        test.send("t", "x")
+        test.settle()
+        once = test.explain()[0]
+        test.advance(60)
+        twice = test.explain()[0]
+        test.crash()
+
+    assert (once.over_time_limit, twice.over_time_limit) == (1, 2)
+    assert "after 1 failed tries, over its time limit, 1 time, next try in" in str(once)
+    assert "over its time limit, 2 times" in str(twice)
+
+
+# The race between a call that ends and its interruption
+
+
+def interrupted_at(step: int, slot: ExecutionSlot, work: Message) -> tuple[object, bool]:
+    """Interrupt a call at its so-many-th step in Python; return what came of it, and whether it has so many steps."""
+    code = {handler_calls.call.__code__, handler_calls._call.__code__, CallGuard.settle.__code__, quick.__code__}
+    count, fired = 0, False
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal count, fired
+        if frame.f_code not in code:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            count += 1
+            if count == step:
+                fired = True
+                slot.guard.interrupt(lambda: True, threading.get_ident())
+        return trace
+
+    sys.settrace(trace)
+    try:
+        outcome = call(slot, work)
+    finally:
+        sys.settrace(None)
+    return outcome, fired
+
+
+def quick(_message: object) -> None:
+    for _ in range(2):
+        len("")
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_an_interruption_hits_the_call_it_was_meant_for_or_nothing_wherever_that_ends(
+    arrives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not arrives:  # before the call has ended
+        raise_in = call_guard._raise_in
+        monkeypatch.setattr(
+            call_guard, "_raise_in", lambda ident: raise_in(ident) if not slot.guard.is_calling else None
+        )
+    slot = ExecutionSlot(Kind.THREAD, "slot")
+    slot.invoke = quick
+    message, outcomes = object.__new__(Message), list[object]()
+
+    for step in range(1, 10_000):
+        outcome, fired = interrupted_at(step, slot, message)
+        if not fired:
+            break
+        outcomes.append(outcome)
+        # What is still to come would come now, or in the next call.
+        for _ in range(100):
+            len("")
+        assert call(slot, message) is None
+        assert not slot.guard.is_calling
+
+    interrupted = [one for one in outcomes if one is not None]
+    assert len(outcomes) > 50
+    assert all(isinstance(one, Failed) and isinstance(one.error, HandlerTimeLimitError) for one in interrupted)
+    # Before and behind the call nothing is interrupted, and within it everything.
+    assert 10 < len(interrupted) < len(outcomes) if arrives else not interrupted
+
+
+# A handler that does not heed it
+
+
+class Hangs(Handled):
+    """A handler that waits, at the value `hang`, outside of Python until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = threading.Event()
+        self.hangs = 0
+
+    def __call__(self, message: Message) -> None:
+        super().__call__(message)
+        if message.value == b"hang":
+            with self._lock:
+                self._running[message.key] += 1
+                self.hangs += 1
+            try:
+                self.released.wait(60)
+            finally:
+                with self._lock:
+                    self._running[message.key] -= 1
+
+
+@contextmanager
+def on_threads(
+    function: Callable[[Message], None], **options: Any
+) -> Iterator[tuple[LitePushConsumer, Any, TestBroker]]:
+    """Run worker threads. The poll loop takes steps while the test waits for something; the test moves the clock."""
+    broker = TestBroker()
+    settings = {name: options.pop(name) for name in ("workers", "lanes_per_worker") if name in options}
+    consumer = consumer_of(broker, {"t": handler(function, **options)}, **settings)
+    loop = consumer._loop = consumer._engine.connect(broker)
+    consumer._executor.start()
+    loop.membership.join()
+
+    def until(condition: Callable[[], Any]) -> Any:
+        def step() -> Any:
+            loop.step()
+            return condition()
+
+        return wait_until(step, interval=0.001)
+
+    try:
+        yield consumer, until, broker
+    finally:
+        consumer._executor.stop(0)
+
+
+def test_a_thread_is_interrupted_in_the_middle_of_a_slice_and_goes_on_with_the_next_message() -> None:
+    done: list[bytes | None] = []
+
+    def handle(message: Message) -> None:
+        if message.value == b"hangs" and message.attempt == 0:
+            waits_in_python(message)
+        done.append(message.value)
+
+    options = {"time_limit": LIMIT_S, "retry": retry(2, wait=wait_none()), "workers": 1, "lanes_per_worker": 1}
+    with on_threads(handle, **options) as (consumer, until, broker):
+        values = [b"%d" % number for number in range(20)]
+        for value in [*values[:10], b"hangs", *values[10:]]:
+            broker.produce("t", value, key=b"k")
+        until(lambda: len(done) == 10)
+        for seconds in (0, LIMIT_S):
+            broker.advance(seconds)
+            until(lambda: True)
+        until(lambda: len(done) == 21)
+
+        assert done == [*values[:10], b"hangs", *values[10:]]
+        assert (consumer.statistics().over_time_limit, consumer.statistics().failed) == (1, 1)
+
+
+def hang_over(until: Any, broker: TestBroker, hangs: Callable[[], bool]) -> None:
+    """Let a handler hang for so long that its thread is left behind."""
+    until(hangs)
+    for seconds in (0, LIMIT_S, GRACE_S):
+        broker.advance(seconds)
+        until(lambda: True)
+
+
+def test_a_call_that_does_not_return_loses_its_message_and_its_place_and_keeps_its_key() -> None:
+    hangs = Hangs()
+    options = {"time_limit": LIMIT_S, "on_failure": "dead_letter", "workers": 4, "lanes_per_worker": 1}
+    with on_threads(hangs, **options) as (consumer, until, broker):
+        broker.produce("t", b"hang", key=b"stuck")
+        broker.produce("t", b"next", key=b"stuck")
+        for number in range(40):
+            broker.produce("t", b"x", key=b"k%d" % number)
+        hang_over(until, broker, lambda: hangs.hangs == 1)
+
+        # Every lane goes on, that of the key as well; the offset is done, and so the watermark moves to what waits.
+        until(lambda: len(hangs.done) == 41)
+        (said,) = until(lambda: [one for one in consumer.explain() if one.state == "behind a call"])
+        (letter,) = broker.records("dlq.t")
+        now = consumer.statistics()
+
+        assert letter.value() == b"hang"
+        assert "offset 1, queued behind an earlier call of the same key, in Hangs on penstock-worker-group-t-" in str(
+            said
+        )
+        assert said.age is not None
+        assert said.age >= LIMIT_S + GRACE_S
+        assert said.worker is not None
+        assert "self.released.wait(60)" in consumer.stacks([said.worker])[said.worker]
+        assert (now.abandoned_calls, now.workers, now.oldest_call >= LIMIT_S) == (1, 4, True)
+
+        hangs.released.set()
+        until(lambda: consumer.statistics().partitions[0].watermark == 42)
+
+        assert hangs.overlaps == []
+        assert consumer.statistics().abandoned_calls == 0
+        assert len({worker.thread.name for worker in consumer._executor.threads.workers}) == 4  # type: ignore[union-attr] # it has threads
+
+
+def test_where_half_of_the_workers_are_left_behind_the_app_ends_and_asks_for_a_new_process() -> None:
+    hangs = Hangs()
+    with on_threads(hangs, time_limit=LIMIT_S, on_failure="drop", workers=2) as (consumer, until, broker):
+        broker.produce("t", b"hang", key=b"a")
+        broker.produce("t", b"x", key=b"b")
+        hang_over(until, broker, lambda: hangs.hangs == 1)
+        request = consumer._engine.stop_request
+
+        assert isinstance(request.failure, WorkersBlockedError)
+        assert "1 of 2 worker threads of group-t are in handlers that do not return" in str(request.failure)
+        # What is in flight is finished, and the offset of what hangs is done: it does not come again.
+        assert (request.is_requested, request.leaves_now) == (True, False)
+        until(lambda: consumer.statistics().partitions[0].watermark == 2)
+        hangs.released.set()
+
+
+def test_a_handler_that_runs_is_given_up_by_request_without_a_limit_of_its_own() -> None:
+    hangs = Hangs()
+    with on_threads(hangs, workers=4) as (consumer, until, broker):
+        broker.produce("t", b"hang", key=b"a")
+        until(lambda: hangs.hangs == 1)
+        giving_up = GivingUp(consumer._engine, broker)
+        asked = giving_up.ask("t", 0, 0)
+        until(lambda: True)
+        with pytest.raises(NotGivenUpError, match="it is in its handler still, though that was interrupted"):
+            giving_up.judge(asked)
+        asked = giving_up.ask("t", 0, 0)
+        broker.advance(GRACE_S)
+        until(asked.ended.is_set)
+
+        assert giving_up.judge(asked) == "dlq.t"
+        assert [letter.value() for letter in broker.records("dlq.t")] == [b"hang"]
+        hangs.released.set()
+
+
+def hang(stepped: Stepped) -> SteppedWorker:
+    """Let the handler that was begun hang until it is abandoned; return the worker that is left behind."""
+    (worker,) = [one for one in stepped.consumer.workers if one.work is not None]
+    for seconds in (0, LIMIT_S, GRACE_S):
+        stepped.broker.advance(seconds)
+        stepped.poll()
+    return worker
+
+
+def end(worker: SteppedWorker) -> None:
+    """Let an abandoned call return."""
+    assert worker.abandoned is not None
+    worker.abandoned.ended.set_result(None)
+
+
+@pytest.mark.parametrize(
+    ("on_failure", "watermark", "state"),
+    [("drop", 1, "behind a call"), ("dead_letter", 1, "behind a call"), ("hold", 0, "held"), ("stop", 0, "parked")],
+)
+def test_what_is_abandoned_is_given_up_at_once_as_its_handler_chose(
+    on_failure: str, watermark: int, state: str
+) -> None:
+    handled = Handled()
+    policy = retry(attempts=9, wait=wait_fixed(60))
+    stepped = Stepped({"t": handler(handled, time_limit=LIMIT_S, on_failure=on_failure, retry=policy)}, workers=3)
+    stepped.feed("t", [(b"a", b"1"), (b"a", b"2"), (b"b", b"3")])
+    stepped.take()
+    worker = hang(stepped)
+    stepped.serve()
+    stepped.poll(3)
+    stepped.serve()
+
+    (said,) = stepped.consumer.explain()
+    assert (said.blocking_offset, said.state, handled.calls) == (watermark, state, ["3"])
+    assert (stepped.consumer.engine.stop_request.failure is not None) == (on_failure == "stop")
+
+    end(worker)
+    stepped.serve()
+    assert handled.calls == (["3", "2"] if watermark else ["3"])
+
+
+def test_a_batch_that_is_abandoned_loses_the_first_message_of_a_key_and_blocks_the_rest_until_it_returns() -> None:
+    batches: list[list[bytes | None]] = []
+    one = handler(
+        lambda messages: batches.append([message.value for message in messages]),
+        batch=2,
+        time_limit=LIMIT_S,
+        on_failure="drop",
+    )
+    stepped = Stepped({"t": one}, workers=3, lanes_per_worker=1, pinned=False)
+    stepped.feed("t", [(b"a", b"1"), (b"a", b"2"), (b"a", b"3")])
+    stepped.take()
+    worker = hang(stepped)
+    stepped.serve()
+
+    assert batches == []
+    assert stepped.consumer.statistics().partitions[0].watermark == 1
+    end(worker)
+    stepped.serve()
+    assert batches == [[b"2", b"3"]]
+
+
+# A partition that goes and comes back while a handler hangs
+
+
+def rejoined(**options: Any) -> tuple[Stepped, SteppedWorker, Handled]:
+    """Return a member that lost its partition while a handler hangs, and got it back."""
+    handled = Handled()
+    stepped = Stepped({"t": handler(handled, **options)}, workers=16)
+    stepped.feed("t", [(b"a", b"1"), (b"b", b"2")])
+    worker = stepped.take()
+    client = stepped.consumer.client.inner
+    stepped.broker.cut_off(client)
+    stepped.broker.advance(20)
+    stepped.poll(3)
+    stepped.broker.heal(client)
+    for _ in range(20):
+        stepped.broker.advance(0.5)
+        stepped.poll()
+    assert worker.assignment is not None
+    assert not worker.assignment.active
+    assert stepped.consumer.engine.assignments.all()
+    return stepped, worker, handled
+
+
+def test_after_a_rejoin_a_message_says_behind_which_call_it_is_queued() -> None:
+    stepped, worker, _ = rejoined()
+
+    (said,) = stepped.consumer.explain()
+
+    assert (said.blocking_offset, said.state, said.worker) == (0, "behind a call", worker.slot.name)
+    assert said.age is not None
+    assert said.age >= 20
+    assert f"offset 0, queued behind an earlier call of the same key, in Handled on {worker.slot.name} for " in str(
+        said
+    )
+    with pytest.raises(NotGivenUpError, match="it does not hold"):
+        GivingUp(stepped.consumer.engine, stepped.broker).ask("t", 0, 1)
+    # The lanes do not count what nobody handles any more.
+    depths = lane_depths(stepped.consumer.engine.scheduler, stepped.broker.clock.monotonic())
+    assert sum(depths["Handled"]["depth"]) == 2
+
+
+@pytest.mark.parametrize("limit", [None, LIMIT_S])
+def test_after_a_rejoin_what_hangs_is_given_up_by_request_or_by_its_limit(limit: float | None) -> None:
+    stepped, worker, handled = rejoined(time_limit=limit, on_failure="dead_letter")
+    giving_up = GivingUp(stepped.consumer.engine, stepped.broker)
+    asked = giving_up.ask("t", 0, 0) if limit is None else None
+    while worker.abandoned is None:
+        stepped.broker.advance(1)
+        stepped.poll()
+    stepped.serve()
+    stepped.poll(3)
+    stepped.serve()
+
+    assert [letter.value() for letter in stepped.broker.records("dlq.t")] == [b"1"]
+    assert asked is None or giving_up.judge(asked) == "dlq.t"
+    assert handled.calls == ["2"]
+    assert stepped.consumer.statistics().partitions[0].watermark == 2
+    end(worker)
+    stepped.serve()
+    assert handled.calls == ["2"]
