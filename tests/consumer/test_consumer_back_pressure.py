@@ -69,12 +69,10 @@ def taker(
     *,
     in_flight: int = 10_000,
     in_flight_bytes: int = 1 << 40,
-    parked: int = 10_000,
-    parked_bytes: int = 1 << 40,
     partitions: int = 1,
     fetch_size: int = 10_000,
 ) -> Taker:
-    return Taker(BackPressure(in_flight, in_flight_bytes, parked, parked_bytes, fetch_size=fetch_size), partitions)
+    return Taker(BackPressure(in_flight, in_flight_bytes, fetch_size=fetch_size), partitions)
 
 
 def test_a_full_partition_is_paused_only_after_a_moment_and_comes_back_at_half() -> None:
@@ -118,25 +116,37 @@ def test_a_full_partition_takes_up_to_twice_its_limit_where_another_is_hungry() 
 
 
 def test_parked_messages_do_not_count_as_in_flight_until_their_own_limit_is_reached() -> None:
-    one = taker(in_flight=100, parked=500, partitions=2)
+    one = taker(in_flight=100, partitions=2)
     tracker = one.assignments[0].tracker
 
-    for _ in range(5):
-        assert one.apply()
-        assert one.reason() is None
-        one.fetch(99)
-        tracker.park(99, 99 * KIB)
+    one.fetch(99)
+    tracker.park(99, 99 * KIB)
+    one.fetch(99)
     assert one.apply()
-    one.fetch(10)
+    assert one.reason() is None
     tracker.park(5, 5 * KIB)
     one.apply()
     full = one.reason(), one.reason(1)
-    tracker.park(-255, -255 * KIB)
+    tracker.park(-60, -60 * KIB)
     one.apply()
 
     assert full == (PauseReason.PARKED, None)
-    # 245 wait yet, but what waited is in flight now.
+    # 44 wait yet, but what waited is in flight now.
     assert one.reason() == PauseReason.IN_FLIGHT
+
+
+def test_the_bytes_of_parked_messages_have_a_quarter_of_the_limit_for_themselves() -> None:
+    one = taker(in_flight_bytes=400 * KIB)
+    tracker = one.assignments[0].tracker
+
+    one.fetch(150)
+    tracker.park(99, 99 * KIB)
+    one.apply()
+    below = one.reason()
+    tracker.park(1, KIB)
+    one.apply()
+
+    assert (below, one.reason()) == (None, PauseReason.PARKED)
 
 
 def test_a_partition_that_holds_little_fetches_though_others_have_all_the_bytes() -> None:
@@ -175,7 +185,7 @@ def test_a_partition_that_has_little_left_goes_on_before_the_others() -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_the_smallest_limits_let_one_message_after_the_other_through(limit: int) -> None:
-    one = taker(in_flight=limit, in_flight_bytes=limit, parked=limit, parked_bytes=limit)
+    one = taker(in_flight=limit, in_flight_bytes=limit)
     tracker = one.assignments[0].tracker
 
     for _ in range(3):
@@ -202,7 +212,7 @@ def test_the_map_of_scattered_undone_offsets_is_complete_at_every_moment_and_fet
     undone: float, offsets: int, stride: int, fetch_size: int
 ) -> None:
     draw = random.Random(f"{undone} {stride} {fetch_size}")  # noqa: S311 - the same pattern at each run
-    one = taker(parked=1_000_000, fetch_size=fetch_size)
+    one = taker(in_flight=1_000_000, fetch_size=fetch_size)
     tracker = one.assignments[0].tracker
     waiting: list[tuple[Block, int]] = []
     taken = 0

@@ -70,5 +70,5 @@ def test_a_setting_that_the_producer_is_refused_ends_the_start_and_not_the_first
     app = App("app", bootstrap_servers=broker.bootstrap_servers, config={"compression.type": "none of these"})
     app.handler(new_topic())(lambda _message: None)
 
-    with pytest.raises(ConfigurationError, match=r"compression\.type"):
+    with pytest.raises(ConfigurationError, match=r"compression\.codec"):
         app.start()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from half_partition import half_partition, half_record, op_record
 
 from penstock.clients.transactional.missing_rights import MissingRights
@@ -37,8 +37,11 @@ class Admin:
         #: Deletions that were asked for and not answered: topic and offset.
         self.deleting: list[tuple[str, int, Future[Any]]] = []
 
-    def list_offsets(self, places: Mapping[TopicPartition, Any], request_timeout: float) -> dict[Any, Future[Any]]:
+    def list_offsets(
+        self, places: Mapping[TopicPartition, Any], request_timeout: float, isolation_level: Any
+    ) -> dict[Any, Future[Any]]:
         assert request_timeout
+        assert isolation_level is IsolationLevel.READ_UNCOMMITTED
         is_end = next(iter(places.values()))._value == LATEST
         offsets = self.ends if is_end else self.lows
         return {place: done(SimpleNamespace(offset=offsets[place.topic])) for place in places}
