@@ -65,6 +65,7 @@ def test_a_stop_does_not_wait_for_a_key_function_that_hangs() -> None:
         broker.advance(60)
         drained, handled = consumer.stop(), list(seen.calls)
         slow.go.set()
+        wait_until(lambda: consumer._thread is not None and not consumer._thread.is_alive())
 
     assert not drained
     assert handled == []
@@ -77,7 +78,6 @@ def test_a_key_function_that_keeps_the_poll_thread_from_its_commits_is_logged(
         stepped.broker.clock.advance(0.3)
         return message.key
 
-    caplog.clear()
     stepped = Stepped({"t": handler(lambda _message: None, key=look_up)})
 
     stepped.feed("t", [(b"k", b"x")] * 3)
@@ -87,4 +87,4 @@ def test_a_key_function_that_keeps_the_poll_thread_from_its_commits_is_logged(
 
     assert not quick
     assert caplog.text.count("<lambda> took 1.2 s for 4 messages of t[0], and the poll thread, which calls it") == 1
-    assert caplog.text.count("the key function of") == 1
+    assert caplog.text.count("<lambda> took") == 1

@@ -371,9 +371,8 @@ class Simulation:
             if other is instance or not other.calls or not other.is_member or not instance.is_member:
                 continue
             for theirs in other.calls.values():
-                if not any(one.active for one in theirs.assignments) or not mine.identities & theirs.identities:
-                    continue
-                if places & {(one.topic, one.partition) for one in theirs.messages}:
+                owned = {(one.topic, one.partition) for one in theirs.assignments if one.active}
+                if mine.identities & theirs.identities and places & owned:
                     raise InvariantBroken(f"I1: {instance} began {mine.messages} while {other} is at {theirs.messages}")
 
     def _wait(self, instance: Instance, seconds: float) -> None:
