@@ -93,8 +93,10 @@ class TimeLimits:
             watched = former.get(slot)
             if watched is None or watched.call.record is not record or watched.call.started != started:
                 watched = _Watched(SeenCall(slot, record, started), now)
-            self._watched[slot] = watched
-            self._check_call(watched, fetch, now)
+            # A request may be taken back and come again: how long its call has had to return stays known.
+            if self._is_used or self._give_ups or watched.interrupted_at is not None:
+                self._watched[slot] = watched
+                self._check_call(watched, fetch, now)
 
     def _check_call(self, watched: _Watched, fetch: Fetch, now: float) -> None:
         call, route, slot = watched.call, fetch.assignment.route, watched.call.slot
