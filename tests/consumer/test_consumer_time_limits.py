@@ -431,8 +431,7 @@ def rejoined(**options: Any) -> tuple[Stepped, SteppedWorker, Handled]:
     for _ in range(20):
         stepped.broker.advance(0.5)
         stepped.poll()
-    assert worker.assignment is not None
-    assert not worker.assignment.active
+    assert [assignment.active for assignment in worker.assignments] == [False]
     assert stepped.consumer.engine.assignments.all()
     return stepped, worker, handled
 
