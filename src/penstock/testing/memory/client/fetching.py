@@ -76,6 +76,8 @@ class Fetcher:
         if part is not None:
             part.paused = True
             part.version += 1
+            # That it gave up is not forgotten where nobody has heard of it: a client keeps its errors.
+            part.stopped = part.stopped and not part.buffered
             part.buffered = False
 
     def resume(self, place: Place) -> None:
