@@ -495,7 +495,7 @@ def is_done_before_its_results(patch: pytest.MonkeyPatch) -> None:
 
     def sent(self: PlainOutbox, producer: Any, one: Submission, place: int) -> bool:
         taken = send(self, producer, one, place)
-        if taken and one.left and not one.unsent and one.lane is not None:
+        if taken and one.left and one.sent == len(one.to_send) and one.lane is not None:
             one.complete()
         return taken
 
@@ -504,9 +504,9 @@ def is_done_before_its_results(patch: pytest.MonkeyPatch) -> None:
             done.add(one)
             complete(one)
 
-    def end_once(self: HandlerResults, tries: Any, one: Submission) -> None:
+    def end_once(self: HandlerResults, one: Submission, tries: Any = None) -> None:
         if one not in done or one.is_written:
-            end(self, tries, one)
+            end(self, one, tries)
 
     patch.setattr(PlainOutbox, "_send", sent)
     patch.setattr(Submission, "complete", complete_once)
@@ -517,11 +517,11 @@ def forgets_a_refusal(patch: pytest.MonkeyPatch) -> None:
     """What a broker refused is done."""
     end = HandlerResults._ended
 
-    def forget(self: HandlerResults, tries: Any, one: Submission) -> None:
+    def forget(self: HandlerResults, one: Submission, tries: Any = None) -> None:
         if one.refusal is not None:
             one.complete()
         else:
-            end(self, tries, one)
+            end(self, one, tries)
 
     patch.setattr(HandlerResults, "_ended", forget)
 

@@ -47,6 +47,8 @@ class HandlerResults:
 
     def __init__(self, outbox: Submits, wake: Callable[[ConsumerLane, RefusedResults], None]) -> None:
         self._outbox = outbox
+        # Bound once: it is the same for nearly all messages.
+        self._then = self._ended
         #: Puts a refusal on a lane, and has the lane served.
         self.wake = wake
         #: Whom the brokers take the producer for. Set before the start.
@@ -66,9 +68,10 @@ class HandlerResults:
 
         `tries` are those of each message, where some were tried before.
         """
-        self._outbox.submit(items, results, partial(self._ended, tries), lane)
+        then = self._then if tries is None else partial(self._ended, tries=tries)
+        self._outbox.submit(items, results, then, lane)
 
-    def _ended(self, tries: Sequence[Tries] | None, submission: Submission) -> None:
+    def _ended(self, submission: Submission, tries: Sequence[Tries] | None = None) -> None:
         """Count what is written; fail each message whose results were refused."""
         if submission.is_written:
             self.handled += len(submission.items)

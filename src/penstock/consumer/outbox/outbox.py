@@ -43,7 +43,10 @@ class Submission:
     `lane` is the one in which later submissions must stay behind it; None for a parked message, whose key waits.
     """
 
-    __slots__ = ("is_written", "items", "lane", "left", "messages", "refusal", "size_bytes", "then", "unsent")
+    __slots__ = ("is_written", "items", "lane", "left", "messages", "refusal", "sent", "size_bytes", "then", "to_send")
+
+    #: Whether brokers have all of it. Set before `then` is called.
+    is_written: bool
 
     def __init__(
         self, items: Sequence[Item], messages: Sequence[Result], then: Then, lane: ConsumerLane | None
@@ -52,17 +55,17 @@ class Submission:
         self.messages = messages
         self.then = then
         self.lane = lane
-        size_bytes = OVERHEAD_BYTES * len(messages)
+        # How many messages are not answered. Of the plain outbox: which are to be sent, and how many of these were.
+        self.left = count = len(messages)
+        self.to_send = messages
+        self.sent = 0
+        size_bytes = OVERHEAD_BYTES * count
         for message in messages:
-            size_bytes += len(message.value or b"") + len(message.key or b"")
+            if message.value:
+                size_bytes += len(message.value)
         self.size_bytes = size_bytes
-        #: What became of it when `then` is called. It is gone where it is neither written nor refused, by a topic.
-        self.is_written = False
+        #: Which topic refused it, and why. Where `then` is called, it is gone if it is neither written nor refused.
         self.refusal: tuple[str, KafkaError] | None = None
-        # The plain outbox's: places of messages that its producer does not have, the first last; and how many messages
-        # are not answered.
-        self.unsent = [0] if len(messages) == 1 else list(range(len(messages) - 1, -1, -1))
-        self.left = len(messages)
 
     @property
     def assignment(self) -> Assignment:
@@ -89,7 +92,8 @@ class Submission:
         if self.size_bytes >= _COUNTED_BYTES:
             self.count_bytes(-1)
         self.is_written = is_written
-        self.refusal = refusal if any(item[0].assignment.active for item in self.items) else None
+        if refusal is not None:
+            self.refusal = refusal if any(item[0].assignment.active for item in self.items) else None
         self.then(self)
 
 

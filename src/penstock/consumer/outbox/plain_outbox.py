@@ -43,6 +43,8 @@ class PlainOutbox(Outbox):
         self._producer: LastingProducer | None = None
         # What the producer has, in the order in which it was submitted. Others read copies, made in one step.
         self._sent: dict[Submission, None] = {}
+        # Places of what nobody knows whether it was written.
+        self._lost: dict[Submission, list[int]] = {}
 
     def connect(self, cluster: Cluster, config: Mapping[str, Any], *, at_once: bool) -> None:
         """As `Outbox` says; else the producer is made for the first submission."""
@@ -88,11 +90,11 @@ class PlainOutbox(Outbox):
                 self._queue.popleft().end(is_written=False)
                 continue
             self._sent[submission] = None
-            while submission.unsent:
-                # Taken off first: a refusal at once may be the last answer that it waits for.
-                place = submission.unsent.pop()
-                if not self._send(producer, submission, place):
-                    submission.unsent.append(place)
+            while submission.sent < len(submission.to_send):
+                # Before: a refusal at once may be the last answer that it waits for.
+                submission.sent += 1
+                if not self._send(producer, submission, submission.sent - 1):
+                    submission.sent -= 1
                     return
             self._queue.popleft()
 
@@ -104,17 +106,19 @@ class PlainOutbox(Outbox):
         if failure is not None:
             _log.warning("the producer failed, and another sends again what it had: %s", reason(failure))
         if self._queue and self._queue[0] in self._sent:
-            del self._sent[self._queue[0]]
-            self._queue[0].unsent.sort(reverse=True)
+            self._sent[self._queue.popleft()] = None
         for submission in reversed(self._sent):
-            submission.unsent.sort(reverse=True)
+            lost = [submission.to_send[place] for place in sorted(self._lost.get(submission, ()))]
+            submission.to_send = [*lost, *submission.to_send[submission.sent :]]
+            submission.sent = 0
             self._queue.appendleft(submission)
+        self._lost.clear()
         self._sent.clear()
         return True
 
     def _send(self, producer: LastingProducer, submission: Submission, place: int) -> bool:
         """Give the producer a message; return whether it took it, or refused it. Else it is tried again soon."""
-        message = submission.messages[place]
+        message = submission.to_send[place]
         try:
             producer.produce(
                 message.topic,
@@ -141,11 +145,11 @@ class PlainOutbox(Outbox):
             return
         # What was sent later is to be written after it.
         self._connected().give_up(error)
-        submission.unsent.append(place)
+        self._lost.setdefault(submission, []).append(place)
 
     def _answered(self, submission: Submission, place: int, error: KafkaError | None) -> None:
         if error is not None and submission.refusal is None:
-            submission.refusal = submission.messages[place].topic, error
+            submission.refusal = submission.to_send[place].topic, error
         submission.left -= 1
         if submission.left:
             return

@@ -277,14 +277,17 @@ class TransactionalOutbox(Outbox):
         messages = size_bytes = 0
         self._is_trial = False
         with self._lock:
-            while self._queue and len(inside) < self._most and messages < _MOST_MESSAGES:
-                submission = self._queue[0]
-                until = self._silent_until(submission) if keeps else 0.0
-                is_kept = keeps and (until > now or submission in held)
+            queue, most = self._queue, self._most
+            while queue and len(inside) < most and messages < _MOST_MESSAGES:
+                submission = queue[0]
+                until, is_kept = 0.0, False
+                if keeps:
+                    until = self._silent_until(submission)
+                    is_kept = until > now or submission in held
                 # One of a topic that was silent is tried alone: it would fail all others.
                 if inside and not is_kept and (until or size_bytes + submission.size_bytes > _MOST_BYTES):
                     break
-                self._queue.popleft()
+                queue.popleft()
                 if submission.assignment.is_gone:
                     gone.append(submission)
                 elif is_kept:
@@ -292,7 +295,7 @@ class TransactionalOutbox(Outbox):
                     held.add(submission)
                 else:
                     inside.append(submission)
-                    messages += len(submission.messages)
+                    messages += submission.left
                     size_bytes += submission.size_bytes
                     if until:
                         self._is_trial = True
