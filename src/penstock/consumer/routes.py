@@ -6,13 +6,11 @@ flight of its topic needs it, and so does the topic when it comes back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.clients.cluster import Clock
-from penstock.consumer.assignments import ConsumerLane
-from penstock.consumer.execution.lane_plan import LanePlan
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.environment.middleware import MiddlewareSpec, wrap
 from penstock.consumer.handlers.handler import Handler, Kind, SpaceNumbers, ordering_of
@@ -21,6 +19,7 @@ from penstock.consumer.handlers.results import ResultMaker, with_results
 from penstock.consumer.handlers.route import Invoke, Route
 from penstock.consumer.retry_topics import RetryHeaders, former_retry_topics, retry_topics
 from penstock.message import Record
+from penstock.routing import Lane
 
 if TYPE_CHECKING:
     from penstock.telemetry import ConsumerTelemetry
@@ -30,15 +29,14 @@ class Routes(Mapping[str, Route]):
     """Routes by topic, those of retry topics included.
 
     Written by who starts the consumer, then by the poll thread alone; read by any thread. Each change replaces a whole
-    mapping, so that nobody meets one that changes, and no lock is needed.
+    mapping, so that nobody meets one that changes, and no lock is needed. `lanes_of` returns the lanes of a handler.
     """
 
     def __init__(
         self,
         group: str,
         clock: Clock,
-        plan: LanePlan,
-        lanes: Sequence[ConsumerLane],
+        lanes_of: Callable[[Handler], Sequence[Lane[Any, Record]]],
         *,
         middlewares: Sequence[MiddlewareSpec],
         contexts: ContextFactory,
@@ -46,8 +44,7 @@ class Routes(Mapping[str, Route]):
     ) -> None:
         self._group = group
         self._clock = clock
-        self._plan = plan
-        self._lanes = lanes
+        self._lanes_of = lanes_of
         self._middlewares = middlewares
         self._contexts = contexts
         self._telemetry = telemetry
@@ -112,12 +109,11 @@ class Routes(Mapping[str, Route]):
         return [route for route in self._by_topic.values() if route.handler is handler]
 
     def _route(self, handler: Handler) -> Route:
-        first, count = self._plan.group_of(handler)
-        ordering = ordering_of(handler, count, self._spaces, batches=True)
+        lanes = self._lanes_of(handler)
+        ordering = ordering_of(handler, len(lanes), self._spaces, batches=True)
         maker = ResultMaker.of(handler)
         invoke = self._traced(handler, wrap(handler, self._middlewares, self._contexts), maker)
         shares = next(iter(self.of_handler(handler)), None)
-        lanes = self._lanes[first : first + count]
         route = Route(handler, ordering, invoke, lanes=lanes, results_by=maker, shares=shares)
         if shares is None:
             self.token_buckets.append(route.token_bucket)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.options.handler_options import Filter
@@ -17,9 +17,7 @@ from penstock.consumer.handlers.serialization.serdes import RecordDecoder, descr
 from penstock.consumer.retry_topics import RetriedRecord, tries_before
 from penstock.errors import MessageFormatError, RegistryConnectionError, raised
 from penstock.message import DecodedMessage, FetchedMessage, Message, Record, RetriedMessage
-
-if TYPE_CHECKING:
-    from penstock.consumer.assignments import ConsumerLane
+from penstock.routing import Lane
 
 Invoke = Callable[..., object]
 #: Makes what is published of what a handler returned for what it was given.
@@ -75,7 +73,7 @@ class Route:
     invoke: Invoke
     _: KW_ONLY
     #: The lanes that `ordering` numbers, of those of the whole consumer.
-    lanes: Sequence[ConsumerLane] = ()
+    lanes: Sequence[Lane[Any, Record]] = ()
     #: Makes what is published of what that returns; by default as the handler says.
     results_by: InitVar[ResultMaker | None] = None
     #: For a retry topic, the topic whose messages wait there.
