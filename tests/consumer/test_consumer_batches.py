@@ -148,26 +148,6 @@ def test_batches_are_filled_within_linger_whatever_else_the_app_handles(
     assert sum(found) / len(found) >= 50
 
 
-def test_a_batch_of_several_partitions_keeps_the_order_of_each_and_completes_all_of_them() -> None:
-    app, calls = app_of(workers=1), list[list[tuple[int, int]]]()
-
-    @app.handler("t", batch=6, linger=1)
-    def note(messages: list[Message]) -> None:
-        calls.append([(message.partition, message.offset) for message in messages])
-
-    with TestApp(app, partitions=3) as test:
-        for number in range(12):
-            test.send("t", b"x", key=b"k%d" % number, partition=number % 3)
-        test.advance(2)
-        committed = test.committed("t")
-
-    assert [len(call) for call in calls] == [6, 6]
-    assert len({partition for partition, _ in calls[0]}) > 1
-    for partition in range(3):
-        assert [offset for call in calls for its, offset in call if its == partition] == list(range(4))
-    assert committed == {0: 4, 1: 4, 2: 4}
-
-
 def test_batches_of_one_partition_as_transactions_want_them_wait_side_by_side() -> None:
     seen = Batches()
     stepped = SteppedEngine({"t": handler(seen, batch=3, linger=10)})

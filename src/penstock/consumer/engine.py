@@ -135,8 +135,7 @@ class Engine:
         self.routes = Routes(
             group,
             clock,
-            self.lane_plan.group_of,
-            self.scheduler.lanes,
+            partial(self.lane_plan.lanes_of, self.scheduler.lanes),
             middlewares=middlewares,
             contexts=contexts or ContextFactory(group),
             telemetry=self.telemetry,

@@ -30,15 +30,14 @@ class Routes(Mapping[str, Route]):
     """Routes by topic, those of retry topics included.
 
     Written by who starts the consumer, then by the poll thread alone; read by any thread. Each change replaces a whole
-    mapping, so that nobody meets one that changes, and no lock is needed.
+    mapping, so that nobody meets one that changes, and no lock is needed. `lanes_of` returns the lanes of a handler.
     """
 
     def __init__(
         self,
         group: str,
         clock: Clock,
-        group_of: Callable[[Handler], tuple[int, int]],
-        lanes: Sequence[Lane[Any, Record]],
+        lanes_of: Callable[[Handler], Sequence[Lane[Any, Record]]],
         *,
         middlewares: Sequence[MiddlewareSpec],
         contexts: ContextFactory,
@@ -47,8 +46,7 @@ class Routes(Mapping[str, Route]):
     ) -> None:
         self._group = group
         self._clock = clock
-        self._group_of = group_of
-        self._lanes = lanes
+        self._lanes_of = lanes_of
         self._middlewares = middlewares
         self._contexts = contexts
         self._telemetry = telemetry
@@ -115,8 +113,8 @@ class Routes(Mapping[str, Route]):
         return [route for route in self._by_topic.values() if route.handler is handler]
 
     def _route(self, handler: Handler) -> Route:
-        first, count = self._group_of(handler)
-        ordering = ordering_of(handler, count, self._spaces, batches=True)
+        lanes = self._lanes_of(handler)
+        ordering = ordering_of(handler, len(lanes), self._spaces, batches=True)
         maker = ResultMaker.of(handler)
         invoke = wrap(handler, self._middlewares, self._contexts)
         limit = self._time_limit if handler.time_limit is None else handler.time_limit
@@ -125,7 +123,6 @@ class Routes(Mapping[str, Route]):
             invoke = cancelled_after(limit, handler.name, invoke)
         invoke = self._traced(handler, invoke, maker)
         shares = next(iter(self.of_handler(handler)), None)
-        lanes = self._lanes[first : first + count]
         route = Route(handler, ordering, invoke, lanes=lanes, results_by=maker, time_limit=limit, shares=shares)
         if shares is None:
             self.token_buckets.append(route.token_bucket)

@@ -8,8 +8,9 @@ lanes, for the messages of a key must meet in one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 
+from penstock.consumer.assignments import ConsumerLane
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.options.ordering import Order
 from penstock.consumer.settings import ConsumerSettings
@@ -52,6 +53,11 @@ class LanePlan:
     def group_of(self, handler: Handler) -> tuple[int, int]:
         """Return the first lane of a handler, and how many it has."""
         return self._groups[self._name_of(handler)]
+
+    def lanes_of(self, lanes: Sequence[ConsumerLane], handler: Handler) -> Sequence[ConsumerLane]:
+        """Return the lanes of a handler, given all."""
+        first, count = self.group_of(handler)
+        return lanes[first : first + count]
 
     def _name_of(self, handler: Handler) -> Hashable:
         space = _space_of(handler)

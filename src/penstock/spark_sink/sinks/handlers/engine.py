@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, fields
+from functools import partial
 from typing import Any
 
 from penstock.consumer.assignments import Assignment, Fetch
@@ -175,8 +176,7 @@ class TaskEngine:
         routes = Routes(
             work.group,
             time,
-            plan.group_of,
-            self._scheduler.lanes,
+            partial(plan.lanes_of, self._scheduler.lanes),
             middlewares=work.middlewares,
             contexts=self._contexts,
             telemetry=None,
