@@ -58,7 +58,7 @@ def test_a_handler_over_its_limit_is_interrupted_and_its_message_failed(
     options: dict[str, Any] = {"batch": batch, "retry": retry(2, wait=wait_none()), "on_failure": "dead_letter"}
 
     def first(given: Any) -> Message | None:
-        values = [one.value for one in (given if isinstance(given, list) else [given])]
+        values = [message.value for message in (given if isinstance(given, list) else [given])]
         if b"hangs" in values:
             return Message  # type: ignore[return-value] # anything that is not None
         done.extend(values)
@@ -196,9 +196,9 @@ def test_an_interruption_hits_the_call_it_was_meant_for_or_nothing_wherever_that
         assert call(slot, message) is None
         assert not slot.guard.is_calling
 
-    interrupted = [one for one in outcomes if one is not None]
+    interrupted = [outcome for outcome in outcomes if outcome is not None]
     assert len(outcomes) > 50
-    assert all(isinstance(one, Failed) and isinstance(one.error, HandlerTimeLimitError) for one in interrupted)
+    assert all(isinstance(failed, Failed) and isinstance(failed.error, HandlerTimeLimitError) for failed in interrupted)
     # Before and behind the call nothing is interrupted, and within it everything.
     assert 10 < len(interrupted) < len(outcomes) if arrives else not interrupted
 
@@ -295,7 +295,7 @@ def test_a_call_that_does_not_return_loses_its_message_and_its_place_and_keeps_i
 
         # Every lane goes on, that of the key as well; the offset is done, and so the watermark moves to what waits.
         until(lambda: len(hangs.done) == 41)
-        (said,) = until(lambda: [one for one in consumer.explain() if one.state == "behind a call"])
+        (said,) = until(lambda: [held for held in consumer.explain() if held.state == "behind a call"])
         (letter,) = broker.records("dlq.t")
         now = consumer.statistics()
 
@@ -354,7 +354,7 @@ def test_a_handler_that_runs_is_given_up_by_request_without_a_limit_of_its_own()
 
 def hang(stepped: Stepped) -> SteppedWorker:
     """Let the handler that was begun hang until it is abandoned; return the worker that is left behind."""
-    (worker,) = [one for one in stepped.consumer.workers if one.work is not None]
+    (worker,) = [worker for worker in stepped.consumer.workers if worker.work is not None]
     for seconds in (0, LIMIT_S, GRACE_S):
         stepped.broker.advance(seconds)
         stepped.poll()
@@ -395,13 +395,13 @@ def test_what_is_abandoned_is_given_up_at_once_as_its_handler_chose(
 
 def test_a_batch_that_is_abandoned_loses_the_first_message_of_a_key_and_blocks_the_rest_until_it_returns() -> None:
     batches: list[list[bytes | None]] = []
-    one = handler(
+    batched = handler(
         lambda messages: batches.append([message.value for message in messages]),
         batch=2,
         time_limit=LIMIT_S,
         on_failure="drop",
     )
-    stepped = Stepped({"t": one}, workers=3, lanes_per_worker=1, pinned=False)
+    stepped = Stepped({"t": batched}, workers=3, lanes_per_worker=1, pinned=False)
     stepped.feed("t", [(b"a", b"1"), (b"a", b"2"), (b"a", b"3")])
     stepped.take()
     worker = hang(stepped)

@@ -389,19 +389,21 @@ class TestApp:
 
 
 def _call(worker: SteppedWorker) -> Outcome:
-    slot, work = worker.slot, worker.work
+    slot, work, ended = worker.slot, worker.work, threading.Event()
     limit = worker.assignments[0].route.time_limit if worker.assignments else None
-    timer: threading.Timer | None = None
+    thread_id = threading.get_ident()
+
+    def interrupt() -> None:
+        # Again where the call had not begun by then: the machine may be busy.
+        while not ended.wait(limit) and not slot.guard.interrupt(lambda: worker.work is work, thread_id):
+            pass
+
     if limit is not None:
-        thread_id = threading.get_ident()
-        timer = threading.Timer(limit, lambda: slot.guard.interrupt(lambda: worker.work is work, thread_id))
-        timer.daemon = True
-        timer.start()
+        threading.Thread(target=interrupt, name="penstock-test-time-limit", daemon=True).start()
     try:
         outcome = call(slot, work)
     finally:
-        if timer is not None:
-            timer.cancel()
+        ended.set()
     error = getattr(outcome, "error", None)
     if isinstance(error, KeyboardInterrupt):
         # Whoever runs the test wants it to end. On a real worker thread no such thing arrives.
