@@ -159,14 +159,14 @@ def test_a_producer_whose_commit_was_repeated_serves_no_more(
     one = worker()
     assert one.applied(0, 4, 0) == [0, 0]
     for writer in one.writers():
-        begin = writer._ends.begin
+        begin = writer._watch.begin
 
-        def repeated(begin: Callable[[], None] = begin, watch: Any = writer._ends) -> None:
+        def repeated(begin: Callable[[], None] = begin, watch: Any = writer._watch) -> None:
             begin()
             # What the client library logs where the answer to an EndTxn was lost, and it asks again by itself.
             watch.log(10, "", "ENDTXN", "producer", "EndTxn returned _TRANSPORT (retriable)")
 
-        writer._ends.begin = repeated  # type: ignore[method-assign]
+        writer._watch.begin = repeated  # type: ignore[method-assign]
     assert one.applied(5, 9, 1) == [0, 0]
     assert calls["init"] == 2
     assert one.applied(10, 14, 2) == [0, 0]

@@ -7,7 +7,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import methodcaller
-from typing import NamedTuple
 
 from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerRun, Fetch
 from penstock.consumer.handlers.call_guard import CallGuard
@@ -208,11 +207,12 @@ class ExecutionSlot:
         return filtered + (0 if finished is None else count_refused(finished[0], finished[1].start, finished[1].stop))
 
 
-class SeenCall(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SeenCall:
     """A call that another thread saw under way in a slot: `started` tells two tries of a record apart."""
 
     slot: ExecutionSlot
-    record: Record
+    record: Record = field(repr=False)
     started: float
 
     def holds(self) -> bool:
