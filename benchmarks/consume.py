@@ -169,7 +169,7 @@ def raw_consume(
     if not tuned:
         for key in ("fetch.queue.backoff.ms", "max.partition.fetch.bytes"):
             del config[key]
-    consumer = Consumer({**config, "bootstrap.servers": bootstrap})
+    consumer = Consumer({**config, "bootstrap.servers": bootstrap, "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
     seen, begun = 0, 0.0
     while seen < count:
