@@ -98,7 +98,14 @@ class Intake:
 
     def __init__(self, task: Task) -> None:
         config = ConsumerSettings().client_config(task.group)
-        self.consumer = Consumer({**config, "bootstrap.servers": task.servers, "enable.auto.offset.store": True})
+        self.consumer = Consumer(
+            {
+                **config,
+                "bootstrap.servers": task.servers,
+                "enable.auto.offset.store": True,
+                "auto.offset.reset": "earliest",
+            }
+        )
         self.consumer.subscribe([task.source])
 
     def take(self, timeout: float) -> list[Message]:

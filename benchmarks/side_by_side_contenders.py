@@ -65,7 +65,7 @@ def bare_loop(task: Task) -> None:
     """Call nothing: `consume` with penstock's fetch settings."""
     measurement = Measurement(task)
     config = ConsumerSettings().client_config(uuid.uuid4().hex)
-    consumer = Consumer({**config, "bootstrap.servers": task.servers})
+    consumer = Consumer({**config, "bootstrap.servers": task.servers, "auto.offset.reset": "earliest"})
     consumer.subscribe([task.topic])
     judging = threading.Thread(target=measurement.wait)
     judging.start()
