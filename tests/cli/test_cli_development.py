@@ -29,14 +29,26 @@ def test_what_starts_an_app_again_and_how_it_ends(monkeypatch: pytest.MonkeyPatc
     given: dict[str, Any] = {}
     monkeypatch.setattr(watchfiles, "run_process", lambda folder, **options: given.update(folder=folder, **options))
 
-    assert run_again_on_change("shop:app", tmp_path) == 0
+    assert run_again_on_change("shop:app", ["--http=127.0.0.1:1"], tmp_path) == 0
 
     counts = given["watch_filter"]
     changes = ("shop.py", "penstock.toml", "notes.txt", ".git/hooks/a.py", "seen.pyc")
     added = watchfiles.Change.added
     assert [counts(added, str(tmp_path / name)) for name in changes] == [True, True, False, False, False]
-    assert given["target"] == f"{sys.executable} -m penstock run shop:app"
+    assert given["target"] == f"{sys.executable} -m penstock run shop:app --http=127.0.0.1:1"
     assert given["sigint_timeout"] > 25  # an app's own time to drain
+
+
+def test_an_app_that_starts_again_keeps_its_page(penstock_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+    monkeypatch.setattr("penstock.cli.run.reload.run_again_on_change", lambda *of: given.extend(of) or 0)
+
+    outcome = penstock_command(
+        "run", "shop:app", "--reload", "--http", "a:1", "--handler-limit", "9", "--show-messages"
+    )
+
+    assert outcome.code == 0
+    assert given == ["shop:app", ["--http=a:1", "--handler-limit=9.0", "--show-messages"]]
 
 
 def test_the_command_line_sets_options_of_the_app(

@@ -79,18 +79,18 @@ def run(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
     """
     switched_on = [*(["report=true"] if report else ()), *(["commands=true"] if commands else ())]
     with app_settings(servers, [*(settings or ()), *switched_on], config, config_file):
+        passed_on = [] if http is None else [f"--http={http}", f"--handler-limit={handler_limit}"]
+        passed_on += ["--show-messages"] if show_messages and http is not None else []
         if reload:
             if processes is not None:
                 raise ConfigurationError("--reload runs one process; leave --processes out")
             from penstock.cli.run.reload import run_again_on_change
 
-            raise typer.Exit(run_again_on_change(target))
+            raise typer.Exit(run_again_on_change(target, passed_on))
         if processes is not None:
             from penstock.supervisor.processes import run_processes
 
             log_to_stderr()
-            passed_on = [] if http is None else [f"--http={http}", f"--handler-limit={handler_limit}"]
-            passed_on += ["--show-messages"] if show_messages and http is not None else []
             raise typer.Exit(run_processes([target, *passed_on], processes, max_restarts))
         _run(target, http, handler_limit, show_messages=show_messages)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -16,10 +17,11 @@ _SUFFIXES = (".py", ".toml")
 _STOP_S = 30
 
 
-def run_again_on_change(target: str, folder: Path | None = None) -> int:
+def run_again_on_change(target: str, passed_on: Sequence[str] = (), folder: Path | None = None) -> int:
     """Run an app until Ctrl-C or SIGTERM, again after each change; `ConfigurationError` where watchfiles is missing.
 
-    An app that ended by itself, as one that could not be imported does, is started at the next change.
+    An app that ended by itself, as one that could not be imported does, is started at the next change. `passed_on`: the
+    options of `penstock run` for each start.
     """
     try:
         from watchfiles import DefaultFilter, run_process
@@ -33,7 +35,7 @@ def run_again_on_change(target: str, folder: Path | None = None) -> int:
     typer.echo(f"penstock: {target} starts again when a file changes here; Ctrl-C stops it", err=True)
     run_process(
         folder or Path.cwd(),
-        target=shlex.join([sys.executable, "-m", "penstock", "run", target]),
+        target=shlex.join([sys.executable, "-m", "penstock", "run", target, *passed_on]),
         target_type="command",
         watch_filter=CodeAndSettings(),
         callback=lambda changes: typer.echo(f"penstock: {len(changes)} changed, starting again", err=True),
