@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,17 @@ def test_the_help_of_every_command_ends_with_an_example(penstock_command: Comman
 
     assert outcome.code == 0
     assert outcome.out.rstrip().splitlines()[-1].strip().startswith(f"Example: penstock {command}")
+
+
+def test_the_version_is_printed_and_help_names_tables_as_they_are_written(
+    penstock_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    printed, shown = penstock_command("--version"), penstock_command("--help")
+
+    assert (printed.code, printed.out) == (0, f"penstock {version('penstock')}\n")
+    assert "the table [profiles.NAME] of penstock.toml" in shown.out
 
 
 def test_help_loads_no_engine() -> None:

@@ -55,7 +55,8 @@ def frame() -> typer.Typer:
     app = typer.Typer(
         name="penstock",
         help="Ordered, concurrent consumption of Kafka with transactional messages and Spark sinks.",
-        epilog="Exit codes: 0 all went well, 1 failed, 2 wrong use, 3 no broker. Example: penstock demo",
+        epilog="Exit codes: 0 all went well, 1 failed, 2 wrong use, 3 no broker, 4 start it again. "
+        "Example: penstock demo",
         no_args_is_help=True,
         pretty_exceptions_enable=False,  # errors are printed as sentences, by main()
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -99,6 +100,14 @@ def sentence(error: Exception) -> str:
     return f"unexpected {type(error).__name__}: {error}; run it again with `penstock --debug` to see where"
 
 
+def _print_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"penstock {version('penstock')}")
+        raise typer.Exit
+
+
 def _options(
     context: typer.Context,
     debug: Annotated[
@@ -106,8 +115,11 @@ def _options(
     ] = False,
     profile: Annotated[
         str | None,
-        typer.Option(help=f"Take the table [profiles.NAME] of penstock.toml, too (also {PROFILE_VARIABLE}=NAME)."),
+        typer.Option(help=rf"Take the table \[profiles.NAME] of penstock.toml, too (also {PROFILE_VARIABLE}=NAME)."),
     ] = None,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
 ) -> None:
     # Both are seen by the processes we start, too.
     if debug:
