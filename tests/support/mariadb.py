@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from support.debian import libraries_in, run, unpacked
+
 #: Names of a server's program, and Debian's package of it.
 _PROGRAMS = ("mariadbd", "mysqld")
 _PACKAGE = "mariadb-server-core"
@@ -40,7 +42,7 @@ def running() -> Iterator[str]:
         folder, environment = Path(name), dict(os.environ)
         command = [program, "--no-defaults", f"--datadir={folder / 'data'}", "--innodb-flush-log-at-trx-commit=0"]
         if root != Path("/"):
-            environment["LD_LIBRARY_PATH"] = ":".join({str(found.parent) for found in root.glob("usr/lib/*/*.so*")})
+            environment |= libraries_in(root)
             command.append(f"--basedir={root / 'usr'}")
         if os.getuid() == 0:
             command.append("--user=root")
@@ -82,29 +84,14 @@ def _program() -> tuple[str, Path]:
     for name in _PROGRAMS:
         if found := shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin"):
             return found, Path("/")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock-tests"
-    if not (root := cache / "mariadb").exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            needs = _run(["apt-cache", "depends", _PACKAGE], folder)
-            libraries = [line.split()[1] for line in needs.splitlines() if line.startswith("  Depends: lib")]
-            absent = [name for name in libraries if not _is_installed(name)]
-            _run(["apt-get", "download", _PACKAGE, *absent], folder)
-            for package in Path(folder).glob("*.deb"):
-                _run(["dpkg", "-x", package.name, "root"], folder)
-            with contextlib.suppress(OSError):  # another run was first
-                (Path(folder) / "root").rename(root)
+    root = unpacked(_PACKAGE, "mariadb")
     return str(root / "usr/sbin/mariadbd"), root
-
-
-def _is_installed(package: str) -> bool:
-    return subprocess.run(["dpkg", "-s", package], capture_output=True, check=False).returncode == 0
 
 
 def _make_data(command: Sequence[str], data: Path, root: Path, environment: Mapping[str, str]) -> None:
     data.mkdir()
-    if "MariaDB" not in _run([command[0], "--version"], data, environment):
-        _run([*command, "--initialize-insecure"], data, environment)
+    if "MariaDB" not in run([command[0], "--version"], data, environment):
+        run([*command, "--initialize-insecure"], data, environment)
         return
     # What mariadb-install-db does, which is not in that package.
     scripts = [
@@ -112,20 +99,4 @@ def _make_data(command: Sequence[str], data: Path, root: Path, environment: Mapp
         for name in ("system_tables", "performance_tables", "system_tables_data")
     ]
     begin = "CREATE DATABASE mysql;\nUSE mysql;\nSET @auth_root_socket = NULL;\n"
-    _run([*command, "--bootstrap"], data, environment, begin + "\n".join(scripts))
-
-
-def _run(
-    command: Sequence[str], folder: str | Path, environment: Mapping[str, str] | None = None, given: str = ""
-) -> str:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        input=given,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=_STEP_S,
-        check=True,
-    )
-    return done.stdout
+    run([*command, "--bootstrap"], data, environment, begin + "\n".join(scripts))
