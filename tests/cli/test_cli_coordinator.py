@@ -50,7 +50,7 @@ def test_the_command_has_every_argument_of_a_coordinator_with_its_default() -> N
     of_class = inspect.signature(Coordinator.__init__).parameters
     of_command = dict(inspect.signature(coordinator).parameters)
     # Where more of `config` stands, what names a store, and what is not the coordinator's own.
-    for name in ("config_file", "sql", "file", "report"):
+    for name in ("config_file", "sql", "file", "report", "http"):
         del of_command[name]
 
     assert set(of_command) == set(of_class) - NOT_GIVEN

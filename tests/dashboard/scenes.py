@@ -11,6 +11,7 @@ from penstock.dashboard import Address
 from penstock.dashboard.page.hub import Hub
 from penstock.dashboard.page.routes import page_routes
 from penstock.dashboard.server import HttpServer
+from penstock.dashboard.visitors import Visitors
 from penstock.reports.group_state import Group, Member
 from penstock.reports.latencies import BUCKETS
 from penstock.reports.report import Report, Sender, decode_report, encode_report
@@ -122,7 +123,7 @@ def serving(source: Any, **more: Any) -> Iterator[str]:
     server = HttpServer(Address("127.0.0.1", 0))
     messages = more.get("read_message") is not None
     with Hub(source, {"of": "penstock.reports", "messages": messages}) as hub:
-        server.start(page_routes(hub, is_loopback=True, **more))
+        server.start(page_routes(hub, **{"visitors": Visitors(is_loopback=True), **more}))
         try:
             yield f"http://{server.address}"
         finally:

@@ -6,10 +6,13 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from action_tools import TOKEN
 from playwright.sync_api import expect
+from reverse_proxy import free_port, proxied
 from scenes import Scene, alone, partition, report, serving
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,7 +20,9 @@ from starlette.routing import Route
 
 from kafka_tools import produce
 from penstock import App
-from penstock.dashboard import Address, Endpoints
+from penstock.dashboard import Address, AppEndpoints
+from penstock.dashboard.actions import ActionSettings, routes
+from penstock.dashboard.visitors import Visitors
 from penstock.devbroker import DevBroker
 from penstock.reports.group_state import Group, Member
 
@@ -209,6 +214,30 @@ def test_an_action_asks_for_the_token_then_once_more_and_names_what_was_done(ope
     assert backend.asked[-1] == ("give-up", given)
 
 
+def test_behind_a_proxy_under_a_path_the_page_and_its_actions_work_where_its_address_is_given(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    port = free_port()
+    asks = """dry => fetch('api/actions/pause', {method: 'POST', body: JSON.stringify({group: 'shop', topic: 'orders',
+        dry_run: true}), headers: {'Content-Type': 'application/json', Authorization: 'Bearer ' + dry}}
+        ).then(async answer => [answer.status, (await answer.json()).said])"""
+    answers = []
+    for public_url in (f"http://127.0.0.1:{port}/penstock/", None):
+        visitors = Visitors(is_loopback=True, public_url=public_url)
+        actions = routes(ActionSettings("127.0.0.1:1", token=TOKEN, visitors=visitors))
+        with (
+            serving(Scene(), visitors=visitors, actions=actions) as behind,
+            proxied(behind, port, tmp_path) as url,
+        ):
+            page = open_page(f"{url}#/shop")
+            expect(page.get_by_role("heading", name="shop")).to_be_visible()
+            expect(page.locator("header img")).to_have_js_property("complete", value=True)
+            answers.append(page.evaluate(asks, TOKEN))
+
+    assert (answers[0][0], "would" in answers[0][1]) == (200, True)
+    assert (answers[1][0], "--public-url" in answers[1][1]) == (403, True)
+
+
 def stores() -> list[Group]:
     """Return three coordinators: of a store in Kafka, of one that hears commands, and of one that does not."""
     hears = {"store": "other", "group": "sql.coordinator", "member": "vm-1"}
@@ -259,7 +288,7 @@ def test_one_process_shows_itself_and_the_message_in_its_way_to_whom_that_is_swi
     def pack(_message: object) -> None:
         assert go_on.wait(120)
 
-    with Endpoints(app, Address("127.0.0.1", 0), show_messages=True) as endpoints:
+    with AppEndpoints(app, Address("127.0.0.1", 0), show_messages=True) as endpoints:
         page = open_page(f"http://{endpoints.address}/#/{topic}")
         with app.start() as started:
             endpoints.watch(started)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import subprocess
+import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,18 +16,19 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from reverse_proxy import free_port
 
 from kafka_proxy import KafkaProxy
 from kafka_tools import produce
 from penstock import App, ConfigurationError, Telemetry
-from penstock.dashboard import Address, Endpoints, HealthLimits
+from penstock.dashboard import Address, AppEndpoints, HealthLimits
 from penstock.devbroker import DevBroker
 from waiting import wait_until
 
 ANY = Address("127.0.0.1", 0)
 
 
-def get(endpoints: Endpoints, path: str, **headers: str) -> tuple[int, str]:
+def get(endpoints: AppEndpoints, path: str, **headers: str) -> tuple[int, str]:
     """Return status and body."""
     connection = http.client.HTTPConnection(endpoints.address.host, endpoints.address.port, timeout=20)
     try:
@@ -34,12 +39,12 @@ def get(endpoints: Endpoints, path: str, **headers: str) -> tuple[int, str]:
         connection.close()
 
 
-def asked(endpoints: Endpoints, path: str) -> tuple[int, dict[str, Any]]:
+def asked(endpoints: AppEndpoints, path: str) -> tuple[int, dict[str, Any]]:
     status, body = get(endpoints, path)
     return status, json.loads(body)
 
 
-def reasons(endpoints: Endpoints, path: str) -> str:
+def reasons(endpoints: AppEndpoints, path: str) -> str:
     """Return why not, and nothing where all is well."""
     status, said = asked(endpoints, path)
     assert status == (503 if said["reasons"] else 200)
@@ -47,8 +52,8 @@ def reasons(endpoints: Endpoints, path: str) -> str:
 
 
 @contextmanager
-def serving(app: App, **limits: float) -> Iterator[Endpoints]:
-    with Endpoints(app, ANY, HealthLimits(**limits)) as endpoints:
+def serving(app: App, **limits: float) -> Iterator[AppEndpoints]:
+    with AppEndpoints(app, ANY, HealthLimits(**limits)) as endpoints:
         yield endpoints
 
 
@@ -173,7 +178,7 @@ def test_a_page_of_another_site_reads_nothing_and_an_address_that_is_taken_is_sa
         assert connection.getresponse().status == 405
         connection.close()
         with pytest.raises(ConfigurationError, match=f"cannot listen on {endpoints.address}: "):
-            Endpoints(app, endpoints.address)
+            AppEndpoints(app, endpoints.address)
 
 
 @pytest.mark.parametrize(
@@ -208,3 +213,33 @@ def test_each_member_process_listens_on_the_next_port(monkeypatch: pytest.Monkey
     assert ANY.of_this_process().port == 0
     with pytest.raises(ConfigurationError, match="65536"):
         Address("127.0.0.1", 65_534).of_this_process()
+
+
+def test_a_coordinator_is_probed_and_scraped_and_shows_its_page(
+    broker: DevBroker, new_topic: Callable[..., str]
+) -> None:
+    prefix, address = f"store.{new_topic()}", Address("127.0.0.1", free_port())
+    command = [sys.executable, "-m", "penstock", "coordinator", f"--bootstrap-servers={broker.bootstrap_servers}"]
+    running = subprocess.Popen([*command, f"--prefix={prefix}", f"--http={address}"])
+
+    def ask(path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError as error:
+            assert running.poll() is None
+            return 0, str(error)
+
+    try:
+        wait_until(lambda: ask("/readyz")[0] == 200, 120)
+        alive, metrics, state = ask("/healthz"), ask("/metrics"), ask("/api/groups")
+    finally:
+        running.terminate()
+        code = running.wait(60)
+
+    assert json.loads(alive[1]) == {"status": "alive", "reasons": []}
+    assert f'penstock_transactions_pending{{penstock_transactions_prefix="{prefix}"}} 0.0' in metrics[1]
+    assert [group["name"] for group in json.loads(state[1])["groups"]] == [f"{prefix}.coordinator"]
+    assert code == 0

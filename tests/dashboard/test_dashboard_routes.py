@@ -123,7 +123,8 @@ def test_browsers_beyond_the_limit_are_told_so_and_places_become_free(monkeypatc
 
 
 def test_messages_are_hidden_unless_switched_on_and_what_is_wrong_is_said() -> None:
-    place = "/api/message?topic=orders&partition=3&offset=7"
+    place = "/api/message?topic=payments&partition=1&offset=48228"
+    told = [partition("gone", 3, blocking_offset=7), partition("payments", 1, blocking_offset=48_228)]
 
     def read(topic: str, number: int, offset: int) -> dict[str, Any]:
         if topic == "gone":
@@ -132,13 +133,20 @@ def test_messages_are_hidden_unless_switched_on_and_what_is_wrong_is_said() -> N
 
     with serving(Scene()) as url:
         hidden = get(url, place)
-    with serving(Scene(), read_message=read) as url:
-        shown, gone = get(url, place), get(url, place.replace("orders", "gone"))
+    with serving(Scene(lambda: [alone("shop", partitions=told)]), read_message=read) as url:
+        unseen = get(url, place)
+        assert get(url, "/api/groups?group=shop")[0] == 200
+        shown, gone = get(url, place), get(url, "/api/message?topic=gone&partition=3&offset=7")
+        others = [
+            get(url, f"/api/message?topic={topic}&partition={number}&offset={offset}")[0]
+            for topic, number, offset in (("payments", 1, 48_229), ("secrets", 0, 0), ("payments%00", 2**31, -1))
+        ]
         wrong = get(url, "/api/message?topic=orders&partition=three&offset=7")
 
     assert (hidden[0], "--show-messages" in hidden[2]) == (403, True)
-    assert (shown[0], json.loads(shown[2])) == (200, {"key": "orders[3]@7"})
+    assert (shown[0], json.loads(shown[2])) == (200, {"key": "payments[1]@48228"})
     assert (gone[0], json.loads(gone[2])) == (404, {"said": "there is no message at gone[3]@7"})
+    assert (unseen[0], others) == (404, [404, 404, 404])
     assert wrong[0] == 422
 
 

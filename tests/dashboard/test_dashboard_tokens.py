@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -17,6 +18,7 @@ from penstock.dashboard.actions import ActionSettings, dashboard_token
 from penstock.dashboard.actions.action import Result
 from penstock.dashboard.actions.runner import ActionRunner
 from penstock.dashboard.actions.tokens import Judgement, TokenGuard
+from penstock.dashboard.visitors import Visitors
 from penstock.errors import BrokerConnectionError, ConfigurationError
 
 #: Nobody listens there: what comes so far was let in.
@@ -115,6 +117,34 @@ def test_only_a_page_of_this_address_may_ask_and_only_as_it_should() -> None:
         assert request(address, "/api/actions") == (200, {"enabled": False, "actions": []})
         off, told = act(address, "pause", group="sms", topic="orders")
     assert (off, "actions are off" in told["said"]) == (403, True)
+
+
+def test_behind_a_proxy_its_address_counts_as_the_pages_own_and_each_client_is_slowed_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.dashboard.actions.tokens._FIRST_S", 0.3)
+    visitors = Visitors(is_loopback=True, public_url="https://ops.example/penstock/")
+    asked = {"group": "sms", "topic": "orders", "dry_run": True}
+    json_body = {"Content-Type": "application/json"}
+    good = {"Authorization": f"Bearer {TOKEN}", **json_body}
+    with served(ActionSettings(NOWHERE, token=TOKEN, visitors=visitors)) as address:
+
+        def status(**headers: str) -> int:
+            return request(address, "/api/actions/pause", asked, **{**good, **headers})[0]
+
+        assert status(Origin="https://ops.example") == 200
+        assert status(Origin="https://ops.example", Host="ops.example") == 200
+        assert status(Origin="http://ops.example") == 403
+        assert status(Origin="https://evil.example") == 403
+        assert status(Host="evil.example") == 403
+        with ThreadPoolExecutor(5) as guesses:
+            wrong = {"Authorization": "Bearer wrong", "X-Forwarded-For": "10.0.0.1, 10.0.0.66"}
+            found = list(guesses.map(lambda _: status(**wrong), range(5)))
+        assert 429 in found
+        assert status(**{"X-Forwarded-For": "10.0.0.66, 10.0.0.7"}) == 200
+
+    with pytest.raises(ConfigurationError, match=r"--public-url 'ops\.example' is no address of a page"):
+        Visitors(is_loopback=True, public_url="ops.example")
 
 
 def test_what_is_planted_in_parameters_comes_back_escaped() -> None:

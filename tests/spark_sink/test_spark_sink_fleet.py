@@ -94,7 +94,7 @@ def test_a_topic_that_is_deleted_and_comes_back_leaves_its_sink_with_one_replica
 
 def test_a_sink_that_stands_by_says_who_runs_it_and_leaves_its_replica_ready() -> None:
     standby = SinkStatistics(name="orders", state=SinkState.STANDBY, holder="host-7 at 10.0.0.5")
-    health = Health(HealthLimits())
+    health = Health("fleet", HealthLimits())
     health.running = RunningApp(None, None, [], cast("AppSinks", SimpleNamespace(statistics=lambda: [standby])))
 
     assert str(standby) == "sink orders: standby, host-7 at 10.0.0.5 runs it"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,7 +16,9 @@ from penstock.cli.tx.store_location import Sql
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from penstock.transactions import FileStore, SqlStore
+    from penstock.dashboard import PrometheusMetrics
+    from penstock.telemetry import Telemetry
+    from penstock.transactions import Coordinator, FileStore, SqlStore
 
 _POLL_S = 0.2
 
@@ -69,19 +72,28 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
         bool,
         typer.Option("--commands", help="Settle and resume transactions as it is told in the topic penstock.commands."),
     ] = False,
+    http: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve a page, /healthz, /readyz and /metrics there."),
+    ] = None,
     config: ClientSettings = None,
     config_file: ConfigFile = None,
 ) -> None:
     """Publish what producers committed, settle what they left undecided; until SIGTERM or Ctrl-C.
 
     Any number may run: they share the work, save on a file store. For a discard policy that is a function, run a
-    `penstock.Coordinator` in a program of yours. Exit codes: 0 ended in order, 1 failed, 2 wrong use, 3 no broker.
+    `penstock.Coordinator` in a program of yours.
+
+    With --http, /healthz fails where it has ended, and /readyz as long as it has taken no partition over.
+
+    Exit codes: 0 ended in order, 1 failed, 2 wrong use, 3 no broker.
     """
-    from penstock.description import coordinator_reporter
     from penstock.transactions import Coordinator
 
     log_to_stderr()
     settings = client_settings(config, config_file)
+    given: dict[str, Any] = {}
+    metrics = None if http is None else _metrics(given)
     store = _store(bootstrap_servers, prefix, settings, sql, file)
     kafka: dict[str, Any] = {"bootstrap_servers": bootstrap_servers, "prefix": prefix, "config": settings}
     with (
@@ -99,17 +111,43 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
             instance=instance,
             session_timeout=session_timeout,
             commands=commands,
+            **given,
         ) as running,
+        ExitStack() as beside,
     ):
         name = repr(prefix) if store is None else store.label
         typer.echo(f"The coordinator of {name} runs at {bootstrap_servers}; Ctrl-C stops it.")
-        with ExitStack() as reports:
-            if report:
-                reporter = coordinator_reporter(f"{prefix}.coordinator", running, bootstrap_servers, settings)
-                reports.callback(reporter.stop)
-                reporter.start()
-            while not running.wait(_POLL_S):
-                pass  # leaving the block raises what ended it
+        if report:
+            from penstock.description import coordinator_reporter
+
+            reporter = coordinator_reporter(f"{prefix}.coordinator", running, bootstrap_servers, settings)
+            beside.callback(reporter.stop)
+            reporter.start()
+        if http is not None and metrics is not None:
+            beside.enter_context(_endpoints(running, http, metrics, settings))
+        while not running.wait(_POLL_S):
+            pass  # leaving the block raises what ended it
+
+
+def _metrics(given: dict[str, Any]) -> PrometheusMetrics:
+    """Return what collects the metrics of a coordinator that is made with what is added to `given`."""
+    from penstock.dashboard import PrometheusMetrics
+
+    def report_to(telemetry: Telemetry) -> Telemetry:
+        given["telemetry"] = telemetry
+        return telemetry
+
+    return PrometheusMetrics(report_to)
+
+
+def _endpoints(
+    running: Coordinator, http: str, metrics: PrometheusMetrics, settings: dict[str, str]
+) -> AbstractContextManager[object]:
+    from penstock.dashboard import Address, CoordinatorHealth, Endpoints
+    from penstock.reports.reporter import sender_of
+
+    sender = replace(sender_of(running.group, settings), member=running.member)
+    return Endpoints(CoordinatorHealth(running), sender, Address.parse(http), lambda: metrics)
 
 
 def _store(

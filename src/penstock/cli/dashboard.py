@@ -33,6 +33,14 @@ def dashboard(  # noqa: PLR0917 - typer reads options from parameters; nobody ca
             help="Holds the token that actions need, as PENSTOCK_DASHBOARD_TOKEN may. Without one it only shows.",
         ),
     ] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Its address at a reverse proxy, as browsers see it: https://ops.example/penstock/. Actions work "
+            "there then, and X-Forwarded-For says who asks.",
+        ),
+    ] = None,
     topic: ReportTopic = DEFAULT_TOPIC,
     config: ClientSettings = None,
     config_file: ConfigFile = None,
@@ -62,6 +70,7 @@ def dashboard(  # noqa: PLR0917 - typer reads options from parameters; nobody ca
             topic=topic,
             show_messages=show_messages,
             token=dashboard_token(token_file),
+            public_url=public_url,
         ) as page,
     ):
         typer.echo(f"The dashboard of {bootstrap_servers} is at http://{page.address}; Ctrl-C stops it.")

@@ -2,7 +2,17 @@
 
 from penstock.dashboard.address import Address
 from penstock.dashboard.dashboard import Dashboard
-from penstock.dashboard.endpoints import Endpoints, run_with_endpoints
-from penstock.dashboard.health import HealthLimits
+from penstock.dashboard.endpoints import AppEndpoints, Endpoints, run_with_endpoints
+from penstock.dashboard.health import CoordinatorHealth, HealthLimits
+from penstock.dashboard.metrics import PrometheusMetrics
 
-__all__ = ["Address", "Dashboard", "Endpoints", "HealthLimits", "run_with_endpoints"]
+__all__ = [
+    "Address",
+    "AppEndpoints",
+    "CoordinatorHealth",
+    "Dashboard",
+    "Endpoints",
+    "HealthLimits",
+    "PrometheusMetrics",
+    "run_with_endpoints",
+]

@@ -14,6 +14,7 @@ from penstock.dashboard.page.messages import read_message
 from penstock.dashboard.page.routes import page_routes
 from penstock.dashboard.page.sources import ReportSource
 from penstock.dashboard.server import HttpServer
+from penstock.dashboard.visitors import Visitors
 from penstock.options import ClientConfig
 from penstock.reports.settings import DEFAULT_TOPIC
 
@@ -31,9 +32,10 @@ class Dashboard:
         show_messages: whether the page shows keys, headers and values of messages.
         token: what whoever asks for an action must show; None: the page only shows.
         commands: the topics of commands and of their audit.
+        public_url: the page's address at a reverse proxy, as browsers see it.
 
     Raises:
-        ConfigurationError: a package is missing, or the address cannot be had.
+        ConfigurationError: a package is missing, the address cannot be had, or `public_url` is none.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Dashboard:
         show_messages: bool = False,
         token: str | None = None,
         commands: CommandSettings | None = None,
+        public_url: str | None = None,
     ) -> None:
+        visitors = Visitors(is_loopback=address.is_loopback, public_url=public_url)
         self._server = HttpServer(address)
         #: Where it listens: with the port that was free, where any was asked for.
         self.address = self._server.address
@@ -54,7 +58,7 @@ class Dashboard:
         self._hub = Hub(ReportSource(bootstrap_servers, settings, topic), {"of": topic, "messages": show_messages})
         self._routes = page_routes(
             self._hub,
-            is_loopback=address.is_loopback,
+            visitors=visitors,
             read_message=partial(read_message, bootstrap_servers, settings) if show_messages else None,
             actions=routes(
                 ActionSettings(
@@ -62,7 +66,7 @@ class Dashboard:
                     settings,
                     token,
                     commands or CommandSettings(),
-                    is_loopback=address.is_loopback,
+                    visitors=visitors,
                     members=self._hub.listening,
                 )
             ),

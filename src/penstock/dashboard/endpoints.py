@@ -16,13 +16,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from penstock.dashboard.address import Address
-from penstock.dashboard.health import Health, HealthLimits, Verdict
+from penstock.dashboard.health import Health, HealthLimits, Process, Verdict
 from penstock.dashboard.metrics import PrometheusMetrics
 from penstock.dashboard.page.hub import Hub
 from penstock.dashboard.page.messages import read_message
-from penstock.dashboard.page.routes import page_routes
+from penstock.dashboard.page.routes import ReadMessage, page_routes
 from penstock.dashboard.page.sources import OwnSource
 from penstock.dashboard.server import HEADERS, Endpoint, HttpServer, guarded
+from penstock.dashboard.visitors import Visitors
+from penstock.reports.report import Sender
+from penstock.reports.reporter import sender_of
 from penstock.running import RunningApp, run_until_signal
 
 if TYPE_CHECKING:
@@ -41,47 +44,41 @@ _COLLECT_S = 10.0
 
 
 class Endpoints:
-    """Serves the state of one app by HTTP. Made before the app starts; a context manager.
+    """Serves the state of one process by HTTP. A context manager.
 
     Args:
-        app: the app; it has not been started.
+        process: the process.
+        sender: its name among the members of its group.
         address: where to listen. Who reaches it sees names of topics, groups, handlers and hosts.
-        limits: what is too long.
-        show_messages: whether the page shows keys, headers and values of messages.
+        metrics: returns what collects its metrics.
+        read_message: returns a message by topic, partition and offset; None where the page hides messages.
 
     Raises:
-        ConfigurationError: a package is missing, the address cannot be had, or the app's meter provider not be read.
+        ConfigurationError: a package is missing, the address cannot be had, or the meter provider not be read.
     """
 
     def __init__(
         self,
-        app: App,
+        process: Process,
+        sender: Sender,
         address: Address,
-        limits: HealthLimits | None = None,
+        metrics: Callable[[], PrometheusMetrics],
         *,
-        show_messages: bool = False,
+        read_message: ReadMessage | None = None,
     ) -> None:
-        self._health = Health(limits or HealthLimits())
+        self._process = process
+        self._visitors = Visitors(is_loopback=address.is_loopback)
         self._server = HttpServer(address, [self._look])
         #: Where it listens: with the port that was free, where any was asked for.
         self.address = self._server.address
-        self._source = OwnSource(app.name, app.config)
-        self._hub = Hub(self._source, {"of": "this process", "messages": show_messages})
-        self._page = page_routes(
-            self._hub,
-            is_loopback=address.is_loopback,
-            read_message=partial(read_message, app.bootstrap_servers, app.config) if show_messages else None,
-        )
+        shown = {"of": "this process", "messages": read_message is not None}
+        self._hub = Hub(OwnSource(sender, process), shown)
+        self._page = page_routes(self._hub, visitors=self._visitors, read_message=read_message)
         try:
-            self._metrics = PrometheusMetrics(app)
+            self._metrics = metrics()
         except BaseException:
             self._server.stop()
             raise
-
-    def watch(self, running: RunningApp) -> None:
-        """Tell of this app from now on; until then the answer is that it starts."""
-        self._health.running = running
-        self._source.watch(running)
 
     def __enter__(self) -> Self:
         """Serve."""
@@ -100,24 +97,24 @@ class Endpoints:
     async def _look(self) -> None:
         while True:
             try:
-                self._health.look()
+                self._process.look()
             except Exception:  # noqa: BLE001 - as in _run
-                _log.exception("the app's statistics could not be read")
+                _log.exception("the statistics could not be read")
             await asyncio.sleep(_LOOK_S)
 
     def _routes(self) -> list[BaseRoute]:
         from starlette.routing import Route
 
         def route(path: str, endpoint: Endpoint) -> BaseRoute:
-            return Route(path, guarded(endpoint, is_loopback=self._server.is_loopback))
+            return Route(path, guarded(endpoint, self._visitors))
 
         return [route("/healthz", self._healthz), route("/readyz", self._readyz), route("/metrics", self._metricsz)]
 
     async def _healthz(self, _: Request) -> Response:
-        return _verdict(self._health.alive, "alive", "hung")
+        return _verdict(self._process.alive, "alive", "hung")
 
     async def _readyz(self, _: Request) -> Response:
-        return _verdict(self._health.ready, "ready", "not ready")
+        return _verdict(self._process.ready, "ready", "not ready")
 
     async def _metricsz(self, request: Request) -> Response:
         from starlette.responses import PlainTextResponse, Response
@@ -160,17 +157,47 @@ def _verdict(judge: Callable[[], Verdict], well: str, unwell: str) -> Response:
     try:
         verdict = judge()
     except Exception:  # noqa: BLE001 - as in _run
-        _log.exception("the app could not be judged")
-        verdict = Verdict(well=False, reasons=("the app's state could not be read; the log says why",))
+        _log.exception("the process could not be judged")
+        verdict = Verdict(well=False, reasons=("the state could not be read; the log says why",))
     body = json.dumps({"status": well if verdict.well else unwell, "reasons": verdict.reasons}) + "\n"
     return Response(body, 200 if verdict.well else 503, {**HEADERS, "Content-Type": "application/json"})
+
+
+class AppEndpoints(Endpoints):
+    """Serves the state of an app by HTTP. Made before the app starts; a context manager.
+
+    Args:
+        app: the app; it has not been started.
+        address: as `Endpoints` has it.
+        limits: what is too long.
+        show_messages: whether the page shows keys, headers and values of messages that it names.
+
+    Raises:
+        ConfigurationError: as `Endpoints`.
+    """
+
+    def __init__(
+        self, app: App, address: Address, limits: HealthLimits | None = None, *, show_messages: bool = False
+    ) -> None:
+        self._health = Health(app.name, limits or HealthLimits())
+        super().__init__(
+            self._health,
+            sender_of(app.name, app.config),
+            address,
+            lambda: PrometheusMetrics(app.report_to),
+            read_message=partial(read_message, app.bootstrap_servers, app.config) if show_messages else None,
+        )
+
+    def watch(self, running: RunningApp) -> None:
+        """Show this app from now on; until then the answer is that it starts."""
+        self._health.running = running
 
 
 def run_with_endpoints(
     app: App, address: Address, limits: HealthLimits | None = None, *, show_messages: bool = False
 ) -> None:
     """Run an app as `App.run` does, with its endpoints from before its start until after its end. Raises as that."""
-    with Endpoints(app, address, limits, show_messages=show_messages) as endpoints:
+    with AppEndpoints(app, address, limits, show_messages=show_messages) as endpoints:
 
         def start() -> RunningApp:
             running = app.start()

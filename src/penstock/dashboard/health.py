@@ -7,13 +7,18 @@ give it nothing. Reasons name topics, offsets, handlers and threads, never keys 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from penstock import options as check
 from penstock.consumer import ConsumerStatistics, Explanation
+from penstock.description import coordinator_description
+from penstock.errors import PenstockError
+from penstock.reports.reporter import hashed
 from penstock.running import RunningApp
 from penstock.spark_sink.progress.statistics import SinkState
+from penstock.transactions import Coordinator
 
 #: Reasons that one answer gives, at most.
 _MAX_REASONS = 10
@@ -55,10 +60,37 @@ class Verdict:
         return cls(not reasons, tuple(reasons[:_MAX_REASONS]))
 
 
-class Health:
-    """Judges one process. For one thread, which also calls `look` every few seconds."""
+class Process(Protocol):
+    """One process: what the page shows of it, and how it is judged.
 
-    def __init__(self, limits: HealthLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    `look`, `alive` and `ready` are for one thread, `trouble` and `description` for any.
+    """
+
+    def look(self) -> None:
+        """Note whether it goes on; called every few seconds."""
+
+    def alive(self) -> Verdict:
+        """Return whether it goes on: where it does not, a restart helps."""
+        ...
+
+    def ready(self) -> Verdict:
+        """Return whether it does its work."""
+        ...
+
+    def trouble(self) -> str | None:
+        """Return what the page says above all else, or None."""
+        ...
+
+    def description(self) -> Mapping[str, Any] | None:
+        """Return its description, without keys; None until it has started."""
+        ...
+
+
+class Health:
+    """The process of an app."""
+
+    def __init__(self, name: str, limits: HealthLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
         self._limits = limits
         self._clock = clock
         #: The app; None until it has started.
@@ -93,10 +125,9 @@ class Health:
     def ready(self) -> Verdict:
         """Return whether it has partitions and gets on with them; sinks must run."""
         running = self.running
-        if running is None:
-            return Verdict.of(["the app is starting"])
-        if running.is_stopping:
-            return Verdict.of(["the app is stopping"])
+        trouble = self.trouble()
+        if running is None or trouble is not None:
+            return Verdict.of([trouble or "the app is starting"])
         reasons = [
             f"sink {sink.name} is {sink.state.value}"
             for sink in running.sinks()
@@ -106,6 +137,16 @@ class Health:
             self.look()
             reasons += self._not_moving(running.explain())
         return Verdict.of(reasons)
+
+    def trouble(self) -> str | None:
+        """As `Process` says."""
+        if self.running is None:
+            return "the app is starting"
+        return "the app is stopping" if self.running.is_stopping else None
+
+    def description(self) -> Mapping[str, Any] | None:
+        """As `Process` says."""
+        return None if self.running is None else hashed(self.running.explanation(self._name), self._name)
 
     def _not_moving(self, partitions: list[Explanation]) -> list[str]:
         assigned = [partition for partition in partitions if partition.partition >= 0]
@@ -118,6 +159,41 @@ class Health:
             [str(partition) for partition in assigned if _is_stuck(partition)] if still_s > self._limits.moving else []
         )
         return [f"nothing was done for {still_s:.0f} s, though there is work", *stuck] if stuck else []
+
+
+class CoordinatorHealth:
+    """The process of `penstock coordinator`."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def look(self) -> None:
+        """As `Process` says; there is nothing to note."""
+
+    def alive(self) -> Verdict:
+        """Return whether it runs: it ends by itself where it cannot go on."""
+        try:
+            has_ended = self._coordinator.wait(0)
+        except PenstockError as error:
+            return Verdict.of([str(error)])
+        return Verdict.of(["the coordinator has ended"] if has_ended else [])
+
+    def ready(self) -> Verdict:
+        """Return whether it has taken partitions over; what single transactions wait for does not count."""
+        alive = self.alive()
+        if not alive.well or self._coordinator.statistics().partitions:
+            return alive
+        return Verdict.of(["no partition is taken over", *self._coordinator.waits()])
+
+    def trouble(self) -> str | None:
+        """As `Process` says."""
+        return None
+
+    def description(self) -> Mapping[str, Any]:
+        """As `Process` says."""
+        coordinator = self._coordinator
+        described = {"coordinator": coordinator_description(coordinator), "commands": coordinator.hears_commands}
+        return hashed(described, coordinator.group)
 
 
 def _done(found: ConsumerStatistics) -> int:

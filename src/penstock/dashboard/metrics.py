@@ -1,12 +1,13 @@
 """`/metrics`: the process's metrics as Prometheus reads them, by OpenTelemetry's own exporter.
 
-An app that was given no `Telemetry` reports metrics, and no spans, to a provider of this module's. Where it was given
-one, its provider gets a further reader, so that what it exports elsewhere goes there as before.
+What was given no `Telemetry` reports metrics, and no spans, to a provider of this module's. Where it was given one, its
+provider gets a further reader, so that what it exports elsewhere goes there as before.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.dashboard.server import INSTALL
@@ -15,20 +16,20 @@ from penstock.errors import ConfigurationError
 if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
-    from penstock.app import App
+    from penstock.telemetry import Telemetry
 
 
 class PrometheusMetrics:
-    """Collects the metrics of an app. Made before its start, closed after its end.
+    """Collects the metrics of a process. Made before its start, closed after its end.
 
     Args:
-        app: the app; it has not been started.
+        report_to: has the process report to this `Telemetry`, unless it was given one, and returns where it reports.
 
     Raises:
-        ConfigurationError: the exporter is not installed, or the app's meter provider takes no further reader.
+        ConfigurationError: the exporter is not installed, or the process's meter provider takes no further reader.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, report_to: Callable[[Telemetry], Telemetry]) -> None:
         try:
             from opentelemetry.exporter.prometheus import PrometheusMetricReader
             from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
@@ -39,14 +40,14 @@ class PrometheusMetrics:
         self._registry: CollectorRegistry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
-        self._provider = _provider_of(app)
+        self._provider = _provider_of(report_to)
         # One collection at a time: the exporter's collector is made for that.
         self._lock = threading.Lock()
         self._reader: Any = PrometheusMetricReader(registry=self._registry, scope_info_enabled=False)
         self._provider.add_metric_reader(self._reader)
 
     def text(self, accept: str) -> tuple[bytes, str]:
-        """Collect, and return the metrics with their media type; as slow as the slowest of the app's callbacks."""
+        """Collect, and return the metrics with their media type; as slow as the slowest of the callbacks."""
         from prometheus_client.exposition import choose_encoder
 
         encode, media_type = choose_encoder(accept)
@@ -58,8 +59,8 @@ class PrometheusMetrics:
         self._provider.remove_metric_reader(self._reader)
 
 
-def _provider_of(app: App) -> Any:
-    """Return the meter provider that the app reports to; one of its own where it was given none."""
+def _provider_of(report_to: Callable[[Telemetry], Telemetry]) -> Any:
+    """Return the meter provider that a process reports to; one of this module's where it was given none."""
     from opentelemetry import metrics
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.trace import NoOpTracerProvider
@@ -67,7 +68,7 @@ def _provider_of(app: App) -> Any:
     from penstock.telemetry import Telemetry
 
     own = MeterProvider(shutdown_on_exit=False)
-    provider = app.report_to(Telemetry(NoOpTracerProvider(), own)).meter_provider
+    provider = report_to(Telemetry(NoOpTracerProvider(), own)).meter_provider
     if provider is None:
         provider = metrics.get_meter_provider()
         if not hasattr(provider, "add_metric_reader"):

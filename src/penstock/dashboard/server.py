@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.dashboard.address import Address
+from penstock.dashboard.visitors import Visitors
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -42,16 +43,13 @@ HEADERS: Mapping[str, str] = {
 Endpoint = Callable[["Request"], Awaitable["Response"]]
 
 
-def guarded(endpoint: Endpoint, *, is_loopback: bool) -> Endpoint:
-    """Return an endpoint that answers pages of other sites nothing, where only this machine is meant.
-
-    A page may have its own name resolve to the loopback address, and then reads what is there; but it says so.
-    """
+def guarded(endpoint: Endpoint, visitors: Visitors) -> Endpoint:
+    """Return an endpoint that refuses requests which name another site's address."""
 
     async def answer(request: Request) -> Response:
         from starlette.responses import PlainTextResponse
 
-        if is_loopback and not Address(request.url.hostname or "", 0).is_loopback:
+        if not visitors.may_read(request):
             return PlainTextResponse("this address is for this machine alone\n", 403, HEADERS)
         return await endpoint(request)
 
@@ -75,8 +73,6 @@ class HttpServer:
             import uvicorn  # noqa: F401 - the same
         except ImportError as error:
             raise ConfigurationError(f"endpoints need starlette and uvicorn: {INSTALL}") from error
-        #: Whether only this machine reaches it.
-        self.is_loopback = address.is_loopback
         self._listener = address.listen()
         with suppress(OSError):
             self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TAKES_NOTHING_MS)

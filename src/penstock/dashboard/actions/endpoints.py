@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from penstock.commands.audit import Outcome
 from penstock.commands.sender import ANSWER_S
@@ -23,7 +22,7 @@ from penstock.dashboard.actions.action import MakeAction, Members, Result, Surro
 from penstock.dashboard.actions.parameters import ParameterError, Parameters
 from penstock.dashboard.actions.runner import ActionRunner, TooManyError
 from penstock.dashboard.actions.tokens import Judgement, TokenGuard
-from penstock.dashboard.address import Address
+from penstock.dashboard.visitors import Visitors
 from penstock.options import ClientConfig
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class ActionSettings:
         config: client settings by librdkafka's names.
         token: what a request must show; None: there are no actions.
         commands: the topics of commands and of the audit.
-        is_loopback: whether the server listens to this machine alone.
+        visitors: whose requests are answered.
         members: returns which members of a group listen to commands, as far as that is known; any thread.
         answer_timeout: seconds that members have for an answer.
     """
@@ -79,7 +78,7 @@ class ActionSettings:
     config: ClientConfig = field(default_factory=dict, repr=False)
     token: str | None = field(default=None, repr=False)
     commands: CommandSettings = field(default_factory=CommandSettings)
-    is_loopback: bool = True
+    visitors: Visitors = field(default_factory=lambda: Visitors(is_loopback=True))
     members: Members = _nobody
     answer_timeout: float = ANSWER_S
 
@@ -107,7 +106,7 @@ class _ActionEndpoints:
     """Answers requests on the thread of the event loop."""
 
     def __init__(self, settings: ActionSettings) -> None:
-        self._is_loopback = settings.is_loopback
+        self._visitors = settings.visitors
         self._guard = None if settings.token is None else TokenGuard(settings.token)
         reached = (settings.bootstrap_servers, settings.config, settings.commands)
         self._runner = ActionRunner(Surroundings(*reached, settings.members, settings.answer_timeout))
@@ -139,7 +138,7 @@ class _ActionEndpoints:
             raise _RefusedError(404, f"there is no such action; there are {', '.join(_ACTIONS)}")
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise _RefusedError(415, "an action is asked for as JSON: Content-Type: application/json")
-        client = "somewhere" if request.client is None else request.client.host
+        client = self._visitors.client(request)
         await self._require_token(request, client, name)
         body = await _body(request)
         try:
@@ -157,17 +156,15 @@ class _ActionEndpoints:
         return _result_answer(result, {"id": identity})
 
     def _require_own_page(self, request: Request) -> None:
-        """Refuse requests that a page of another site makes in somebody's browser.
-
-        A page may have its own name resolve to the loopback address; but its requests say so, as `Endpoints` has it.
-        """
-        if self._is_loopback and not Address(request.url.hostname or "", 0).is_loopback:
+        """Refuse requests that a page of another site makes in somebody's browser."""
+        if not self._visitors.may_read(request):
             raise _RefusedError(403, "this address is for this machine alone")
-        origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower():
-            raise _RefusedError(403, "a page of another site asks for this; open the dashboard itself")
-        if request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
-            raise _RefusedError(403, "a page of another site asks for this; open the dashboard itself")
+        if not self._visitors.is_own_page(request):
+            raise _RefusedError(
+                403,
+                "a page of another site asks for this; open the dashboard itself, and behind a proxy start it with "
+                "--public-url",
+            )
 
     async def _require_token(self, request: Request, client: str, name: str) -> None:
         if self._guard is None:

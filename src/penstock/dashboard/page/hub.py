@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Self
 
 from penstock.dashboard.page.history import STEP_S, History
-from penstock.dashboard.page.snapshot import group_history, group_view, overview, overview_history
+from penstock.dashboard.page.snapshot import group_history, group_view, overview, overview_history, shown_places
 from penstock.dashboard.page.sources import Source
 from penstock.reports.group_state import Group
 
@@ -33,6 +33,8 @@ _MOST_S = 2.0
 _WAIT_S = 0.5
 _LEAST_WAIT_S = 0.1
 _END_S = 2.0
+#: Seconds for which a message may be read after the page named it last: somebody looks at it.
+_NAMED_S = 120.0
 #: Browsers at a time.
 _MOST_BROWSERS = 64
 
@@ -108,6 +110,8 @@ class Hub:
         self._is_failing = False
         # By group; replaced as a whole by the hub's thread, read by any.
         self._listening: Mapping[str, frozenset[str]] = {}
+        # When a message was last named, on the monotonic clock; the same.
+        self._named: Mapping[tuple[str, int, int], float] = {}
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -126,6 +130,10 @@ class Hub:
     def listening(self, group: str) -> frozenset[str]:
         """Return the members of a group that report that they listen to commands. Any thread."""
         return self._listening.get(group, frozenset())
+
+    def names(self, topic: str, partition: int, offset: int) -> bool:
+        """Tell whether the page names this message, or did a moment ago. Any thread."""
+        return (topic, partition, offset) in self._named
 
     def subscribe(self, view: View) -> Subscription:
         """Have a browser shown a view; `TooManyError` where there are too many. On the browser's loop."""
@@ -191,6 +199,10 @@ class Hub:
     def _show(self, browsers: Sequence[Subscription], *, with_history: bool) -> None:
         """Make what these browsers look at, and offer it to them."""
         groups = self._source.groups()
+        if self._told.get("messages"):
+            now = time.monotonic()
+            recent = {place: at for place, at in self._named.items() if now - at < _NAMED_S}
+            self._named = recent | dict.fromkeys(shown_places(groups), now)
         made: dict[tuple[str, View], bytes] = {}
         for browser in browsers:
             kinds = ("state", "history") if with_history or browser.is_new else ("state",)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.dashboard.page.events import TOO_MANY, answer, as_response, stream
 from penstock.dashboard.page.hub import Hub, TooManyError, View
 from penstock.dashboard.server import HEADERS, Endpoint, guarded
+from penstock.dashboard.visitors import Visitors
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -47,20 +48,20 @@ ReadMessage = Callable[[str, int, int], Any]
 
 
 def page_routes(
-    hub: Hub, *, is_loopback: bool, read_message: ReadMessage | None = None, actions: Sequence[BaseRoute] = ()
+    hub: Hub, *, visitors: Visitors, read_message: ReadMessage | None = None, actions: Sequence[BaseRoute] = ()
 ) -> list[BaseRoute]:
     """Return the routes of the page.
 
     Args:
         hub: what it shows; started and stopped elsewhere.
-        is_loopback: whether only this machine is to be answered.
+        visitors: whose requests are answered.
         read_message: returns a message by topic, partition and offset; None where that is not switched on.
         actions: routes below `/api/actions`, where the page may do something; they guard themselves.
     """
     from starlette.routing import Route
 
     def route(path: str, endpoint: Endpoint) -> BaseRoute:
-        return Route(path, guarded(endpoint, is_loopback=is_loopback))
+        return Route(path, guarded(endpoint, visitors))
 
     page = _Page(hub, read_message)
     return [
@@ -122,6 +123,8 @@ class _Page:
             place = (asked["topic"], int(asked["partition"]), int(asked["offset"]))
         except (KeyError, ValueError):
             return answer({"said": "name topic, partition and offset"}, 422)
+        if not self._hub.names(*place):
+            return answer({"said": "the page shows only messages that it names: what blocks, is parked or failed"}, 404)
         if self._reading >= _MOST_READ:
             return answer({"said": "other messages are being read; try again"}, 503)
         return await self._read(partial(self._read_message, *place))

@@ -6,7 +6,7 @@ Bounded: a list has so many entries, the ones first that most need somebody, and
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.dashboard.page.history import History
@@ -92,6 +92,17 @@ def group_history(group: str, history: History, member: str | None = None) -> di
     """Return the series of a group, or of one of its members, and of its Spark queries."""
     series = history.of_group(group) if member is None else history.of_member(group, member)
     return {"series": series, "sinks": history.of_sinks(group)}
+
+
+def shown_places(groups: Iterable[Group]) -> Iterator[tuple[str, int, int]]:
+    """Yield topic, partition and offset of messages that the page names: what blocks, is parked or was given up."""
+    for report in (member.report for group in groups for member in group.members):
+        for partition in report.partitions:
+            if partition["blocking_offset"] is not None:
+                yield partition["topic"], partition["partition"], partition["blocking_offset"]
+        for message in (*report.parked, *report.dead_letters):
+            if message["offset"] is not None:
+                yield message["topic"], message["partition"], message["offset"]
 
 
 def overview_history(groups: Iterable[str], history: History, every: int = 6) -> dict[str, Any]:

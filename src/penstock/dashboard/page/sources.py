@@ -1,6 +1,6 @@
-"""Where the page's groups come from: the topic of reports, or the app of this process, in the same form.
+"""Where the page's groups come from: the topic of reports, or this process, in the same form.
 
-All methods are for the hub's thread, save `watch`. Nothing here ends it: what is wrong is told by `trouble`, and tried
+All methods are for the hub's thread. Nothing here ends it: what is wrong is told by `trouble`, and tried
 again.
 """
 
@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
+from penstock.dashboard.health import Process
 from penstock.errors import PenstockError, TopicNotFoundError
 from penstock.options import ClientConfig
 from penstock.reports.group_state import Group, Member
 from penstock.reports.rates import Rates
 from penstock.reports.reader import ReportReader
-from penstock.reports.report import decode_report, encode_report
-from penstock.reports.reporter import hashed, sender_of
-from penstock.running import RunningApp
+from penstock.reports.report import Sender, decode_report, encode_report
 
 _log = logging.getLogger(__name__)
 
@@ -106,16 +105,16 @@ class ReportSource:
 
 
 class OwnSource:
-    """The app of this process. Its state is taken when it is asked for, by the way a report takes.
+    """This process. Its state is taken when it is asked for, by the way a report takes.
 
     Args:
-        name: of the app.
-        config: the app's, for its name among the members.
+        sender: its name among the members of its group.
+        process: the process.
     """
 
-    def __init__(self, name: str, config: ClientConfig) -> None:
-        self._sender = sender_of(name, config)
-        self._running: RunningApp | None = None
+    def __init__(self, sender: Sender, process: Process) -> None:
+        self._sender = sender
+        self._process = process
         self._rates = Rates()
         self._sequence = 0
         self._begun = time.monotonic()
@@ -123,23 +122,17 @@ class OwnSource:
         self.trouble: str | None = None
         self.ignored: Mapping[str, int] = {}
 
-    def watch(self, running: RunningApp) -> None:
-        """Tell of this app from now on. Any thread."""
-        self._running = running
-
     def follow(self, timeout: float) -> None:
         """As `Source` says."""
         self._stopping.wait(timeout)
 
     def groups(self) -> Sequence[Group]:
         """As `Source` says."""
-        running, name = self._running, self._sender.group
-        if running is None:
-            self.trouble = "the app is starting"
+        self.trouble = self._process.trouble()
+        description = self._process.description()
+        if description is None:
             return ()
-        self.trouble = "the app is stopping" if running.is_stopping else None
-        now = time.monotonic()
-        description = hashed(running.explanation(name), name)
+        now, name = time.monotonic(), self._sender.group
         self._sequence += 1
         numbers = {"sequence": self._sequence, "interval_s": _OWN_INTERVAL_S, "uptime_s": round(now - self._begun, 3)}
         value = encode_report(self._sender, description, self._rates.of(description, now), numbers)

@@ -109,7 +109,7 @@ function follow() {
   const query = new URLSearchParams();
   if (known.route.group !== undefined) query.set("group", known.route.group);
   if (known.route.member !== undefined) query.set("member", known.route.member);
-  const own = (stream = new EventSource("/events?" + query));
+  const own = (stream = new EventSource("events?" + query));
   own.addEventListener("state", (event) => {
     known.state = JSON.parse(event.data);
     known.at = Date.now();
@@ -435,15 +435,17 @@ function showMessage(one) {
   if (!known.state.messages) return h("span", { class: "dim" }, "Key and payload are hidden; --show-messages shows them.");
   return h("button", { onClick: () => loadMessage(one) }, "Show the message");
 }
+// A producer may write any number: nanoseconds are no date that a browser has.
+const writtenAt = (ms) => (Math.abs(ms) <= 8.64e15 ? new Date(ms).toISOString() : `${ms} ms after 1970, as it was sent`);
 async function loadMessage(one) {
   const into = document.getElementById("message");
   patch(into, [h("p", { class: "dim" }, "Reading …")]);
   let kids;
   try {
-    const answer = await fetch("/api/message?" + new URLSearchParams({ topic: one.topic, partition: one.partition, offset: one.offset }));
+    const answer = await fetch("api/message?" + new URLSearchParams({ topic: one.topic, partition: one.partition, offset: one.offset }));
     const told = await answer.json();
     kids = answer.ok
-      ? [facts([["Key", told.key === null ? "none" : told.key], ["Written", told.timestamp === null ? "no time" : new Date(told.timestamp).toISOString()], ["Bytes", told.bytes], ...told.headers.map(([name, value]) => ["Header " + name, value])]), h("pre", { pre: told.value === null ? "(no value)" : told.value })]
+      ? [facts([["Key", told.key === null ? "none" : told.key], ["Written", told.timestamp === null ? "no time" : writtenAt(told.timestamp)], ["Bytes", told.bytes], ...told.headers.map(([name, value]) => ["Header " + name, value])]), h("pre", { pre: told.value === null ? "(no value)" : told.value })]
       : [h("p", { class: "bad-text" }, told.said)];
   } catch (error) { kids = [h("p", { class: "bad-text" }, "It could not be read: " + error.message)]; }
   if (into.isConnected) patch(into, kids);
@@ -497,7 +499,7 @@ async function post(label, name, given, fields, body, dry) {
   let answer, told;
   openDialog(label, h("p", { class: "dim" }, dry ? "Asking what it would do …" : "Doing it …"));
   try {
-    answer = await fetch("/api/actions/" + name, { method: "POST", headers: { "Content-Type": "application/json", Authorization: "Bearer " + token }, body: JSON.stringify(dry ? { ...body, dry_run: true } : body) });
+    answer = await fetch("api/actions/" + name, { method: "POST", headers: { "Content-Type": "application/json", Authorization: "Bearer " + token }, body: JSON.stringify(dry ? { ...body, dry_run: true } : body) });
     told = await answer.json();
   } catch (error) { openDialog(label, h("p", { class: "bad-text" }, "No answer: " + error.message + ". Whether it was done is not known; the audit topic tells."), buttons()); return; }
   if (answer.status === 401) { token = ""; ask(label, name, given, fields, told.said); return; }
@@ -512,7 +514,7 @@ async function post(label, name, given, fields, body, dry) {
 }
 async function learnActions() {
   try {
-    const answer = await fetch("/api/actions");
+    const answer = await fetch("api/actions");
     const told = answer.ok ? await answer.json() : {};
     known.actions = told.enabled ? told.actions : [];
     draw();
@@ -527,7 +529,7 @@ function topBar() {
   const level = known.link === "live" && !late ? (state && state.trouble ? "warn" : "ok") : known.link === "waiting" ? "" : "bad";
   const word = known.link === "lost" ? "connection lost; trying" : known.link === "waiting" || !state ? "connecting" : late ? "nothing new for " + span((Date.now() - known.at) / 1000) : "live";
   return [
-    h("a", { class: "brand", href: "#/", "aria-label": "penstock: to all groups" }, h("img", { src: "/icon.svg", alt: "" }), "penstock"),
+    h("a", { class: "brand", href: "#/", "aria-label": "penstock: to all groups" }, h("img", { src: "icon.svg", alt: "" }), "penstock"),
     h("nav", { class: "crumbs", "aria-label": "where you are" }, group !== undefined && [h("a", { href: "#/" }, own ? "This process" : "All groups"), h("span", null, "›"), member !== undefined ? h("a", { href: address(group) }, group) : h("b", null, group)], member !== undefined && [h("span", null, "›"), h("b", null, member)]),
     h("input", { id: "filter", class: "filter", type: "search", placeholder: "Filter   /", "aria-label": "Filter what is shown", autocomplete: "off", spellcheck: "false", onInput: (event) => { known.filter = event.target.value.trim().toLowerCase(); draw(); } }),
     h("span", { class: "live" }, h("span", { class: "dot " + level }), word)];
