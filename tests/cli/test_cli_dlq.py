@@ -45,15 +45,16 @@ def test_ls_counts_by_origin_and_exception_in_both_formats(
     put(servers, letters, headers=spring)
     put(servers, letters)
 
+    penstock_command("dlq", "replay", letters, "--bootstrap-servers", servers, "--limit", "2")
     code, out, _ = penstock_command("dlq", "ls", letters, "--bootstrap-servers", servers)
 
     assert code == 0
     first, _, *rows = out.splitlines()
     assert first == f"{letters}: 7 dead letters"
-    assert sorted(row.split()[:4] for row in rows) == [
-        ["1", letters, "?", "?"],
-        ["1", letters, original, "0"],
-        ["5", letters, original, "1"],
+    assert sorted(row.split()[:5] for row in rows) == [
+        ["1", "0", letters, "?", "?"],
+        ["1", "0", letters, original, "0"],
+        ["5", "2", letters, original, "1"],
     ]
     assert "builtins.ValueError" in rows[0]
     assert sum("java.io.IOException" in row for row in rows) == 1

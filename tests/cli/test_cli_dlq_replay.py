@@ -158,6 +158,7 @@ def test_letters_with_forged_headers_stay_and_hold_up_nobody(
     put(servers, letters, value=b"bad name", headers=[("__dlq.errors.topic", b"../x"), ("kafka_dlt-x", b"\xff" * 99)])
     put(servers, letters, value=b"nowhere", headers=origin_headers("no-such-topic"))
     put(servers, letters, value=b"itself", headers=origin_headers(letters))
+    put(servers, letters, key=None, value=None, headers=[("__dlq.errors.topic", original.encode())])
     put(servers, letters, value=b"good 2", headers=[("__dlq.errors.topic", b"forged"), *origin_headers(original)])
 
     code, out, err = replay(letters)
@@ -165,8 +166,9 @@ def test_letters_with_forged_headers_stay_and_hold_up_nobody(
 
     assert code == 1
     assert f"2 sent from {letters} to {original}" in out
-    assert f"4 of {letters} could not go anywhere" in err
-    for reason in ("2 tells no original topic", "1 has an original topic that does not exist", "1 says that it comes"):
+    assert f"5 of {letters} could not go anywhere" in err
+    reasons = ("2 tells no original topic", "1 has an original topic that does not exist", "1 says that it comes")
+    for reason in (*reasons, "1 has neither key nor value"):
         assert reason in err
     assert again[0] == 1
     assert "nothing sent" in again[1]

@@ -49,6 +49,12 @@ class DeadLetter:
         """Where it lies, for messages: topic, partition and offset."""
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
+    @property
+    def is_metadata_alone(self) -> bool:
+        """Whether a broker wrote it for a share group without copying the message: ours name the error's class."""
+        origin = self.origin
+        return self.key is None and self.value is None and origin is not None and origin.exception is None
+
 
 class DeadLetterLog:
     """Reads one dead-letter topic after another; a context manager. For one thread."""

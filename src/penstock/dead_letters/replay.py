@@ -43,6 +43,8 @@ class Left(Enum):
     NO_TOPIC = "has an original topic that does not exist"
     HIDDEN = "has an original topic that this user may not see"
     ITSELF = "says that it comes from the dead-letter topic itself"
+    #: A share group's, by default (KIP-1191: `errors.deadletterqueue.copy.record.enable`).
+    NOT_COPIED = "has neither key nor value: the broker wrote only where it comes from, so replay the original"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,9 @@ class Replay:
         if not self._choice.takes(letter):
             self.outcome.not_chosen += 1
             return None
+        if letter.is_metadata_alone:
+            self._leave(letter, Left.NOT_COPIED)
+            return None
         if self._to is not None:
             return self._to
         target = None if letter.origin is None else letter.origin.topic
@@ -221,9 +226,12 @@ class Replay:
             why = None if target in self._partitions else self._unlisted(target)
         if why is None:
             return target
+        self._leave(letter, why)
+        return None
+
+    def _leave(self, letter: DeadLetter, why: Left) -> None:
         self.outcome.left[why] += 1
         self.outcome.first_left.setdefault(why, letter.place)
-        return None
 
     def _unlisted(self, target: str) -> Left | None:
         """Return why a topic is not among those that were listed; None where it can be seen now. Asked once."""

@@ -77,7 +77,8 @@ def letter_as_json(letter: DeadLetter, *, payload: bool) -> dict[str, Any]:
 def kind_row(name: str, kind: Kind) -> tuple[str, ...]:
     """Return the row of `penstock dlq ls` for what is alike in the topic of that name."""
     when = (time_text(kind.first_ms), time_text(kind.last_ms))
-    return (str(kind.count), name, kind.origin, printable(kind.exception), *when)
+    replayed = UNKNOWN if kind.replayed is None else str(kind.replayed)
+    return (str(kind.count), replayed, name, kind.origin, printable(kind.exception), *when)
 
 
 def _block(name: str, text: str) -> Iterator[str]:
