@@ -15,6 +15,9 @@ from penstock.errors import PublicationNotSeenError
 from penstock.transactions import CoordinatorStatistics, FileStore, HalfMessage, SqlStore, TransactionState
 from waiting import wait_until
 
+#: The machine is busy, and each connection has TLS.
+PATIENT = ("--wait", "60")
+
 
 def make_topic(world: World) -> None:
     world.broker.create_topic(world.names["topic"], 2, {"max.message.bytes": str(LARGEST)})
@@ -166,7 +169,7 @@ def see_a_refusal(world: World, sending: penstock.TransactionalProducer) -> None
     sending.send(world.names["topic"], value=os.urandom(2 * LARGEST), execute=commit)
 
     def is_read() -> bool:
-        world.run("tx", "ls", "--prefix", world.names["prefix"])
+        world.run("tx", "ls", *PATIENT, "--prefix", world.names["prefix"])
         return world.was_allowed("READ", f"{world.names['prefix']}.status")
 
     wait_until(is_read, STEP_S, interval=0.2)
@@ -179,9 +182,9 @@ def look_at_transactions(world: World) -> None:
     with coordinated(administrator, timeout=STEP_S), transactional(administrator) as sending:
         first, second = (drop(administrator, sending) for _ in range(2))
         administrator.run("tx", "discard", second, *prefix)
-        assert first in world.run("tx", "ls", *prefix)
+        assert first in world.run("tx", "ls", *PATIENT, *prefix)
         assert PAYLOAD in world.run("tx", "show", first, "--payload", *prefix)
-        assert second in world.run("tx", "ls", "--discarded", *prefix)
+        assert second in world.run("tx", "ls", *PATIENT, "--discarded", *prefix)
         assert "discard" in world.run("tx", "show", second, *prefix)
         see_a_refusal(world, sending)
 
@@ -193,7 +196,7 @@ def decide_transactions(world: World) -> None:
         drop(administrator, sending)
         wait_until(lambda: running.statistics().discarded == 1, STEP_S)
     with coordinated(administrator, timeout=STEP_S) as running, transactional(administrator) as sending:
-        discarded = world.run("tx", "ls", "--discarded", *prefix).split("\n")[1].split()[0]
+        discarded = world.run("tx", "ls", *PATIENT, "--discarded", *prefix).split("\n")[1].split()[0]
         world.run("tx", "resume", discarded, *prefix)
         world.run("tx", "commit", discarded, *prefix)
         world.run("tx", "rollback", drop(administrator, sending), *prefix)

@@ -19,7 +19,9 @@ def tx(bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     """Return a function that runs `penstock tx ARGUMENTS...` on the bench's store."""
     penstock = commands(monkeypatch, capsys)
     monkeypatch.setenv("PENSTOCK_BOOTSTRAP_SERVERS", bench.servers)
-    return lambda *arguments: penstock("tx", *arguments, "--prefix", bench.topics.prefix)
+    # The machine may be busy: a list is given more than the time that an operator's patience has.
+    waits = {"ls": ("--wait", "60")}
+    return lambda *given: penstock("tx", *given, *waits.get(given[0], ()), "--prefix", bench.topics.prefix)
 
 
 def row_of(listed: Outcome, transaction_id: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from penstock.cli.options.connection import ClientSettings, ConfigFile, client_settings
 from penstock.cli.output import AsJson, log_to_stderr, print_json, print_table
 from penstock.cli.tx.store_location import File, Prefix, Servers, Sql, StoreLocation
-from penstock.errors import ConfigurationError, PenstockError, TransactionError
+from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TransactionError
 
 if TYPE_CHECKING:
     from penstock.cli.tx.store_location import Operator
@@ -67,6 +68,9 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
         bool, typer.Option("--all", help="With --discarded: also what was brought back since.")
     ] = False,
     limit: Annotated[int, typer.Option(min=1, help="Rows to print, the oldest first.")] = _ROW_LIMIT,
+    wait: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that brokers may keep it waiting: more for those that are slow.")
+    ] = _LIST_WAIT_S,
     as_json: AsJson = False,
 ) -> None:
     """List what is not settled: age, checks, decision, and what it waits for. Needs no running coordinator.
@@ -84,7 +88,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
             "of --file"
         )
     notices: list[str] = []
-    with location.open(_LIST_WAIT_S) as store:
+    with _within(wait), location.open(wait) as store:
         if discarded:
             now_ms = time.time() * 1000
             entries = [
@@ -114,6 +118,15 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
         typer.echo(f"{len(rows) - limit} of them are not shown; see them with --limit {len(rows)}")
     for line in notices:
         typer.echo(printable(line))
+
+
+@contextmanager
+def _within(wait: float) -> Iterator[None]:
+    """Say in the error of brokers that kept a list waiting how they get more time."""
+    try:
+        yield
+    except BrokerConnectionError as error:
+        raise BrokerConnectionError(f"{error}; slow brokers get more than {wait:g} s by --wait") from error
 
 
 def show(  # noqa: PLR0917 - as `ls`
