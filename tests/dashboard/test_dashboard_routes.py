@@ -91,6 +91,17 @@ def test_a_state_names_groups_and_a_view_has_its_details() -> None:
     assert json.loads(nobody)["group"] is None
 
 
+def test_a_lag_that_is_not_known_is_not_shown_as_none() -> None:
+    known, away = partition("orders", 0, lag=3), partition("orders", 1, lag=None, trouble="no broker answers")
+    groups = [alone("known", partitions=[known]), alone("away", partitions=[known, away])]
+    with serving(Scene(lambda: groups)) as url:
+        told = json.loads(get(url, "/api/groups")[2])["groups"]
+        (member,) = json.loads(get(url, "/api/groups?group=away")[2])["group"]["members"]
+
+    assert {group["name"]: group["lag"] for group in told} == {"known": 3, "away": None}
+    assert member["lag"] is None
+
+
 def test_states_come_again_and_again_and_history_with_the_first() -> None:
     with serving(Scene()) as url, events(url) as told:
         kinds = [next(told)[0] for _ in range(5)]

@@ -9,7 +9,7 @@ by field, and refuses the rest.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -101,7 +101,12 @@ class Report:
     commands: bool = False
 
     @property
-    def lag(self) -> int:
+    def lag(self) -> int | None:
+        """The sum of the partitions' lags; None where one is not known, as while its broker is away."""
+        return None if any(partition["lag"] is None for partition in self.partitions) else self.known_lag
+
+    @property
+    def known_lag(self) -> int:
         """The sum of what is known of the partitions' lags."""
         known: list[int] = [partition["lag"] or 0 for partition in self.partitions]
         return sum(known, start=int(self.left_out.get("lag", 0)))
@@ -250,6 +255,12 @@ def _read(value: bytes) -> Report:
         latencies=lists.read_number_lists(said.get("latencies", {}), BUCKETS),
         commands=said.get("commands") is True,
     )
+
+
+def total_lag(reports: Iterable[Report]) -> int | None:
+    """Return the sum of the lags of members; None where one of them is not known."""
+    lags = [report.lag for report in reports]
+    return None if None in lags else sum(lag or 0 for lag in lags)
 
 
 def _urgency(partition: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:

@@ -136,6 +136,8 @@ def _member_json(member: Member) -> dict[str, Any]:
 
 
 def _group_lines(group: Group) -> Iterator[str]:
+    from penstock.reports.report import total_lag
+
     living = [member.report for member in group.members if not member.is_silent]
     silent = len(group.members) - len(living)
     count = sum(report.partition_count for report in living)
@@ -143,10 +145,14 @@ def _group_lines(group: Group) -> Iterator[str]:
     yield (
         f"{printable(group.name)}: {len(living)} member{'' if len(living) == 1 else 's'}"
         + (f" and {silent} silent" if silent else "")
-        + f", {_partitions(count)}, lag {sum(report.lag for report in living)}, {handled:.0f} messages/s"
+        + f", {_partitions(count)}, {_lag_text(total_lag(living))}, {handled:.0f} messages/s"
     )
     for member in group.members:
         yield from (f"  {line}" for line in _member_lines(member))
+
+
+def _lag_text(lag: int | None) -> str:
+    return "lag unknown" if lag is None else f"lag {lag}"
 
 
 def _member_lines(member: Member) -> Iterator[str]:
@@ -157,8 +163,8 @@ def _member_lines(member: Member) -> Iterator[str]:
         yield f"{printable(report.member)}, process {report.process} on {printable(report.host)}:"
     if counts:
         yield (
-            f"  {_partitions(report.partition_count)}, lag {report.lag}, {rates.get('handled', 0):.0f} messages/s, "
-            f"{rates.get('failed', 0):.1f} failed/s, {counts.get('in_flight', 0):.0f} in flight, "
+            f"  {_partitions(report.partition_count)}, {_lag_text(report.lag)}, "
+            f"{rates.get('handled', 0):.0f} messages/s, {rates.get('failed', 0):.1f} failed/s, {counts.get('in_flight', 0):.0f} in flight, "
             f"{counts.get('parked_keys', 0):.0f} keys parked{_latency_text(report)}"
             + _nonzero(counts, {"held_keys": "held", "dead_letters": "dead letters", "stalls": "stalls"})
             + _nonzero(counts, {"over_time_limit": "over the time limit", "abandoned_calls": "threads abandoned"})

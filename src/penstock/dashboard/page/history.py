@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.reports.group_state import Group, Member
 from penstock.reports.latencies import BUCKETS, quantile
+from penstock.reports.report import total_lag
 
 #: Seconds between two points, and how many there are: half an hour.
 STEP_S = 5.0
@@ -88,6 +89,8 @@ class History:
                 self._add_member(member, total, recent)
             kept = self._kept(self._groups, group.name, GROUP_SERIES, _MOST_GROUPS)
             kept.recent = recent
+            if total_lag(member.report for member in group.members if not member.is_silent) is None:
+                total.pop("lag", None)
             kept.ring.add({**total, **_quantiles(recent["done"])})
             self._add_sinks(group, kept)
         for name in self._sinks.keys() - self._groups.keys():
@@ -118,7 +121,9 @@ class History:
         point: dict[str, float] = {}
         counted: dict[str, list[float]] = {}
         if not member.is_silent:
-            point = {"lag": report.lag, "in_flight": report.counts.get("in_flight", 0.0)}
+            point = {"in_flight": report.counts.get("in_flight", 0.0)}
+            if report.lag is not None:
+                point["lag"] = report.lag
             took_s = report.uptime_s - kept.uptime_s
             goes_on = kept.sequence > 0 and report.sequence > kept.sequence and took_s > 0
             if goes_on:

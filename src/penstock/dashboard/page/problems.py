@@ -102,7 +102,7 @@ def _of_member(member: Member) -> Iterator[tuple[tuple[Any, ...], Problem]]:
                 "it died, is stopped, or reaches no broker. Its partitions go to other members when its session ends.",
                 report.member,
                 age=member.age_s,
-                waiting=report.lag,
+                waiting=report.known_lag,
             ),
         )
         return

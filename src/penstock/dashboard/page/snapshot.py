@@ -13,7 +13,7 @@ from penstock.dashboard.page.history import History
 from penstock.dashboard.page.problems import BAD, WARN, as_json, problems_of
 from penstock.reports.group_state import Group, Member
 from penstock.reports.latencies import quantile
-from penstock.reports.report import MOVING, Report
+from penstock.reports.report import MOVING, Report, total_lag
 
 _MOST_GROUPS = 300
 _MOST_MEMBERS = 300
@@ -137,7 +137,7 @@ def _sums(members: Sequence[Member]) -> dict[str, Any]:
         "living": len(living),
         "silent": len(members) - len(living),
         "partitions": sum(report.partition_count for report in living),
-        "lag": sum(report.lag for report in living),
+        "lag": total_lag(living),
         "rate": round(sum(_rate(report, "handled") for report in living), 1),
         "failed_rate": round(sum(report.rates.get("failed", 0.0) for report in living), 2),
         "commands": any(report.commands for report in living),
@@ -170,7 +170,7 @@ def _of_member(member: Member) -> dict[str, Any]:
 
 
 def _need(member: Member) -> tuple[bool, int, str]:
-    return not member.is_silent, -member.report.lag, member.report.member
+    return not member.is_silent, -member.report.known_lag, member.report.member
 
 
 def _urgency(partition: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:

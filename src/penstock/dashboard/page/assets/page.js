@@ -135,6 +135,7 @@ function go() {
   draw();
   scrollTo(0, 0);
 }
+const lagText = (lag) => (lag === null ? "unknown" : count(lag));
 const sum = (list, name) => list.reduce((all, one) => all + (one[name] || 0), 0);
 const matches = (...parts) => !known.filter || parts.flat().join(" ").toLowerCase().includes(known.filter);
 
@@ -248,7 +249,7 @@ function overview(state) {
       h("td", { class: "name" }, h("a", { href: address(one.name) }, one.name)),
       h("td", { class: "state" }, pill(level, word)),
       num("members", one.living, one.silent ? `${one.living} + ${one.silent} silent` : undefined),
-      num("partitions", one.partitions), num("lag", one.lag), num("messages/s", one.rate),
+      num("partitions", one.partitions), num("lag", one.lag, lagText(one.lag)), num("messages/s", one.rate),
       h("td", null, spark((known.history.handled || {})[one.name], `messages a second of ${one.name}, the last half hour`)),
       num("in flight", one.in_flight), num("parked keys", one.parked_keys), num("dead letters", one.dead_letters), num("pending", one.pending),
       h("td", { class: "text dim" }, worst ? worst.title : ""));
@@ -257,7 +258,7 @@ function overview(state) {
     h("div", { class: "head" }, h("h1", null, state.of === "this process" ? "This process" : "All groups"), h("span", { class: "dim" }, state.of === "this process" ? "" : "as they report to " + state.of)),
     h("dl", { class: "tiles" },
       tile("Groups", count(state.count)), tile("Members", count(total("living")), total("silent") ? `${total("silent")} silent` : "", total("silent") ? "bad" : ""),
-      tile("Lag", count(total("lag"))), tile("Messages/s", count(total("rate"))), tile("In flight", count(total("in_flight"))),
+      tile("Lag", lagText(groups.some((one) => one.lag === null) ? null : total("lag"))), tile("Messages/s", count(total("rate"))), tile("In flight", count(total("in_flight"))),
       tile("Problems", count(total("bad")), total("warn") ? `${total("warn")} to look at` : "", total("bad") ? "bad" : total("warn") ? "warn" : "")),
     wanted.length > 0 && card("look", "What needs a look", "", h("ul", { class: "problems" }, wanted.map(([one, group], number) => problemItem(one, group, number)))),
     card("groups", "Groups", shown.length < state.count ? `${shown.length} of ${state.count}` : "",
@@ -317,7 +318,7 @@ function members(group) {
       shown.map((one) => h("tr", { key: one.member, class: one.silent ? "silent" : "" },
         h("td", { class: "name" }, h("a", { href: address(group.name, one.member) }, one.member), h("small", null, `process ${one.process} on ${one.host}`)),
         h("td", { class: "state" }, one.silent ? pill("bad", `silent for ${span(one.age)}`) : pill("ok", "reports")),
-        num("partitions", one.partitions), num("lag", one.lag), num("messages/s", one.rate), num("failed/s", one.failed_rate), num("in flight", one.in_flight),
+        num("partitions", one.partitions), num("lag", one.lag, lagText(one.lag)), num("messages/s", one.rate), num("failed/s", one.failed_rate), num("in flight", one.in_flight),
         num("workers busy", one.busy, one.workers === null || one.workers === undefined ? "–" : `${one.busy} of ${one.workers}`), num("parked", one.parked_keys), num("up", one.uptime, span(one.uptime)),
         can("stacks") && h("td", null, one.commands && action("Stacks", "stacks", { group: group.name, member: one.member }))))));
 }
@@ -392,7 +393,7 @@ function groupPage(state) {
     h("dl", { class: "tiles", key: "tiles" },
       !consumes && group.sinks.length > 0 && [tile("Rows/s", count(sum(group.sinks, "rows_per_s"))), tile("Lag", count(sum(group.sinks, "lag")))],
       !consumes && group.coordinators.length > 0 && [tile("Published/s", count(group.rate)), tile("Pending", count(sum(group.coordinators.map((one) => one.counts), "pending"))), tile("Held", count(sum(group.coordinators.map((one) => one.counts), "held")))],
-      consumes && [tile("Messages/s", count(group.rate), group.failed_rate ? `${count(group.failed_rate)} failed` : ""), tile("Lag", count(group.lag)), tile("In flight", count(group.in_flight))],
+      consumes && [tile("Messages/s", count(group.rate), group.failed_rate ? `${count(group.failed_rate)} failed` : ""), tile("Lag", lagText(group.lag)), tile("In flight", count(group.in_flight))],
       consumes && member === undefined && tile("Done within", span(done.p50), done.p99 === undefined || done.p99 === null ? "" : `99 % ${span(done.p99)}`),
       consumes && [tile("Parked keys", count(group.parked_keys), group.held_keys ? `${group.held_keys} held` : "", group.held_keys ? "bad" : ""), tile("Dead letters", count(group.dead_letters.reduce((all, one) => all + one.count, 0)), group.dead_letter_failures ? `${count(group.dead_letter_failures)} refused` : "", group.dead_letter_failures ? "warn" : "")],
       member === undefined && tile("Members", count(group.living), group.silent ? `${group.silent} silent` : "", group.silent ? "bad" : "")),
