@@ -164,8 +164,9 @@ def _member_lines(member: Member) -> Iterator[str]:
     if counts:
         yield (
             f"  {_partitions(report.partition_count)}, {_lag_text(report.lag)}, "
-            f"{rates.get('handled', 0):.0f} messages/s, {rates.get('failed', 0):.1f} failed/s, {counts.get('in_flight', 0):.0f} in flight, "
-            f"{counts.get('parked_keys', 0):.0f} keys parked{_latency_text(report)}"
+            f"{rates.get('handled', 0):.0f} messages/s, {rates.get('failed', 0):.1f} failed/s, "
+            f"{counts.get('in_flight', 0):.0f} in flight, {counts.get('parked_keys', 0):.0f} keys parked"
+            f"{_latency_text(report)}"
             + _nonzero(counts, {"held_keys": "held", "dead_letters": "dead letters", "stalls": "stalls"})
             + _nonzero(counts, {"over_time_limit": "over the time limit", "abandoned_calls": "threads abandoned"})
             + _nonzero(counts, {"dead_letter_failures": "dead letters refused", "failed_commits": "commits failed"})
