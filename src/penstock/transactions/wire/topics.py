@@ -50,6 +50,16 @@ _MAX_TOPIC_NAME = 249
 _PREFIX = re.compile(r"[a-zA-Z0-9._-]+")
 _POLL_S = 0.05
 _ONE_HOUR_MS = str(60 * 60 * 1000)
+_LOG_NEEDS = (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.DESCRIBE_CONFIGS)
+#: What a coordinator does with the topics of its store, by the last part of their names.
+COORDINATOR_NEEDS: Mapping[str, Sequence[Operation]] = {
+    "half": (Operation.READ, Operation.DELETE, Operation.DESCRIBE_CONFIGS),
+    "op": _LOG_NEEDS,
+    "done": _LOG_NEEDS,
+    "check": (Operation.WRITE,),
+    "discarded": (Operation.READ, Operation.WRITE),
+    "status": (Operation.WRITE,),
+}
 #: A status is of now: a segment ends soon, so that an hour of them is all that is kept.
 _STATUS = {"retention.ms": _ONE_HOUR_MS, "segment.ms": str(10 * 60 * 1000)}
 
@@ -114,15 +124,7 @@ class StoreTopics:
 
     def coordinator_rights(self, there: Collection[str] = ()) -> list[Right]:
         """Return the rights of a coordinator, save Write on what producers send to; Create for what is not `there`."""
-        logs = (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.DESCRIBE_CONFIGS)
-        operations = {
-            self.half: tuple(log for log in logs if log is not Operation.WRITE),
-            self.op: logs,
-            self.done: logs,
-            self.check: (Operation.WRITE,),
-            self.discarded: (Operation.READ, Operation.WRITE),
-            self.status: (Operation.WRITE,),
-        }
+        operations = {f"{self.prefix}.{name}": some for name, some in COORDINATOR_NEEDS.items()}
         return [
             *(topic_right(operation, topic) for topic, some in operations.items() for operation in some),
             *(topic_right(Operation.CREATE, topic) for topic in operations if topic not in there),

@@ -19,15 +19,12 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.requests.group_requests import GroupAdmin, describe_groups
 from penstock.clients.rights import Operation, group_right, topic_right
-from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.transactions.core.clock import BrokerClock
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.wire.check_request import CheckRequest, encode_check_request
 from penstock.transactions.wire.ids import NO_ID
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
-from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import AckedProducer, Report
 
 _log = logging.getLogger("penstock.transactions")
@@ -61,25 +58,14 @@ class CheckSender:
     """Sends checks and the coordinator's own decisions. Used by the coordinator's thread; never waits for Kafka.
 
     They are idempotent sends: the coordinator's transactions do not touch the op log, for an open one would hold back
-    its readers. `clock` is the broker's time, which marks tell.
+    its readers.
     """
 
-    def __init__(
-        self,
-        admin: GroupAdmin,
-        sends: AckedProducer,
-        topics: StoreTopics,
-        ration: RationedLog,
-        clock: BrokerClock,
-        *,
-        rights: MissingRights,
-    ) -> None:
+    def __init__(self, context: CoordinatorContext, admin: GroupAdmin, sends: AckedProducer) -> None:
         self._admin = admin
         self._sends = sends
-        self._topics = topics
-        self._ration = ration
-        self._clock = clock
-        self._rights = rights
+        self._topics, self._clock = context.topics, context.clock
+        self._ration, self._rights = context.ration, context.rights
         # By producer group: when it was learnt, and whether a producer is alive.
         self._alive: dict[str, tuple[float, bool]] = {}
         # What that client was asked, and since when there is no answer that tells.

@@ -13,17 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
-from penstock.transactions.core.check_plan import CheckPlan, CheckPolicy
+from penstock.transactions.core.check_plan import CheckPlan
 from penstock.transactions.core.checkpoints import DoneMarks, Mark
-from penstock.transactions.core.clock import BrokerClock
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.set_aside import SetAside
 from penstock.transactions.core.snapshot import GAP, to_snapshot
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.publishing.backlog import Blocking
-from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.stores.kafka.coordinator.counts import Counts, PartitionReading
+from penstock.transactions.stores.kafka.context import CoordinatorContext
+from penstock.transactions.stores.kafka.coordinator.counts import PartitionReading
 from penstock.transactions.stores.kafka.coordinator.log_feed import LogFeed
 from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP, encode_ids
 from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
@@ -58,40 +57,28 @@ class _Discarded:
 class HalfPartition:
     """Drives the state and the checks of one half partition. Used by the coordinator's thread.
 
-    It is a `Backlog` of the engine. `discarded` is the topic of what is discarded; `reader` reads payloads that were
-    dropped from memory; without one, all stay there.
+    It is a `Backlog` of the engine. `reader` reads payloads that were dropped from memory; without one, all stay there.
     """
 
     def __init__(
         self,
+        context: CoordinatorContext,
+        reader: PayloadReader | None,
         number: int,
         recovered: RecoveredPartition,
-        *,
-        policy: CheckPolicy,
-        counts: Counts,
-        log: RationedLog,
-        may_publish_to: Callable[[str], bool],
-        clock: BrokerClock,
-        discarded: str = "",
-        reader: PayloadReader | None = None,
     ) -> None:
         self.number = number
-        self._discarded = discarded
+        self._topics, self._counts, self._log = context.topics, context.counts, context.ration
         self.state = PartitionState(recovered.half_position, recovered.op_position)
-        self.plan = CheckPlan(policy, self.state.undecided)
-        self._counts = counts
-        self._log = log
-        self._may_publish_to = may_publish_to
+        self.plan = CheckPlan(context.policy, self.state.undecided)
         snapshots = [(place, found) for place, found in recovered.snapshots if self._may_restore(place, found)]
         for pending in self.state.remember(recovered.notes, snapshots):
             self.plan.add(pending)
-        self.clock = clock
+        self.clock = context.clock
         # Of the clock, when births were last compared with it.
         self._clock_revision = 0
         #: Takes the records of the half and op logs in.
-        self.feed = LogFeed(
-            number, self.state, self.plan, counts=counts, log=log, may_publish_to=may_publish_to, clock=clock
-        )
+        self.feed = LogFeed(context, number, self.state, self.plan)
         #: When the coordinator last marked the op log, in monotonic seconds.
         self.ticked_at = float("-inf")
         # When something was last chosen to be settled, in monotonic seconds.
@@ -124,12 +111,12 @@ class HalfPartition:
         halves = min(max((note.half_offset for note in recovered.notes), default=-1) + 1, recovered.half_end)
         ops = min(max((note.op_offset for note in recovered.notes), default=-1) + 1, recovered.op_end)
         self._marks = DoneMarks(Mark(recovered.done_end, halves, ops))
-        counts.lost += recovered.lost
-        counts.forged += recovered.unreadable
+        self._counts.lost += recovered.lost
+        self._counts.forged += recovered.unreadable
 
     def _may_restore(self, place: int, snapshot: Snapshot) -> bool:
         """Tell whether a snapshot may be published: its halves are judged as those of the half log are."""
-        if all(self._may_publish_to(stored.half.topic) for stored in snapshot.halves):
+        if all(self._topics.may_publish_to(stored.half.topic) for stored in snapshot.halves):
             return True
         self._counts.forged += 1
         self._log.warn(
@@ -277,11 +264,11 @@ class HalfPartition:
         """
         if self.is_given_up:
             return None
-        discarded = (_Discarded(self._discarded),)
+        discarded = (_Discarded(self._topics.discarded),)
 
         def out(pending: Pending) -> str | None:
             if pending.verdict is _DISCARD:
-                return self._discarded if pending.dropped is not None else blocking(discarded)
+                return self._topics.discarded if pending.dropped is not None else blocking(discarded)
             if pending.dropped is not None:
                 # It is read again, and tried as what its target refused is.
                 return pending.half.topic
@@ -323,7 +310,7 @@ class HalfPartition:
                 break
         chosen = list(takewhile(fits, takewhile(lambda pending: pending.dropped is None, waiting)))
         is_possible = bool(chosen) and not self.is_given_up
-        return CommitBatch(chosen, [], -1, -1, discarded_to=self._discarded) if is_possible else None
+        return CommitBatch(chosen, [], -1, -1, discarded_to=self._topics.discarded) if is_possible else None
 
     def claim(self) -> CommitBatch:
         """Return a batch that settles nothing: what is written are the positions, and who owns the partition."""
@@ -331,7 +318,7 @@ class HalfPartition:
 
     def _placed(self, batch: CommitBatch) -> CommitBatch:
         batch.done_checkpoint, batch.log_ids = self.done_checkpoint, encode_ids(self.ids)
-        batch.discarded_to = self._discarded
+        batch.discarded_to = self._topics.discarded
         return batch
 
     def mark(self, done_end: int) -> None:

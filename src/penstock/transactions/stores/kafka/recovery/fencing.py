@@ -17,12 +17,12 @@ from functools import partial
 from confluent_kafka import KafkaException, TopicPartition
 
 from penstock import clients
-from penstock.clients.bounded_calls import Disposable, LeftBehind
+from penstock.clients.bounded_calls import Disposable
 from penstock.clients.kafka_errors import reason
 from penstock.clients.transactional.initialisation import initialise
 from penstock.clients.transactional.producer_settings import TRANSACTION_S
-from penstock.options import ClientConfig
 from penstock.transactions.core.commit_batch import CommitBatch
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.wire.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
@@ -88,19 +88,10 @@ class Fence:
     `own` returns the ids of this coordinator's own producers: they are not shut out.
     """
 
-    def __init__(
-        self,
-        bootstrap_servers: str,
-        config: ClientConfig,
-        topics: StoreTopics,
-        own: Callable[[], Sequence[str]],
-        left: LeftBehind,
-    ) -> None:
-        self._bootstrap_servers = bootstrap_servers
-        self._settings = {**config, "transaction.timeout.ms": int(TRANSACTION_S * 1000)}
-        self._topics = topics
+    def __init__(self, context: CoordinatorContext, own: Callable[[], Sequence[str]]) -> None:
+        self._bootstrap_servers, self._topics, self._left = context.bootstrap_servers, context.topics, context.left
+        self._settings = {**context.config, "transaction.timeout.ms": int(TRANSACTION_S * 1000)}
         self._own = own
-        self._left = left
 
     def end(self, claims: Iterable[str | None], ended: set[str]) -> None:
         """End the Kafka transactions of the coordinators that claimed partitions, and add their ids to `ended`.

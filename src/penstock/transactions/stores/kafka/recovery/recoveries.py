@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from confluent_kafka import KafkaException
 
-from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
+from penstock.clients.bounded_calls import Call, Disposable
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.errors import StoppedError
-from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.stores.kafka.recovery.recovery import Step
 
@@ -54,11 +54,9 @@ class _Attempt:
 class Recoveries:
     """The recoveries under way. Used by the coordinator's thread; waits for nothing."""
 
-    def __init__(self, recover: Recover, name: str, left: LeftBehind) -> None:
+    def __init__(self, context: CoordinatorContext, recover: Recover) -> None:
         self._recover = recover
-        self._name = name
-        self._left = left
-        self._ration = RationedLog()
+        self._name, self._left, self._ration = context.topics.prefix, context.left, context.ration
         # The attempt that counts for each partition; one that waits for its next try has none under way.
         self._wanted: dict[int, _Attempt] = {}
         self._failed: list[tuple[float, _Attempt]] = []

@@ -25,11 +25,10 @@ from penstock import clients
 from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
 from penstock.clients.reading import PartitionReader, Place
 from penstock.clients.rights import Operation, group_right, topic_right
-from penstock.clients.transactional.missing_rights import MissingRights, is_group_forbidden
+from penstock.clients.transactional.missing_rights import is_group_forbidden
 from penstock.errors import MessageFormatError, StoppedError
-from penstock.options import ClientConfig
 from penstock.transactions.core.recovered_state import without_payloads
-from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.logs.log_bounds import topic_ids
 from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP, Committed
 from penstock.transactions.stores.kafka.recovery.fencing import Fence
@@ -38,10 +37,8 @@ from penstock.transactions.stores.kafka.recovery.recovered_partition import (
     RecoveredPartition,
     committed_at,
     recovered_partition,
-    report_log,
 )
 from penstock.transactions.wire.done_records import decode_done
-from penstock.transactions.wire.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -64,24 +61,16 @@ class RecoveryReader:
     `stopping` is asked between waits; once it is true, waiting ends with `StoppedError`.
     """
 
-    def __init__(
-        self,
-        bootstrap_servers: str,
-        config: ClientConfig,
-        topics: StoreTopics,
-        stopping: Callable[[], bool],
-        fence: Fence,
-        *,
-        rights: MissingRights,
-    ) -> None:
-        self._topics = topics
+    def __init__(self, context: CoordinatorContext, stopping: Callable[[], bool], fence: Fence) -> None:
+        self._topics = topics = context.topics
         self._names = {HALF: topics.half, OP: topics.op, DONE: topics.done}
-        self._admin = clients.admin(bootstrap_servers, config)
+        self._admin = clients.admin(context.bootstrap_servers, context.config)
         self._fence = fence
-        self._rights = rights
+        self._rights, self._ration = context.rights, context.ration
         self._stopping = stopping
-        self._ration = RationedLog()
-        self._reader = partial(PartitionReader, bootstrap_servers, config, topics.coordinators, self._not_read)
+        self._reader = partial(
+            PartitionReader, context.bootstrap_servers, context.config, topics.coordinators, self._not_read
+        )
         self._unreadable = f"it cannot be read how far the transactions of {topics.prefix} are settled"
 
     def recover(self, partitions: Iterable[int], step: Step) -> dict[int, RecoveredPartition]:
@@ -99,7 +88,7 @@ class RecoveryReader:
         recovered = {}
         for p in wanted:
             found = {log: committed[name, p] for log, name in self._names.items()}
-            recovered[p] = recovered_partition(found, ids, done[p], partial(report_log, self._names, p))
+            recovered[p] = recovered_partition(self._names, p, found, ids, done[p])
         self._rights.granted(
             group_right(self._topics.coordinators), *(topic_right(Operation.READ, log) for log in self._names.values())
         )
