@@ -239,8 +239,9 @@ class TargetQuarantine:
         return {name: refusal.why for name, refusal in self._refused.copy().items()}
 
     def refusing(self) -> dict[str, str]:
-        """Return the topics that refused single transactions which are pending still, each with a reason."""
-        return {refusal.topic: refusal.why for refusal in self._refused.copy().values()}
+        """Return the topics that refused what is pending still, each with the first such transaction and the reason."""
+        refused = reversed(self._refused.copy().items())
+        return {refusal.topic: f"it refuses transaction {name}: {refusal.why}" for name, refusal in refused}
 
     def _enter(self, topic: str, why: str, now: float) -> _Topic:
         found = self._topics.get(topic)

@@ -76,11 +76,12 @@ class KafkaStore:
         self._admin = clients.admin(bootstrap_servers, config)
         self._name = name
         self._sends = AckedProducer(bootstrap_servers, config, send_timeout_s, name)
-        # These are set by start() before any other call; decisions go to the op topic of these topics.
+        # Set again by start() before any other call, with their real partitions.
         self._topics = StoreTopics(prefix, partitions)
         self._pace = PublicationPace(in_flight, self._follow)
         self._ops = OpBatches(self._sends, self._topics.op, self._pace)
-        self._halves = HalfSends(self._sends, self._topics, self._ops)
+        # Made by start() before any other call.
+        self._halves: HalfSends
         self._why: PublicationDiagnosis
         # Made at the first watch, under its lock.
         self._watch: DoneWatch | None = None
@@ -98,7 +99,6 @@ class KafkaStore:
             self._admin, self._bootstrap_servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal
         )
         correct_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
-        self._ops = OpBatches(self._sends, self._topics.op, self._pace)
         self._halves = HalfSends(self._sends, self._topics, self._ops)
         observe = observer_of(self._bootstrap_servers, self._config, self._topics)
         self._why = PublicationDiagnosis(observe, self._prefix)

@@ -91,12 +91,16 @@ class HalfPartition:
         self.behind = 0
         #: From where the done log has to be read to learn what a transaction in doubt became.
         self.done_end = recovered.done_end
-        #: Positions as last committed.
-        self.checkpoints = (recovered.half_position, recovered.op_position)
+        #: Positions as last committed, by log. Below them a log is not needed: the next owner begins there.
+        self.committed = {
+            HALF: recovered.half_position,
+            OP: recovered.op_position,
+            DONE: recovered.done_position,
+        }
         # Whether the name of this coordinator stands beside the positions, for those who may have to recover it.
         self._is_claimed = False
-        #: Below which the done log is not needed, as committed; and as it is to be committed next.
-        self.done_committed = self.done_checkpoint = recovered.done_position
+        #: Below which the done log is not needed, as it is to be committed next.
+        self.done_checkpoint = recovered.done_position
         #: To where the half and op logs are known to be deleted: what the done log says of more is needed.
         self.truncated_to = {HALF: 0, OP: 0, DONE: 0}
         #: Topic ids of the logs that the positions belong to, as far as they are known.
@@ -207,8 +211,7 @@ class HalfPartition:
             self.plan.add(pending)
         if batch.moves:
             self._is_claimed = True
-            self.checkpoints = (batch.half_checkpoint, batch.op_checkpoint)
-            self.done_committed = batch.done_checkpoint
+            self.committed = {HALF: batch.half_checkpoint, OP: batch.op_checkpoint, DONE: batch.done_checkpoint}
         self._judge_held(batch)
         return (pending.half.transaction_id for pending in batch.decided)
 
@@ -288,8 +291,8 @@ class HalfPartition:
             self._idle_since = now
         if is_idle:
             # Marks, and what was refused, move the positions too; or the logs of an idle store would grow.
-            checkpoints = self.state.checkpoints()
-            is_as_written = checkpoints == self.checkpoints and self.done_checkpoint == self.done_committed
+            half, op = self.state.checkpoints()
+            is_as_written = self.committed == {HALF: half, OP: op, DONE: self.done_checkpoint}
             return None if is_as_written else self.claim()
         if batch is None:
             return None if self._is_claimed else self.claim()
@@ -330,14 +333,6 @@ class HalfPartition:
         """Return how far the logs were read, by log; of the done log, to where it was known to go."""
         return {HALF: self.state.half_position, OP: self.state.op_position, DONE: self.done_end}
 
-    def truncation_points(self) -> dict[str, int]:
-        """Return the offsets below which the logs are not needed any more, by log.
-
-        For the done log that is what was committed: the next owner knows then that nothing else was deleted.
-        """
-        half, op = self.checkpoints
-        return {HALF: half, OP: op, DONE: self.done_committed}
-
     def truncated(self, log: str, offset: int) -> None:
         """Take in that a log was deleted below an offset.
 
@@ -350,11 +345,7 @@ class HalfPartition:
         low = self._marks.low(self.truncated_to[HALF], self.truncated_to[OP], snapshotted)
         self.done_checkpoint = max(self.done_checkpoint, low)
 
-    def is_needed_below(self, log: str, low: int) -> bool:
-        """Tell whether something below the beginning of a log is not done with."""
-        if log == HALF:
-            first = next(iter(self.state.only_in_half_log), None)
-            return self.state.half_position < low or (first is not None and first.offset < low)
-        if log == OP:
-            return self.state.checkpoints()[1] < low
-        return self.done_committed < low
+    def needed_from(self, log: str) -> int:
+        """Return the lowest offset of a log that is not done with."""
+        half, op = self.state.checkpoints()
+        return {HALF: half, OP: op, DONE: self.committed[DONE]}[log]

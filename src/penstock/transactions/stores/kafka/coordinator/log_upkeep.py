@@ -81,7 +81,7 @@ class LogUpkeep:
         is_wanted = any(partition.feed.wants_look(now) for partition in owned.values())
         if owned and self._looking is None and now - self._asked_at >= (_SOON_S if is_wanted else UPKEEP_S):
             self._asked_at = now
-            asked = {number: _Asked(p, p.positions(), p.truncation_points()) for number, p in owned.items()}
+            asked = {number: _Asked(p, p.positions(), p.committed) for number, p in owned.items()}
             look = partial(look_at_logs, self._admin, self._topics, list(owned))
             self._looking = (
                 BackgroundCall(f"a look at the logs of {self._topics.prefix}", look, _LIMIT_S, self._left),
@@ -167,7 +167,7 @@ class LogUpkeep:
             # The same topic: no position that is committed tells the next owner.
             self._counts.lost += 1
             return f"ends at {bounds.end}, and was read to {position}: its end was cut off"
-        if partition.is_needed_below(log, bounds.low):
+        if partition.needed_from(log) < bounds.low:
             return f"begins at {bounds.low}: records were deleted by somebody else that were needed"
         return ""
 

@@ -9,7 +9,6 @@ transaction, learns from the done log what became of it, and goes on.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from functools import partial
 from confluent_kafka import KafkaException, TopicPartition
 
 from penstock import clients
-from penstock.clients.bounded_calls import Disposable
+from penstock.clients.bounded_calls import BackgroundCall, NotAnsweredError
 from penstock.clients.kafka_errors import reason
 from penstock.clients.transactional.initialisation import initialise
 from penstock.clients.transactional.producer_settings import TRANSACTION_S
@@ -27,8 +26,9 @@ from penstock.transactions.wire.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
 
+#: Seconds for the call that ends a transaction, and for all that it takes.
 _INIT_TIMEOUT_S = 6.0
-_CLOSE_S = 2.0
+_LIMIT_S = 8.0
 #: Names in one claim: more are not written by any version.
 _NAMES = 8
 
@@ -100,17 +100,15 @@ class Fence:
         through. To shut it out again and again would hold up what it does for the partitions that it still has.
         """
         ids = {name for claim in claims for name in decode_claim(self._topics, claim)} - set(self._own()) - ended
-        threads = [(name, Disposable("penstock-fence", self._left)) for name in sorted(ids)]
-        calls = [(name, thread, thread.start(f"fencing {name}", partial(self._end, name))) for name, thread in threads]
-        deadline = time.monotonic() + _INIT_TIMEOUT_S + _CLOSE_S
-        for name, thread, call in calls:
-            if not call.done(max(0.01, deadline - time.monotonic())):
-                _log.warning("the Kafka transaction of %s cannot be ended: no answer; its time limit will", name)
-                # The call that hangs closes by itself.
-                thread.leave(lambda: None)
-                continue
-            thread.close()
-            error = call.result()
+        calls = {
+            name: BackgroundCall(f"fencing {name}", partial(self._end, name), _LIMIT_S, self._left)
+            for name in sorted(ids)
+        }
+        for name, call in calls.items():
+            try:
+                error = call.wait()
+            except NotAnsweredError:
+                error = "no answer"
             if error is None:
                 ended.add(name)
                 _log.info("the Kafka transaction that %s left open was ended", name)

@@ -111,27 +111,29 @@ class RecoveryReader:
         # been let through before the group changed hands, and write to the done log still.
         topics = [*self._names.values(), self._topics.discarded]
         places = [TopicPartition(topic, p) for p in partitions for topic in topics]
+        begun = time.monotonic()
+        wait_until = begun + _UNDISTURBED_S
         with self._reader() as reader:
-            consumer = reader.consumer
-            found: dict[tuple[str, int], Committed] = {}
-            begun = time.monotonic()
-            wait_until = begun + _UNDISTURBED_S
-            while len(found) < len(places):
+            while True:
                 self._check_stopping()
                 step(f"asking for positions of {self._topics.coordinators}, which a Kafka transaction may hold back")
-                open_places = [place for place in places if (place.topic, place.partition) not in found]
-                for place in self._ask_committed(consumer, open_places):
-                    if place.error is None:
-                        is_log = place.topic != self._topics.discarded
-                        bounds = consumer.get_watermark_offsets(place, _ANSWER_S) if is_log else (0, 0)
-                        found[place.topic, place.partition] = committed_at(place, *bounds)
-                if len(found) < len(places) and time.monotonic() >= wait_until:
-                    wait_until = time.monotonic() + _UNDISTURBED_S
-                    held = {place.partition for place in places if (place.topic, place.partition) not in found}
+                answers = self._ask_committed(reader.consumer, places)
+                held = {place.partition for place in answers or places if place.error is not None or not answers}
+                if not held:
+                    break
+                if time.monotonic() >= wait_until:
                     self._end_predecessors(held, ended)
-                    if time.monotonic() - begun >= _HELD_S:
+                    wait_until = time.monotonic() + _UNDISTURBED_S
+                    if wait_until - begun >= _HELD_S:
                         self._report_held(held)
-            return found
+            # After the positions: an end that was asked for before may lie below one.
+            return {
+                (place.topic, place.partition): committed_at(
+                    place, *reader.consumer.get_watermark_offsets(place, _ANSWER_S)
+                )
+                for place in answers
+                if place.topic != self._topics.discarded
+            }
 
     def _report_held(self, partitions: Iterable[int]) -> None:
         """Say that positions are held for longer than any transaction of ours lasts."""
