@@ -45,7 +45,6 @@ class NotPublishedError(PenstockError):
     Args:
         failed: ids of the transactions it was refused for, if it was them, each with the topic and the reason.
         targets: topics that could not take any message, each with the reason.
-        too_large: ids of those that were refused for their size.
         rights: what the coordinator lacks for its own topics, group and ids, if that was the reason.
     """
 
@@ -54,11 +53,9 @@ class NotPublishedError(PenstockError):
         text: str,
         failed: Mapping[str, tuple[str, str]] = MappingProxyType({}),
         targets: Mapping[str, str] = MappingProxyType({}),
-        too_large: Collection[str] = (),
         rights: Collection[Right] = (),
     ) -> None:
         super().__init__(text)
-        self.too_large = too_large
         self.rights = rights
         self.failed = failed
         self.targets = targets
@@ -253,7 +250,7 @@ class Publisher:
         refused = {topic for topic, _ in blame.messages.values()}
         silent = {**blame.silent, **blame.topics}
         targets = {topic: why for topic, why in silent.items() if topic not in refused}
-        raise AbortedError(text, blame.messages, targets, blame.too_large) from error
+        raise AbortedError(text, blame.messages, targets) from error
 
     def _lacked(self, error: Exception | None, doing: str, *, has_refused: bool) -> list[Right]:
         """Return what the coordinator has no right to among what is its own; what is of targets is no matter here."""

@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -216,10 +216,11 @@ class KafkaCoordinator:
         common = [PublisherSlot(partial(make, apart=False), read_done, it, context.left, pace) for it in names.common]
         apart = [PublisherSlot(partial(make, apart=True), read_done, it, context.left, pace) for it in names.apart]
         slots += common + apart
+        payloads = PayloadReader(context)
         membership = self._membership = Membership(
             context,
             Recoveries(context, recovery.recover),
-            partial(HalfPartition, context, PayloadReader(context)),
+            partial(HalfPartition, context, payloads),
             instance=self._instance,
             session_timeout_s=options.session_timeout,
         )
@@ -261,7 +262,7 @@ class KafkaCoordinator:
         )
         return threading.Thread(
             target=self._run,
-            args=(loop, membership, sends, discarding),
+            args=(loop, membership, sends, (discarding.close, payloads.close)),
             name=f"penstock-coordinator-{self._prefix}",
             daemon=True,
         )
@@ -271,7 +272,7 @@ class KafkaCoordinator:
         loop: CoordinatorLoop,
         membership: Membership,
         sends: AckedProducer,
-        discarding: Discarding,
+        ends: Iterable[Callable[[], object]],
     ) -> None:
         observed = None
         try:
@@ -288,7 +289,8 @@ class KafkaCoordinator:
             self._stopping.set()
             if observed is not None:
                 observed.close()
-            discarding.close()
+            for end in ends:
+                end()
             self._leave(loop, membership, sends)
 
     def _leave(self, loop: CoordinatorLoop, membership: Membership, sends: AckedProducer) -> None:

@@ -23,8 +23,17 @@ from penstock.clients.rights import Operation, topic_right
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.stores.kafka.coordinator.log_reader import LogReader
-from penstock.transactions.stores.kafka.logs.log_bounds import ANSWER_S, Bounds, Look, look_at_logs
-from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, LOGS, OP
+from penstock.transactions.stores.kafka.logs.log_bounds import ANSWER_S, Look, look_at_logs
+from penstock.transactions.stores.kafka.logs.log_identity import (
+    DONE,
+    HALF,
+    LOGS,
+    OP,
+    Committed,
+    Fate,
+    explained,
+    fate_of,
+)
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -147,9 +156,13 @@ class LogUpkeep:
             if bounds is None:
                 continue
             is_other = topic_id is not None and partition.ids.get(log, topic_id) != topic_id
-            wrong = self._wrong(partition, log, asked.positions[log], bounds, is_other=is_other)
-            if wrong:
-                self.give_up(partition, f"{self._names[log]}[{number}] {wrong}")
+            is_cut = not is_other and asked.positions[log] > bounds.end
+            needed = Committed(partition.needed_from(log), *bounds, {})
+            fate = fate_of(*needed[:3], is_other=is_other or is_cut)
+            if fate is not Fate.INTACT:
+                # Where the end of the same topic was cut off, no position that is committed tells the next owner.
+                self._counts.lost += is_cut
+                self.give_up(partition, explained(log, f"{self._names[log]}[{number}]", needed, fate))
                 return
             if topic_id is not None:
                 partition.ids[log] = topic_id
@@ -158,18 +171,6 @@ class LogUpkeep:
             partition.sweep(half.end, asked.positions[OP])
         if done is not None:
             partition.mark(done.end)
-
-    def _wrong(self, partition: HalfPartition, log: str, position: int, bounds: Bounds, *, is_other: bool) -> str:
-        """Say why a log is not the one that was read; empty where it is."""
-        if is_other:
-            return "was deleted and made again"
-        if position > bounds.end:
-            # The same topic: no position that is committed tells the next owner.
-            self._counts.lost += 1
-            return f"ends at {bounds.end}, and was read to {position}: its end was cut off"
-        if partition.needed_from(log) < bounds.low:
-            return f"begins at {bounds.low}: records were deleted by somebody else that were needed"
-        return ""
 
     def give_up(self, partition: HalfPartition, why: str) -> None:
         """Have a partition taken over again: a log of it is not as it was read."""

@@ -1,13 +1,14 @@
 """Reads payloads that were dropped from memory again: halves by their offsets, snapshots where the done log holds them.
 
-Each read has a thread and a client of its own, so that nobody's loop waits for it, and one that does not return is left
-behind. What is not there any more stays away: that its log is not as it was is found out by `log_upkeep`.
+Each read has a thread of its own, so that nobody's loop waits for it, and one that does not return is left behind with
+its client. What is not there any more stays away: that its log is not as it was is found out by `log_upkeep`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
@@ -15,7 +16,7 @@ from weakref import WeakSet, ref
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from penstock.clients.bounded_calls import BackgroundCall
+from penstock.clients.bounded_calls import BackgroundCall, TooManyLeftBehindError
 from penstock.clients.kafka_errors import ErrorKind, reason
 from penstock.clients.reading import PartitionReader, Place
 from penstock.errors import MessageFormatError, PenstockError
@@ -76,6 +77,8 @@ class PayloadReader:
         self._new_reader = partial(
             PartitionReader, context.bootstrap_servers, settings, context.topics.coordinators, _not_read
         )
+        # The client of the last read, for the next one; a read takes it out while it uses it.
+        self._kept: list[PartitionReader] = []
         # For whom something is read, and what. Partitions may be lost meanwhile.
         self._reading: tuple[ref[PartitionState], _Wanted, BackgroundCall[_Read]] | None = None
         self._not_before = 0.0
@@ -97,7 +100,7 @@ class PayloadReader:
         if now >= self._not_before and (some := state.payloads.next_read(state.now_ms)):
             wanted = _Wanted.of(some)
             label = f"reading payloads of half partition {number}"
-            call = BackgroundCall(label, partial(self._read, number, wanted), _LIMIT_S, self._left)
+            call = BackgroundCall(label, partial(self._read, number, wanted, self._kept), _LIMIT_S, self._left)
             self._reading = ref(state), wanted, call
         return []
 
@@ -105,7 +108,7 @@ class PayloadReader:
         try:
             read = call.answer()
         except (KafkaException, PenstockError) as error:
-            read = _Read({}, {}, 0)
+            read, self._kept = _Read({}, {}, 0), []
             text = reason(error) if isinstance(error, KafkaException) else str(error)
             self._ration.warn("payloads", "payloads of %s cannot be read: %s; trying again", self._topics.prefix, text)
         if read is None:
@@ -116,13 +119,25 @@ class PayloadReader:
             self._not_before = now + _BACK_OFF_S
         return loaded
 
-    def _read(self, number: int, wanted: _Wanted) -> _Read:
+    def _read(self, number: int, wanted: _Wanted, kept: list[PartitionReader]) -> _Read:
         """Read what is wanted, as far as time allows; runs on a thread of its own."""
         half, done = (self._topics.half, number), (self._topics.done, number)
-        with self._new_reader() as reader:
+        reader = kept.pop() if kept else self._new_reader()
+        try:
             halves, _ = _read_log(reader, half, wanted.halves, _half)
             snapshots, done_to = _read_log(reader, done, wanted.snapshots, _snapshots)
+            reader.start({})
+        except KafkaException:
+            reader.close()
+            raise
+        kept.append(reader)
         return _Read(halves, snapshots, done_to)
+
+    def close(self) -> None:
+        """Have the client closed that is kept; nobody waits for it."""
+        for reader in self._kept:
+            with suppress(TooManyLeftBehindError):
+                BackgroundCall("closing a reader of payloads", reader.close, _LIMIT_S, self._left)
 
 
 def _loaded(state: PartitionState, transaction_id: str, wanted: _Wanted, read: _Read) -> Pending | None:
