@@ -77,7 +77,9 @@ def half_partition(
 ) -> HalfPartition:
     """Return half partition 0 as its coordinator has it; its logs are empty unless something else was recovered."""
     empty = RecoveredPartition(0, 0, half_end=0, op_end=0, notes=[], done_end=0)
-    return HalfPartition(context or context_of(StoreTopics("store", 1)), reader, 0, recovered or empty)
+    owned = HalfPartition(context or context_of(StoreTopics("store", 1)), reader, 0, recovered or empty)
+    owned.settled(owned.claim())
+    return owned
 
 
 __all__ = ["context_of", "fetched", "half_partition", "half_record", "op_record"]

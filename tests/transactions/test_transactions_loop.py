@@ -48,7 +48,7 @@ def loop_of(state: dict[str, Any], has_work: bool, waited: list[float]) -> Coord
 
     partition = SimpleNamespace(
         state=SimpleNamespace(has_work=has_work, queue=SimpleNamespace(ready=1), pending=(), decided=()),
-        feed=SimpleNamespace(waits_for_halves=False),
+        feed=SimpleNamespace(waiting=0),
         note_progress=lambda _: None,
     )
 

@@ -57,7 +57,7 @@ class _Refusal:
 
 
 class TargetQuarantine:
-    """What is out. Used by one thread; others read copies: `reasons`, `refusals` and `refusing`."""
+    """What is out. Used by one thread; others read copies: `reasons` and `refusing`."""
 
     def __init__(self) -> None:
         self._topics: dict[str, _Topic] = {}
@@ -222,10 +222,6 @@ class TargetQuarantine:
     def reasons(self) -> dict[str, str]:
         """Return the topics that take nothing, each with the reason; not those that refused single messages."""
         return {topic: found.why for topic, found in self._topics.copy().items() if found.is_out and found.pause_s}
-
-    def refusals(self) -> dict[str, str]:
-        """Return the transactions that were refused, each with the reason."""
-        return {name: refusal.why for name, refusal in self._refused.copy().items()}
 
     def refusing(self) -> dict[str, str]:
         """Return the topics that refused what is pending still, each with the first such transaction and the reason."""

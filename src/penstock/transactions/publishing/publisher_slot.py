@@ -140,11 +140,6 @@ class PublisherSlot:
         """Whether a Kafka transaction can begin."""
         return self._state is SlotState.READY
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a Kafka transaction is under way."""
-        return self._state is SlotState.IN_FLIGHT
-
     def slow_call(self) -> tuple[str, float]:
         """Return the call that has not returned for long, and its age in seconds; an empty name where there is none."""
         call = self._call

@@ -82,7 +82,7 @@ class TargetGate:
         if self.quarantine.refuse(transaction_id, topic, why, now):
             _log.error(
                 "transaction %s is committed and refused by %s: %s; it is tried again, and holds later ones of its key "
-                "and target; see `penstock tx show`, and discard it by `penstock tx discard` if it cannot be mended",
+                "and target; see `penstock tx show`, and discard it by `penstock tx discard` if it cannot be fixed",
                 transaction_id,
                 topic,
                 why,

@@ -195,8 +195,9 @@ class KafkaInspection(Inspection):
         logs = {HALF: self._topics.half, OP: self._topics.op, DONE: self._topics.done}
         numbers = range(self._topics.partitions)
         places = [(topic, number) for number in numbers for topic in logs.values()]
-        ids, bounds = self.ask(lambda: self.ids_and_bounds(logs, places))
         committed = self.ask(lambda: self.committed([TopicPartition(*place) for place in places]))
+        # After the positions: an end that was asked for before may lie below one.
+        ids, bounds = self.ask(lambda: self.ids_and_bounds(logs, places))
         positions = {
             number: {log: committed_at(committed[topic, number], *bounds[topic, number]) for log, topic in logs.items()}
             for number in numbers

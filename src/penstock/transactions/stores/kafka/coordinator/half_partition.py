@@ -97,7 +97,7 @@ class HalfPartition:
             OP: recovered.op_position,
             DONE: recovered.done_position,
         }
-        # Whether the name of this coordinator stands beside the positions, for those who may have to recover it.
+        # Whether the name of this coordinator stands with the positions, for those who may have to recover it.
         self._is_claimed = False
         #: Below which the done log is not needed, as it is to be committed next.
         self.done_checkpoint = recovered.done_position
@@ -262,11 +262,13 @@ class HalfPartition:
     def next_batch(self, limit: int, blocking: Blocking, room_bytes: int) -> CommitBatch | None:
         """Choose what the next Kafka transaction settles here, and what it snapshots, or return None.
 
-        `limit` and `room_bytes` are those of `PartitionState.next_batch`. Where there is nothing to settle, and this
-        coordinator has not said yet that it owns the partition, it settles nothing.
+        `limit` and `room_bytes` are those of `PartitionState.next_batch`. The first one settles nothing: it says whose
+        the partition is, so that what this coordinator leaves open can be ended under its name.
         """
         if self.is_given_up:
             return None
+        if not self._is_claimed:
+            return self.claim()
         discarded = (_Discarded(self._topics.discarded),)
 
         def out(pending: Pending) -> str | None:
@@ -294,9 +296,7 @@ class HalfPartition:
             half, op = self.state.checkpoints()
             is_as_written = self.committed == {HALF: half, OP: op, DONE: self.done_checkpoint}
             return None if is_as_written else self.claim()
-        if batch is None:
-            return None if self._is_claimed else self.claim()
-        return self._placed(batch)
+        return None if batch is None else self._placed(batch)
 
     def trial(
         self,

@@ -148,16 +148,6 @@ class LogFeed:
         """How many op records wait for halves."""
         return len(self._waiting)
 
-    @property
-    def op_read_to(self) -> int:
-        """The next offset of the op log that was not read; what waits was read."""
-        return self._waiting[-1].offset + 1 if self._waiting else self._state.op_position
-
-    @property
-    def waits_for_halves(self) -> bool:
-        """Whether decisions were read before their halves."""
-        return bool(self._waiting)
-
     def _decide(self, record: _OpRecord) -> None:
         """Let the decisions of an op record take effect."""
         offset, appended_ms, ops, _, _ = record

@@ -143,7 +143,7 @@ class CoordinatorLoop:
         # In pieces of what one Kafka transaction settles: what is read beyond that waits here instead of in the logs.
         limit = self._engine.decisions
         undecided = sum(len(p.state.pending) - len(p.state.decided) for p in self._owned.values())
-        for_halves = any(p.feed.waits_for_halves for p in self._owned.values())
+        for_halves = any(p.feed.waiting for p in self._owned.values())
         records = self._membership.logs.read(timeout_s, limit, for_halves=for_halves, full=undecided >= 2 * limit)
         with collection_put_off():
             self._feed(records, time.monotonic())

@@ -2,7 +2,7 @@
 
 One consumer is a member of the coordinators' group and reads nothing, so that reading never depends on the group's
 protocol; others read half and op of the same partitions (`log_reader`), which no group assignor would keep together.
-Partitions are recovered beside it (`recovery.recoveries`).
+Partitions are recovered by other threads (`recovery.recoveries`).
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Membership:
         """Return the proof of membership that fences a coordinator whose partitions were given to another.
 
         It matches what `owned` says: the group's generation cannot move past a loss of partitions before `serve`
-        has told of it, for the client library waits for the callback.
+        has reported it, for the client library waits for the callback.
         """
         return self._member.consumer_group_metadata()
 

@@ -1,7 +1,7 @@
 """Which logs the committed positions belong to, and whether those logs are still the ones that were read. Pure.
 
 A topic that was deleted and made again begins at offset 0, and may have grown past an old position by the time somebody
-looks: so the ids of the three topics are written beside each position. The broker forgets the positions of a topic that
+looks: so the ids of the three topics are committed with each position. The broker forgets the positions of a topic that
 is deleted, which is why each of the three positions has the ids of all.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
-#: Names of the logs of a half partition, as they stand beside positions.
+#: Names of the logs of a half partition, as they are committed with positions.
 HALF, OP, DONE = "half", "op", "done"
 LOGS = (HALF, OP, DONE)
 
@@ -25,7 +25,7 @@ class Fate(Enum):
 
 
 class Committed(NamedTuple):
-    """How far a log was read, where it begins and ends now, and the topic ids that stand beside the position.
+    """How far a log was read, where it begins and ends now, and the topic ids that were committed with the position.
 
     The position is the next offset to be read, or None where none is written down; of the done log, the lowest needed.
     """
@@ -37,12 +37,12 @@ class Committed(NamedTuple):
 
 
 def encode_ids(ids: Mapping[str, str]) -> str:
-    """Return what is written beside a position: topic ids by log, without those that are not known."""
+    """Return what is committed with a position: topic ids by log, without those that are not known."""
     return " ".join(f"{log}={ids[log]}" for log in LOGS if log in ids)
 
 
 def decode_ids(metadata: str | None) -> dict[str, str]:
-    """Return the topic ids that stand beside a position, by log. What is none of them is left out."""
+    """Return the topic ids that were committed with a position, by log. What is none of them is left out."""
     pairs = (word.partition("=") for word in (metadata or "").split(" "))
     return {name: topic_id for name, _, topic_id in pairs if name in LOGS and topic_id}
 

@@ -1,9 +1,9 @@
 """Fencing: the end of Kafka transactions that a dead coordinator left open in a partition.
 
-A coordinator writes its transactional ids beside the half position it commits. A new owner that finds positions held
-back by an open transaction ends it under the id of its owner, rather than waiting until it times out: initialising a
-producer of that id ends what is open and fences the former one. Where that one was alive after all, it loses one Kafka
-transaction, learns from the done log what became of it, and goes on.
+A coordinator commits its transactional ids with each half position. A new owner that finds positions held back by an
+open transaction ends it under the id of its owner, rather than waiting until it times out: initialising a producer of
+that id ends what is open and fences the former one. Where that one was alive after all, it loses one Kafka transaction,
+learns from the done log what became of it, and goes on.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ def transactional_names(topics: StoreTopics, name: str) -> Names:
 
 
 def encode_claim(ids: Sequence[str]) -> str:
-    """Return what is written beside a position."""
+    """Return what is committed with a position."""
     return " ".join(ids)
 
 
 def log_positions(topics: StoreTopics, batches: Mapping[int, CommitBatch], claim: str) -> list[TopicPartition]:
-    """Return the positions of a common Kafka transaction, by half partition, with what stands beside them."""
+    """Return the positions of a common Kafka transaction, by half partition, with what is committed with them."""
     positions: list[TopicPartition] = []
     for number, batch in batches.items():
-        beside = f"{claim} {batch.log_ids}".rstrip()
-        positions.append(TopicPartition(topics.half, number, batch.half_checkpoint, beside))
+        metadata = f"{claim} {batch.log_ids}".rstrip()
+        positions.append(TopicPartition(topics.half, number, batch.half_checkpoint, metadata))
         positions.append(TopicPartition(topics.op, number, batch.op_checkpoint, batch.log_ids))
         positions.append(TopicPartition(topics.done, number, batch.done_checkpoint, batch.log_ids))
     return positions
@@ -77,7 +77,7 @@ def trial_positions(topics: StoreTopics, numbers: Iterable[int]) -> list[TopicPa
 
 
 def decode_claim(topics: StoreTopics, claim: str | None) -> list[str]:
-    """Return the ids that stand beside a position. What is no id of a coordinator of this store is left out."""
+    """Return the ids that were committed with a position. What is no id of a coordinator of this store is left out."""
     begin = f"{topics.coordinators}."
     return [name for name in (claim or "").split(" ") if name.startswith(begin)][:_NAMES]
 

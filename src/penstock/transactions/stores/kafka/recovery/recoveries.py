@@ -1,4 +1,4 @@
-"""Recovery of partitions beside the coordinator's loop.
+"""Recovery of partitions apart from the coordinator's loop.
 
 It may have to wait for a predecessor's transaction to end, and the other partitions shall not wait for it. Each attempt
 has a disposable thread and clients of its own. One that makes no step for long is left behind and another begins; one

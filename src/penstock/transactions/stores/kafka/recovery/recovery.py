@@ -1,14 +1,14 @@
 """Recovery of half partitions: where to read on, and what was settled above that point.
 
-Whether the logs are still those that were read is asked first of all: one that was deleted and made again, or cut, is
-read from where it begins now, and what that means is said and counted.
+Whether the logs are still those that were read is asked first of all: where one was deleted and made again, or cut,
+reading begins at the start of the logs, and what that means is logged and counted.
 
 The order matters. First the committed positions, read as a read_committed client: the broker answers only once a
 predecessor's transaction that touched them has ended, and any that comes later is refused, for its group generation is
-past. A transaction that does not end by itself, here or in the done log, is ended under its owner's name, which stands
-beside the position. Then the done log to its end, and that is where the log ended *before* reading, not where readers
-of committed records may read to now: markers of a transaction may reach `done` after they reached the positions. What
-is found above the half checkpoint is all that was ever settled there.
+past. A transaction that does not end by itself, here or in the done log, is ended under its owner's name, which is
+committed with the position. Then the done log to its end, and that is where the log ended *before* reading, not where
+readers of committed records may read to now: markers of a transaction may reach `done` after they reached the
+positions. What is found above the half checkpoint is all that was ever settled there.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class RecoveryReader:
     def _end_predecessors(self, partitions: Iterable[int], ended: set[str]) -> None:
         """End the transactions that hold back positions or the done log."""
         try:
-            # The names stand beside half positions; a transaction holds back those of its half and its op alike.
+            # The names are committed with half positions; a transaction holds back those of its half and its op alike.
             halves = [TopicPartition(self._topics.half, number) for number in partitions]
             with self._reader(isolation="read_uncommitted") as reader:
                 claims = [answer.metadata for answer in reader.consumer.committed(halves, _ANSWER_S)]
