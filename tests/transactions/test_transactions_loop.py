@@ -59,6 +59,7 @@ def loop_of(state: dict[str, Any], has_work: bool, waited: list[float]) -> Coord
     membership = SimpleNamespace(
         owned={0: partition},
         serve=lambda: None,
+        was_cut_off=lambda: False,
         recoveries=SimpleNamespace(slow_call=lambda _: ("", 0.0), partitions=()),
         logs=SimpleNamespace(read=read),
     )

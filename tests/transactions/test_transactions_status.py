@@ -256,7 +256,7 @@ def test_tx_ls_names_the_target_that_takes_nothing_and_the_brokers_reason(
 
     rows = {line.split()[0]: line for line in listed.out.splitlines() if line.strip()}
     assert f"topic {bench.topic} to take it: {why}" in rows[refused]
-    assert "topic sick takes not all, as coordinator c1 says: no right" in listed.out
+    assert "topic sick refuses messages, as coordinator c1 reports: no right" in listed.out
 
 
 def test_tx_ls_lists_what_is_pending_though_a_broker_with_the_coordinators_status_is_away(

@@ -162,6 +162,10 @@ class Engine:
         is_calm = self._flight.is_idle and self._gate.is_open and self._slots[self._next].is_ready
         return _CALM_S if is_calm and not any(backlog.set_aside for backlog in self._owned.values()) else _TROUBLE_S
 
+    def shut(self) -> None:
+        """Let nothing begin before the brokers have answered: they were away, as it seems."""
+        self._gate.shut()
+
     def poll(self, now: float) -> None:
         """Open producers that have to be, and learn what became of transactions in doubt and of trials."""
         slots = [*self._slots, *self._trials.slots]

@@ -68,6 +68,8 @@ class CoordinatorLoop:
         has_ended = engine.take_result(IN_FLIGHT_S)
         self._count(now)
         self._membership.serve()
+        if self._membership.was_cut_off():
+            engine.shut()
         # What waits to be published goes first: whoever reads all that is there reads for ever, and publishes little.
         if not engine.is_crowded(sum(p.state.queue.ready for p in self._owned.values())):
             self._read(0.0 if has_ended else self._read_timeout_s(time.monotonic()))

@@ -30,6 +30,8 @@ from penstock.transactions.stores.kafka.recovery.recoveries import Recoveries
 
 _log = logging.getLogger("penstock.transactions")
 
+#: What the client says when brokers go away.
+_CUT_OFF = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - public constants look so
 #: How often a member that is shut out comes back within so many seconds. Another process that has its name comes back,
 #: too: the one that is shut out more often by then ends.
 _COMES_BACK, _WITHIN_S = 3, 60.0
@@ -68,6 +70,10 @@ class Membership:
         self._own = own
         #: The partitions owned now. Changed by the coordinator's thread; other threads read a copy.
         self.owned: dict[int, HalfPartition] = {}
+        # Whether a connection to a broker was lost since somebody asked. The coordinator's thread serves the callback.
+        self._was_cut_off = False
+        # The user's own.
+        self._error_cb: Callable[[KafkaError], object] | None = config.get("error_cb")
         # When this member came back after it was shut out.
         self._came_back: deque[float] = deque(maxlen=_COMES_BACK)
         member: dict[str, Any] = {
@@ -83,6 +89,7 @@ class Membership:
             "enable.auto.commit": False,
             # The member reads nothing: the end is a place without records.
             "auto.offset.reset": "latest",
+            "error_cb": self._hear,
         }
         if instance is not None:
             member["group.instance.id"] = instance
@@ -152,6 +159,17 @@ class Membership:
         is_group = concerns_a_group(error)
         right = group_right(self._topics.coordinators) if is_group else topic_right(Operation.READ, self._topics.half)
         self._rights.refused(f"no partitions of {self._topics.half} are to be had", right)
+
+    def was_cut_off(self) -> bool:
+        """Tell whether a connection to a broker was lost since this was asked last."""
+        was, self._was_cut_off = self._was_cut_off, False
+        return was
+
+    def _hear(self, error: KafkaError) -> None:
+        if error.code() in _CUT_OFF:
+            self._was_cut_off = True
+        if self._error_cb is not None:
+            self._error_cb(error)
 
     def leave(self) -> None:
         """Give all partitions up and leave the group."""

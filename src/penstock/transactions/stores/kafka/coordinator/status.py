@@ -67,12 +67,12 @@ class Status:
 
     def lines(self) -> list[str]:
         """Return what is the matter, a sentence for each thing."""
-        name = self.coordinator
+        name = f"coordinator {self.coordinator}"
         return [
-            *(f"topic {topic} takes not all, as coordinator {name} says: {why}" for topic, why in self.targets.items()),
-            *(f"checks of coordinator {name} wait for {why}" for why in self.groups.values()),
-            *(f"coordinator {name} waits for {why}" for why in self.halts),
-            *(f"coordinator {name}: {why}" for why in self.notes),
+            *(f"topic {topic} refuses messages, as {name} reports: {why}" for topic, why in self.targets.items()),
+            *(f"checks of {name} wait for {why}" for why in self.groups.values()),
+            *(f"{name} waits for {why}" for why in self.halts),
+            *(f"{name}: {why}" for why in self.notes),
         ]
 
 
