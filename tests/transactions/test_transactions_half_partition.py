@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from half_partition import context_of, fetched, half_partition, half_record, op_record
 
-from penstock.transactions.stores.kafka.coordinator.counts import Counts
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
+from penstock.transactions.stores.kafka.counts import Counts
 from penstock.transactions.stores.kafka.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id

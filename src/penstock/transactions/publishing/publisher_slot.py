@@ -307,6 +307,6 @@ class PublisherSlot:
             self._closing.remove(closing)
 
     def _warn_if_slow(self, call: Call[Any]) -> None:
-        if call.age_s >= SLOW_S:
+        if call.age_s >= SLOW_S and self._ration.is_due("slow"):
             name, age_s = self.slow_call()
-            self._ration.warn("slow", "%s of %s has not returned for %.1f s", name, self.transactional_id, age_s)
+            _log.warning("%s of %s has not returned for %.1f s", name, self.transactional_id, age_s)

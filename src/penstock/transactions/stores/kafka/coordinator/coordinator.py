@@ -40,12 +40,12 @@ from penstock.transactions.publishing.targets import cluster_targets
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.check_scheduler import CheckScheduler
 from penstock.transactions.stores.kafka.coordinator.check_sender import CheckSender
-from penstock.transactions.stores.kafka.coordinator.counts import PartitionReading
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.stores.kafka.coordinator.log_upkeep import LogUpkeep
 from penstock.transactions.stores.kafka.coordinator.loop import CoordinatorLoop
 from penstock.transactions.stores.kafka.coordinator.membership import Membership
 from penstock.transactions.stores.kafka.coordinator.status import Status, StatusLog
+from penstock.transactions.stores.kafka.counts import PartitionReading
 from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
 from penstock.transactions.stores.kafka.logs.topic_settings import correct_settings
 from penstock.transactions.stores.kafka.recovery.fencing import (

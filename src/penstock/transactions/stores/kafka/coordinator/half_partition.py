@@ -22,8 +22,8 @@ from penstock.transactions.core.snapshot import GAP, to_snapshot
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.publishing.backlog import Blocking
 from penstock.transactions.stores.kafka.context import CoordinatorContext
-from penstock.transactions.stores.kafka.coordinator.counts import PartitionReading
 from penstock.transactions.stores.kafka.coordinator.log_feed import LogFeed
+from penstock.transactions.stores.kafka.counts import PartitionReading
 from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP, encode_ids
 from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
 from penstock.transactions.stores.kafka.recovery.recovered_partition import DoneRead, RecoveredPartition

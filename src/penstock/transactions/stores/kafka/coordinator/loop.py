@@ -111,7 +111,7 @@ class CoordinatorLoop:
         self._status_at = now
         quarantine, call, missing = self._engine.quarantine, self._counts.slow_call, self._rights.missing()
         lacking = {name: text for name, text in missing.items() if not name.startswith(_HARMLESS)}
-        halts = [f"a right that it lacks: {text}" for text in dict.fromkeys(lacking.values())]
+        halts = [f"a right that the coordinator lacks: {text}" for text in dict.fromkeys(lacking.values())]
         self._write_status(
             Status(
                 self._name,

@@ -8,6 +8,7 @@ long as it is not old. Nothing is decided by it.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -22,6 +23,8 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.writing.acked_producer import AckedProducer
+
+_log = logging.getLogger("penstock.transactions")
 
 #: Seconds between two records at least, and until what has not changed is written again.
 _LEAST_S = 1.0
@@ -167,9 +170,8 @@ class StatusLog:
             key, value = status.coordinator.encode(), encode_status(status)
             is_sent = self._sends.try_send(self._topic, 0, key, value, report=self._reported)
         except KafkaException as error:
-            if not self._is_lacking(error.args[0]):
-                text = "%s takes nothing, so `penstock tx ls` shows less: %s"
-                self._ration.warn("status", text, self._topic, reason(error))
+            if not self._is_lacking(error.args[0]) and self._ration.is_due("status"):
+                _log.warning("%s takes nothing, so `penstock tx ls` shows less: %s", self._topic, reason(error))
             return
         if is_sent:
             self._last, self._last_at = news, now
