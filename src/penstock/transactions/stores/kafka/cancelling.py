@@ -53,6 +53,7 @@ def cancel(
                 f"{wait_s:g} s; one that is started does so, if that was stored before it was due: look with "
                 f"`penstock tx show {transaction_id}`"
             )
-        end = note.verdict if note is not None else now and now.pending.verdict
+        stands = None if now is None else now.pending.verdict
+        end = stands if note is None else note.verdict
     if end is not Verdict.ROLLBACK:
         raise not_cancelled(transaction_id, end)

@@ -10,8 +10,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice, takewhile
+from typing import NamedTuple
 
 from penstock.transactions.core.check_plan import CheckPlan
 from penstock.transactions.core.checkpoints import DoneMarks, Mark
@@ -43,15 +43,11 @@ _TRIES = 5
 _DISCARD = Verdict.DISCARD
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class _Discarded:
-    """The address of what is discarded; of its size nobody asks."""
+class _Discarded(NamedTuple):
+    """The address of what is discarded."""
 
     topic: str
     partition: None = None
-    key: None = None
-    value: None = None
-    headers: tuple[()] = ()
 
 
 class HalfPartition:
