@@ -15,8 +15,6 @@ from penstock.clients.requests.granted_rights import AskedRights
 from penstock.clients.requests.log_ends import LAST, AskedOffsets
 from penstock.clients.requests.topic_ids import AskedTopicIds
 from penstock.clients.rights import Operation, topic_right
-from penstock.transactions.stores.kafka.logs.log_bounds import LogBounds
-from penstock.transactions.wire.topics import StoreTopics
 
 
 class Silent(Future[Any]):
@@ -73,18 +71,11 @@ def test_questions_that_are_asked_together_share_one_time_limit(clock: Clock) ->
     assert {name: error.args[0].code() for name, error in failed.items()} == dict.fromkeys("ab", KafkaError._TIMED_OUT)
 
 
-def log_bounds(admin: Any) -> Callable[[], object]:
-    asking = LogBounds(admin, StoreTopics("p"))
-    asking.ask([0], 0.0)
-    return asking.answer
-
-
 @pytest.mark.parametrize(
     "ask",
     [
         lambda admin: AskedTopicIds(admin, ["t"], 5.0).answer,
         lambda admin: AskedRights(admin, [topic_right(Operation.READ, "t")], 5.0).answer,
-        log_bounds,
     ],
 )
 def test_who_looks_for_an_answer_that_never_comes_gets_one_in_the_end(

@@ -17,7 +17,8 @@ from confluent_kafka import KafkaError, KafkaException
 import penstock
 from kafka_proxy import API_VERSIONS, KafkaProxy, What
 from penstock.clients.requests.group_requests import GroupAdmin
-from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.core.check_plan import CheckPolicy
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.check_sender import CheckSender, SendOutcome
 from penstock.transactions.wire.topics import StoreTopics
 
@@ -77,8 +78,9 @@ def test_a_check_whose_group_nobody_knows_is_logged_and_asks_again(
         silent.set_exception(KafkaException(said))
     answers = [{topics.checkers("shop"): future} for future in (silent, knowing)]
     admins = [Mock(**{"describe_consumer_groups.return_value": answer}) for answer in answers]
-    rights, pending = Mock(**{"granted.return_value": None}), Mock(**{"half.group": "shop"})
-    sender = CheckSender(GroupAdmin(Mock(side_effect=admins)), Mock(), topics, RationedLog(), Mock(), rights=rights)
+    pending = Mock(**{"half.group": "shop"})
+    context = CoordinatorContext("", {}, CheckPolicy(6, 30, 15), topics)
+    sender = CheckSender(context, GroupAdmin(Mock(side_effect=admins)), Mock())
 
     outcomes = [sender.check(Mock(), pending, now) for now in (0.0, 2.0, 4.9, 5.1, 5.2)]
 

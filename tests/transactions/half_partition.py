@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.transactions.core.check_plan import CheckPolicy
-from penstock.transactions.core.clock import BrokerClock
-from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.stores.kafka.coordinator.counts import Counts
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
 from penstock.transactions.stores.kafka.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ops import Op, encode_op
+from penstock.transactions.wire.topics import StoreTopics
 
 
 @dataclass(frozen=True)
@@ -66,24 +65,21 @@ def op_record(offset: int, op: Op, appended_s: float | None = None) -> Any:
     return fetched(offset, encode_op(op), appended_s=appended_s)
 
 
+def context_of(topics: StoreTopics, servers: str = "", policy: CheckPolicy | None = None) -> CoordinatorContext:
+    """Return what the parts of a coordinator share."""
+    return CoordinatorContext(servers, {}, policy or CheckPolicy(6, 30, 15), topics)
+
+
 def half_partition(
     recovered: RecoveredPartition | None = None,
-    counts: Counts | None = None,
-    policy: CheckPolicy | None = None,
-    log: RationedLog | None = None,
+    context: CoordinatorContext | None = None,
     reader: PayloadReader | None = None,
 ) -> HalfPartition:
     """Return half partition 0 as its coordinator has it; its logs are empty unless something else was recovered."""
-    return HalfPartition(
-        0,
-        recovered or RecoveredPartition(0, 0, half_end=0, op_end=0, notes=[], done_end=0),
-        policy=policy or CheckPolicy(6, 30, 15),
-        counts=counts or Counts(),
-        log=log or RationedLog(),
-        may_publish_to=lambda _: True,
-        clock=BrokerClock(),
-        reader=reader,
-    )
+    empty = RecoveredPartition(0, 0, half_end=0, op_end=0, notes=[], done_end=0)
+    owned = HalfPartition(context or context_of(StoreTopics("store", 1)), reader, 0, recovered or empty)
+    owned.settled(owned.claim())
+    return owned
 
 
-__all__ = ["fetched", "half_partition", "half_record", "op_record"]
+__all__ = ["context_of", "fetched", "half_partition", "half_record", "op_record"]

@@ -6,19 +6,18 @@ import time
 from typing import Any
 
 import pytest
-from half_partition import half_partition, half_record, op_record
+from half_partition import context_of, half_partition, half_record, op_record
 
 from penstock.transactions.core.check_plan import WINDOW, CheckPolicy
 from penstock.transactions.core.discard import Discarding
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.stores.kafka.coordinator.check_scheduler import CheckScheduler
 from penstock.transactions.stores.kafka.coordinator.check_sender import SendOutcome
-from penstock.transactions.stores.kafka.coordinator.counts import Counts
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import NO_ID, new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
+from penstock.transactions.wire.topics import StoreTopics
 
 #: The broker's time at the beginning of a test, in seconds; nobody else's clock says so.
 BIRTH_S = 5_000.0
@@ -55,17 +54,11 @@ class Room:
     """A partition, and a coordinator that asks about it; a test moves the time."""
 
     def __init__(self, policy: CheckPolicy | None = None) -> None:
-        self.counts, self.ration, self.asking = Counts(), RationedLog(), Asking()
-        policy = policy or CheckPolicy(6, 30, 15)
-        self.partition = half_partition(counts=self.counts, policy=policy, log=self.ration)
-        self.scheduler = CheckScheduler(
-            policy=policy,
-            sender=self.asking,  # type: ignore[arg-type] # what is used of it
-            discarding=Discarding("topic", 30, "test"),
-            half_end=lambda _: 0,
-            counts=self.counts,
-            ration=self.ration,
-        )
+        context = context_of(StoreTopics("store", 1), policy=policy)
+        self.counts, self.asking = context.counts, Asking()
+        self.partition = half_partition(context=context)
+        discarding = Discarding("topic", 30, "test")
+        self.scheduler = CheckScheduler(context, self.asking, discarding)  # type: ignore[arg-type] # what is used of it
         self.halves = self.ops = 0
         # As if it had marked the op log when it took the partition over.
         self.partition.ticked_at = 0.0

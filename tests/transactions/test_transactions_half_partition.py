@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from half_partition import fetched, half_partition, half_record, op_record
+from half_partition import context_of, fetched, half_partition, half_record, op_record
 
-from penstock.transactions.core.check_plan import CheckPolicy
-from penstock.transactions.stores.kafka.coordinator.counts import Counts
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
+from penstock.transactions.stores.kafka.counts import Counts
 from penstock.transactions.stores.kafka.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
+from penstock.transactions.wire.topics import StoreTopics
 
 
 def test_a_partition_counts_as_recovered_only_when_all_that_was_in_its_logs_is_read() -> None:
-    counts = Counts()
-    owned = half_partition(RecoveredPartition(5, 3, half_end=7, op_end=4, notes=[], done_end=0), counts)
+    owned = half_partition(RecoveredPartition(5, 3, half_end=7, op_end=4, notes=[], done_end=0))
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
     other = half._replace(transaction_id=new_id())
     op = Op(half.transaction_id, Verdict.UNKNOWN, Author.CHECK, "orders", 0, (5,), 1)
@@ -23,7 +22,7 @@ def test_a_partition_counts_as_recovered_only_when_all_that_was_in_its_logs_is_r
 
     def look() -> None:
         owned.note_progress(0.0)
-        now = counts.statistics(lambda: [owned.reading(0.0)])
+        now = Counts().statistics(lambda: [owned.reading(0.0)])
         seen.append((now.partitions, now.pending))
 
     look()
@@ -68,8 +67,8 @@ def test_decisions_wait_for_a_half_however_long_its_log_is_not_read() -> None:
 
 
 def test_a_decision_for_a_half_that_cannot_come_holds_others_up_only_until_the_end_of_the_half_log_is_known() -> None:
-    counts = Counts()
-    owned = half_partition(counts=counts)
+    context = context_of(StoreTopics("store", 1))
+    owned = half_partition(context=context)
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
     owned.feed.half(half_record(0, half), 0.0)
     forged = Op(new_id(), Verdict.COMMIT, Author.PRODUCER, "orders", 0, (10**12,), 0)
@@ -84,12 +83,12 @@ def test_a_decision_for_a_half_that_cannot_come_holds_others_up_only_until_the_e
     owned.note_progress(1.0)
 
     assert decided_in_order(owned) == [half.transaction_id]
-    assert counts.forged == 1
+    assert context.counts.forged == 1
     assert owned.state.op_position == 3
 
 
 def test_a_half_that_was_ahead_before_a_mark_told_the_time_is_checked_no_later_than_others() -> None:
-    owned = half_partition(policy=CheckPolicy(6, 30, 15))
+    owned = half_partition()
     ahead, usual = (Half(new_id(), "orders", "topic", None, None, b"v", (), None) for _ in range(2))
     owned.feed.half(half_record(0, ahead, appended_s=3_600), 0.0)
     owned.note_progress(0.0)

@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicPartition
-from half_partition import half_partition, half_record, op_record
+from half_partition import context_of, half_partition, half_record, op_record
 
-from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.stores.kafka.coordinator.counts import Counts
 from penstock.transactions.stores.kafka.coordinator.log_upkeep import UPKEEP_S, LogUpkeep
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics
+from waiting import wait_until
 
 TOPICS = StoreTopics("store", 1)
 #: What the client library calls the end of a log.
@@ -78,9 +76,9 @@ class Room:
 
     def __init__(self) -> None:
         self.admin, self.now = Admin(), 100.0
-        counts, ration, self.rights = Counts(), RationedLog(), MissingRights({})
-        self.partition = half_partition(counts=counts, log=ration)
-        self.upkeep = LogUpkeep(self.admin, TOPICS, None, counts, ration, rights=self.rights)  # type: ignore[arg-type] # what is used
+        context = context_of(TOPICS)
+        self.rights, self.partition = context.rights, half_partition(context=context)
+        self.upkeep = LogUpkeep(context, self.admin, None)  # type: ignore[arg-type] # what is used
         self.settle_one(0)
         self.admin.ends = {TOPICS.half: 1, TOPICS.op: 1, TOPICS.done: 2}
 
@@ -99,12 +97,18 @@ class Room:
         self.partition.settled(batch)
         return batch.done_checkpoint
 
+    def look(self) -> None:
+        """Ask how far the logs go, if it is time, and take the answer."""
+        self.upkeep.look({0: self.partition}, self.now)
+        if self.upkeep._looking is not None:
+            wait_until(self.upkeep._looking[0]._call.done)
+            self.upkeep.look({0: self.partition}, self.now)
+
     def tend(self, after_s: float = UPKEEP_S) -> list[tuple[str, int]]:
         """Tend the logs after some time, and return what is being deleted."""
         self.now += after_s
         owned = {0: self.partition}
-        self.upkeep.look(owned, self.now)
-        self.upkeep.look(owned, self.now)
+        self.look()
         self.upkeep.maintain(owned, self.now)
         return [(topic, offset) for topic, offset, _ in self.admin.deleting]
 

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from half_partition import context_of
 
 from penstock.transactions.stores.kafka.coordinator.loop import CoordinatorLoop
+from penstock.transactions.wire.topics import StoreTopics
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,7 @@ def loop_of(state: dict[str, Any], has_work: bool, waited: list[float]) -> Coord
 
     partition = SimpleNamespace(
         state=SimpleNamespace(has_work=has_work, queue=SimpleNamespace(ready=1), pending=(), decided=()),
-        feed=SimpleNamespace(waits_for_halves=False),
+        feed=SimpleNamespace(waiting=0),
         note_progress=lambda _: None,
     )
 
@@ -61,17 +63,14 @@ def loop_of(state: dict[str, Any], has_work: bool, waited: list[float]) -> Coord
         recoveries=SimpleNamespace(slow_call=lambda _: ("", 0.0), partitions=()),
         logs=SimpleNamespace(read=read),
     )
-    parts: dict[str, Any] = dict.fromkeys(("topics", "ration", "rights"), SimpleNamespace(half="half"))
     loop = CoordinatorLoop(
+        context_of(StoreTopics("store", 1)),
         "c",
         membership=membership,  # type: ignore[arg-type] # what is used of it, here and below
         engine=engine,  # type: ignore[arg-type]
         upkeep=SimpleNamespace(look=lambda *_: None),  # type: ignore[arg-type]
-        left=SimpleNamespace(hanging=0),  # type: ignore[arg-type]
         checks=SimpleNamespace(run=lambda *_: None),  # type: ignore[arg-type]
         status=lambda *_: None,
-        counts=SimpleNamespace(),  # type: ignore[arg-type]
-        **parts,
     )
     loop._update_status = lambda _: None  # type: ignore[method-assign] # it is written elsewhere
     return loop

@@ -11,7 +11,6 @@ from transaction_tools import child, line_of
 from waiting_partition import VALUE, WaitingPartition
 
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.core.snapshot import pinning
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.stores.kafka.logs.log_identity import HALF
 from penstock.transactions.wire.done_records import Snapshot, SnapshotHalf
@@ -66,7 +65,6 @@ def a_round(owned: HalfPartition) -> None:
     owned.truncated(HALF, 0)
     owned.plan.next_due()
     assert list(owned.plan.take_due(time.time(), 100)) == []
-    pinning(owned.state)
 
 
 def objects_touched_in_a_round(count: int, monkeypatch: pytest.MonkeyPatch) -> int:

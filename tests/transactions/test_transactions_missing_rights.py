@@ -11,12 +11,7 @@ from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.clients.transactional.end_watch import EndWatch
 from penstock.clients.transactional.faults import is_forbidden
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.transactions.core.pending import Pending
 from penstock.transactions.publishing.targets import NOT_KNOWN, Targets
-from penstock.transactions.stores.kafka.coordinator.status import Status, decode_status, encode_status
-from penstock.transactions.stores.kafka.obstacles import obstacles, status_lines
-from penstock.transactions.wire.half import Half
-from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.writing.acked_producer import AckedProducer
 from waiting import wait_until
 
@@ -87,40 +82,6 @@ def test_topics_that_were_not_let_into_a_transaction_are_read_in_the_librarys_lo
 
     watch.begin()
     assert watch.refused == {}
-
-
-def test_a_status_tells_missing_rights_and_one_of_an_earlier_version_none() -> None:
-    status = Status("one", 5, (0,), rights={str(WRITE): "decisions cannot be published"})
-    assert status.is_notable
-    value = encode_status(status)
-    assert decode_status(value) == status
-
-    earlier = value.replace(b'"rights"', b'"unknown"')
-    assert decode_status(earlier).rights == {}
-
-
-def decided() -> Pending:
-    pending = Pending(Half("1" * 32, "orders", "target", b"k", None, b"v", (), None), 0)
-    pending.verdict = Verdict.COMMIT
-    return pending
-
-
-@pytest.mark.parametrize("partitions", [(0,), ()], ids=["owner", "owns nothing"])
-def test_what_is_decided_waits_for_the_right_that_its_coordinator_lacks(partitions: tuple[int, ...]) -> None:
-    one, why = decided(), "decisions cannot be published: User:shop lacks ..."
-    status = Status("one", 5, partitions, rights={str(WRITE): why})
-
-    found = obstacles(0, [one], [status], 0.0)[one.half.transaction_id]
-
-    assert (found.by_target, found.text) == (False, f"a right of its coordinator: {why}")
-    assert status_lines([status], 0.0) == [f"coordinator one tells: {why}"]
-
-
-def test_what_only_keeps_logs_from_being_trimmed_holds_nothing() -> None:
-    one, delete = decided(), topic_right(Operation.DELETE, "store.half")
-    status = Status("one", 5, (0,), rights={str(delete): "topic store.half cannot be truncated"})
-    assert obstacles(0, [one], [status], 0.0) == {}
-    assert obstacles(1, [one], [status], 0.0) == {}
 
 
 def test_a_target_that_may_not_be_seen_is_told_by_what_is_missing_and_not_as_absent() -> None:

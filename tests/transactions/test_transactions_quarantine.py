@@ -94,21 +94,20 @@ def test_a_topic_that_took_nothing_is_not_said_to_do_so_any_more_once_nothing_wa
 
 def test_one_that_is_refused_again_and_again_does_not_keep_its_topic_apart() -> None:
     quarantine, now, tries, back_at = TargetQuarantine(), 0.0, 0, list[float]()
-    assert quarantine.refuse("stuck", "sick", "too large", now, 5_000)
+    assert quarantine.refuse("stuck", "sick", "too large", now)
 
     for _ in range(1_000):
         if quarantine.retries("sick", now):
             tries += 1
-            assert not quarantine.refuse("stuck", "sick", "too large", now, 5_000)
+            assert not quarantine.refuse("stuck", "sick", "too large", now)
         back_at += [now for _ in quarantine.release(has_nothing, (), now)]
         now += 0.1
 
     assert 5 <= tries <= 10
     assert 4 < back_at[0] < 6
     assert len(back_at) == 1
-    # It is tried alone still, and what is as large is not tried before it.
+    # It is tried alone still.
     assert quarantine.is_refused("stuck")
-    assert quarantine.is_too_large("sick", 5_001)
 
 
 def test_what_is_refused_stays_set_aside_when_its_topic_is_released_and_holds_what_stands_behind_it() -> None:
@@ -146,7 +145,8 @@ def test_a_marker_that_came_too_late_once_is_no_reason_once_another_came_in_time
     trials._trials[0].topic, slot.is_ready = "sick", True
     trials.begin(1.0)
 
-    assert (quarantine.reasons(), quarantine.refusals()) == ({}, {"1": "too large"})
+    assert quarantine.reasons() == {}
+    assert quarantine.is_refused("1")
 
 
 class Slot:

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from half_partition import context_of
 
 from penstock.clients.bounded_calls import LeftBehind
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.stores.kafka.recovery.recoveries import _SILENT_S, Recoveries
 from penstock.transactions.stores.kafka.recovery.recovery import Step
+from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
 
 Outcome = Callable[[], None]
@@ -57,6 +60,12 @@ def left() -> LeftBehind:
     return LeftBehind("the coordinator of a test")
 
 
+def context_with(left: LeftBehind) -> CoordinatorContext:
+    context = context_of(StoreTopics("test", 1))
+    context.left = left
+    return context
+
+
 def found(taking: Recoveries, later_s: float = 0.0) -> dict[int, int]:
     """Return the half positions that are found, waiting for the first."""
 
@@ -67,7 +76,7 @@ def found(taking: Recoveries, later_s: float = 0.0) -> dict[int, int]:
 
 
 def test_an_attempt_that_hangs_is_left_behind_and_another_begins(release: threading.Event, left: LeftBehind) -> None:
-    taking = Recoveries(Attempts(lambda: release.wait(60) and None), "test", left)
+    taking = Recoveries(context_with(left), Attempts(lambda: release.wait(60) and None))
     taking.begin([1])
     wait_until(lambda: taking.slow_call(time.monotonic())[0] == "step of attempt 1")
     assert taking.slow_call(time.monotonic() + 5)[1] >= 5
@@ -85,7 +94,7 @@ def test_an_attempt_that_hangs_is_left_behind_and_another_begins(release: thread
 
 def test_a_failure_of_the_broker_is_tried_again_and_a_mistake_is_raised(left: LeftBehind) -> None:
     away = KafkaException(KafkaError(KafkaError._TRANSPORT))
-    taking = Recoveries(Attempts(raises(away), raises(away), well, raises(ZeroDivisionError())), "test", left)
+    taking = Recoveries(context_with(left), Attempts(raises(away), raises(away), well, raises(ZeroDivisionError())))
     taking.begin([1])
     assert found(taking) == {1: 3}
 
@@ -98,7 +107,7 @@ def test_a_partition_that_was_taken_away_is_not_told_and_one_that_came_back_is_t
     release: threading.Event, left: LeftBehind
 ) -> None:
     attempts = Attempts(lambda: release.wait(60) and None, lambda: release.wait(60) and None)
-    taking = Recoveries(attempts, "test", left)
+    taking = Recoveries(context_with(left), attempts)
     taking.begin([1, 2, 3])
     taking.forget(1)
     taking.forget(2)

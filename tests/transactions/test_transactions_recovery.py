@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from half_partition import context_of
 from transaction_tools import Bench, child, line_of
 
 from kafka_tools import ANSWER_S
-from penstock.clients.bounded_calls import LeftBehind
-from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import StoppedError
 from penstock.transactions import Coordinator
 from penstock.transactions.stores.kafka.recovery.fencing import Fence, decode_claim, encode_claim, transactional_names
@@ -146,7 +145,7 @@ def test_ending_what_was_left_open_under_its_owners_name_shuts_it_out_once(bench
     left.produce(bench.topic, b"left open")
     left.flush(30)
 
-    fence, ended = Fence(bench.servers, {}, bench.topics, lambda: own, LeftBehind("a test")), set[str]()
+    fence, ended = Fence(context_of(bench.topics, bench.servers), lambda: own), set[str]()
     fence.end([encode_claim(own), encode_claim(other), None], ended)
 
     assert ended == set(other)
@@ -179,10 +178,8 @@ def test_what_a_dead_coordinator_left_open_in_the_done_log_alone_is_ended_by_who
     left.produce(topics.done, b"never committed", partition=0)
     left.flush(30)
     deadline = time.monotonic() + 30
-    fence = Fence(bench.servers, {}, topics, list, LeftBehind("a test"))
-    reader = RecoveryReader(
-        bench.servers, {}, topics, lambda: time.monotonic() > deadline, fence, rights=MissingRights({})
-    )
+    context = context_of(topics, bench.servers)
+    reader = RecoveryReader(context, lambda: time.monotonic() > deadline, Fence(context, list))
 
     recovered = reader.recover([0], lambda _doing: None)[0]
 
@@ -203,10 +200,8 @@ def test_what_was_tried_apart_and_let_through_before_the_group_changed_hands_is_
     fenced = [TopicPartition(topics.discarded, 0, 0)]
     apart.send_offsets_to_transaction(fenced, member.consumer_group_metadata(), ANSWER_S)
     deadline = time.monotonic() + 60
-    fence = Fence(bench.servers, {}, topics, list, LeftBehind("a test"))
-    reader = RecoveryReader(
-        bench.servers, {}, topics, lambda: time.monotonic() > deadline, fence, rights=MissingRights({})
-    )
+    context = context_of(topics, bench.servers)
+    reader = RecoveryReader(context, lambda: time.monotonic() > deadline, Fence(context, list))
     asked, found = threading.Event(), list[RecoveredPartition]()
 
     def step(doing: str) -> None:

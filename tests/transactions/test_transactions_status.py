@@ -1,4 +1,4 @@
-"""What coordinators tell of themselves: its format, when it is written, and what it says of a transaction."""
+"""What coordinators say of themselves: its format, when it is written, and what it says of a transaction."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
+from half_partition import context_of
 from hypothesis import given
 from hypothesis import strategies as st
 from transaction_tools import Bench
 
 from commands import commands
-from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.operator.description import NO_PRODUCER
 from penstock.transactions.operator.inspection import Patience
-from penstock.transactions.stores.kafka.coordinator.status import Status, StatusLog, decode_status, encode_status
+from penstock.transactions.stores.kafka.coordinator.status import (
+    Status,
+    StatusLog,
+    decode_status,
+    encode_status,
+    waits_for,
+)
 from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
-from penstock.transactions.stores.kafka.obstacles import obstacles, status_lines
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
@@ -33,18 +38,16 @@ from penstock.transactions.writing.acked_producer import Report
 texts = st.text(max_size=300)
 reasons = st.dictionaries(texts, texts, max_size=5)
 whole = st.integers(0, 1 << 50)
+sentences = st.lists(texts, max_size=5).map(tuple)
 statuses = st.builds(
     Status,
     coordinator=texts,
     at_ms=whole,
     partitions=st.lists(whole, max_size=5).map(tuple),
-    slow_call=texts,
-    slow_call_s=st.integers(0, 10_000).map(float),
-    left_behind=whole,
     targets=reasons,
-    refused=reasons,
-    rights=reasons,
-    unasked=reasons,
+    groups=reasons,
+    halts=sentences,
+    notes=sentences,
 )
 SICK = Status("one", 0, (0,), targets={"sick": "message too large"})
 
@@ -65,16 +68,17 @@ def test_what_is_no_status_is_refused_with_one_kind_of_error(value: bytes) -> No
 @pytest.mark.parametrize(
     "changed",
     [
-        {"version": 2},
+        {"version": 1},
         {"partitions": ["0"]},
         {"partitions": 7},
-        {"left_behind": -1},
-        {"slow_call_s": float("nan")},
+        {"at_ms": float("nan")},
+        {"at_ms": True},
         {"targets": {"t": 1}},
         {"targets": ["t"]},
-        {"refused": {str(n): "" for n in range(101)}},
-        {"slow_call": "x" * 701},
-        {"at_ms": True},
+        {"groups": {str(n): "" for n in range(101)}},
+        {"halts": ["x" * 701]},
+        {"notes": "a text"},
+        {"unknown": 1},
     ],
 )
 def test_a_status_with_a_field_that_cannot_be_is_refused(changed: Mapping[str, Any]) -> None:
@@ -84,13 +88,13 @@ def test_a_status_with_a_field_that_cannot_be_is_refused(changed: Mapping[str, A
         decode_status(json.dumps(fields).encode())
 
 
-def test_what_is_too_much_to_tell_is_cut() -> None:
-    status = Status("c", 0, refused={new_id(): "x" * 10_000 for _ in range(5_000)})
+def test_what_is_too_much_is_cut() -> None:
+    status = Status("c", 0, targets={f"t{n}": "x" * 10_000 for n in range(5_000)}, halts=("x" * 10_000,) * 200)
 
-    told = decode_status(encode_status(status))
+    read = decode_status(encode_status(status))
 
-    assert len(told.refused) == 100
-    assert all(len(why) <= 700 for why in told.refused.values())
+    assert (len(read.targets), len(read.halts)) == (100, 100)
+    assert {len(why) for why in (*read.targets.values(), *read.halts)} == {700}
 
 
 class Sent:
@@ -114,25 +118,25 @@ class Sent:
         return True
 
 
-def test_a_status_is_written_when_it_changes_and_anew_while_there_is_something_to_tell() -> None:
+def test_a_status_is_written_when_it_changes_and_again_while_there_is_something_to_say() -> None:
     sent = Sent()
-    log = StatusLog(sent, StoreTopics("store"), MissingRights({}))
+    log = StatusLog(context_of(StoreTopics("store")), sent)  # type: ignore[arg-type] # what is used of it
     well = Status("one", 0, (0,))
 
     log.write(well, 0.0)
     assert sent.values == []
 
     log.write(SICK, 10.0)
-    log.write(replace(SICK, at_ms=5, slow_call_s=3.0), 15.0)
+    log.write(replace(SICK, at_ms=5), 15.0)
     assert len(sent.values) == 1
 
     log.write(SICK, 30.0)
     assert len(sent.values) == 2
 
-    log.write(replace(SICK, slow_call="x"), 30.5)
+    log.write(replace(SICK, halts=("x",)), 30.5)
     assert len(sent.values) == 2
-    log.write(replace(SICK, slow_call="x"), 31.0)
-    assert sent.values[-1].slow_call == "x"
+    log.write(replace(SICK, halts=("x",)), 31.0)
+    assert sent.values[-1].halts == ("x",)
 
     log.write(well, 40.0)
     log.write(well, 100.0)
@@ -142,7 +146,7 @@ def test_a_status_is_written_when_it_changes_and_anew_while_there_is_something_t
 
 def test_a_status_that_could_not_be_written_is_tried_again_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     sent = Sent()
-    log = StatusLog(sent, StoreTopics("store"), MissingRights({}))
+    log = StatusLog(context_of(StoreTopics("store")), sent)  # type: ignore[arg-type] # what is used of it
 
     sent.is_full = True
     log.write(SICK, 0.0)
@@ -163,60 +167,42 @@ def decided(place: int, topic: str, key: bytes | None, verdict: Verdict = Verdic
     return pending
 
 
-def test_one_that_was_refused_with_more_than_are_named_can_still_be_told_by_its_topic() -> None:
-    one, elsewhere = decided(0, "t", None), decided(1, "u", None)
-    named = {new_id(): "too large" for _ in range(200)}
-    status = decode_status(encode_status(Status("one", 0, (0,), refused=named, refusing={"t": "too large"})))
-
-    found = obstacles(0, [one, elsewhere], [status], 0)
-
-    assert {name: (it.by_target, it.text) for name, it in found.items()} == {
-        one.half.transaction_id: (True, "topic t to take it: too large")
-    }
+REFUSED = Status("c1", 0, (0,), targets={"t": "too large"})
+NO_RIGHT = Status("c1", 0, (0,), halts=("a right that the coordinator lacks: ...",))
+HANGING = "Kafka: commit_transaction has not returned for more than 2 s"
 
 
-def test_what_a_target_refuses_and_what_stands_behind_it_is_told_apart_from_the_rest() -> None:
-    first, behind, next_behind = (decided(at, "t", b"k") for at in range(3))
-    other_key, other_topic, keyless = decided(3, "t", b"other"), decided(4, "u", b"k"), decided(5, "t", None)
-    before = decided(-1, "t", b"k")
-    rolled_back = decided(6, "t", b"k", Verdict.ROLLBACK)
-    status = Status("one", 0, (0,), refused={first.half.transaction_id: "too large"})
-
-    found = obstacles(
-        0, [rolled_back, behind, next_behind, first, other_key, other_topic, keyless, before], [status], 0
-    )
-
-    assert {name: one.text for name, one in found.items()} == {
-        first.half.transaction_id: "topic t to take it: too large",
-        behind.half.transaction_id: f"{first.half.transaction_id}, before it in its key and target",
-        next_behind.half.transaction_id: f"{first.half.transaction_id}, before it in its key and target",
-    }
-    assert found[behind.half.transaction_id].by_target
-
-
-def test_a_call_that_hangs_concerns_the_partitions_of_its_coordinator() -> None:
-    one = decided(0, "t", b"k")
-    status = Status("c1", 1_000, (0,), slow_call="send_offsets_to_transaction", slow_call_s=12.0)
-
-    here, elsewhere = (obstacles(number, [one], [status], 4_000) for number in (0, 1))
-
-    text = "Kafka: send_offsets_to_transaction of coordinator c1 has not returned for 15 s"
-    assert here[one.half.transaction_id].text == text
-    assert elsewhere == {}
-    assert status_lines([status], 4_000) == [text]
+@pytest.mark.parametrize(
+    ("pending", "status", "waits"),
+    [
+        (decided(0, "t", b"k"), REFUSED, "topic t to take it: too large"),
+        (decided(0, "u", b"k"), REFUSED, ""),
+        (decided(0, "t", b"k", Verdict.ROLLBACK), REFUSED, ""),
+        (decided(0, "t", b"k"), NO_RIGHT, "a right that the coordinator lacks: ..."),
+        (decided(0, "t", b"k"), replace(NO_RIGHT, partitions=()), "a right that the coordinator lacks: ..."),
+        (decided(0, "t", b"k"), replace(NO_RIGHT, partitions=(1,)), ""),
+        (decided(0, "t", b"k"), Status("c1", 0, (0,), halts=(HANGING,)), HANGING),
+        (decided(0, "t", b"k"), Status("c1", 0, (0,), notes=("topic store.half cannot be truncated",)), ""),
+    ],
+)
+def test_what_is_decided_waits_for_its_target_or_for_what_halts_the_owner_of_its_partition(
+    pending: Pending, status: Status, waits: str
+) -> None:
+    assert waits_for(pending, 0, [status]) == waits
+    assert len(status.lines()) == 1
 
 
 def test_what_nobody_decided_waits_for_its_group_where_the_owner_of_its_partition_could_not_ask_it() -> None:
     halves = [Half(new_id(), group, "t", None, None, b"v", (), None) for group in ("shop", "bank")]
     undecided, other = (Pending(half, 0) for half in halves)
     why = NO_PRODUCER.format("shop")
-    owner, elsewhere = Status("c1", 0, (0,), unasked={"shop": why}), Status("c2", 0, (1,), unasked={"bank": why})
+    owner, elsewhere = Status("c1", 0, (0,), groups={"shop": why}), Status("c2", 0, (1,), groups={"bank": why})
 
-    found = obstacles(0, [undecided, other, decided(1, "t", None)], [owner, elsewhere], 0)
+    found = waits_for(undecided, 0, [owner, elsewhere])
 
-    shown = Found(0, undecided, None, None, found.pop(undecided.half.transaction_id)).described(0.0)
-    assert (shown.waits_for, found) == ("a producer of group shop: none runs", {})
-    assert status_lines([owner], 0) == [f"checks of coordinator c1 wait for {why}"]
+    shown = Found(0, undecided, None, None, found).described(0.0)
+    assert (shown.waits_for, waits_for(other, 0, [owner, elsewhere])) == ("a producer of group shop: none runs", "")
+    assert owner.lines() == [f"checks of coordinator c1 wait for {why}"]
 
 
 def test_the_store_reads_the_latest_status_of_each_coordinator_and_passes_over_what_is_none(bench: Bench) -> None:
@@ -224,19 +210,19 @@ def test_the_store_reads_the_latest_status_of_each_coordinator_and_passes_over_w
     for status in (
         SICK,
         replace(SICK, targets={"sick": "no leader"}),
-        Status("two", 0, left_behind=3),
+        Status("two", 0, notes=("x",)),
         Status("three", 0, (0,), targets={"healed": "x"}),
         Status("three", 0, (0,)),
     ):
         bench.write(topic, 0, status.coordinator.encode(), encode_status(status))
     bench.write(topic, 0, b"one", b"garbage")
 
-    found = KafkaInspection(bench.servers, {}, bench.topics).statuses()
+    found = KafkaInspection(bench.servers, {}, bench.topics).read_statuses()
 
-    assert [(one.coordinator, one.targets, one.left_behind) for one in found] == [
-        ("one", {"sick": "no leader"}, 0),
-        ("three", {}, 0),
-        ("two", {}, 3),
+    assert [(one.coordinator, one.targets, one.notes) for one in found] == [
+        ("one", {"sick": "no leader"}, ()),
+        ("three", {}, ()),
+        ("two", {}, ("x",)),
     ]
     # When it came there, by the broker: what it says itself counts for nothing.
     assert all(abs(one.at_ms / 1000 - time.time()) < 300 for one in found)
@@ -260,9 +246,8 @@ def test_tx_ls_names_the_target_that_takes_nothing_and_the_brokers_reason(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused = bench.producer().send(bench.topic, key=b"k", value=b"1").transaction_id
-    behind = bench.producer().send(bench.topic, key=b"k", value=b"2").transaction_id
     why = "Broker: Message size too large (MSG_SIZE_TOO_LARGE)"
-    status = Status("c1", 0, (0, 1), targets={"sick": "no right"}, refused={refused: why})
+    status = Status("c1", 0, (0, 1), targets={"sick": "no right", bench.topic: why})
     bench.write(bench.topics.status, 0, b"c1", encode_status(status))
 
     listed = commands(monkeypatch, capsys)(
@@ -271,8 +256,7 @@ def test_tx_ls_names_the_target_that_takes_nothing_and_the_brokers_reason(
 
     rows = {line.split()[0]: line for line in listed.out.splitlines() if line.strip()}
     assert f"topic {bench.topic} to take it: {why}" in rows[refused]
-    assert f"{refused}, before it in its key and target" in rows[behind]
-    assert "topic sick takes nothing now, as coordinator c1 tells: no right" in listed.out
+    assert "topic sick refuses messages, as coordinator c1 reports: no right" in listed.out
 
 
 def test_tx_ls_lists_what_is_pending_though_a_broker_with_the_coordinators_status_is_away(
@@ -283,7 +267,7 @@ def test_tx_ls_lists_what_is_pending_though_a_broker_with_the_coordinators_statu
     def away(_inspection: KafkaInspection) -> list[Status]:
         raise BrokerConnectionError("its leader is away")
 
-    monkeypatch.setattr(KafkaInspection, "statuses", away)
+    monkeypatch.setattr(KafkaInspection, "read_statuses", away)
     listed = commands(monkeypatch, capsys)(
         "tx", "ls", "--bootstrap-servers", bench.servers, "--prefix", bench.topics.prefix
     )

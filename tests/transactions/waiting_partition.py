@@ -15,7 +15,6 @@ from half_partition import half_partition, half_record, op_record
 
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.state import PartitionState
-from penstock.transactions.stores.kafka.coordinator.counts import Counts
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
@@ -40,8 +39,7 @@ class WaitingPartition:
     """A partition whose logs are written by hand, and which keeps few payloads in memory."""
 
     def __init__(self, budget: int) -> None:
-        self.counts = Counts()
-        self.owned = half_partition(counts=self.counts, reader=NoReader(budget))  # type: ignore[arg-type] # what is used of it
+        self.owned = half_partition(reader=NoReader(budget))  # type: ignore[arg-type] # what is used of it
         self.owned.note_progress(0.0)
         self.state = self.owned.state
 

@@ -26,8 +26,8 @@ class Blamed(Enum):
     PURGED = "purged"
 
 
-_TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE})
-_MESSAGES_FAULT = _TOO_LARGE | {
+_MESSAGES_FAULT = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE,
     KafkaError.INVALID_MSG,
     KafkaError.INVALID_MSG_SIZE,
@@ -77,7 +77,6 @@ class Blame:
 
     Attributes:
         messages: of transactions that the broker refused, by id: topic and reason; the first reason counts.
-        too_large: those of them that were refused for their size.
         topics: topics that take nothing, with the reason.
         silent: topics that did not answer in time, with the reason.
         purged: topics whose messages were taken back.
@@ -86,7 +85,6 @@ class Blame:
     """
 
     messages: dict[str, tuple[str, str]] = field(default_factory=dict)
-    too_large: set[str] = field(default_factory=set)
     topics: dict[str, str] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
     purged: set[str] = field(default_factory=set)
@@ -105,8 +103,6 @@ class Blame:
         if kind is Blamed.MESSAGE:
             self.messages.setdefault(transaction_id, (topic, f"{topic}: {why}"))
             self.errors.setdefault(transaction_id, error)
-            if error.code() in _TOO_LARGE:
-                self.too_large.add(transaction_id)
             self.cause = f"the message of transaction {transaction_id} is refused: {topic}: {why}"
             return
         (self.topics if kind is Blamed.TOPIC else self.silent).setdefault(topic, why)

@@ -3,8 +3,7 @@
 Pure: the caller gives the time, in monotonic seconds. A Kafka transaction fails as a whole, so whatever failed once is
 left out of the common ones. A topic in quarantine has all its messages tried apart; one that refused single messages
 stays there for a while after the last refusal, longer each time, so that the next refusal costs nobody else anything.
-Refused ones are tried again one at a time and alone, however many there are; and where one was too large, what is as
-large is not tried before that one is taken.
+Refused ones are tried again one at a time and alone, however many there are.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ class _Topic:
     is_out: bool = True
     #: Whether a try is under way.
     is_tried: bool = False
-    #: Bytes of the smallest message that was too large; None: none was.
-    too_large: int | None = None
     #: No refused one is tried again before, and the pause after that.
     retry_at: float = 0.0
     retry_s: float = 0.0
@@ -60,7 +57,7 @@ class _Refusal:
 
 
 class TargetQuarantine:
-    """What is out. Used by one thread; others read copies: `reasons`, `refusals` and `refusing`."""
+    """What is out. Used by one thread; others read copies: `reasons` and `refusing`."""
 
     def __init__(self) -> None:
         self._topics: dict[str, _Topic] = {}
@@ -95,11 +92,10 @@ class TargetQuarantine:
             found.why = next((refusal.why for refusal in self._refused.values() if refusal.topic == topic), "")
             found.pause_s, found.until = 0.0, now
 
-    def refuse(self, transaction_id: str, topic: str, why: str, now: float, too_large: int | None = None) -> bool:
-        """Take in that the broker refused a transaction, or would; tell whether this is the first time.
+    def refuse(self, transaction_id: str, topic: str, why: str, now: float) -> bool:
+        """Take in that the broker refused a transaction; tell whether this is the first time.
 
-        `too_large` are its bytes, if that was the reason. One that is refused again says nothing new of its topic,
-        whose other messages need not stay apart for it.
+        One that is refused again says nothing new of its topic, whose other messages need not stay apart for it.
         """
         is_first = transaction_id not in self._refused
         found = self._topics.get(topic)
@@ -107,8 +103,6 @@ class TargetQuarantine:
             found = self._enter(topic, why, now)
             found.why = found.why or why
             self._prolong(found, now)
-        if too_large is not None:
-            found.too_large = too_large if found.too_large is None else min(found.too_large, too_large)
         if not is_first or not found.retry_s:
             found.retry_s = min(_LAST_S, 2 * found.retry_s) if found.retry_s else _FIRST_S
             found.retry_at = now + found.retry_s
@@ -126,11 +120,6 @@ class TargetQuarantine:
             found.probation_s = min(_LAST_PROBATION_S, 2 * found.probation_s)
         found.out_until = now + found.probation_s
 
-    def is_too_large(self, topic: str, size: int) -> bool:
-        """Tell whether a message as large as that was refused for its size."""
-        found = self._topics.get(topic)
-        return found is not None and found.too_large is not None and size >= found.too_large
-
     def why(self, topic: str) -> str:
         """Return why a topic is in quarantine, or was."""
         found = self._topics.get(topic)
@@ -146,7 +135,7 @@ class TargetQuarantine:
         found.width = min(_MOST, found.width * _GROWTH)
         if any(name in self._refused for name in published):
             # The cause is gone, as it seems: what was refused is as good as new.
-            found.too_large, found.retry_s, found.retry_at = None, 0.0, 0.0
+            found.retry_s, found.retry_at = 0.0, 0.0
             for name in [name for name, refusal in self._refused.items() if refusal.topic == topic]:
                 del self._refused[name]
 
@@ -234,13 +223,10 @@ class TargetQuarantine:
         """Return the topics that take nothing, each with the reason; not those that refused single messages."""
         return {topic: found.why for topic, found in self._topics.copy().items() if found.is_out and found.pause_s}
 
-    def refusals(self) -> dict[str, str]:
-        """Return the transactions that were refused, each with the reason."""
-        return {name: refusal.why for name, refusal in self._refused.copy().items()}
-
     def refusing(self) -> dict[str, str]:
-        """Return the topics that refused single transactions which are pending still, each with a reason."""
-        return {refusal.topic: refusal.why for refusal in self._refused.copy().values()}
+        """Return the topics that refused what is pending still, each with the first such transaction and the reason."""
+        refused = reversed(self._refused.copy().items())
+        return {refusal.topic: f"it refuses transaction {name}: {refusal.why}" for name, refusal in refused}
 
     def _enter(self, topic: str, why: str, now: float) -> _Topic:
         found = self._topics.get(topic)

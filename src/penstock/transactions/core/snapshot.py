@@ -20,7 +20,7 @@ GAP = 20_000
 _MOST = 2_000
 _MOST_BYTES = 2 << 20
 #: A transaction that is larger stays where it is, and pins its logs: no record of the done log could hold it.
-LARGEST_BYTES = 900_000
+_LARGEST_BYTES = 900_000
 
 
 def to_snapshot(state: PartitionState, done_end: int, gap: int) -> list[Pending]:
@@ -46,14 +46,6 @@ def to_snapshot(state: PartitionState, done_end: int, gap: int) -> list[Pending]
     return chosen
 
 
-def pinning(state: PartitionState) -> Pending | None:
-    """Return the transaction that is too large for a snapshot and holds the logs far below their ends, or None."""
-    lowest = next(iter(state.only_in_half_log), None)
-    if lowest is None or state.half_position - lowest.offset <= max(GAP, 4 * len(state.pending)):
-        return None
-    return lowest if lowest.is_complete and lowest.size_bytes > LARGEST_BYTES else None
-
-
 def _candidates(state: PartitionState, done_end: int, gap: int) -> Iterator[Pending]:
     lowest = next(iter(state.only_in_half_log), None)
     if lowest is not None and state.half_position - lowest.offset > gap:
@@ -70,4 +62,4 @@ def _candidates(state: PartitionState, done_end: int, gap: int) -> Iterator[Pend
 
 
 def _fits_snapshot(pending: Pending) -> bool:
-    return pending.is_complete and pending.size_bytes <= LARGEST_BYTES
+    return pending.is_complete and pending.size_bytes <= _LARGEST_BYTES

@@ -21,7 +21,7 @@ Blocking = Callable[[Sequence["Addressed"]], str | None]
 
 
 class Addressed(Protocol):
-    """A message with its address; one whose payload is not in memory has no key, value and headers."""
+    """A message with its address."""
 
     @property
     def topic(self) -> str:
@@ -30,18 +30,6 @@ class Addressed(Protocol):
     @property
     def partition(self) -> int | None:
         """None: Kafka's partitioner chooses."""
-
-    @property
-    def key(self) -> bytes | None:
-        """Its key."""
-
-    @property
-    def value(self) -> bytes | None:
-        """Its value."""
-
-    @property
-    def headers(self) -> Sequence[tuple[str, bytes | None]]:
-        """Its headers."""
 
 
 class Decided(Protocol):

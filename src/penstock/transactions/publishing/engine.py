@@ -208,7 +208,6 @@ class Engine:
         self._trials.close(deadline, IN_FLIGHT_S)
         for slot in self._slots:
             slot.close()
-        self._gate.close()
 
     def _publish(self, slot: PublisherSlot) -> bool:
         """Begin the next common transaction, if there is something for it."""

@@ -45,7 +45,6 @@ class NotPublishedError(PenstockError):
     Args:
         failed: ids of the transactions it was refused for, if it was them, each with the topic and the reason.
         targets: topics that could not take any message, each with the reason.
-        too_large: ids of those that were refused for their size.
         rights: what the coordinator lacks for its own topics, group and ids, if that was the reason.
     """
 
@@ -54,11 +53,9 @@ class NotPublishedError(PenstockError):
         text: str,
         failed: Mapping[str, tuple[str, str]] = MappingProxyType({}),
         targets: Mapping[str, str] = MappingProxyType({}),
-        too_large: Collection[str] = (),
         rights: Collection[Right] = (),
     ) -> None:
         super().__init__(text)
-        self.too_large = too_large
         self.rights = rights
         self.failed = failed
         self.targets = targets
@@ -117,7 +114,8 @@ class Publisher:
         self._proof: Proof | None = None
         self._written: dict[Place, int] = {}
         self._done_ends: dict[int, int] = {}
-        self._writer = TransactionalWriter(
+        #: Its owner asks how it stands, and may give it up, from any thread.
+        self.writer = TransactionalWriter(
             bootstrap_servers,
             config,
             transactional_id,
@@ -140,7 +138,7 @@ class Publisher:
         again.
         """
         try:
-            self._writer.open(_INIT_TIMEOUT_S, free_s)
+            self.writer.open(_INIT_TIMEOUT_S, free_s)
         except NotOpenedError as error:
             raise InDoubtError(str(error), rights=error.rights) from error
         self.doing = ""
@@ -150,28 +148,9 @@ class Publisher:
         self.since = time.monotonic()
         self.doing = what
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether it committed, and can only be closed: a late end of that may come."""
-        return self._writer.is_spent
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether it is in the call that ignores its time-out."""
-        return self._writer.is_stuck
-
-    @property
-    def is_outpaced(self) -> bool:
-        """Whether it was made for quicker brokers."""
-        return self._writer.is_outpaced
-
-    def give_up(self) -> bool:
-        """Forbid the commit of what is under way; tell whether it had not begun: then it comes to nothing."""
-        return self._writer.give_up()
-
     def close(self) -> None:
         """Discard the producer with all it holds."""
-        self._writer.close()
+        self.writer.close()
         self.doing = ""
 
     def publish(
@@ -183,7 +162,7 @@ class Publisher:
         where deliveries are reported. Raises `AbortedError` where nothing of it is visible or ever will be, and
         `InDoubtError` where nothing is known: open a successor, then ask the done log.
         """
-        writer = self._writer
+        writer = self.writer
         self._proof, self._written, self._done_ends = proof, {}, {}
         is_watched = self._visibility is not None and any(batch.is_watched for batch in batches.values())
         try:
@@ -207,7 +186,7 @@ class Publisher:
 
     def _produce(self, batches: Mapping[int, Batch], produced: Callable[[], None], *, is_watched: bool) -> None:
         """Hand messages and completions to the client library."""
-        writer, delivered = self._writer, self._note if is_watched else None
+        writer, delivered = self.writer, self._note if is_watched else None
         for batch in batches.values():
             for transaction_id, messages in batch.messages():
                 writer.produce(transaction_id, messages, delivered)
@@ -231,13 +210,13 @@ class Publisher:
 
     def _deliver(self, limit_s: float) -> None:
         """Wait until all is stored. Where something is not, raise: committing would fail as well."""
-        if not self._writer.deliver(limit_s):
-            self._fail(self._writer.blame.cause)
+        if not self.writer.deliver(limit_s):
+            self._fail(self.writer.blame.cause)
 
     def _commit(self) -> None:
         """End the transaction with a commit."""
         try:
-            self._writer.commit()
+            self.writer.commit()
         except GivenUpError as error:
             raise AbortedError(str(error)) from error
         except UnknownEndError as error:
@@ -253,7 +232,7 @@ class Publisher:
 
     def _fail(self, cause: str, error: Exception | None = None) -> NoReturn:
         """Tell that the transaction came to nothing, and what it failed for."""
-        writer, doing = self._writer, self.doing
+        writer, doing = self.writer, self.doing
         blame, not_let_in = writer.blame, writer.not_let_in()
         lacked = self._lacked(error, doing, has_refused=bool(not_let_in))
         if lacked:
@@ -271,11 +250,11 @@ class Publisher:
         refused = {topic for topic, _ in blame.messages.values()}
         silent = {**blame.silent, **blame.topics}
         targets = {topic: why for topic, why in silent.items() if topic not in refused}
-        raise AbortedError(text, blame.messages, targets, blame.too_large) from error
+        raise AbortedError(text, blame.messages, targets) from error
 
     def _lacked(self, error: Exception | None, doing: str, *, has_refused: bool) -> list[Right]:
         """Return what the coordinator has no right to among what is its own; what is of targets is no matter here."""
-        if self._writer.is_log_forbidden:
+        if self.writer.is_log_forbidden:
             return [topic_right(Operation.WRITE, self._done_topic)]
         if has_refused or not isinstance(error, KafkaException) or not is_missing_right(error):
             return []

@@ -124,7 +124,6 @@ class PublisherSlot:
         self._answer: Mapping[int, Any] | None = None
         # Threads that close failed producers, until they have.
         self._closing: list[tuple[Disposable, Publisher, Call[None]]] = []
-        self._warned_at = 0.0
 
     @property
     def transactional_id(self) -> str:
@@ -140,11 +139,6 @@ class PublisherSlot:
     def is_ready(self) -> bool:
         """Whether a Kafka transaction can begin."""
         return self._state is SlotState.READY
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a Kafka transaction is under way."""
-        return self._state is SlotState.IN_FLIGHT
 
     def slow_call(self) -> tuple[str, float]:
         """Return the call that has not returned for long, and its age in seconds; an empty name where there is none."""
@@ -187,7 +181,7 @@ class PublisherSlot:
             except NotPublishedError as error:
                 self._replace()
                 return CommitResult(error, took_s)
-            is_spent = self._publisher is not None and self._publisher.is_spent
+            is_spent = self._publisher is not None and self._publisher.writer.is_spent
             if is_spent:
                 self._replace()
             return CommitResult(None, took_s, is_spent, done_ends)
@@ -195,14 +189,14 @@ class PublisherSlot:
         publisher = self._publisher
         assert publisher is not None  # noqa: S101 - it publishes
         stands_s = time.monotonic() - max(call.since, publisher.since)
-        if stands_s < self._pace.limit(PUBLISH_LIMIT_S) and not publisher.is_stuck:
+        if stands_s < self._pace.limit(PUBLISH_LIMIT_S) and not publisher.writer.is_stuck:
             return None
         self._pace.note(call.age_s)
         text = (
             f"{publisher.doing or call.label} of {self.transactional_id} has not returned for {stands_s:.1f} s: "
             "it is left behind, with its producer"
         )
-        given_up: NotPublishedError = AbortedError(text) if publisher.give_up() else InDoubtError(text)
+        given_up: NotPublishedError = AbortedError(text) if publisher.writer.give_up() else InDoubtError(text)
         self._leave()
         return CommitResult(given_up, call.age_s)
 
@@ -229,7 +223,7 @@ class PublisherSlot:
                 self._open()
             return
         publisher, opening = self._publisher, self._call
-        if self.is_ready and publisher is not None and publisher.is_outpaced:
+        if self.is_ready and publisher is not None and publisher.writer.is_outpaced:
             self._replace()
         elif opening is not None and self._state is SlotState.OPENING:
             self._poll_opening(opening, now)
@@ -313,8 +307,6 @@ class PublisherSlot:
             self._closing.remove(closing)
 
     def _warn_if_slow(self, call: Call[Any]) -> None:
-        if call.age_s < SLOW_S or time.monotonic() - self._warned_at < SLOW_S:
-            return
-        self._warned_at = time.monotonic()
-        name, age_s = self.slow_call()
-        _log.warning("%s of %s has not returned for %.1f s", name, self.transactional_id, age_s)
+        if call.age_s >= SLOW_S and self._ration.is_due("slow"):
+            name, age_s = self.slow_call()
+            _log.warning("%s of %s has not returned for %.1f s", name, self.transactional_id, age_s)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.core.set_aside import Waiting
-from penstock.transactions.publishing.backlog import Addressed, Backlog, Decided
+from penstock.transactions.publishing.backlog import Addressed, Backlog
 from penstock.transactions.publishing.flight import GroupCommit
 from penstock.transactions.publishing.publisher import NotPublishedError
 from penstock.transactions.publishing.targets import NOT_KNOWN, Targets
@@ -37,20 +37,13 @@ class TargetGate:
     def blocking(self, messages: Sequence[Addressed]) -> str | None:
         """Name the topic for whose sake a transaction cannot be published with the others, or return None."""
         quarantine, has = self.quarantine, self.targets.has
-        # What the rest asks is no question where nothing is apart; nearly all go this way.
+        # Where nothing is apart that is no question; nearly all go this way.
         asks = bool(quarantine)
         for message in messages:
             topic, partition = message.topic, message.partition
             if not has(topic, 1 if partition is None else partition + 1):
                 return topic
-            if not asks:
-                continue
-            if quarantine.is_out(topic):
-                return topic
-            # One whose payload is not in memory has no size: it is looked at again once it is there.
-            if quarantine.is_too_large(topic, size_of(message)):
-                # With those that are under way to the topic it must not change places.
-                quarantine.suspect(topic, quarantine.why(topic), time.monotonic())
+            if asks and quarantine.is_out(topic):
                 return topic
         return None
 
@@ -84,25 +77,16 @@ class TargetGate:
                 self.refuse(entry.transaction_id, topic, str(error), now)
                 self.quarantine.suspect(topic, str(error), now)
 
-    def refuse(self, transaction_id: str, topic: str, why: str, now: float, too_large: int | None = None) -> None:
-        """Take in that a topic refused a transaction; `too_large` is its size in bytes, where that was the reason."""
-        if self.quarantine.refuse(transaction_id, topic, why, now, too_large):
+    def refuse(self, transaction_id: str, topic: str, why: str, now: float) -> None:
+        """Take in that a topic refused a transaction."""
+        if self.quarantine.refuse(transaction_id, topic, why, now):
             _log.error(
                 "transaction %s is committed and refused by %s: %s; it is tried again, and holds later ones of its key "
-                "and target; see `penstock tx show`, and discard it by `penstock tx discard` if it cannot be mended",
+                "and target; see `penstock tx show`, and discard it by `penstock tx discard` if it cannot be fixed",
                 transaction_id,
                 topic,
                 why,
             )
-
-    def fits(self, entry: Decided, now: float) -> bool:
-        """Tell whether nothing of a transaction is as large as what its topic refused; else it is refused, too."""
-        for message in entry.addressed:
-            if self.quarantine.is_too_large(message.topic, size_of(message)):
-                why = self.quarantine.why(message.topic)
-                self.refuse(entry.transaction_id, message.topic, why, now, size_of(message))
-                return False
-        return True
 
     def missing(self, topic: str, now: float) -> str | None:
         """Say why nothing need be tried for a topic's sake: it is not there; or return None."""
@@ -154,9 +138,3 @@ class TargetGate:
             if not waiting.in_flight and self.quarantine.is_refused(waiting.transaction_id)
         ]
         return min(found, key=lambda candidate: candidate[0])[1:] if found else None
-
-
-def size_of(message: Addressed) -> int:
-    """Return the bytes of a message as the broker judges it, about."""
-    headers = sum(len(name) + len(content or b"") for name, content in message.headers)
-    return len(message.key or b"") + len(message.value or b"") + headers

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from penstock.transactions.core.set_aside import Waiting
-from penstock.transactions.publishing.backlog import Backlog, Batch, Proof
+from penstock.transactions.publishing.backlog import Backlog, Batch, Decided, Proof
 from penstock.transactions.publishing.broker_gate import BrokerGate
 from penstock.transactions.publishing.flight import Flight, FlightState, GroupCommit
 from penstock.transactions.publishing.publisher import InDoubtError, NotPublishedError, TooLargeError
 from penstock.transactions.publishing.publisher_slot import CommitResult, PublisherSlot
-from penstock.transactions.publishing.target_gate import TargetGate, size_of
+from penstock.transactions.publishing.target_gate import TargetGate
 from penstock.transactions.publishing.targets import NOT_KNOWN
 from penstock.transactions.rationed_log import RationedLog
 
@@ -21,6 +21,8 @@ _log = logging.getLogger("penstock.transactions")
 
 #: Seconds between two tries where the coordinator itself lacks a right.
 LACKING_S = 1.0
+#: Bytes of messages that are tried together.
+_MOST_BYTES = 4 << 20
 _NO_END = (
     "the broker cannot end a Kafka transaction there: its max.message.bytes may be smaller than the marker that ends "
     "one; mend that, and restart the broker that leads it"
@@ -131,13 +133,13 @@ class Trials:
             self._targets.is_absent(topic, missing, now)
             return
         width = self._quarantine.begin_try(topic, now)
-        is_retry, candidates = self._candidates(topic, width, now)
+        candidates = self._candidates(topic, width, now)
         topics = {target for some in candidates.values() for waiting in some for target in waiting.topics}
         if not topics.isdisjoint(self._under_way()):
             # What was there before it entered quarantine goes first.
             self._quarantine.end_try(topic)
             return
-        batches = self._batches(candidates, now, is_retry=is_retry)
+        batches = self._batches(candidates, now)
         if not batches:
             self._quarantine.end_try(topic)
             self._quarantine.postpone(topic, now)
@@ -146,12 +148,12 @@ class Trials:
         commit = GroupCommit.of(self._owned, batches, topic)
         trial.begin(trial.slot, commit, self._prove(batches, apart=True))
 
-    def _candidates(self, topic: str, width: int, now: float) -> tuple[bool, dict[int, list[Waiting]]]:
+    def _candidates(self, topic: str, width: int, now: float) -> dict[int, list[Waiting]]:
         """Return what is tried for a topic's sake: what was refused, one alone; or what was not, as many as may be."""
         refused = self._targets.refused_longest(topic) if self._quarantine.retries(topic, now) else None
         if refused is not None:
             number, waiting = refused
-            return True, {number: [waiting]}
+            return {number: [waiting]}
         found: dict[int, list[Waiting]] = {}
         for number, backlog in self._owned.items():
             some = self._targets.candidates(backlog, topic, width)
@@ -160,13 +162,19 @@ class Trials:
                 found[number] = some
             if width <= 0:
                 break
-        return False, found
+        return found
 
-    def _batches(self, candidates: Mapping[int, list[Waiting]], now: float, *, is_retry: bool) -> dict[int, Batch]:
-        """Return those whose messages are there; where none was refused before, as far as they fit."""
+    def _batches(self, candidates: Mapping[int, list[Waiting]], now: float) -> dict[int, Batch]:
+        """Return those whose messages are there, as far as they go together: one, or so many bytes."""
         batches: dict[int, Batch] = {}
+        chosen: list[int] = []
+
+        def fits(entry: Decided) -> bool:
+            chosen.append(entry.payload_bytes)
+            return len(chosen) == 1 or sum(chosen) <= _MOST_BYTES
+
         for number, some in candidates.items():
-            batch = self._owned[number].trial(some, now, lambda entry: is_retry or self._targets.fits(entry, now))
+            batch = self._owned[number].trial(some, now, fits)
             if batch is not None:
                 batches[number] = batch
         return batches
@@ -232,9 +240,7 @@ class Trials:
         for entry in commit.decided():
             refused = error.failed.get(entry.transaction_id)
             if refused is not None:
-                is_size = entry.transaction_id in error.too_large
-                size = max(map(size_of, entry.addressed), default=None) if is_size else None
-                self._targets.refuse(entry.transaction_id, topic, refused[1], now, size)
+                self._targets.refuse(entry.transaction_id, topic, refused[1], now)
 
 
 def _refile(commit: GroupCommit, topic: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -18,8 +17,8 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy, PendingTransaction
 from penstock.transactions.stores.commanding import operator_in_kafka, operator_of
 from penstock.transactions.stores.kafka.coordinator.coordinator import KafkaCoordinator
-from penstock.transactions.stores.kafka.coordinator.status import Status
-from penstock.transactions.stores.kafka.obstacles import described_pending, status_lines, target_text
+from penstock.transactions.stores.kafka.coordinator.status import Status, waits_for
+from penstock.transactions.stores.kafka.inspection import described_pending
 from penstock.transactions.stores.options import CoordinatorOptions
 from penstock.transactions.stores.relay.coordinator import RelayCoordinator
 from penstock.transactions.stores.relay.store import RelayedStore
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from penstock.telemetry import Telemetry
 
 _TARGET_LATENCY_S = 0.02
+#: What a decided transaction waits for that nothing hinders.
+_ITS_TURN = "its turn to be published"
 
 
 class _Engine(Protocol):
@@ -207,11 +208,7 @@ class Coordinator:
         status = self._engine.status if isinstance(self._engine, KafkaCoordinator) else None
         if status is None:
             return list(self._engine.statistics().missing_rights)
-        refused = [
-            f"transaction {transaction_id} waits for its target to take it: {why}"
-            for transaction_id, why in status.refused.items()
-        ]
-        return [*status_lines([status], time.time() * 1000), *refused]
+        return status.lines()
 
     @property
     def prefix(self) -> str:
@@ -261,9 +258,6 @@ class Coordinator:
 
 
 def _described(pending: Pending, now_ms: int, status: Status | None) -> PendingTransaction:
-    waits_for = "" if pending.verdict is None else "its turn to be published"
-    if status is not None and pending.verdict is None:
-        waits_for = status.unasked.get(pending.half.group, "")
-    elif status is not None:
-        waits_for = target_text(pending.half.transaction_id, pending.topics, [status]) or waits_for
-    return described_pending(pending, now_ms, waits_for)
+    # It is one of its own partitions: any of them names its owner.
+    obstacle = "" if status is None else waits_for(pending, next(iter(status.partitions), 0), [status])
+    return described_pending(pending, now_ms, obstacle or ("" if pending.verdict is None else _ITS_TURN))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
 from types import MappingProxyType
 
@@ -47,82 +47,69 @@ BROKER_TIME = {"message.timestamp.type": "LogAppendTime"}
 ROOM = {"max.message.bytes": str(2 << 20)}
 #: Characters of a topic's name.
 _MAX_TOPIC_NAME = 249
+#: The last parts of the topics' names.
+_PARTS = ("half", "op", "done", "check", "discarded", "audit", "status")
 _PREFIX = re.compile(r"[a-zA-Z0-9._-]+")
 _POLL_S = 0.05
 _ONE_HOUR_MS = str(60 * 60 * 1000)
+_LOG_NEEDS = (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.DESCRIBE_CONFIGS)
+#: What a coordinator does with the topics of its store, by the last part of their names.
+COORDINATOR_NEEDS: Mapping[str, Sequence[Operation]] = {
+    "half": (Operation.READ, Operation.DELETE, Operation.DESCRIBE_CONFIGS),
+    "op": _LOG_NEEDS,
+    "done": _LOG_NEEDS,
+    "check": (Operation.WRITE,),
+    "discarded": (Operation.READ, Operation.WRITE),
+    "status": (Operation.WRITE,),
+}
 #: A status is of now: a segment ends soon, so that an hour of them is all that is kept.
 _STATUS = {"retention.ms": _ONE_HOUR_MS, "segment.ms": str(10 * 60 * 1000)}
 
 
 @dataclass(frozen=True, slots=True)
 class StoreTopics:
-    """The topics of one store."""
+    """The topics of one store.
+
+    Attributes:
+        partitions: of half, op and done.
+        half: name of the topic of prepared messages.
+        op: that of decisions.
+        done: that of completions.
+        check: that of check requests to producer groups.
+        discarded: that of messages whose checks are exhausted.
+        audit: that which says which operator decided what.
+        status: that in which coordinators say what hinders them.
+        coordinators: name of the consumer group in which coordinators share the half partitions.
+        all: names of all topics of the store.
+    """
 
     prefix: str
-    #: Of half, op and done.
     partitions: int = DEFAULT_PARTITIONS
     check_partitions: int = CHECK_PARTITIONS
+    half: str = field(init=False)
+    op: str = field(init=False)
+    done: str = field(init=False)
+    check: str = field(init=False)
+    discarded: str = field(init=False)
+    audit: str = field(init=False)
+    status: str = field(init=False)
+    coordinators: str = field(init=False)
+    all: frozenset[str] = field(init=False)
 
-    @property
-    def half(self) -> str:
-        """Name of the topic of prepared messages."""
-        return f"{self.prefix}.half"
-
-    @property
-    def op(self) -> str:
-        """Name of the topic of decisions."""
-        return f"{self.prefix}.op"
-
-    @property
-    def done(self) -> str:
-        """Name of the topic of completions."""
-        return f"{self.prefix}.done"
-
-    @property
-    def check(self) -> str:
-        """Name of the topic of check requests to producer groups."""
-        return f"{self.prefix}.check"
-
-    @property
-    def discarded(self) -> str:
-        """Name of the topic of messages whose checks are exhausted."""
-        return f"{self.prefix}.discarded"
-
-    @property
-    def audit(self) -> str:
-        """Name of the topic that says which operator decided what."""
-        return f"{self.prefix}.audit"
-
-    @property
-    def status(self) -> str:
-        """Name of the topic in which coordinators tell what hinders them."""
-        return f"{self.prefix}.status"
-
-    @property
-    def coordinators(self) -> str:
-        """Name of the consumer group in which coordinators share the half partitions."""
-        return f"{self.prefix}.coordinator"
+    def __post_init__(self) -> None:
+        names = {part: f"{self.prefix}.{part}" for part in _PARTS}
+        for part, name in names.items():
+            object.__setattr__(self, part, name)
+        object.__setattr__(self, "coordinators", f"{self.prefix}.coordinator")
+        object.__setattr__(self, "all", frozenset(names.values()))
 
     def checkers(self, group: str) -> str:
         """Name of the consumer group in which the producers of a group share its checks."""
         return f"{self.prefix}.check.{group}"
 
-    @property
-    def all(self) -> frozenset[str]:
-        """Names of all topics of the store."""
-        return frozenset((self.half, self.op, self.done, self.check, self.discarded, self.audit, self.status))
-
     def coordinator_rights(self, there: Collection[str] = ()) -> list[Right]:
         """Return the rights of a coordinator, save Write on what producers send to; Create for what is not `there`."""
-        logs = (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.DESCRIBE_CONFIGS)
-        operations = {
-            self.half: tuple(log for log in logs if log is not Operation.WRITE),
-            self.op: logs,
-            self.done: logs,
-            self.check: (Operation.WRITE,),
-            self.discarded: (Operation.READ, Operation.WRITE),
-            self.status: (Operation.WRITE,),
-        }
+        operations = {f"{self.prefix}.{name}": some for name, some in COORDINATOR_NEEDS.items()}
         return [
             *(topic_right(operation, topic) for topic, some in operations.items() for operation in some),
             *(topic_right(Operation.CREATE, topic) for topic in operations if topic not in there),

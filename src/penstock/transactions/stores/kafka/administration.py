@@ -24,8 +24,8 @@ from penstock.transactions.operator.audit import VERBS, Act, Audited, AuditLog
 from penstock.transactions.operator.effects import Decided, Effect
 from penstock.transactions.operator.inspection import WAIT_S, Discarded, Patience
 from penstock.transactions.operator.resuming import Resuming, marked
+from penstock.transactions.stores.kafka.coordinator.status import target_text
 from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
-from penstock.transactions.stores.kafka.obstacles import status_lines
 from penstock.transactions.wire.half import encode_half
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics
@@ -119,11 +119,11 @@ class KafkaAdministration:
 
     def coordinator_notices(self) -> list[str]:
         """Return what the status of the coordinators shows to be wrong, a line for each."""
-        read = self._inspection.last_statuses
+        read = self._inspection.statuses
         statuses = self._inspection.seen_statuses() if read is None else read
         if self._inspection.unseen:
             return [f"the status of the coordinators is not seen: {self._inspection.unseen}"]
-        return status_lines(statuses, time.time() * 1000)
+        return [line for status in statuses for line in status.lines()]
 
     def acts(self, transaction_id: str | None = None) -> list[Audited]:
         """Return what operators did, oldest first; to one transaction, or to all."""
@@ -170,8 +170,8 @@ class KafkaAdministration:
             return False
         if verdict is Verdict.ROLLBACK:
             return pending.half.deliver_at_ms is not None
-        by_target = found.obstacle is not None and found.obstacle.by_target
-        return verdict is Verdict.DISCARD and (by_target or bool(self._missing([found])))
+        by_target = target_text(pending.topics, self._inspection.statuses or ())
+        return verdict is Verdict.DISCARD and bool(by_target or self._missing([found]))
 
     def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
         """Bring a discarded transaction back, undecided, with a fresh count of checks; return its messages.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from penstock.errors import DecisionNotStoredError
 from penstock.transactions.core.decisions import not_cancelled, not_pending
-from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
+from penstock.transactions.stores.kafka.inspection import KafkaInspection
 from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics
 
@@ -37,30 +37,23 @@ def cancel(
             return
         raise not_pending(transaction_id, group) if end is None else not_cancelled(transaction_id, end)
     pending = found.pending
-    if pending.half.group != group:
+    if pending.group != group:
         raise not_pending(transaction_id, group)
-    if pending.verdict is Verdict.COMMIT and pending.half.deliver_at_ms is not None:
+    end = pending.verdict
+    if end is Verdict.COMMIT and pending.half.deliver_at_ms is not None:
         # Whether it is due goes by the broker's clock, where the record is stored.
         number = found.half_partition
         done_from = inspection.end(topics.done, number)
         store(Op(transaction_id, Verdict.ROLLBACK, Author.PRODUCER, group, number, pending.offsets, 0))
-        end = _await_end(inspection, found, done_from, wait_s)
-    else:
-        end = pending.verdict
+        note = inspection.await_end(found, done_from, wait_s)
+        now = inspection.find(transaction_id) if note is None else None
+        if note is None and (now is None or now.pending.verdict is Verdict.ROLLBACK):
+            raise DecisionNotStoredError(
+                f"transaction {transaction_id}: that it is cancelled is stored, but no coordinator has settled it in "
+                f"{wait_s:g} s; one that is started does so, if that was stored before it was due: look with "
+                f"`penstock tx show {transaction_id}`"
+            )
+        stands = None if now is None else now.pending.verdict
+        end = stands if note is None else note.verdict
     if end is not Verdict.ROLLBACK:
         raise not_cancelled(transaction_id, end)
-
-
-def _await_end(inspection: KafkaInspection, found: Found, done_from: int, wait_s: float) -> Verdict | None:
-    transaction_id = found.transaction_id
-    note = inspection.await_end(found, done_from, wait_s)
-    if note is not None:
-        return note.verdict
-    now = inspection.find(transaction_id)
-    if now is not None and now.pending.verdict is not Verdict.ROLLBACK:
-        return now.pending.verdict
-    raise DecisionNotStoredError(
-        f"transaction {transaction_id}: that it is cancelled is stored, but no coordinator has settled it in "
-        f"{wait_s:g} s; one that is started does so, if that was stored before it was due: look with "
-        f"`penstock tx show {transaction_id}`"
-    )

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from confluent_kafka import Message, TopicPartition
 
@@ -24,16 +23,11 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.recovered_state import without_payloads
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.model import PendingTransaction
+from penstock.transactions.operator.description import described
 from penstock.transactions.operator.inspection import Inspection, Patience
-from penstock.transactions.stores.kafka.coordinator.status import STALE_S, Status, decode_status
-from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP, Fate, starts_of
-from penstock.transactions.stores.kafka.obstacles import Obstacle, described_pending, obstacles
-from penstock.transactions.stores.kafka.recovery.recovered_partition import (
-    DoneRead,
-    committed_at,
-    recovered_partition,
-    report_log,
-)
+from penstock.transactions.stores.kafka.coordinator.status import STALE_S, Status, decode_status, waits_for
+from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP
+from penstock.transactions.stores.kafka.recovery.recovered_partition import DoneRead, committed_at, recovered_partition
 from penstock.transactions.wire.done_records import Done, Note, decode_done
 from penstock.transactions.wire.half import decode_half
 from penstock.transactions.wire.ops import Op, Verdict, decode_ops
@@ -56,8 +50,8 @@ class Found:
     held_by: str | None
     #: The one that stands, and has not taken effect yet.
     decision: Op | None
-    #: What stands in its way, from the status of a coordinator.
-    obstacle: Obstacle | None = None
+    #: What it waits for, from the status of a coordinator; empty: that is not known.
+    obstacle: str = ""
 
     @property
     def transaction_id(self) -> str:
@@ -66,8 +60,28 @@ class Found:
 
     def described(self, now_ms: float, missing: Iterable[str] = ()) -> PendingTransaction:
         """Return it as an operator sees it, given the topics that do not exist."""
-        why = "" if self.obstacle is None else self.obstacle.text
-        return described_pending(self.pending, now_ms, why, held_by=self.held_by, missing=frozenset(missing))
+        return described_pending(self.pending, now_ms, self.obstacle, held_by=self.held_by, missing=frozenset(missing))
+
+
+def described_pending(
+    pending: Pending, now_ms: float, obstacle: str, *, held_by: str | None = None, missing: Collection[str] = ()
+) -> PendingTransaction:
+    """Return a pending transaction as an operator sees it; arguments are those of `described`."""
+    return described(
+        pending.transaction_id,
+        pending.group,
+        [half.topic for half in pending.halves],
+        birth_ms=pending.birth_ms,
+        now_ms=now_ms,
+        check_count=pending.check_count,
+        verdict=pending.verdict,
+        deliver_at_ms=pending.half.deliver_at_ms,
+        held_by=held_by,
+        is_complete=pending.is_complete,
+        missing=missing,
+        obstacle=obstacle,
+        unasked=obstacle,
+    )
 
 
 @dataclass(slots=True)
@@ -116,15 +130,15 @@ class KafkaInspection(Inspection):
         self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, patience: Patience | None = None
     ) -> None:
         super().__init__(bootstrap_servers, config, topics, patience)
-        #: What `seen_statuses` read last; None: nothing yet. And why it saw nothing.
-        self.last_statuses: list[Status] | None = None
+        #: What `pending` read of the coordinators last; None: nothing yet. And why `seen_statuses` saw nothing.
+        self.statuses: list[Status] | None = None
         self.unseen = ""
 
     def pending(self, kept: str | None = None) -> list[Found]:
         """Return what is not settled, oldest first; with its payloads only the transaction `kept`."""
         read = self._partitions(kept)
-        statuses, now_ms = self.seen_statuses(), time.time() * 1000
-        pending = [it for number, partition in read.items() for it in _found(number, partition, statuses, now_ms)]
+        self.statuses = self.seen_statuses()
+        pending = [it for number, partition in read.items() for it in _found(number, partition, self.statuses)]
         return sorted(pending, key=lambda it: it.pending.birth_ms)
 
     def find(self, transaction_id: str) -> Found | None:
@@ -132,15 +146,15 @@ class KafkaInspection(Inspection):
         return next((found for found in self.pending(transaction_id) if found.transaction_id == transaction_id), None)
 
     def seen_statuses(self) -> list[Status]:
-        """Return what `statuses` does, or nothing where it may not be read, or a broker of its topic is away."""
-        self.last_statuses, self.unseen = [], ""
+        """Return what `read_statuses` does, or nothing where it may not be read, or a broker of its topic is away."""
+        self.unseen = ""
         try:
-            self.last_statuses = self.statuses()
+            return self.read_statuses()
         except (MissingRightError, BrokerConnectionError) as error:
             self.unseen = str(error)
-        return self.last_statuses
+            return []
 
-    def statuses(self) -> list[Status]:
+    def read_statuses(self) -> list[Status]:
         """Return the last status of each coordinator, unless that was long ago."""
         topic = self._topics.status
         if not self.partitions_of(topic):
@@ -181,8 +195,9 @@ class KafkaInspection(Inspection):
         logs = {HALF: self._topics.half, OP: self._topics.op, DONE: self._topics.done}
         numbers = range(self._topics.partitions)
         places = [(topic, number) for number in numbers for topic in logs.values()]
-        ids, bounds = self.ask(lambda: self.ids_and_bounds(logs, places))
         committed = self.ask(lambda: self.committed([TopicPartition(*place) for place in places]))
+        # After the positions: an end that was asked for before may lie below one.
+        ids, bounds = self.ask(lambda: self.ids_and_bounds(logs, places))
         positions = {
             number: {log: committed_at(committed[topic, number], *bounds[topic, number]) for log, topic in logs.items()}
             for number in numbers
@@ -196,12 +211,10 @@ class KafkaInspection(Inspection):
         begins: dict[str, dict[int, int]] = {HALF: {}, OP: {}}
         for number, found in positions.items():
             end = bounds[logs[DONE], number][1]
-            start = recovered_partition(found, ids, DoneRead(end, done[number]), partial(report_log, logs, number))
+            start = recovered_partition(logs, number, found, ids, DoneRead(end, done[number]))
             partition = read[number] = _Partition(PartitionState(start.half_position, start.op_position), kept)
             partition.state.remember(start.notes, start.snapshots)
-            is_intact = all(begin.fate is Fate.INTACT for begin in starts_of(found, ids).values())
-            begins[HALF][number] = start.half_position if is_intact else found[HALF].low
-            begins[OP][number] = start.op_position if is_intact else found[OP].low
+            begins[HALF][number], begins[OP][number] = start.half_position, start.op_position
         for message in self._read_log(logs[HALF], begins[HALF], bounds):
             read[message.partition() or 0].take_half(message)
         for message in self._read_log(logs[OP], begins[OP], bounds):
@@ -218,12 +231,11 @@ def _without_payloads(record: Done, kept: str | None) -> Done:
     return record if is_kept else without_payloads(record)
 
 
-def _found(number: int, partition: _Partition, statuses: Sequence[Status], now_ms: float) -> Iterator[Found]:
+def _found(number: int, partition: _Partition, statuses: list[Status]) -> Iterator[Found]:
     keys = partition.state.queue.keys
-    in_the_way = obstacles(number, partition.state.pending.values(), statuses, now_ms)
     for pending in partition.state.pending.values():
         line = pending.half.line
         head = None if line is None else keys.head(line)
         held_by = None if head is None or head is pending else head.half.transaction_id
         decision = partition.decisions.get((pending.decided_at, pending.decided_index))
-        yield Found(number, pending, held_by, decision, in_the_way.get(pending.half.transaction_id))
+        yield Found(number, pending, held_by, decision, waits_for(pending, number, statuses))

@@ -32,6 +32,7 @@ _POLL_S = 0.1
 _ANSWER_S = 10.0
 #: Milliseconds between two fetches while much is published: each wakes brokers and this process.
 _FETCH_MS = 5
+_NEEDED = '{} cannot be read, which wait="published" needs'
 
 
 class DoneWatch:
@@ -50,9 +51,8 @@ class DoneWatch:
         self._ration = RationedLog()
         # Added by any thread before the halves are stored, taken by the watching one: single steps on a dict.
         self._waiting: dict[str, SettledCallback] = {}
-        # Whether a fetch was refused: the library says so once. Set before `_waiting` is looked at, which `add` fills
-        # before it looks here: so one of the two tells.
-        self._is_refused = False
+        #: What it may not do, so that it sees nothing; empty where it may. Written by the watching thread.
+        self.lacking = ""
         self._stopping = threading.Event()
         paced = {"fetch.wait.max.ms": 100, "queued.min.messages": 1, "fetch.queue.backoff.ms": _FETCH_MS}
         self._reader = PartitionReader(
@@ -70,8 +70,7 @@ class DoneWatch:
         except KafkaException as error:
             self._reader.close()
             if is_missing_right(error):
-                what = f'{topics.done} cannot be read, which wait="published" needs'
-                raise MissingRightError(what, [self._right], principal_of(config)) from error
+                raise MissingRightError(_NEEDED.format(topics.done), [self._right], principal_of(config)) from error
             raise BrokerConnectionError(
                 f"the end of {topics.done} at {bootstrap_servers} is not known after {_ANSWER_S:g} s: {reason(error)};"
                 ' see that the brokers run, or do without wait="published"'
@@ -79,16 +78,9 @@ class DoneWatch:
         self._thread = threading.Thread(target=self._follow, name=f"penstock-published-{name}", daemon=True)
         self._thread.start()
 
-    @property
-    def lacking(self) -> str:
-        """What it may not do, so that it sees nothing; empty where it may."""
-        return self._tell_refused() if self._is_refused else ""
-
     def add(self, transaction_id: str, callback: SettledCallback) -> None:
         """Call back once a transaction is settled."""
         self._waiting[transaction_id] = callback
-        if self._is_refused:
-            self._tell_refused()
 
     def remove(self, transaction_id: str) -> None:
         """Do not call back."""
@@ -111,19 +103,14 @@ class DoneWatch:
 
     def _not_read(self, kind: ErrorKind, error: KafkaError, _place: Place) -> None:
         if kind is ErrorKind.MISSING_RIGHT:
-            self._is_refused = True
-            if self._waiting:
-                self._tell_refused()
+            self.lacking = self._rights.refused(_NEEDED.format(self._topics.done), self._right)
         elif kind is not ErrorKind.GROUP:
             text = "%s cannot be read: %s; it is tried again"
             self._ration.warn("done", text, self._topics.done, reason(error))
 
-    def _tell_refused(self) -> str:
-        return self._rights.refused(f'{self._topics.done} cannot be read, which wait="published" needs', self._right)
-
     def _take(self, message: Message) -> None:
-        if self._is_refused:
-            self._is_refused = False
+        if self.lacking:
+            self.lacking = ""
             self._rights.granted(self._right)
         if self._waiting:
             self._call_back(message)

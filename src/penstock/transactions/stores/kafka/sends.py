@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -27,7 +27,7 @@ class StoredHalves:
     refusals from the sending one.
     """
 
-    __slots__ = ("_callback", "_sends", "halves", "offsets", "partition")
+    __slots__ = ("_callback", "_error", "_left", "_lock", "_places", "_sends", "halves", "offsets", "partition")
 
     def __init__(
         self, halves: Sequence[Half], partition: int, callback: PreparedCallback | None, sends: HalfSends
@@ -38,15 +38,38 @@ class StoredHalves:
         self.offsets: tuple[int, ...] = ()
         self._callback = callback
         self._sends = sends
+        if len(halves) > 1:
+            # Guards the fields below, which one half has no need of: places so far, reports to come, the first error.
+            self._lock = threading.Lock()
+            self._places = [0] * len(halves)
+            self._left = len(halves)
+            self._error: str | None = None
 
     def report(self, error: KafkaError | None, message: Message) -> None:
         """Take the delivery report of the only half."""
         if error is None:
-            self.stored((message.offset() or 0,))
+            self._stored((message.offset() or 0,))
         else:
             self.failed(self._sends.why_not(error), is_posted=True)
 
-    def stored(self, offsets: tuple[int, ...]) -> None:
+    def report_part(self, number: int, error: KafkaError | None, message: Message) -> None:
+        """Take the delivery report of one half of several."""
+        self._places[number] = message.offset() or 0
+        self.settle(1, None if error is None else self._sends.why_not(error), is_posted=True)
+
+    def settle(self, count: int, cause: str | None, *, is_posted: bool) -> None:
+        """Take in that so many halves of several are stored, or not, for a cause; the last one completes them."""
+        with self._lock:
+            self._left -= count
+            self._error = self._error or cause
+            if self._left:
+                return
+        if self._error is None:
+            self._stored(tuple(self._places))
+        else:
+            self.failed(self._error, is_posted=is_posted)
+
+    def _stored(self, offsets: tuple[int, ...]) -> None:
         """Take in that all are stored."""
         self.offsets = offsets
         # Its owner mostly holds this object: without the callback neither needs the garbage collector.
@@ -59,39 +82,6 @@ class StoredHalves:
         callback, self._callback = self._callback, None
         if callback is not None:
             callback(self._sends.not_stored(self, cause, is_posted=is_posted))
-
-
-class _Several:
-    """The reports of several halves of one transaction, until the last one is there."""
-
-    def __init__(self, stored: StoredHalves) -> None:
-        self._stored = stored
-        self._offsets = [0] * len(stored.halves)
-        # Guards the fields below.
-        self._lock = threading.Lock()
-        self._left = self._posted = len(stored.halves)
-        self._error: str | None = None
-
-    def report(self, number: int, why: Callable[[KafkaError], str], error: KafkaError | None, message: Message) -> None:
-        """Take the delivery report of one half."""
-        self._offsets[number] = message.offset() or 0
-        self._settle(1, None if error is None else why(error))
-
-    def fail(self, count: int, cause: str) -> None:
-        """Take in that the last so many were not taken by the client library."""
-        self._posted -= count
-        self._settle(count, cause)
-
-    def _settle(self, count: int, cause: str | None) -> None:
-        with self._lock:
-            self._left -= count
-            self._error = self._error or cause
-            if self._left:
-                return
-        if self._error is None:
-            self._stored.stored(tuple(self._offsets))
-        else:
-            self._stored.failed(self._error, is_posted=self._posted > 0)
 
 
 def _log_lost(error: TransactionError | None) -> None:
@@ -129,15 +119,14 @@ class HalfSends:
             stored.failed(self.why_not(error), is_posted=False)
 
     def _prepare_several(self, stored: StoredHalves) -> None:
-        several = _Several(stored)
         for number, half in enumerate(stored.halves):
-            report: Report = partial(several.report, number, self.why_not)
+            report: Report = partial(stored.report_part, number)
             try:
                 self._sends.post(
                     self._half_topic, stored.partition, half.key, half.value, headers=encode_half(half), report=report
                 )
             except (KafkaException, StoppedError) as error:
-                several.fail(len(stored.halves) - number, self.why_not(error))
+                stored.settle(len(stored.halves) - number, self.why_not(error), is_posted=number > 0)
                 return
 
     def why_not(self, error: KafkaError | KafkaException | StoppedError) -> str:

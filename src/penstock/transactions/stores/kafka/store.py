@@ -14,7 +14,6 @@ from penstock.clients.bounded_calls import CLOSE_S
 from penstock.clients.rights import Operation, principal_of
 from penstock.errors import PenstockError, StoppedError, TransactionError
 from penstock.options import ClientConfig
-from penstock.transactions.operator.inspection import Patience
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.stores.kafka.cancelling import cancel
 from penstock.transactions.stores.kafka.check_source import KafkaCheckSource
@@ -39,8 +38,6 @@ _STOP_POLL_S = 0.005
 # A member of an enumeration is expensive to look up, and every message passes here.
 _PRODUCER = Author.PRODUCER
 
-#: Seconds that a diagnosis waits for brokers which do not answer at once: somebody waits for it.
-_OBSERVED_S = 2.0
 #: What every producer does with the topics of the store. Who waits for publications, or answers checks, needs READ on
 #: one more, and gets an error when it does.
 _NEEDS = {
@@ -79,11 +76,12 @@ class KafkaStore:
         self._admin = clients.admin(bootstrap_servers, config)
         self._name = name
         self._sends = AckedProducer(bootstrap_servers, config, send_timeout_s, name)
-        # These are set by start() before any other call; decisions go to the op topic of these topics.
+        # Set again by start() before any other call, with their real partitions.
         self._topics = StoreTopics(prefix, partitions)
         self._pace = PublicationPace(in_flight, self._follow)
         self._ops = OpBatches(self._sends, self._topics.op, self._pace)
-        self._halves = HalfSends(self._sends, self._topics, self._ops)
+        # Made by start() before any other call.
+        self._halves: HalfSends
         self._why: PublicationDiagnosis
         # Made at the first watch, under its lock.
         self._watch: DoneWatch | None = None
@@ -101,11 +99,9 @@ class KafkaStore:
             self._admin, self._bootstrap_servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal
         )
         correct_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
-        self._ops = OpBatches(self._sends, self._topics.op, self._pace)
         self._halves = HalfSends(self._sends, self._topics, self._ops)
-        inspection = KafkaInspection(self._bootstrap_servers, self._config, self._topics, Patience(_OBSERVED_S))
-        read = observer_of(self._bootstrap_servers, self._config, inspection, self._topics)
-        self._why = PublicationDiagnosis(read, self._prefix)
+        observe = observer_of(self._bootstrap_servers, self._config, self._topics)
+        self._why = PublicationDiagnosis(observe, self._prefix)
         self._sends.after_reports = self._ops.after_reports
         self._sends.start()
 
@@ -205,10 +201,10 @@ class KafkaStore:
         if self._watch is not None:
             self._watch.remove(transaction_id)
 
-    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:
+    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:  # noqa: ARG002 - by its topics
         """Say what a committed transaction waits for, as far as that is known within seconds; see `Store.waits_for`."""
         lacking = "" if self._watch is None else self._watch.lacking
-        return f"a right to be seen: {lacking}" if lacking else self._why.cause(transaction_id, topics)
+        return f"a right to be seen: {lacking}" if lacking else self._why.cause(topics)
 
     def checks(self, group: str) -> KafkaCheckSource:
         """Return the checks of a producer group: its share of `<prefix>.check`."""

@@ -8,17 +8,14 @@ op log and waits until it has read it. That also tells it the broker's time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
-from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.core.discard import Discarding, Exhausted
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.core.snapshot import LARGEST_BYTES, pinning
 from penstock.transactions.operator.description import NO_ANSWER, NO_PRODUCER
-from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.check_sender import CheckSender, SendOutcome
-from penstock.transactions.stores.kafka.coordinator.counts import Counts
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
@@ -33,8 +30,6 @@ _SOON_S = 0.1
 _WINDOW_S = 0.02
 #: Seconds between two marks in one op log.
 _TICK_S = 0.5
-#: Seconds between two warnings of one transaction that keeps the logs from being truncated.
-_PIN_S = 600.0
 #: Seconds after which the broker's clock is read again while something is pending.
 _CLOCK_S = 30.0
 #: Why a group could not be asked, for operators.
@@ -42,29 +37,12 @@ _WAITS_FOR = {SendOutcome.NOBODY: NO_PRODUCER, SendOutcome.UNKNOWN: NO_ANSWER}
 
 
 class CheckScheduler:
-    """Sends what is due. Used by the coordinator's thread.
+    """Sends what is due. Used by the coordinator's thread."""
 
-    `half_end` gives the end of a partition's half log, as of the last fetch.
-    """
-
-    def __init__(
-        self,
-        *,
-        policy: CheckPolicy,
-        sender: CheckSender,
-        discarding: Discarding,
-        half_end: Callable[[int], int],
-        counts: Counts,
-        ration: RationedLog,
-    ) -> None:
-        self._policy = policy
+    def __init__(self, context: CoordinatorContext, sender: CheckSender, discarding: Discarding) -> None:
+        self._policy, self._counts, self._ration = context.policy, context.counts, context.ration
         self._sender = sender
         self._discarding = discarding
-        self._half_end = half_end
-        self._counts = counts
-        self._ration = ration
-        # By half partition: the transaction that was named as holding back its logs, and when.
-        self._pins: dict[int, tuple[str, float]] = {}
         # By producer group that could not be asked: half partition and id of the transaction that it was to be asked
         # about, and what that waits for.
         self._unasked: dict[str, tuple[int, str, str]] = {}
@@ -84,7 +62,6 @@ class CheckScheduler:
         self._counts.hung_checks = self._discarding.hung
         if not partition.state.pending or not partition.is_recovered:
             return
-        self._report_pinned(partition, now)
         due = partition.plan.next_due()
         time_s = partition.clock.now_ms(now) / 1000
         is_due = due is not None and due <= time_s
@@ -97,29 +74,6 @@ class CheckScheduler:
             for pending in partition.plan.take_due(min(time_s, partition.feed.ops_read_to_ms / 1000), _CHECKS):
                 self._check(partition, pending, now, time_s)
 
-    def _report_pinned(self, partition: HalfPartition, now: float) -> None:
-        """Name a transaction that keeps the logs of a partition from being truncated: they grow until it is settled."""
-        pending = pinning(partition.state)
-        if pending is None:
-            return
-        name, (said, at) = pending.half.transaction_id, self._pins.get(partition.number, ("", 0.0))
-        if name == said and now - at < _PIN_S:
-            return
-        self._pins[partition.number] = name, now
-        _log.warning(
-            "transaction %s of group %s, of %d bytes, holds partition %d of the half and op logs at offset %d, %d "
-            "records below the end: more than %d bytes are not written down again, so nothing behind it is deleted, "
-            "and a restart reads all of it; see what it waits for by `penstock tx show`, and settle it by `penstock tx "
-            "commit`, `rollback` or `discard` if it need not wait",
-            name,
-            pending.half.group,
-            pending.size_bytes,
-            partition.number,
-            pending.offset,
-            partition.state.half_position - pending.offset,
-            LARGEST_BYTES,
-        )
-
     def _tick(self, partition: HalfPartition, now: float) -> None:
         if now - partition.ticked_at >= _TICK_S:
             partition.ticked_at = now
@@ -128,7 +82,7 @@ class CheckScheduler:
     def _check(self, partition: HalfPartition, pending: Pending, now: float, time_s: float) -> None:
         plan, interval = partition.plan, self._policy.interval(pending.check_count + 1)
         if not pending.is_complete:
-            self._end_incomplete(partition, pending)
+            self._end_incomplete(partition, pending, now)
             plan.postpone(pending, time_s + interval)
             return
         if pending.check_count >= self._policy.maximum:
@@ -175,12 +129,10 @@ class CheckScheduler:
         text = "no producer of group %s answers the check of transaction %s; start one with a check function"
         self._ration.warn(f"nobody {group}", text, group, pending.half.transaction_id)
 
-    def _end_incomplete(self, partition: HalfPartition, pending: Pending) -> None:
+    def _end_incomplete(self, partition: HalfPartition, pending: Pending, now: float) -> None:
         """Roll a transaction back whose halves cannot all come any more: its local transaction never began."""
-        born_ms, patience_ms = pending.birth_ms, self._policy.incomplete_s * 1000
-        state = partition.state
-        all_read = 0 <= self._half_end(partition.number) <= state.half_position
-        if not all_read and partition.feed.halves_read_to_ms < born_ms + patience_ms:
+        until_ms = pending.birth_ms + self._policy.incomplete_s * 1000
+        if partition.feed.halves_read_to_ms < until_ms and not partition.feed.is_at_end(now):
             return
         _log.error(
             "transaction %s of group %s is rolled back: not all of its halves are there, or they contradict",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from enum import Enum
@@ -19,16 +20,13 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.requests.group_requests import GroupAdmin, describe_groups
 from penstock.clients.rights import Operation, group_right, topic_right
-from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.transactions.core.clock import BrokerClock
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.wire.check_request import CheckRequest, encode_check_request
 from penstock.transactions.wire.ids import NO_ID
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
-from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import AckedProducer, Report
+from penstock.transactions.writing.acked_producer import AckedProducer
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -38,7 +36,11 @@ _ANSWER_S = 5.0
 #: How the reports of what a stop has cut off end.
 _CUT_OFF = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - public constants look so
 
-_NOT_ASKED = "check requests to producers cannot be sent"
+#: What a right is missing for: of the check topic, and of the op topic.
+_LACKING = (
+    "check requests to producers cannot be sent",
+    "the coordinator's own decisions, and marks without which nobody is asked, cannot be stored",
+)
 
 
 class SendOutcome(Enum):
@@ -61,25 +63,14 @@ class CheckSender:
     """Sends checks and the coordinator's own decisions. Used by the coordinator's thread; never waits for Kafka.
 
     They are idempotent sends: the coordinator's transactions do not touch the op log, for an open one would hold back
-    its readers. `clock` is the broker's time, which marks tell.
+    its readers.
     """
 
-    def __init__(
-        self,
-        admin: GroupAdmin,
-        sends: AckedProducer,
-        topics: StoreTopics,
-        ration: RationedLog,
-        clock: BrokerClock,
-        *,
-        rights: MissingRights,
-    ) -> None:
+    def __init__(self, context: CoordinatorContext, admin: GroupAdmin, sends: AckedProducer) -> None:
         self._admin = admin
         self._sends = sends
-        self._topics = topics
-        self._ration = ration
-        self._clock = clock
-        self._rights = rights
+        self._topics, self._clock = context.topics, context.clock
+        self._ration, self._rights = context.ration, context.rights
         # By producer group: when it was learnt, and whether a producer is alive.
         self._alive: dict[str, tuple[float, bool]] = {}
         # What that client was asked, and since when there is no answer that tells.
@@ -94,44 +85,36 @@ class CheckSender:
         if pending.dropped is not None:
             return SendOutcome.UNREAD
         number = pending.check_count + 1
-        request = CheckRequest(half, partition.number, pending.offset, number)
+        headers = encode_check_request(CheckRequest(half, partition.number, pending.offset, number))
         # Each attempt goes to another partition, and so to another producer, where there are several: the last one may
         # hang in it.
         to = self._topics.check_partition(half.transaction_id, pending.attempts)
-        headers, report = encode_check_request(request), partial(self._is_stored, half.transaction_id)
+        what = f"the question about transaction {half.transaction_id}"
         try:
+            report = partial(self._report, self._topics.check, what, id)
             if not self._sends.try_send(self._topics.check, to, half.key, half.value, headers=headers, report=report):
                 return SendOutcome.LATER
         except KafkaException as error:
-            return self._not_asked(pending, error)
+            if self._is_lacking(self._topics.check, error.args[0]):
+                return SendOutcome.LATER
+            self._report_uncheckable(pending, error)
+            return SendOutcome.REFUSED
         pending.requested = number
         pending.attempts += 1
         return SendOutcome.SENT
 
-    def _not_asked(self, pending: Pending, error: KafkaException) -> SendOutcome:
-        half = pending.half
-        if self._is_lacking(self._topics.check, _NOT_ASKED, error.args[0]):
-            return SendOutcome.LATER
+    def _report_uncheckable(self, pending: Pending, error: KafkaException) -> None:
         if not pending.is_uncheckable:
             pending.is_uncheckable = True
             _log.error(
                 "transaction %s of group %s, of %d bytes, cannot be asked about: the client library refused the "
                 "question: %s; raise or leave out the coordinator's message.max.bytes, or settle it by `penstock "
                 "tx commit` or `rollback`",
-                half.transaction_id,
-                half.group,
+                pending.transaction_id,
+                pending.group,
                 pending.size_bytes,
                 reason(error),
             )
-        return SendOutcome.REFUSED
-
-    def _is_stored(self, transaction_id: str, error: KafkaError | None, _: Message) -> None:
-        """Take the report on a request, in the delivery thread: one that is not stored is sent again, and logged."""
-        if self._is_lacking(self._topics.check, _NOT_ASKED, error):
-            return
-        if error is not None and error.code() not in _CUT_OFF:
-            text = "the question about transaction %s is not stored in %s: %s; it is asked again"
-            self._ration.warn(f"not stored {error.code()}", text, transaction_id, self._topics.check, reason(error))
 
     def decide(self, half_partition: int, pending: Pending, verdict: Verdict) -> None:
         """Write the coordinator's own decision into the op log; it counts when it is read back, if it is the first.
@@ -139,9 +122,8 @@ class CheckSender:
         Thread-safe. Not waited for: if it is lost, the half is still pending at its next due time, and this is done
         again.
         """
-        half = pending.half
-        op = Op(half.transaction_id, verdict, Author.COORDINATOR, half.group, half_partition, pending.offsets, 0)
-        self._send(half_partition, half.transaction_id.encode(), op, self._is_decided)
+        op = Op(pending.transaction_id, verdict, Author.COORDINATOR, pending.group, half_partition, pending.offsets, 0)
+        self._send_op(op, pending.transaction_id.encode(), f"the {verdict.name} of transaction {op.transaction_id}")
 
     def tick(self, half_partition: int) -> None:
         """Write a mark into the op log: once it is read back, all that was written before it was read.
@@ -149,39 +131,43 @@ class CheckSender:
         Its acknowledgement tells the broker's time.
         """
         op = Op(NO_ID, Verdict.TICK, Author.COORDINATOR, self._topics.coordinators, half_partition, (), 0)
-        self._send(half_partition, None, op, partial(self._is_marked, time.monotonic()))
+        self._send_op(op, None, "a mark, without which nobody is asked,", partial(self._marked, time.monotonic()))
 
-    def _is_decided(self, error: KafkaError | None, _: Message) -> None:
-        """Take the report on a decision, in the delivery thread."""
-        self._is_lacking(self._topics.op, "the coordinator's own decisions cannot be stored", error)
-
-    def _is_lacking(self, topic: str, what: str, error: KafkaError | None) -> bool:
-        """Tell whether a record was refused for want of a right, and note that."""
-        right = topic_right(Operation.WRITE, topic)
-        if error is None:
-            self._rights.granted(right)
-        elif is_missing_right(error):
-            self._rights.refused(what, right)
-            return True
-        return False
-
-    def _is_marked(self, sent: float, error: KafkaError | None, message: Message) -> None:
-        """Take the report on a mark, in the delivery thread."""
-        self._is_lacking(self._topics.op, "marks in the op log, without which nobody is asked, cannot be stored", error)
+    def _marked(self, sent: float, message: Message) -> None:
+        """Take in that a mark is stored, in the delivery thread."""
         kind, append_ms = message.timestamp()
-        if error is None and kind == TIMESTAMP_LOG_APPEND_TIME:
+        if kind == TIMESTAMP_LOG_APPEND_TIME:
             self._clock.marked(append_ms, sent, time.monotonic())
 
-    def _send(self, half_partition: int, key: bytes | None, op: Op, report: Report) -> None:
-        """Send an op without waiting: it is sent again anyhow where it was lost."""
+    def _send_op(self, op: Op, key: bytes | None, what: str, stored: Callable[[Message], object] = id) -> None:
+        """Hand an op to the client library without waiting: what was lost is sent again in any case."""
         topic = self._topics.op
         try:
-            self._sends.try_send(topic, half_partition, key, encode_op(op), report=report)
+            report = partial(self._report, topic, what, stored)
+            self._sends.try_send(topic, op.half_partition, key, encode_op(op), report=report)
         except KafkaException as error:
-            if self._is_lacking(topic, f"a record for {topic} cannot be stored", error.args[0]):
-                return
-            text = "a record for %s[%d] could not be sent: %s; it is tried again"
-            self._ration.warn(f"not sent {topic}", text, topic, half_partition, reason(error))
+            self._not_stored(topic, what, error.args[0])
+
+    def _report(
+        self, topic: str, what: str, stored: Callable[[Message], object], error: KafkaError | None, message: Message
+    ) -> None:
+        """Take the report on a record, in the delivery thread."""
+        if error is None:
+            self._rights.granted(topic_right(Operation.WRITE, topic))
+            stored(message)
+        else:
+            self._not_stored(topic, what, error)
+
+    def _not_stored(self, topic: str, what: str, error: KafkaError) -> None:
+        if not self._is_lacking(topic, error) and error.code() not in _CUT_OFF:
+            text = "%s is not stored in %s: %s; it is tried again"
+            self._ration.warn(f"not stored {topic} {error.code()}", text, what, topic, reason(error))
+
+    def _is_lacking(self, topic: str, error: KafkaError) -> bool:
+        """Tell whether a record was refused for want of a right, and note that."""
+        if is_missing_right(error):
+            self._rights.refused(_LACKING[topic == self._topics.op], topic_right(Operation.WRITE, topic))
+        return is_missing_right(error)
 
     def _hindrance(self, group: str, now: float) -> SendOutcome | None:
         """Return why a group cannot be asked now; None where it has a live producer."""

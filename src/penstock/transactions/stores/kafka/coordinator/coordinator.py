@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,16 +18,14 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from penstock import clients
-from penstock.clients.bounded_calls import CLOSE_S, LeftBehind, end_within
+from penstock.clients.bounded_calls import CLOSE_S, end_within
 from penstock.clients.kafka_errors import reason
 from penstock.clients.requests.group_requests import GroupAdmin
 from penstock.clients.requests.topics import single_copies
-from penstock.clients.rights import Operation, principal_of, transactional_right
-from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.rights import principal_of, transactional_right
 from penstock.clients.transactional.pace import Pace
 from penstock.errors import ConfigurationError, StoppedError, raised
 from penstock.options import ClientConfig, positive, positive_int, reserved
-from penstock.transactions.core.clock import BrokerClock
 from penstock.transactions.core.discard import Discarding
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.quarantine import TargetQuarantine
@@ -39,15 +37,15 @@ from penstock.transactions.publishing.engine import Engine
 from penstock.transactions.publishing.publisher import Publisher
 from penstock.transactions.publishing.publisher_slot import PublisherSlot
 from penstock.transactions.publishing.targets import cluster_targets
-from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.check_scheduler import CheckScheduler
 from penstock.transactions.stores.kafka.coordinator.check_sender import CheckSender
-from penstock.transactions.stores.kafka.coordinator.counts import Counts, PartitionReading
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.stores.kafka.coordinator.log_upkeep import LogUpkeep
 from penstock.transactions.stores.kafka.coordinator.loop import CoordinatorLoop
 from penstock.transactions.stores.kafka.coordinator.membership import Membership
 from penstock.transactions.stores.kafka.coordinator.status import Status, StatusLog
+from penstock.transactions.stores.kafka.counts import PartitionReading
 from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
 from penstock.transactions.stores.kafka.logs.topic_settings import correct_settings
 from penstock.transactions.stores.kafka.recovery.fencing import (
@@ -57,13 +55,13 @@ from penstock.transactions.stores.kafka.recovery.fencing import (
     transactional_names,
     trial_positions,
 )
-from penstock.transactions.stores.kafka.recovery.recovered_partition import DoneRead, RecoveredPartition
+from penstock.transactions.stores.kafka.recovery.recovered_partition import DoneRead
 from penstock.transactions.stores.kafka.recovery.recoveries import Recoveries
 from penstock.transactions.stores.kafka.recovery.recovery import RecoveryReader
 from penstock.transactions.stores.metrics import observe, publication_spans
 from penstock.transactions.stores.options import CoordinatorOptions
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.topics import open_topics
+from penstock.transactions.wire.topics import COORDINATOR_NEEDS, StoreTopics, open_topics
 from penstock.transactions.writing.acked_producer import ANY_SIZE, AckedProducer
 
 _log = logging.getLogger("penstock.transactions")
@@ -82,17 +80,6 @@ _OWNED = {
     "transaction.timeout.ms": "it is 10 s, so that a dead coordinator holds readers back no longer; leave it out",
     "enable.auto.commit": "positions are committed with what they settle; leave it out",
     "isolation.level": "each log is read as it must be; leave it out",
-}
-
-#: What it does with its topics.
-_LOG_NEEDS = (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.DESCRIBE_CONFIGS)
-_NEEDS = {
-    "half": (Operation.READ, Operation.DELETE, Operation.DESCRIBE_CONFIGS),
-    "op": _LOG_NEEDS,
-    "done": _LOG_NEEDS,
-    "check": (Operation.WRITE,),
-    "discarded": (Operation.READ, Operation.WRITE),
-    "status": (Operation.WRITE,),
 }
 
 
@@ -121,13 +108,11 @@ class KafkaCoordinator:
             )
         given = config or {}
         reserved(given, _OWNED, "the coordinator")
-        self._bootstrap_servers = bootstrap_servers
         self._prefix = prefix
-        self._partitions = partitions
         self._instance = instance
         self._target_latency = target_latency
         self._options = options
-        self._config = given
+        self._context = CoordinatorContext(bootstrap_servers, given, options.policy, StoreTopics(prefix, partitions))
         self._admin = clients.admin(bootstrap_servers, given)
         # Set by stop(), read by all threads.
         self._stopping = threading.Event()
@@ -136,16 +121,10 @@ class KafkaCoordinator:
         self._thread: threading.Thread | None = None
         # Written by the coordinator's thread when it dies of an error, read by stop() after joining it.
         self._failure: BaseException | None = None
-        self._counts = Counts()
-        self._ration = RationedLog()
-        self._rights = MissingRights(given)
-        # Made by start() under its lock, then used by the coordinator's thread; statistics() reads `owned`.
+        # Made by start() under its lock, then used by the coordinator's thread; others read `owned`.
         self._membership: Membership | None = None
         #: What hinders it, as of its last report. Written by the coordinator's thread, read by any.
         self.status: Status | None = None
-        self._clock = BrokerClock()
-        # Made by start() under its lock, then the coordinator's thread's.
-        self._payloads: PayloadReader | None = None
 
     def start(self) -> None:
         """Create the store's topics where they are absent and start settling. Raises as `Coordinator.start`."""
@@ -178,152 +157,112 @@ class KafkaCoordinator:
 
     def statistics(self) -> CoordinatorStatistics:
         """Return counts since the start and what is pending now. Safe from any thread."""
-        membership = self._membership
 
         def read() -> list[PartitionReading]:
             now = time.monotonic()
-            # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
-            owned = list(membership.owned.values()) if membership is not None else []
-            return [partition.reading(now) for partition in owned]
+            return [partition.reading(now) for partition in self._owned()]
 
-        return replace(self._counts.statistics(read), missing_rights=tuple(self._rights.missing().values()))
+        missing = tuple(self._context.rights.missing().values())
+        return replace(self._context.counts.statistics(read), missing_rights=missing)
 
     def pending(self, most: int) -> list[Pending]:
         """Return the oldest transactions that are pending now, at most so many of each partition. Any thread."""
-        membership = self._membership
-        owned = list(membership.owned.values()) if membership is not None else []
-        return [pending for partition in owned for pending in partition.oldest(most)]
+        return [pending for partition in self._owned() for pending in partition.oldest(most)]
 
     def now_ms(self) -> int:
         """Return the broker's time in milliseconds since the epoch; 0 as long as no record gave it. Any thread."""
-        return self._clock.now_ms(time.monotonic())
+        return self._context.clock.now_ms(time.monotonic())
+
+    def _owned(self) -> list[HalfPartition]:
+        membership = self._membership
+        # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
+        return list(membership.owned.values()) if membership is not None else []
 
     def _open(self) -> threading.Thread:
         """Make all parts and return the thread that drives them, not started yet."""
-        servers, options, policy = self._bootstrap_servers, self._options, self._options.policy
-        principal = principal_of(self._config)
-        topics = open_topics(self._admin, servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal)
-        correct_settings(self._admin, servers, topics, refuses=True, principal=principal)
-        for found in single_copies(self._admin, topics.all):
+        context, options, admin = self._context, self._options, self._admin
+        servers, config, principal = context.bootstrap_servers, context.config, principal_of(context.config)
+        wanted = context.topics.partitions
+        topics = open_topics(admin, servers, self._prefix, wanted, needs=COORDINATOR_NEEDS, principal=principal)
+        context.topics = topics
+        correct_settings(admin, servers, topics, refuses=True, principal=principal)
+        for found in single_copies(admin, topics.all):
             _log.warning("%s", found)
 
-        clock = self._clock
-
-        def keep_status(status: Status, now: float) -> None:
-            self.status = status
-            status_log.write(status, now)
-
-        left = LeftBehind(f"the coordinator of {self._prefix}")
-        self._payloads = payloads = PayloadReader(servers, self._config, topics, left)
-
-        def own(number: int, recovered: RecoveredPartition) -> HalfPartition:
-            return HalfPartition(
-                number,
-                recovered,
-                policy=policy,
-                counts=self._counts,
-                log=self._ration,
-                may_publish_to=topics.may_publish_to,
-                clock=clock,
-                discarded=topics.discarded,
-                reader=payloads,
-            )
-
-        names = transactional_names(topics, self._instance or new_id())
+        names, pace = transactional_names(topics, self._instance or new_id()), Pace(options.publish_timeout)
         slots: list[PublisherSlot] = []
 
-        def ids() -> list[str]:
-            return [slot.transactional_id for slot in slots] or names.all
+        def own_ids() -> list[str]:
+            return [slot.transactional_id for slot in slots]
 
-        fence = Fence(servers, self._config, topics, ids, left)
-        logs = RecoveryReader(servers, self._config, topics, self._stopping.is_set, fence, rights=self._rights)
-        membership = Membership(
-            servers,
-            self._config,
-            topics=topics,
-            recoveries=Recoveries(logs.recover, self._prefix, left),
-            own=own,
-            instance=self._instance,
-            session_timeout_s=options.session_timeout,
-            rights=self._rights,
-        )
+        recovery = RecoveryReader(context, self._stopping.is_set, Fence(context, own_ids))
 
-        pace, group = Pace(options.publish_timeout), topics.coordinators
+        def read_done(starts: Mapping[int, int]) -> Mapping[int, DoneRead]:
+            return recovery.done(starts, starts)
 
         def make(transactional_id: str, *, apart: bool) -> Publisher:
             return Publisher(
                 servers,
-                self._config,
+                config,
                 transactional_id,
                 done_topic=topics.done,
-                ids_right=transactional_right(f"{group}."),
-                rights=self._rights,
+                ids_right=transactional_right(f"{topics.coordinators}."),
+                rights=context.rights,
                 pace=pace,
                 apart=apart,
                 spans=publication_spans(options.telemetry, self._prefix),
             )
 
-        def read_done(starts: Mapping[int, int]) -> Mapping[int, DoneRead]:
-            return logs.done(starts, starts)
+        common = [PublisherSlot(partial(make, apart=False), read_done, it, context.left, pace) for it in names.common]
+        apart = [PublisherSlot(partial(make, apart=True), read_done, it, context.left, pace) for it in names.apart]
+        slots += common + apart
+        payloads = PayloadReader(context)
+        membership = self._membership = Membership(
+            context,
+            Recoveries(context, recovery.recover),
+            partial(HalfPartition, context, payloads),
+            instance=self._instance,
+            session_timeout_s=options.session_timeout,
+        )
 
         def prove(batches: Mapping[int, Any], *, apart: bool) -> Proof:
-            claim = encode_claim(ids())
+            claim = encode_claim(own_ids())
             positions = trial_positions(topics, batches) if apart else log_positions(topics, batches, claim)
-            return Proof(group, membership.group_metadata(), positions)
+            return Proof(topics.coordinators, membership.group_metadata(), positions)
 
-        slots += [PublisherSlot(partial(make, apart=False), read_done, name, left, pace) for name in names.common]
-        slots += [PublisherSlot(partial(make, apart=True), read_done, name, left, pace) for name in names.apart]
         engine = Engine(
             membership.owned,
-            slots=slots[: len(names.common)],
-            trial_slots=slots[len(names.common) :],
+            slots=common,
+            trial_slots=apart,
             quarantine=TargetQuarantine(),
-            targets=cluster_targets(self._admin, servers, self._prefix, self._rights),
+            targets=cluster_targets(admin, servers, self._prefix, context.rights),
             prove=prove,
-            gate=BrokerGate(logs.await_coordinator, left),
+            gate=BrokerGate(recovery.await_coordinator, context.left),
             limit=BatchLimit(self._target_latency),
-            ration=self._ration,
+            ration=context.ration,
         )
         # A question is a half with a few headers more: it may be larger than what its producer's client let through.
-        settings = {**ANY_SIZE, **self._config}
-        sends = AckedProducer(servers, settings, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
-        members = GroupAdmin(partial(clients.admin, servers, self._config))
-        sender = CheckSender(members, sends, topics, self._ration, clock, rights=self._rights)
+        sends = AckedProducer(servers, {**ANY_SIZE, **config}, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
+        members = GroupAdmin(partial(clients.admin, servers, config))
         discarding = Discarding(options.discard, options.check_timeout, self._prefix)
-        checks = CheckScheduler(
-            policy=policy,
-            sender=sender,
-            discarding=discarding,
-            half_end=membership.logs.known_half_end,
-            counts=self._counts,
-            ration=self._ration,
-        )
+        status_log = StatusLog(context, sends)
+
+        def keep_status(status: Status, now: float) -> None:
+            self.status = status
+            status_log.write(status, now)
+
         loop = CoordinatorLoop(
+            context,
             names.common[0],
-            topics=topics,
             membership=membership,
             engine=engine,
-            upkeep=LogUpkeep(
-                self._admin,
-                topics,
-                membership.logs,
-                self._counts,
-                self._ration,
-                rights=self._rights,
-                begun=time.monotonic(),
-            ),
-            left=left,
-            checks=checks,
+            upkeep=LogUpkeep(context, admin, membership.logs, begun=time.monotonic()),
+            checks=CheckScheduler(context, CheckSender(context, members, sends), discarding),
             status=keep_status,
-            counts=self._counts,
-            ration=self._ration,
-            rights=self._rights,
         )
-        status_log = StatusLog(sends, topics, self._rights)
-        self._membership = membership
         return threading.Thread(
             target=self._run,
-            args=(loop, membership, sends, discarding),
+            args=(loop, membership, sends, (discarding.close, payloads.close)),
             name=f"penstock-coordinator-{self._prefix}",
             daemon=True,
         )
@@ -333,7 +272,7 @@ class KafkaCoordinator:
         loop: CoordinatorLoop,
         membership: Membership,
         sends: AckedProducer,
-        discarding: Discarding,
+        ends: Iterable[Callable[[], object]],
     ) -> None:
         observed = None
         try:
@@ -350,9 +289,8 @@ class KafkaCoordinator:
             self._stopping.set()
             if observed is not None:
                 observed.close()
-            discarding.close()
-            if self._payloads is not None:
-                self._payloads.close()
+            for end in ends:
+                end()
             self._leave(loop, membership, sends)
 
     def _leave(self, loop: CoordinatorLoop, membership: Membership, sends: AckedProducer) -> None:

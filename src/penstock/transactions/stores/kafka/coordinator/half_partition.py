@@ -10,21 +10,20 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice, takewhile
+from typing import NamedTuple
 
-from penstock.transactions.core.check_plan import CheckPlan, CheckPolicy
+from penstock.transactions.core.check_plan import CheckPlan
 from penstock.transactions.core.checkpoints import DoneMarks, Mark
-from penstock.transactions.core.clock import BrokerClock
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.set_aside import SetAside
 from penstock.transactions.core.snapshot import GAP, to_snapshot
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.publishing.backlog import Blocking
-from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.stores.kafka.coordinator.counts import Counts, PartitionReading
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.log_feed import LogFeed
+from penstock.transactions.stores.kafka.counts import PartitionReading
 from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP, encode_ids
 from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
 from penstock.transactions.stores.kafka.recovery.recovered_partition import DoneRead, RecoveredPartition
@@ -44,54 +43,38 @@ _TRIES = 5
 _DISCARD = Verdict.DISCARD
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class _Discarded:
-    """The address of what is discarded; of its size nobody asks."""
+class _Discarded(NamedTuple):
+    """The address of what is discarded."""
 
     topic: str
     partition: None = None
-    key: None = None
-    value: None = None
-    headers: tuple[()] = ()
 
 
 class HalfPartition:
     """Drives the state and the checks of one half partition. Used by the coordinator's thread.
 
-    It is a `Backlog` of the engine. `discarded` is the topic of what is discarded; `reader` reads payloads that were
-    dropped from memory; without one, all stay there.
+    It is a `Backlog` of the engine. `reader` reads payloads that were dropped from memory; without one, all stay there.
     """
 
     def __init__(
         self,
+        context: CoordinatorContext,
+        reader: PayloadReader | None,
         number: int,
         recovered: RecoveredPartition,
-        *,
-        policy: CheckPolicy,
-        counts: Counts,
-        log: RationedLog,
-        may_publish_to: Callable[[str], bool],
-        clock: BrokerClock,
-        discarded: str = "",
-        reader: PayloadReader | None = None,
     ) -> None:
         self.number = number
-        self._discarded = discarded
+        self._topics, self._counts, self._log = context.topics, context.counts, context.ration
         self.state = PartitionState(recovered.half_position, recovered.op_position)
-        self.plan = CheckPlan(policy, self.state.undecided)
-        self._counts = counts
-        self._log = log
-        self._may_publish_to = may_publish_to
+        self.plan = CheckPlan(context.policy, self.state.undecided)
         snapshots = [(place, found) for place, found in recovered.snapshots if self._may_restore(place, found)]
         for pending in self.state.remember(recovered.notes, snapshots):
             self.plan.add(pending)
-        self.clock = clock
+        self.clock = context.clock
         # Of the clock, when births were last compared with it.
         self._clock_revision = 0
         #: Takes the records of the half and op logs in.
-        self.feed = LogFeed(
-            number, self.state, self.plan, counts=counts, log=log, may_publish_to=may_publish_to, clock=clock
-        )
+        self.feed = LogFeed(context, number, self.state, self.plan)
         #: When the coordinator last marked the op log, in monotonic seconds.
         self.ticked_at = float("-inf")
         # When something was last chosen to be settled, in monotonic seconds.
@@ -104,12 +87,16 @@ class HalfPartition:
         self.behind = 0
         #: From where the done log has to be read to learn what a transaction in doubt became.
         self.done_end = recovered.done_end
-        #: Positions as last committed.
-        self.checkpoints = (recovered.half_position, recovered.op_position)
-        # Whether the name of this coordinator stands beside the positions, for those who may have to recover it.
+        #: Positions as last committed, by log. Below them a log is not needed: the next owner begins there.
+        self.committed = {
+            HALF: recovered.half_position,
+            OP: recovered.op_position,
+            DONE: recovered.done_position,
+        }
+        # Whether the name of this coordinator stands with the positions, for those who may have to recover it.
         self._is_claimed = False
-        #: Below which the done log is not needed, as committed; and as it is to be committed next.
-        self.done_committed = self.done_checkpoint = recovered.done_position
+        #: Below which the done log is not needed, as it is to be committed next.
+        self.done_checkpoint = recovered.done_position
         #: To where the half and op logs are known to be deleted: what the done log says of more is needed.
         self.truncated_to = {HALF: 0, OP: 0, DONE: 0}
         #: Topic ids of the logs that the positions belong to, as far as they are known.
@@ -124,12 +111,12 @@ class HalfPartition:
         halves = min(max((note.half_offset for note in recovered.notes), default=-1) + 1, recovered.half_end)
         ops = min(max((note.op_offset for note in recovered.notes), default=-1) + 1, recovered.op_end)
         self._marks = DoneMarks(Mark(recovered.done_end, halves, ops))
-        counts.lost += recovered.lost
-        counts.forged += recovered.unreadable
+        self._counts.lost += recovered.lost
+        self._counts.forged += recovered.unreadable
 
     def _may_restore(self, place: int, snapshot: Snapshot) -> bool:
         """Tell whether a snapshot may be published: its halves are judged as those of the half log are."""
-        if all(self._may_publish_to(stored.half.topic) for stored in snapshot.halves):
+        if all(self._topics.may_publish_to(stored.half.topic) for stored in snapshot.halves):
             return True
         self._counts.forged += 1
         self._log.warn(
@@ -220,8 +207,7 @@ class HalfPartition:
             self.plan.add(pending)
         if batch.moves:
             self._is_claimed = True
-            self.checkpoints = (batch.half_checkpoint, batch.op_checkpoint)
-            self.done_committed = batch.done_checkpoint
+            self.committed = {HALF: batch.half_checkpoint, OP: batch.op_checkpoint, DONE: batch.done_checkpoint}
         self._judge_held(batch)
         return (pending.half.transaction_id for pending in batch.decided)
 
@@ -272,16 +258,18 @@ class HalfPartition:
     def next_batch(self, limit: int, blocking: Blocking, room_bytes: int) -> CommitBatch | None:
         """Choose what the next Kafka transaction settles here, and what it snapshots, or return None.
 
-        `limit` and `room_bytes` are those of `PartitionState.next_batch`. Where there is nothing to settle, and this
-        coordinator has not said yet that it owns the partition, it settles nothing.
+        `limit` and `room_bytes` are those of `PartitionState.next_batch`. The first one settles nothing: it says whose
+        the partition is, so that what this coordinator leaves open can be ended under its name.
         """
         if self.is_given_up:
             return None
-        discarded = (_Discarded(self._discarded),)
+        if not self._is_claimed:
+            return self.claim()
+        discarded = (_Discarded(self._topics.discarded),)
 
         def out(pending: Pending) -> str | None:
             if pending.verdict is _DISCARD:
-                return self._discarded if pending.dropped is not None else blocking(discarded)
+                return self._topics.discarded if pending.dropped is not None else blocking(discarded)
             if pending.dropped is not None:
                 # It is read again, and tried as what its target refused is.
                 return pending.half.topic
@@ -301,12 +289,10 @@ class HalfPartition:
             self._idle_since = now
         if is_idle:
             # Marks, and what was refused, move the positions too; or the logs of an idle store would grow.
-            checkpoints = self.state.checkpoints()
-            is_as_written = checkpoints == self.checkpoints and self.done_checkpoint == self.done_committed
+            half, op = self.state.checkpoints()
+            is_as_written = self.committed == {HALF: half, OP: op, DONE: self.done_checkpoint}
             return None if is_as_written else self.claim()
-        if batch is None:
-            return None if self._is_claimed else self.claim()
-        return self._placed(batch)
+        return None if batch is None else self._placed(batch)
 
     def trial(
         self,
@@ -323,7 +309,7 @@ class HalfPartition:
                 break
         chosen = list(takewhile(fits, takewhile(lambda pending: pending.dropped is None, waiting)))
         is_possible = bool(chosen) and not self.is_given_up
-        return CommitBatch(chosen, [], -1, -1, discarded_to=self._discarded) if is_possible else None
+        return CommitBatch(chosen, [], -1, -1, discarded_to=self._topics.discarded) if is_possible else None
 
     def claim(self) -> CommitBatch:
         """Return a batch that settles nothing: what is written are the positions, and who owns the partition."""
@@ -331,7 +317,7 @@ class HalfPartition:
 
     def _placed(self, batch: CommitBatch) -> CommitBatch:
         batch.done_checkpoint, batch.log_ids = self.done_checkpoint, encode_ids(self.ids)
-        batch.discarded_to = self._discarded
+        batch.discarded_to = self._topics.discarded
         return batch
 
     def mark(self, done_end: int) -> None:
@@ -342,14 +328,6 @@ class HalfPartition:
     def positions(self) -> dict[str, int]:
         """Return how far the logs were read, by log; of the done log, to where it was known to go."""
         return {HALF: self.state.half_position, OP: self.state.op_position, DONE: self.done_end}
-
-    def truncation_points(self) -> dict[str, int]:
-        """Return the offsets below which the logs are not needed any more, by log.
-
-        For the done log that is what was committed: the next owner knows then that nothing else was deleted.
-        """
-        half, op = self.checkpoints
-        return {HALF: half, OP: op, DONE: self.done_committed}
 
     def truncated(self, log: str, offset: int) -> None:
         """Take in that a log was deleted below an offset.
@@ -363,11 +341,7 @@ class HalfPartition:
         low = self._marks.low(self.truncated_to[HALF], self.truncated_to[OP], snapshotted)
         self.done_checkpoint = max(self.done_checkpoint, low)
 
-    def is_needed_below(self, log: str, low: int) -> bool:
-        """Tell whether something below the beginning of a log is not done with."""
-        if log == HALF:
-            first = next(iter(self.state.only_in_half_log), None)
-            return self.state.half_position < low or (first is not None and first.offset < low)
-        if log == OP:
-            return self.state.checkpoints()[1] < low
-        return self.done_committed < low
+    def needed_from(self, log: str) -> int:
+        """Return the lowest offset of a log that is not done with."""
+        half, op = self.state.checkpoints()
+        return {HALF: half, OP: op, DONE: self.committed[DONE]}[log]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,12 +16,10 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
 from penstock.errors import MessageFormatError
 from penstock.transactions.core.check_plan import CheckPlan
-from penstock.transactions.core.clock import BrokerClock
 from penstock.transactions.core.decisions import Refusal
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.state import PartitionState
-from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.stores.kafka.coordinator.counts import Counts
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.wire.half import Half, decode_half
 from penstock.transactions.wire.ops import Op, Verdict, decode_ops
 from penstock.transactions.writing.acked_producer import wire_headers
@@ -32,6 +29,8 @@ _log = logging.getLogger("penstock.transactions")
 #: Seconds after which it is asked whether a half can come that an op record waits for: whoever decided knew that it was
 #: stored, so nearly always it comes with the next fetch.
 _HALF_S = 0.1
+#: Seconds for which an end of the half log says that all of it was read.
+_RECENT_S = 30.0
 #: Topics that are remembered as targets; forged halves may name any.
 _TARGETS = 1_024
 
@@ -60,23 +59,17 @@ class LogFeed:
 
     def __init__(
         self,
+        context: CoordinatorContext,
         number: int,
         state: PartitionState,
         plan: CheckPlan[Pending],
-        *,
-        counts: Counts,
-        log: RationedLog,
-        may_publish_to: Callable[[str], bool],
-        clock: BrokerClock,
     ) -> None:
         self._number = number
         self._state = state
         self._plan = plan
-        self._counts = counts
-        self._log = log
+        self._counts, self._log, self._clock = context.counts, context.ration, context.clock
         # Nearly all halves are for few topics.
-        self._may_publish_to = lru_cache(maxsize=_TARGETS)(may_publish_to)
-        self._clock = clock
+        self._may_publish_to = lru_cache(maxsize=_TARGETS)(context.topics.may_publish_to)
         # Logs of which it was said that producers stamp their records.
         self._stamped: set[str] = set()
         # Append time, when it was read, and what that came to, of the last record: those of one batch share it.
@@ -155,16 +148,6 @@ class LogFeed:
         """How many op records wait for halves."""
         return len(self._waiting)
 
-    @property
-    def op_read_to(self) -> int:
-        """The next offset of the op log that was not read; what waits was read."""
-        return self._waiting[-1].offset + 1 if self._waiting else self._state.op_position
-
-    @property
-    def waits_for_halves(self) -> bool:
-        """Whether decisions were read before their halves."""
-        return bool(self._waiting)
-
     def _decide(self, record: _OpRecord) -> None:
         """Let the decisions of an op record take effect."""
         offset, appended_ms, ops, _, _ = record
@@ -238,6 +221,10 @@ class LogFeed:
     def learn_half_end(self, end: int, asked: float) -> None:
         """Take in the end of the half log, as it was asked for at `asked`, in monotonic seconds."""
         self._half_end, self._half_end_asked = end, asked
+
+    def is_at_end(self, now: float) -> bool:
+        """Tell whether all halves were read that were stored until a moment ago."""
+        return now - self._half_end_asked < _RECENT_S and self._half_end <= self._state.half_position
 
     def judge_held(self, transaction_id: str) -> None:
         """Have the decisions judged that were held: a half of their transaction came, or what was under way ended."""

@@ -87,10 +87,6 @@ class LogReader:
         """Tell whether an op log goes on behind what was read, even if it has not come yet."""
         return any(self._known_end(self._ops, self._op, number) > at for number, at in self._next_op.items())
 
-    def known_half_end(self, number: int) -> int:
-        """Return the end of a half log that is being read, as of the last fetch; negative when there was none."""
-        return self._known_end(self._halves, self._half, number)
-
     @staticmethod
     def _known_end(reader: Consumer, topic: str, number: int) -> int:
         return reader.get_watermark_offsets(TopicPartition(topic, number), cached=True)[1]

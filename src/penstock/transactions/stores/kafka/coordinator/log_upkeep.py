@@ -3,7 +3,7 @@
 It deletes what lies below the checkpoints: half and op first, and of the done log only what speaks of nothing that is
 left in those. It finds out that somebody else deleted what was needed, or made a topic again: then it says so, and the
 partition is given up and taken over again from what is there. And it tells how far the half log goes to those that wait
-for a half. Nothing here waits: brokers are asked, and their answers looked for later.
+for a half. Nothing here waits: brokers are asked on a thread, and their answers looked for later.
 """
 
 from __future__ import annotations
@@ -11,21 +11,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from penstock.clients.bounded_calls import BackgroundCall, NotAnsweredError
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, topic_right
-from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.stores.kafka.coordinator.counts import Counts
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.stores.kafka.coordinator.log_reader import LogReader
-from penstock.transactions.stores.kafka.logs.log_bounds import Bounds, LogBounds, Look
-from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, LOGS, OP
-from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.stores.kafka.logs.log_bounds import ANSWER_S, Look, look_at_logs
+from penstock.transactions.stores.kafka.logs.log_identity import (
+    DONE,
+    HALF,
+    LOGS,
+    OP,
+    Committed,
+    Fate,
+    explained,
+    fate_of,
+)
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -33,9 +41,9 @@ _log = logging.getLogger("penstock.transactions")
 UPKEEP_S = 5.0
 #: Op records that may wait for a half before no more are read; the leader of its log may be away for long.
 _WAITING = 20_000
-#: Seconds between two looks where somebody waits for the answer.
+#: Seconds between two looks where somebody waits for the answer, and after which one is left behind.
 _SOON_S = 0.2
-_ANSWER_S = 5.0
+_LIMIT_S = 3 * ANSWER_S
 
 
 class _Asked(NamedTuple):
@@ -53,28 +61,18 @@ class LogUpkeep:
     """
 
     def __init__(
-        self,
-        admin: AdminClient,
-        topics: StoreTopics,
-        logs: LogReader,
-        counts: Counts,
-        ration: RationedLog,
-        *,
-        rights: MissingRights,
-        begun: float = float("-inf"),
+        self, context: CoordinatorContext, admin: AdminClient, logs: LogReader, *, begun: float = float("-inf")
     ) -> None:
+        self._topics = topics = context.topics
+        self._counts, self._ration = context.counts, context.ration
+        self._rights, self._left = context.rights, context.left
         self._admin = admin
-        self._topics = topics
         self._names = {HALF: topics.half, OP: topics.op, DONE: topics.done}
         self._logs = logs
-        self._counts = counts
-        self._ration = ration
-        self._rights = rights
-        self._bounds = LogBounds(admin, topics)
-        self._asked: dict[int, _Asked] = {}
-        # An answer that was not acted upon yet, with how far the logs had been read when it was asked for: the next
-        # question may be under way by the time, and what was read since lies behind the ends of this one.
-        self._look: tuple[Look, Mapping[int, _Asked]] | None = None
+        # A look that is under way, and one that was not acted upon yet, each with how far the logs had been read when
+        # it began: what is read since lies behind the ends that it finds.
+        self._looking: tuple[BackgroundCall[Look], Mapping[int, _Asked]] | None = None
+        self._seen: tuple[Look, Mapping[int, _Asked]] | None = None
         self._asked_at, self._truncated_at = float("-inf"), begun
         # Partitions whose ops are not read on.
         self._paused: dict[int, HalfPartition] = {}
@@ -86,21 +84,40 @@ class LogUpkeep:
 
         Called often, also while a Kafka transaction is under way.
         """
-        look = self._bounds.answer()
-        if look is not None:
-            self._look = look, self._asked
-            for name, why in look.failures.items():
-                text = "it is not known where %s begins and ends: %s; asking again"
-                self._ration.warn(f"bounds {name}", text, name, why)
-            for number, partition in owned.items():
-                bounds = look.bounds.get((HALF, number))
-                asked = self._asked.get(number)
-                if bounds is not None and asked is not None and asked.partition is partition:
-                    partition.feed.learn_half_end(bounds.end, look.asked_at)
+        if self._looking is not None:
+            self._take_look(*self._looking, owned)
         self._bound_waiting(owned)
         is_wanted = any(partition.feed.wants_look(now) for partition in owned.values())
-        if now - self._asked_at >= (_SOON_S if is_wanted else UPKEEP_S) and not self._bounds.is_asked:
-            self._ask(owned, now)
+        if owned and self._looking is None and now - self._asked_at >= (_SOON_S if is_wanted else UPKEEP_S):
+            self._asked_at = now
+            asked = {number: _Asked(p, p.positions(), p.committed) for number, p in owned.items()}
+            look = partial(look_at_logs, self._admin, self._topics, list(owned))
+            self._looking = (
+                BackgroundCall(f"a look at the logs of {self._topics.prefix}", look, _LIMIT_S, self._left),
+                asked,
+            )
+
+    def _take_look(
+        self, call: BackgroundCall[Look], asked: Mapping[int, _Asked], owned: Mapping[int, HalfPartition]
+    ) -> None:
+        """Take the answer of a look, if it is there."""
+        try:
+            look = call.answer()
+        except (KafkaException, NotAnsweredError) as error:
+            text = reason(error) if isinstance(error, KafkaException) else error
+            self._ration.warn("bounds", "the logs of %s cannot be looked at: %s", self._topics.prefix, text)
+            self._looking = None
+            return
+        if look is None:
+            return
+        self._looking, self._seen = None, (look, asked)
+        for name, why in look.failures.items():
+            text = "it is not known where %s begins and ends: %s; asking again"
+            self._ration.warn(f"bounds {name}", text, name, why)
+        for number, partition in owned.items():
+            bounds = look.bounds.get((HALF, number))
+            if bounds is not None and number in asked and asked[number].partition is partition:
+                partition.feed.learn_half_end(bounds.end, look.asked_at)
 
     def _bound_waiting(self, owned: Mapping[int, HalfPartition]) -> None:
         """Read no more ops of a partition while many wait for halves, or they would fill the memory."""
@@ -113,14 +130,6 @@ class LogUpkeep:
                 del self._paused[number]
                 self._logs.resume_ops(number)
 
-    def _ask(self, owned: Mapping[int, HalfPartition], now: float) -> None:
-        self._asked_at = now
-        self._asked = {number: _Asked(p, p.positions(), p.truncation_points()) for number, p in owned.items()}
-        try:
-            self._bounds.ask(owned, now)
-        except KafkaException as error:
-            self._ration.warn("bounds", "the logs of %s cannot be looked at: %s", self._topics.prefix, reason(error))
-
     def maintain(self, owned: Mapping[int, HalfPartition], now: float) -> None:
         """Act upon the last answer, and delete what is not needed.
 
@@ -128,10 +137,10 @@ class LogUpkeep:
         that it holds is known, and the positions that are committed next are those of the logs as they are now.
         """
         self._take_deletions(owned)
-        answered, self._look = self._look, None
-        if answered is None:
+        seen, self._seen = self._seen, None
+        if seen is None:
             return
-        look, read_to = answered
+        look, read_to = seen
         mine = {number: asked for number, asked in read_to.items() if owned.get(number) is asked.partition}
         for number, asked in mine.items():
             self._compare(number, asked, look)
@@ -147,9 +156,13 @@ class LogUpkeep:
             if bounds is None:
                 continue
             is_other = topic_id is not None and partition.ids.get(log, topic_id) != topic_id
-            wrong = self._wrong(partition, log, asked.positions[log], bounds, is_other=is_other)
-            if wrong:
-                self.give_up(partition, f"{self._names[log]}[{number}] {wrong}")
+            is_cut = not is_other and asked.positions[log] > bounds.end
+            needed = Committed(partition.needed_from(log), *bounds, {})
+            fate = fate_of(*needed[:3], is_other=is_other or is_cut)
+            if fate is not Fate.INTACT:
+                # Where the end of the same topic was cut off, no position that is committed tells the next owner.
+                self._counts.lost += is_cut
+                self.give_up(partition, explained(log, f"{self._names[log]}[{number}]", needed, fate))
                 return
             if topic_id is not None:
                 partition.ids[log] = topic_id
@@ -158,18 +171,6 @@ class LogUpkeep:
             partition.sweep(half.end, asked.positions[OP])
         if done is not None:
             partition.mark(done.end)
-
-    def _wrong(self, partition: HalfPartition, log: str, position: int, bounds: Bounds, *, is_other: bool) -> str:
-        """Say why a log is not the one that was read; empty where it is."""
-        if is_other:
-            return "was deleted and made again"
-        if position > bounds.end:
-            # The same topic: no position that is committed tells the next owner.
-            self._counts.lost += 1
-            return f"ends at {bounds.end}, and was read to {position}: its end was cut off"
-        if partition.is_needed_below(log, bounds.low):
-            return f"begins at {bounds.low}: records were deleted by somebody else that were needed"
-        return ""
 
     def give_up(self, partition: HalfPartition, why: str) -> None:
         """Have a partition taken over again: a log of it is not as it was read."""
@@ -192,7 +193,7 @@ class LogUpkeep:
         if not wanted:
             return
         try:
-            futures = self._admin.delete_records(list(wanted), request_timeout=_ANSWER_S)
+            futures = self._admin.delete_records(list(wanted), request_timeout=ANSWER_S)
         except KafkaException as error:
             self._ration.warn("truncate", "the logs of %s cannot be truncated: %s", self._topics.prefix, reason(error))
             return

@@ -12,20 +12,16 @@ from collections.abc import Callable, Iterable
 
 from confluent_kafka import KafkaError, Message
 
-from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.gc_pause import collection_put_off
 from penstock.clients.kafka_errors import ErrorKind, kind_of, reason
 from penstock.clients.rights import Operation, group_right, topic_right
-from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.transactions.publishing.engine import IN_FLIGHT_S, Engine
 from penstock.transactions.publishing.publisher_slot import SLOW_S
-from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.check_scheduler import CheckScheduler
-from penstock.transactions.stores.kafka.coordinator.counts import Counts
 from penstock.transactions.stores.kafka.coordinator.log_upkeep import LogUpkeep
 from penstock.transactions.stores.kafka.coordinator.membership import Membership
-from penstock.transactions.stores.kafka.coordinator.status import MOST_NAMED, Status
-from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.stores.kafka.coordinator.status import Status
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -33,6 +29,8 @@ _log = logging.getLogger("penstock.transactions")
 _IDLE_S = 0.05
 #: Seconds between two status records.
 _STATUS_S = 1.0
+#: Rights without which things are published all the same: to delete from logs, to see who can be asked.
+_HARMLESS = ("Delete", "Describe")
 #: Seconds that transactions under way may take to end when the coordinator stops.
 _LAST_S = 8.0
 
@@ -42,32 +40,25 @@ class CoordinatorLoop:
 
     def __init__(
         self,
+        context: CoordinatorContext,
         name: str,
         *,
-        topics: StoreTopics,
         membership: Membership,
         engine: Engine,
         upkeep: LogUpkeep,
-        left: LeftBehind,
         checks: CheckScheduler,
         status: Callable[[Status, float], None],
-        counts: Counts,
-        ration: RationedLog,
-        rights: MissingRights,
     ) -> None:
         self._name = name
-        self._topics = topics
+        self._topics, self._counts, self._left = context.topics, context.counts, context.left
+        self._ration, self._rights = context.ration, context.rights
         self._membership = membership
         self._owned = membership.owned
         self._engine = engine
         self._upkeep = upkeep
-        self._left = left
         self._checks = checks
         self._write_status = status
         self._status_at = 0.0
-        self._counts = counts
-        self._ration = ration
-        self._rights = rights
 
     def round(self) -> None:
         """Do once what the coordinator does for ever."""
@@ -115,26 +106,24 @@ class CoordinatorLoop:
 
     def _update_status(self, now: float) -> None:
         """Write down what hinders publication, where operators look."""
-        if now - self._status_at >= _STATUS_S:
-            self._status_at = now
-            quarantine = self._engine.quarantine
-            refusals = quarantine.refusals()
-            self._write_status(
-                Status(
-                    self._name,
-                    int(time.time() * 1000),
-                    (*self._owned, *self._membership.recoveries.partitions),
-                    self._counts.slow_call,
-                    self._counts.slow_call_s,
-                    self._counts.left_behind,
-                    quarantine.reasons(),
-                    refusals,
-                    quarantine.refusing() if len(refusals) > MOST_NAMED else {},
-                    self._rights.missing(),
-                    self._checks.unasked(self._owned),
-                ),
-                now,
-            )
+        if now - self._status_at < _STATUS_S:
+            return
+        self._status_at = now
+        quarantine, call, missing = self._engine.quarantine, self._counts.slow_call, self._rights.missing()
+        lacking = {name: text for name, text in missing.items() if not name.startswith(_HARMLESS)}
+        halts = [f"a right that the coordinator lacks: {text}" for text in dict.fromkeys(lacking.values())]
+        self._write_status(
+            Status(
+                self._name,
+                int(time.time() * 1000),
+                (*self._owned, *self._membership.recoveries.partitions),
+                quarantine.refusing() | quarantine.reasons(),
+                self._checks.unasked(self._owned),
+                (*halts, *([f"Kafka: {call} has not returned for more than {SLOW_S:g} s"] if call else ())),
+                tuple(dict.fromkeys(text for name, text in missing.items() if name not in lacking)),
+            ),
+            now,
+        )
 
     def close(self) -> None:
         """Let what is under way end, for a while, and have the producers closed by their threads."""
@@ -156,7 +145,7 @@ class CoordinatorLoop:
         # In pieces of what one Kafka transaction settles: what is read beyond that waits here instead of in the logs.
         limit = self._engine.decisions
         undecided = sum(len(p.state.pending) - len(p.state.decided) for p in self._owned.values())
-        for_halves = any(p.feed.waits_for_halves for p in self._owned.values())
+        for_halves = any(p.feed.waiting for p in self._owned.values())
         records = self._membership.logs.read(timeout_s, limit, for_halves=for_halves, full=undecided >= 2 * limit)
         with collection_put_off():
             self._feed(records, time.monotonic())

@@ -2,7 +2,7 @@
 
 One consumer is a member of the coordinators' group and reads nothing, so that reading never depends on the group's
 protocol; others read half and op of the same partitions (`log_reader`), which no group assignor would keep together.
-Partitions are recovered beside it (`recovery.recoveries`).
+Partitions are recovered by other threads (`recovery.recoveries`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from penstock.clients.bounded_calls import CLOSE_S, end_within
 from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
 from penstock.clients.reading import reading_settings
 from penstock.clients.rights import Operation, group_right, topic_right
-from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import PenstockError
-from penstock.options import ClientConfig
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.stores.kafka.coordinator.log_reader import LogReader
 from penstock.transactions.stores.kafka.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.stores.kafka.recovery.recoveries import Recoveries
-from penstock.transactions.wire.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -58,29 +56,26 @@ class Membership:
 
     def __init__(
         self,
-        bootstrap_servers: str,
-        config: ClientConfig,
-        *,
-        topics: StoreTopics,
+        context: CoordinatorContext,
         recoveries: Recoveries,
         own: Callable[[int, RecoveredPartition], HalfPartition],
+        *,
         instance: str | None,
         session_timeout_s: float,
-        rights: MissingRights,
     ) -> None:
-        self._topics = topics
+        self._topics, self._rights = context.topics, context.rights
+        bootstrap_servers, config = context.bootstrap_servers, context.config
         #: The partitions that come to it.
         self.recoveries = recoveries
         self._own = own
-        self._rights = rights
         #: The partitions owned now. Changed by the coordinator's thread; other threads read a copy.
         self.owned: dict[int, HalfPartition] = {}
         # Whether a connection to a broker was lost since somebody asked. The coordinator's thread serves the callback.
         self._was_cut_off = False
-        # When this member came back after it was shut out.
-        self._came_back: deque[float] = deque(maxlen=_COMES_BACK)
         # The user's own.
         self._error_cb: Callable[[KafkaError], object] | None = config.get("error_cb")
+        # When this member came back after it was shut out.
+        self._came_back: deque[float] = deque(maxlen=_COMES_BACK)
         member: dict[str, Any] = {
             "topic.metadata.refresh.interval.ms": 10_000,
             "session.timeout.ms": int(session_timeout_s * 1000),
@@ -90,7 +85,7 @@ class Membership:
             "max.poll.interval.ms": int(max(session_timeout_s, _REBALANCE_S) * 1000),
             "partition.assignment.strategy": "cooperative-sticky",
             **config,
-            "group.id": topics.coordinators,
+            "group.id": self._topics.coordinators,
             "enable.auto.commit": False,
             # The member reads nothing: the end is a place without records.
             "auto.offset.reset": "latest",
@@ -109,11 +104,11 @@ class Membership:
             "auto.offset.reset": "error",
             "enable.partition.eof": False,
         }
-        settings = reading_settings(config, topics.coordinators, "read_uncommitted", reader)
+        settings = reading_settings(config, self._topics.coordinators, "read_uncommitted", reader)
         self._make_member = partial(clients.consumer, bootstrap_servers, member)
         self._member = self._make_member()
         #: The logs of the partitions owned.
-        self.logs = LogReader(lambda: clients.consumer(bootstrap_servers, settings), topics)
+        self.logs = LogReader(lambda: clients.consumer(bootstrap_servers, settings), self._topics)
 
     def join(self) -> None:
         """Join the group of coordinators."""
@@ -186,7 +181,7 @@ class Membership:
         """Return the proof of membership that fences a coordinator whose partitions were given to another.
 
         It matches what `owned` says: the group's generation cannot move past a loss of partitions before `serve`
-        has told of it, for the client library waits for the callback.
+        has reported it, for the client library waits for the callback.
         """
         return self._member.consumer_group_metadata()
 

@@ -1,27 +1,27 @@
-"""What the coordinators of a store in Kafka tell of themselves: which targets take nothing now, which call hangs.
+"""What keeps the coordinators of a store in Kafka from going on, written where operators look.
 
-Whoever looks into a store reads its topics and knows no coordinator, so the reasons for which something waits have a
-topic of their own: `<prefix>.status`, one partition, kept for an hour. A record is all that one coordinator has to
-tell; the latest of each counts, as long as it is not old. The topic is for people who look: nothing is decided by it.
+Whoever looks into a store reads its topics and knows no coordinator. So the reasons for which something waits have a
+topic of their own: `<prefix>.status`, one partition, kept for an hour. Of each coordinator the latest record counts, as
+long as it is not old. Nothing is decided by it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
-from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, topic_right
-from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import MessageFormatError
-from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.stores.kafka.context import CoordinatorContext
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.writing.acked_producer import AckedProducer
 
 _log = logging.getLogger("penstock.transactions")
@@ -32,16 +32,12 @@ _AGAIN_S = 20.0
 #: Seconds after which a record counts no more: its coordinator is gone, or cannot write.
 STALE_S = 90.0
 
-#: How much of it is written. What is longer or more is cut; a record that is larger than all of it is no status.
-MOST_NAMED = 100
+#: How much of it is written, and read: reasons of each kind, and characters of a text.
+_MOST_NAMED = 100
 _MOST_CHARACTERS = 700
 _MOST_PARTITIONS = 10_000
-_MOST_BYTES = 512 << 10
-_MOST_NUMBER = 1 << 53
 
-_VERSION = 1
-#: What a status says in words, by what it is about.
-_REASONS = ("targets", "refused", "refusing", "rights", "unasked")
+_VERSION = 2
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -51,126 +47,121 @@ class Status:
 
     Attributes:
         coordinator: its name; no two that run at the same time share one.
-        at_ms: when, in milliseconds since the epoch.
+        at_ms: when it was written, in milliseconds since the epoch.
         partitions: the half partitions that it owns or recovers.
-        slow_call: name of a call into the Kafka client that has not returned for long; empty where there is none.
-        slow_call_s: for how many seconds it had not returned at `at_ms`.
-        left_behind: threads that hang in calls that never returned.
-        targets: topics that take nothing now, each with the broker's reason.
-        refused: ids of transactions that their target refused, each with the broker's reason; at most 100.
-        refusing: where there are more of them, the targets that refused them, each with a reason.
-        rights: rights that it lacks for what is its own, each with what is refused and what gives it.
-        unasked: producer groups that could not be asked, each with what its undecided transactions wait for.
+        targets: topics that take nothing now, or refused what is pending, each with the broker's reason.
+        groups: producer groups that could not be asked, each with what its undecided transactions wait for.
+        halts: what all that it publishes waits for.
+        notes: what else is wrong, and holds nothing.
     """
 
     coordinator: str
     at_ms: int
     partitions: tuple[int, ...] = ()
-    slow_call: str = ""
-    slow_call_s: float = 0.0
-    left_behind: int = 0
     targets: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
-    refused: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
-    refusing: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
-    rights: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
-    unasked: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    groups: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    halts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def is_notable(self) -> bool:
         """Whether anything is the matter."""
-        reasons = self.targets or self.refused or self.rights or self.unasked
-        return bool(self.slow_call or self.left_behind or reasons)
+        return bool(self.targets or self.groups or self.halts or self.notes)
+
+    def lines(self) -> list[str]:
+        """Return what is the matter, a sentence for each thing."""
+        name = f"coordinator {self.coordinator}"
+        return [
+            *(f"topic {topic} refuses messages, as {name} reports: {why}" for topic, why in self.targets.items()),
+            *(f"checks of {name} wait for {why}" for why in self.groups.values()),
+            *(f"{name} waits for {why}" for why in self.halts),
+            *(f"{name}: {why}" for why in self.notes),
+        ]
 
 
 def encode_status(status: Status) -> bytes:
-    """Return the value of a record; its key is the coordinator's name."""
+    """Return the value of a record; its key is the coordinator's name. What is too long or too much is cut."""
     return json.dumps(
         {
             "version": _VERSION,
-            "coordinator": _cut(status.coordinator),
+            "coordinator": status.coordinator[:_MOST_CHARACTERS],
             "at_ms": status.at_ms,
-            "partitions": list(status.partitions[:_MOST_PARTITIONS]),
-            "slow_call": _cut(status.slow_call),
-            "slow_call_s": round(status.slow_call_s, 1),
-            "left_behind": status.left_behind,
-            **{name: _bounded(getattr(status, name)) for name in _REASONS},
+            "partitions": status.partitions[:_MOST_PARTITIONS],
+            "targets": _cut(status.targets),
+            "groups": _cut(status.groups),
+            "halts": [text[:_MOST_CHARACTERS] for text in status.halts[:_MOST_NAMED]],
+            "notes": [text[:_MOST_CHARACTERS] for text in status.notes[:_MOST_NAMED]],
         }
     ).encode()
 
 
+def _cut(reasons: Mapping[str, str]) -> dict[str, str]:
+    some = islice(reasons.items(), _MOST_NAMED)
+    return {name[:_MOST_CHARACTERS]: why[:_MOST_CHARACTERS] for name, why in some}
+
+
 def decode_status(value: bytes | None) -> Status:
-    """Read the value of a record; what is something else raises `MessageFormatError`."""
+    """Read the value of a record. What no `encode_status` of this version wrote raises `MessageFormatError`."""
     try:
         return _read(value or b"")
     # json raises RecursionError for what is nested without end.
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise MessageFormatError(
-            f"a status record that does not read ({type(error).__name__}); it is passed over"
-        ) from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        what = type(error).__name__
+        raise MessageFormatError(f"a status record that does not read ({what}); it is skipped") from error
 
 
 def _read(value: bytes) -> Status:
-    if len(value) > _MOST_BYTES:
-        raise ValueError("it is too large")
     fields = json.loads(value)
-    partitions = fields["partitions"]
-    if fields["version"] != _VERSION or not isinstance(partitions, list) or len(partitions) > _MOST_PARTITIONS:
-        raise ValueError("it is of another version, or its partitions cannot be")
-    return Status(
-        _text(fields["coordinator"]),
-        int(_number(fields["at_ms"])),
-        tuple(int(_number(number)) for number in partitions),
-        _text(fields["slow_call"]),
-        float(_number(fields["slow_call_s"])),
-        int(_number(fields["left_behind"])),
-        # Earlier versions do not tell all of them.
-        **{name: _texts(fields.get(name, {})) for name in _REASONS},
+    status = Status(
+        fields["coordinator"],
+        fields["at_ms"],
+        tuple(fields["partitions"]),
+        {**fields["targets"]},
+        {**fields["groups"]},
+        tuple(fields["halts"]),
+        tuple(fields["notes"]),
     )
+    texts = (status.coordinator, *status.targets.values(), *status.groups.values(), *status.halts, *status.notes)
+    numbers = (status.at_ms, *status.partitions)
+    if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
+        raise TypeError("a text or a number is none")
+    if encode_status(status) != value:
+        raise ValueError("of another version, too large, or with fields that are not known")
+    return status
 
 
-def _bounded(reasons: Mapping[str, str]) -> dict[str, str]:
-    return {_cut(name): _cut(why) for name, why in islice(reasons.items(), MOST_NAMED)}
+def waits_for(pending: Pending, half_partition: int, statuses: Sequence[Status]) -> str:
+    """Return what a transaction waits for by the latest status of each coordinator; empty: that is not known."""
+    owner = [status for status in statuses if half_partition in status.partitions]
+    if pending.verdict is None:
+        return next((status.groups[pending.group] for status in owner if pending.group in status.groups), "")
+    why = target_text(pending.topics, statuses) if pending.verdict is Verdict.COMMIT else ""
+    # Where nobody has the partition, who has none may say why.
+    asked = owner or [status for status in statuses if not status.partitions]
+    return why or next((halt for status in asked for halt in status.halts), "")
 
 
-def _cut(text: str) -> str:
-    return text[:_MOST_CHARACTERS]
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or len(value) > _MOST_CHARACTERS:
-        raise TypeError("no text, or too long")
-    return value
-
-
-def _number(value: object) -> int | float:
-    # NaN is not below anything either.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MOST_NUMBER:
-        raise TypeError("no number, or out of its range")
-    return value
-
-
-def _texts(value: Any) -> Mapping[str, str]:
-    if not isinstance(value, dict) or len(value) > MOST_NAMED:
-        raise TypeError("no mapping, or too large")
-    return {_text(name): _text(why) for name, why in value.items()}
+def target_text(topics: Iterable[str], statuses: Iterable[Status]) -> str:
+    """Return what messages to these topics wait for, where one does not take all; empty: they take them."""
+    topics = list(dict.fromkeys(topics))
+    reasons = (status.targets[topic] for status in statuses for topic in topics if topic in status.targets)
+    why = next(reasons, None)
+    return "" if why is None else f"topic {', '.join(topics)} to take it: {why}"
 
 
 class StatusLog:
     """Writes the status of one coordinator. Used by its thread, which never waits here, and gets no exception."""
 
-    def __init__(self, sends: AckedProducer, topics: StoreTopics, rights: MissingRights) -> None:
+    def __init__(self, context: CoordinatorContext, sends: AckedProducer) -> None:
         self._sends = sends
-        self._rights = rights
-        self._topic = topics.status
-        # What was written last, less what changes by itself; None: nothing, or that nothing is the matter.
+        self._rights, self._ration, self._topic = context.rights, context.ration, context.topics.status
+        # What was written last, less its time; None: nothing, or that nothing is the matter.
         self._last: Status | None = None
-        self._tried_at = -_AGAIN_S
-        self._last_at = -_AGAIN_S
-        self._is_refused = False
+        self._tried_at = self._last_at = float("-inf")
 
     def write(self, status: Status, now: float) -> None:
         """Write a status down if it is new, or if the last record grows old; `now` is in monotonic seconds."""
-        news = replace(status, at_ms=0, slow_call_s=0.0) if status.is_notable else None
+        news = replace(status, at_ms=0) if status.is_notable else None
         is_due = news != self._last or (news is not None and now - self._last_at >= _AGAIN_S)
         if not is_due or now - self._tried_at < _LEAST_S:
             return
@@ -179,12 +170,7 @@ class StatusLog:
             key, value = status.coordinator.encode(), encode_status(status)
             is_sent = self._sends.try_send(self._topic, 0, key, value, report=self._reported)
         except KafkaException as error:
-            if is_missing_right(error):
-                self._report_lacking()
-                return
-            # Without it less is shown, and nothing else is wrong.
-            if not self._is_refused:
-                self._is_refused = True
+            if not self._is_lacking(error.args[0]) and self._ration.is_due("status"):
                 _log.warning("%s takes nothing, so `penstock tx ls` shows less: %s", self._topic, reason(error))
             return
         if is_sent:
@@ -194,9 +180,12 @@ class StatusLog:
         """Take the report on a record, in the delivery thread."""
         if error is None:
             self._rights.granted(topic_right(Operation.WRITE, self._topic))
-        elif is_missing_right(error):
-            self._report_lacking()
+        else:
+            self._is_lacking(error)
 
-    def _report_lacking(self) -> None:
-        what = f"{self._topic} takes nothing, so that `penstock tx ls` shows less"
-        self._rights.refused(what, topic_right(Operation.WRITE, self._topic))
+    def _is_lacking(self, error: KafkaError) -> bool:
+        """Tell whether a record was refused for want of a right, and note that."""
+        if is_missing_right(error):
+            what = f"{self._topic} takes nothing, so that `penstock tx ls` shows less"
+            self._rights.refused(what, topic_right(Operation.WRITE, self._topic))
+        return is_missing_right(error)

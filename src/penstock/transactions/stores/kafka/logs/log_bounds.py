@@ -1,11 +1,12 @@
-"""Where the half, op and done logs begin and end, and which topics they are: asked without waiting.
+"""Where the half, op and done logs begin and end, and which topics they are.
 
-The coordinator's loop asks, goes on, and looks later whether the answer is there. What is in an answer was true at some
-time after the question: that is what makes an end that was learnt so worth more than one that a fetch brought along.
+What is in an answer was true at some time after the question: that is what makes an end that was asked for worth more
+than one that a fetch brought along.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP
 from penstock.transactions.wire.topics import StoreTopics
 
 #: Seconds that a broker may take to answer.
-_ANSWER_S = 5.0
+ANSWER_S = 5.0
 
 
 class Bounds(NamedTuple):
@@ -47,73 +48,31 @@ class Look:
     failures: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    at: float
-    lows: AskedOffsets
-    ends: AskedOffsets
-    ids: AskedTopicIds
+def look_at_logs(admin: AdminClient, topics: StoreTopics, partitions: Iterable[int]) -> Look:
+    """Return the bounds and ids of the logs of half partitions, waiting for the answers.
 
-    @property
-    def is_over(self) -> bool:
-        return self.lows.is_over and self.ends.is_over and self.ids.is_over
-
-
-class LogBounds:
-    """Asks for the bounds of logs. Used by one thread; waits for nothing."""
-
-    def __init__(self, admin: AdminClient, topics: StoreTopics) -> None:
-        self._admin = admin
-        self._logs = {topics.half: HALF, topics.op: OP, topics.done: DONE}
-        self._asked: _Asked | None = None
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether an answer is on its way."""
-        return self._asked is not None
-
-    def ask(self, partitions: Iterable[int], now: float) -> None:
-        """Ask for the bounds of the logs of half partitions, unless an answer is on its way.
-
-        Raises `KafkaException` where the client library refuses to ask. `now` is in monotonic seconds.
-        """
-        wanted = list(partitions)
-        if self._asked is not None or not wanted:
-            return
-        places = [(topic, number) for topic in self._logs for number in wanted]
-        lows, ends = (
-            AskedOffsets(self._admin, dict.fromkeys(places, spec), _ANSWER_S, IsolationLevel.READ_UNCOMMITTED)
-            for spec in (FIRST, LAST)
-        )
-        self._asked = _Asked(
-            now,
-            lows,
-            ends,
-            AskedTopicIds(self._admin, self._logs, _ANSWER_S),
-        )
-
-    def answer(self) -> Look | None:
-        """Return what was answered, once; None as long as it is not complete and its time is not over."""
-        asked = self._asked
-        if asked is None or not asked.is_over:
-            return None
-        self._asked = None
-        return self._look(asked)
-
-    def _look(self, asked: _Asked) -> Look:
-        (lows, no_lows), (ends, no_ends) = asked.lows.answers(), asked.ends.answers()
-        bounds = {
-            (self._logs[topic], number): Bounds(low, ends[topic, number])
-            for (topic, number), low in lows.items()
-            if (topic, number) in ends
-        }
-        found = asked.ids.wait()
-        failures = {f"{topic}[{number}]": reason(why) for (topic, number), why in {**no_lows, **no_ends}.items()}
-        failures.update(found.failures)
-        return Look(asked.at, bounds, {self._logs[name]: topic_id for name, topic_id in found.ids.items()}, failures)
+    Raises `KafkaException` where the client library refuses to ask.
+    """
+    logs = {topics.half: HALF, topics.op: OP, topics.done: DONE}
+    asked_at, numbers = time.monotonic(), list(partitions)
+    places = [(topic, number) for topic in logs for number in numbers]
+    asked = [
+        AskedOffsets(admin, dict.fromkeys(places, spec), ANSWER_S, IsolationLevel.READ_UNCOMMITTED)
+        for spec in (FIRST, LAST)
+    ]
+    found = AskedTopicIds(admin, logs, ANSWER_S).wait()
+    (lows, no_lows), (ends, no_ends) = (offsets.answers() for offsets in asked)
+    bounds = {
+        (logs[topic], number): Bounds(low, ends[topic, number])
+        for (topic, number), low in lows.items()
+        if (topic, number) in ends
+    }
+    failures = {f"{topic}[{number}]": reason(why) for (topic, number), why in {**no_lows, **no_ends}.items()}
+    ids = {logs[name]: topic_id for name, topic_id in found.ids.items()}
+    return Look(asked_at, bounds, ids, {**failures, **found.failures})
 
 
-def topic_ids(admin: AdminClient, topics: StoreTopics, timeout_s: float = _ANSWER_S) -> dict[str, str]:
+def topic_ids(admin: AdminClient, topics: StoreTopics) -> dict[str, str]:
     """Return the ids of half, op and done by log, waiting for the answer; without those that have none."""
     logs = {topics.half: HALF, topics.op: OP, topics.done: DONE}
-    return {logs[name]: topic_id for name, topic_id in AskedTopicIds(admin, logs, timeout_s).wait().ids.items()}
+    return {logs[name]: topic_id for name, topic_id in AskedTopicIds(admin, logs, ANSWER_S).wait().ids.items()}

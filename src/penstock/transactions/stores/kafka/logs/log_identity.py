@@ -1,9 +1,8 @@
 """Which logs the committed positions belong to, and whether those logs are still the ones that were read. Pure.
 
 A topic that was deleted and made again begins at offset 0, and may have grown past an old position by the time somebody
-looks: so the ids of the three topics are written beside each position. The broker forgets the positions of a topic that
-is deleted, which is why each of the three positions has the ids of all. Positions of older versions have none; for
-those the ends of the logs tell, and a position that is missing beside one that is there.
+looks: so the ids of the three topics are committed with each position. The broker forgets the positions of a topic that
+is deleted, which is why each of the three positions has the ids of all.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
-#: Names of the logs of a half partition, as they stand beside positions.
+#: Names of the logs of a half partition, as they are committed with positions.
 HALF, OP, DONE = "half", "op", "done"
 LOGS = (HALF, OP, DONE)
 
@@ -22,11 +21,11 @@ class Fate(Enum):
 
     INTACT = "as it was"
     CUT = "records were deleted that were needed"
-    ANEW = "it was deleted and made again, or its end was cut off"
+    REPLACED = "it was deleted and made again, or its end was cut off"
 
 
 class Committed(NamedTuple):
-    """How far a log was read, where it begins and ends now, and the topic ids that stand beside the position.
+    """How far a log was read, where it begins and ends now, and the topic ids that were committed with the position.
 
     The position is the next offset to be read, or None where none is written down; of the done log, the lowest needed.
     """
@@ -37,21 +36,13 @@ class Committed(NamedTuple):
     ids: Mapping[str, str]
 
 
-class Start(NamedTuple):
-    """Where to read a log from, what became of it, and how many records are lost, at least."""
-
-    offset: int
-    fate: Fate
-    lost: int
-
-
 def encode_ids(ids: Mapping[str, str]) -> str:
-    """Return what is written beside a position: topic ids by log, without those that are not known."""
+    """Return what is committed with a position: topic ids by log, without those that are not known."""
     return " ".join(f"{log}={ids[log]}" for log in LOGS if log in ids)
 
 
 def decode_ids(metadata: str | None) -> dict[str, str]:
-    """Return the topic ids that stand beside a position, by log. What is none of them is left out."""
+    """Return the topic ids that were committed with a position, by log. What is none of them is left out."""
     pairs = (word.partition("=") for word in (metadata or "").split(" "))
     return {name: topic_id for name, _, topic_id in pairs if name in LOGS and topic_id}
 
@@ -61,36 +52,20 @@ def known_ids(committed: Mapping[str, Committed]) -> dict[str, str]:
     return {log: topic_id for found in committed.values() for log, topic_id in found.ids.items()}
 
 
-def starts_of(committed: Mapping[str, Committed], ids: Mapping[str, str]) -> dict[str, Start]:
-    """Tell where to read on in the three logs of a half partition, by the topic ids of the logs as they are now."""
+def fates_of(committed: Mapping[str, Committed], ids: Mapping[str, str]) -> dict[str, Fate]:
+    """Tell what became of the three logs of a half partition, by the topic ids of the logs as they are now."""
     were = known_ids(committed)
-    starts = {}
-    for log, (position, low, end, _) in committed.items():
-        if log in were and log in ids:
-            is_other = ids[log] != were[log]
-        else:
-            # The broker forgets the positions of a topic that is deleted. (That of op it forgets also after a week
-            # without commits, for the group is not subscribed to it.)
-            is_other = log == HALF and position is None and committed[OP].position is not None
-        if log == DONE and not committed[HALF].ids and not committed[OP].ids:
-            # An older version went on since, which does not write this position.
-            position = None  # noqa: PLW2901 - it is none
-        starts[log] = start_of(position, low, end, is_other=is_other)
-    return starts
+    return {
+        log: fate_of(position, low, end, is_other=log in were and log in ids and ids[log] != were[log])
+        for log, (position, low, end, _) in committed.items()
+    }
 
 
-def start_of(position: int | None, low: int, end: int, *, is_other: bool) -> Start:
-    """Tell where to read on in a log that was read up to a position; None: none was written down.
-
-    `is_other` tells whether it is known to be another log than that which was read.
-    """
+def fate_of(position: int | None, low: int, end: int, *, is_other: bool) -> Fate:
+    """Tell what became of a log that was read up to a position; `is_other`: it is known to be another one."""
     if is_other or (position is not None and position > end):
-        return Start(low, Fate.ANEW, 1)
-    if position is None:
-        return Start(low, Fate.INTACT, 0)
-    if position < low:
-        return Start(low, Fate.CUT, low - position)
-    return Start(position, Fate.INTACT, 0)
+        return Fate.REPLACED
+    return Fate.CUT if position is not None and position < low else Fate.INTACT
 
 
 def explained(log: str, place: str, found: Committed, fate: Fate) -> str:

@@ -1,38 +1,34 @@
 """Reads payloads that were dropped from memory again: halves by their offsets, snapshots where the done log holds them.
 
-It has a thread and a client of its own, so that nobody's loop waits for it. A read that does not return in time is left
-behind with its client, and the next one has another. What is not there any more stays away: that its log is not as it
-was is found out by `log_upkeep`.
+Each read has a thread of its own, so that nobody's loop waits for it, and one that does not return is left behind with
+its client. What is not there any more stays away: that its log is not as it was is found out by `log_upkeep`.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from operator import itemgetter
+from typing import NamedTuple, TypeVar
 from weakref import WeakSet, ref
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
+from penstock.clients.bounded_calls import BackgroundCall, TooManyLeftBehindError
 from penstock.clients.kafka_errors import ErrorKind, reason
 from penstock.clients.reading import PartitionReader, Place
 from penstock.errors import MessageFormatError, PenstockError
-from penstock.options import ClientConfig
 from penstock.transactions.core.payloads import PAYLOAD_BYTES
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.state import PartitionState
-from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.wire.done_records import Snapshot, decode_done
 from penstock.transactions.wire.half import Half, decode_half
-from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import wire_headers
 
-_log = logging.getLogger("penstock.transactions")
-
-#: Seconds after which a read ends with what it has, and after which it is left behind.
+#: Seconds after which reading a log ends with what it has, and after which a read is left behind.
 _READ_S = 2.0
 _LIMIT_S = 30.0
 _POLL_S = 0.1
@@ -42,75 +38,49 @@ _NEAR = 1_000
 #: Seconds after a read that failed, or found nothing.
 _BACK_OFF_S = 0.2
 
+KeyT = TypeVar("KeyT", int, str)
+ValueT = TypeVar("ValueT")
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be read of one half partition.
 
-    Attributes:
-        ids: of the transactions that it is for.
-        halves: offsets in the half log.
-        snapshots: by transaction id, an offset of the done log at or above which it is snapshotted.
-    """
+class _Wanted(NamedTuple):
+    """What is to be read of one half partition."""
 
-    partition: int
     ids: Sequence[str]
-    halves: frozenset[int]
+    #: Offsets in the half log.
+    halves: Mapping[int, int]
+    #: By transaction id, an offset of the done log at or above which it is snapshotted.
     snapshots: Mapping[str, int]
 
     @classmethod
-    def of(cls, partition: int, some: Sequence[Pending]) -> Wanted:
+    def of(cls, some: Sequence[Pending]) -> _Wanted:
         """Return what is to be read for transactions."""
-        snapshots = {it.half.transaction_id: it.snapshot_at for it in some if it.snapshot_at is not None}
-        halves = frozenset(offset for it in some if it.snapshot_at is None for offset in it.offsets)
-        return cls(partition, [it.half.transaction_id for it in some], halves, snapshots)
+        snapshots = {it.transaction_id: it.snapshot_at for it in some if it.snapshot_at is not None}
+        halves = {offset: offset for it in some if it.snapshot_at is None for offset in it.offsets}
+        return cls([it.transaction_id for it in some], halves, snapshots)
 
 
-@dataclass(slots=True)
-class Read:
-    """What was read.
+class _Read(NamedTuple):
+    """What was read: halves by offset; snapshots by id, each with its offset; the next offset of the done log."""
 
-    Attributes:
-        halves: by offset.
-        snapshots: by transaction id, each with the offset of its record.
-        absent: by transaction id, an offset of the done log below which it is not.
-    """
-
-    halves: dict[int, Half] = field(default_factory=dict)
-    snapshots: dict[str, tuple[int, Snapshot]] = field(default_factory=dict)
-    absent: dict[str, int] = field(default_factory=dict)
-
-    def take_in(self, state: PartitionState, transaction_id: str) -> Pending | None:
-        """Give a transaction its payload, if it was found; return the transaction then."""
-        pending = state.pending.get(transaction_id)
-        if pending is None or pending.dropped is None:
-            return None
-        if transaction_id in self.snapshots:
-            place, snapshot = self.snapshots[transaction_id]
-            return state.load(transaction_id, [(half.offset, half.half) for half in snapshot.halves], place)
-        if pending.snapshot_at is None:
-            found = [(offset, self.halves[offset]) for offset in pending.offsets if offset in self.halves]
-            return state.load(transaction_id, found)
-        # It goes on where reading came to: what was written a moment ago may not be visible yet.
-        pending.snapshot_at = max(pending.snapshot_at, self.absent.get(transaction_id, 0))
-        return None
+    halves: Mapping[int, Half]
+    snapshots: Mapping[str, tuple[int, Snapshot]]
+    done_to: int
 
 
 class PayloadReader:
     """Reads for all half partitions of one coordinator, one after another. Used by the coordinator's thread."""
 
-    def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, left: LeftBehind) -> None:
-        self._topics = topics
+    def __init__(self, context: CoordinatorContext) -> None:
+        self._topics, self._left, self._ration = context.topics, context.left, context.ration
         # Single records are read, here and there.
-        settings = {"fetch.message.max.bytes": 1 << 20, "queued.max.messages.kbytes": 4_096, **config}
-        new_reader = partial(PartitionReader, bootstrap_servers, settings, topics.coordinators, _not_read)
-        self._new_client = partial(_Client, new_reader)
-        self._left = left
-        self._ration = RationedLog()
-        self._thread: Disposable | None = None
-        self._client = self._new_client()
+        settings = {"fetch.message.max.bytes": 1 << 20, "queued.max.messages.kbytes": 4_096, **context.config}
+        self._new_reader = partial(
+            PartitionReader, context.bootstrap_servers, settings, context.topics.coordinators, _not_read
+        )
+        # The client of the last read, for the next one; a read takes it out while it uses it.
+        self._kept: list[PartitionReader] = []
         # For whom something is read, and what. Partitions may be lost meanwhile.
-        self._reading: tuple[ref[PartitionState], Wanted, Call[Read]] | None = None
+        self._reading: tuple[ref[PartitionState], _Wanted, BackgroundCall[_Read]] | None = None
         self._not_before = 0.0
         # All who read share the budget.
         self._owners: WeakSet[PartitionState] = WeakSet()
@@ -123,148 +93,117 @@ class PayloadReader:
         """
         self._owners.add(state)
         state.payloads.limit = PAYLOAD_BYTES // len(self._owners)
-        if self._reading is not None and self._reading[0]() is state and self._reading[2].done():
-            # Who got something begins nothing in the same round: the others have their turn.
-            return self._take(state, now)
-        if not self._is_busy(now) and (wanted := state.payloads.next_read(state.now_ms)):
-            self._begin(state, Wanted.of(number, wanted))
+        if self._reading is not None:
+            owner, wanted, call = self._reading
+            # Nobody else takes what a partition asked for that was lost since.
+            return self._take(state, wanted, call, now) if owner() in {state, None} else []
+        if now >= self._not_before and (some := state.payloads.next_read(state.now_ms)):
+            wanted = _Wanted.of(some)
+            label = f"reading payloads of half partition {number}"
+            call = BackgroundCall(label, partial(self._read, number, wanted, self._kept), _LIMIT_S, self._left)
+            self._reading = ref(state), wanted, call
         return []
 
-    def _begin(self, state: PartitionState, wanted: Wanted) -> None:
-        if self._thread is None:
-            self._left.require_few()
-            self._thread = Disposable(f"penstock-payloads-{self._topics.prefix}", self._left)
-            self._client = self._new_client()
-        client = self._client
-        label = f"reading payloads of half partition {wanted.partition}"
-        call = self._thread.start(label, lambda: _read(client.reader, self._topics, wanted))
-        self._reading = ref(state), wanted, call
-
-    def _take(self, state: PartitionState, now: float) -> list[Pending]:
-        assert self._reading is not None  # noqa: S101 - the caller looked
-        (_, wanted, call), self._reading = self._reading, None
+    def _take(self, state: PartitionState, wanted: _Wanted, call: BackgroundCall[_Read], now: float) -> list[Pending]:
         try:
-            read = call.result()
+            read = call.answer()
         except (KafkaException, PenstockError) as error:
-            read = Read()
+            read, self._kept = _Read({}, {}, 0), []
             text = reason(error) if isinstance(error, KafkaException) else str(error)
-            self._ration.warn("read", "payloads of %s cannot be read: %s; trying again", self._topics.prefix, text)
-        loaded = [pending for name in wanted.ids if (pending := read.take_in(state, name)) is not None]
+            self._ration.warn("payloads", "payloads of %s cannot be read: %s; trying again", self._topics.prefix, text)
+        if read is None:
+            return []
+        self._reading = None
+        loaded = [found for name in wanted.ids if (found := _loaded(state, name, wanted, read)) is not None]
         if not loaded:
             self._not_before = now + _BACK_OFF_S
         return loaded
 
-    def _is_busy(self, now: float) -> bool:
-        """Tell whether something is being read; what hangs is left behind."""
-        if self._reading is None or self._thread is None:
-            return now < self._not_before
-        owner, _, call = self._reading
-        if call.done():
-            # Nobody takes what a partition asked for that was lost since.
-            return owner() is not None
-        if call.age_s <= _LIMIT_S:
-            return True
-        _log.warning("%s did not return in %g s: it is left behind", call.label, _LIMIT_S)
-        self._thread.leave(self._client.close)
-        self._thread, self._reading = None, None
-        return False
-
-    def close(self) -> None:
-        """Read nothing more; does not wait."""
-        if self._thread is not None:
-            self._thread.start("closing the payload reader", self._client.close)
-            self._thread.close()
-            self._thread = None
-
-
-class _Client:
-    """A reader that is made when it is needed first. Used by the reader's thread."""
-
-    def __init__(self, new_reader: Callable[[], PartitionReader]) -> None:
-        self._new_reader = new_reader
-        self._reader: PartitionReader | None = None
-
-    @property
-    def reader(self) -> PartitionReader:
-        if self._reader is None:
-            self._reader = self._new_reader()
-        return self._reader
-
-    def close(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
+    def _read(self, number: int, wanted: _Wanted, kept: list[PartitionReader]) -> _Read:
+        """Read what is wanted, as far as time allows; runs on a thread of its own."""
+        half, done = (self._topics.half, number), (self._topics.done, number)
+        reader = kept.pop() if kept else self._new_reader()
+        try:
+            halves, _ = _read_log(reader, half, wanted.halves, _half)
+            snapshots, done_to = _read_log(reader, done, wanted.snapshots, _snapshots)
+            reader.start({})
+        except KafkaException:
             reader.close()
+            raise
+        kept.append(reader)
+        return _Read(halves, snapshots, done_to)
+
+    def close(self) -> None:
+        """Have the client closed that is kept; nobody waits for it."""
+        for reader in self._kept:
+            with suppress(TooManyLeftBehindError):
+                BackgroundCall("closing a reader of payloads", reader.close, _LIMIT_S, self._left)
 
 
-def _read(reader: PartitionReader, topics: StoreTopics, wanted: Wanted) -> Read:
-    """Read what is wanted, as far as time allows; runs in the reader's thread."""
-    read, deadline = Read(), time.monotonic() + _READ_S
-    try:
-        if wanted.halves:
-            _read_halves(reader, (topics.half, wanted.partition), wanted, read, deadline)
-        if wanted.snapshots:
-            # Some of it, even if the halves took all the time.
-            deadline = max(deadline, time.monotonic() + _READ_S / 2)
-            _read_snapshots(reader, (topics.done, wanted.partition), wanted, read, deadline)
-    finally:
-        reader.start({})
-    return read
+def _loaded(state: PartitionState, transaction_id: str, wanted: _Wanted, read: _Read) -> Pending | None:
+    """Give a transaction its payload, if it was found; return the transaction then."""
+    pending = state.pending.get(transaction_id)
+    if pending is None or pending.dropped is None:
+        return None
+    if transaction_id in read.snapshots:
+        place, snapshot = read.snapshots[transaction_id]
+        return state.load(transaction_id, [(half.offset, half.half) for half in snapshot.halves], place)
+    if pending.snapshot_at is None:
+        found = [(offset, read.halves[offset]) for offset in pending.offsets if offset in read.halves]
+        return state.load(transaction_id, found)
+    if transaction_id in wanted.snapshots:
+        # It goes on where reading came to: what was written a moment ago may not be visible yet.
+        pending.snapshot_at = max(pending.snapshot_at, read.done_to)
+    return None
 
 
-def _read_halves(reader: PartitionReader, place: Place, wanted: Wanted, read: Read, deadline: float) -> None:
-    offsets = sorted(wanted.halves, reverse=True)
-    position = -_NEAR
-    while offsets and time.monotonic() < deadline:
-        if offsets[-1] - position >= _NEAR:
-            position = offsets[-1]
-            reader.start({place: position})
-        for message in reader.poll(_POLL_S, min(_MESSAGES, offsets[0] + 1 - position)):
-            offset = message.offset() or 0
-            if offset < position:  # of a former assignment
-                continue
-            position = offset + 1
-            while offsets and offsets[-1] < offset:
-                offsets.pop()
-            if offsets and offsets[-1] == offset:
-                offsets.pop()
-                try:
-                    read.halves[offset] = decode_half(message.key(), message.value(), wire_headers(message))
-                except MessageFormatError:
-                    # Another record than the one that was there: the log is another one.
-                    continue
-
-
-def _read_snapshots(reader: PartitionReader, place: Place, wanted: Wanted, read: Read, deadline: float) -> None:
-    begins = dict(sorted(wanted.snapshots.items(), key=lambda item: item[1]))
-    position = -_NEAR
-    while begins and time.monotonic() < deadline:
-        first = next(iter(begins.values()))
+def _read_log(
+    reader: PartitionReader,
+    place: Place,
+    begins: Mapping[KeyT, int],
+    found_in: Callable[[Message], Iterable[tuple[KeyT, ValueT]]],
+) -> tuple[dict[KeyT, ValueT], int]:
+    """Return what a log holds for keys, each at or above the offset that is given, and how far it was read."""
+    left = dict(sorted(begins.items(), key=itemgetter(1)))
+    found: dict[KeyT, ValueT] = {}
+    position, deadline = -_NEAR, time.monotonic() + _READ_S
+    while left and time.monotonic() < deadline:
+        first = next(iter(left.values()))
         if first - position >= _NEAR:
             position = first
             reader.start({place: position})
         for message in reader.poll(_POLL_S, _MESSAGES):
             offset = message.offset() or 0
-            if offset < position:
+            if offset < position:  # of a former assignment
                 continue
             position = offset + 1
-            for snapshot in _snapshots(message):
-                transaction_id = snapshot.note.transaction_id
-                if begins.get(transaction_id, position) < position:
-                    del begins[transaction_id]
-                    read.snapshots[transaction_id] = offset, snapshot
+            for key, value in found_in(message):
+                if left.get(key, position) < position:
+                    del left[key]
+                    found[key] = value
         if place in reader.exhausted:
             # Markers are no records: the end of what may be read now tells how far it came.
             position = max(position, reader.positions[place])
             break
-    read.absent = {transaction_id: position for transaction_id, begin in begins.items() if begin <= position}
+    return found, position
 
 
-def _snapshots(message: Message) -> Sequence[Snapshot]:
+def _half(message: Message) -> Iterable[tuple[int, Half]]:
     try:
-        return decode_done(message.value()).snapshots
+        yield message.offset() or 0, decode_half(message.key(), message.value(), wire_headers(message))
+    except MessageFormatError:
+        # Another record than the one that was there: the log is another one.
+        return
+
+
+def _snapshots(message: Message) -> Iterable[tuple[str, tuple[int, Snapshot]]]:
+    try:
+        done = decode_done(message.value())
     except MessageFormatError:
         # It was logged when the partition was recovered.
-        return []
+        return
+    for snapshot in done.snapshots:
+        yield snapshot.note.transaction_id, (message.offset() or 0, snapshot)
 
 
 def _not_read(kind: ErrorKind, error: KafkaError, _place: Place) -> None:

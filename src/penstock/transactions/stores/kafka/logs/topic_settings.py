@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not all in its __all__
@@ -100,21 +99,21 @@ def _described(
 
     `is_duty` tells whether whoever asks should have the right to; a producer may leave it to the coordinator.
     """
-    resources = {ConfigResource(ConfigResource.Type.TOPIC, name): name for name in names}
     found: dict[str, dict[str, str | None]] = {}
 
-    def ask() -> dict[str, KafkaError]:
-        failures: dict[str, KafkaError] = {}
-        wanted = [resource for resource, name in resources.items() if name not in found]
-        for resource, error, entries in _asked(admin, wanted):
-            if error is None:
-                found[resources[resource]] = {name: entry.value for name, entry in entries.items()}
-            else:
-                failures[resources[resource]] = error
+    def ask() -> dict[str, KafkaException]:
+        wanted = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names if name not in found]
+        failures: dict[str, KafkaException] = {}
+        for resource, future in admin.describe_configs(wanted, request_timeout=_ANSWER_S).items():
+            try:
+                found[resource.name] = {name: entry.value for name, entry in future.result().items()}
+            except KafkaException as error:
+                failures[resource.name] = error
         return failures
 
-    def is_known(failures: dict[str, KafkaError]) -> bool:
-        return all(error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART for error in failures.values())
+    def is_known(failures: dict[str, KafkaException]) -> bool:
+        # A topic that was just made is not known to all brokers for a moment.
+        return all(error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART for error in failures.values())
 
     failures = ask_again(ask, _NEW_S, _POLL_S, until=is_known)
     for name, error in failures.items():
@@ -130,22 +129,6 @@ def _described(
             need,
         )
     return found
-
-
-def _asked(
-    admin: AdminClient, resources: list[ConfigResource]
-) -> list[tuple[ConfigResource, KafkaError | None, Mapping[str, Any]]]:
-    answers: list[tuple[ConfigResource, KafkaError | None, Mapping[str, Any]]] = []
-    try:
-        futures = admin.describe_configs(resources, request_timeout=_ANSWER_S)
-    except KafkaException as error:
-        return [(resource, error.args[0], {}) for resource in resources]
-    for resource, future in futures.items():
-        try:
-            answers.append((resource, None, future.result()))
-        except KafkaException as error:
-            answers.append((resource, error.args[0], {}))
-    return answers
 
 
 def _corrected(admin: AdminClient, topic: str, wrong: Mapping[str, str]) -> str | None:

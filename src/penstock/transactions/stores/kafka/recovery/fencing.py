@@ -1,15 +1,14 @@
 """Fencing: the end of Kafka transactions that a dead coordinator left open in a partition.
 
-A coordinator writes its transactional ids beside the half position it commits. A new owner that finds positions held
-back by an open transaction ends it under the id of its owner, rather than waiting until it times out: initialising a
-producer of that id ends what is open and fences the former one. Where that one was alive after all, it loses one Kafka
-transaction, learns from the done log what became of it, and goes on.
+A coordinator commits its transactional ids with each half position. A new owner that finds positions held back by an
+open transaction ends it under the id of its owner, rather than waiting until it times out: initialising a producer of
+that id ends what is open and fences the former one. Where that one was alive after all, it loses one Kafka transaction,
+learns from the done log what became of it, and goes on.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,18 +16,19 @@ from functools import partial
 from confluent_kafka import KafkaException, TopicPartition
 
 from penstock import clients
-from penstock.clients.bounded_calls import Disposable, LeftBehind
+from penstock.clients.bounded_calls import BackgroundCall, NotAnsweredError
 from penstock.clients.kafka_errors import reason
 from penstock.clients.transactional.initialisation import initialise
 from penstock.clients.transactional.producer_settings import TRANSACTION_S
-from penstock.options import ClientConfig
 from penstock.transactions.core.commit_batch import CommitBatch
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.wire.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
 
+#: Seconds for the call that ends a transaction, and for all that it takes.
 _INIT_TIMEOUT_S = 6.0
-_CLOSE_S = 2.0
+_LIMIT_S = 8.0
 #: Names in one claim: more are not written by any version.
 _NAMES = 8
 
@@ -56,16 +56,16 @@ def transactional_names(topics: StoreTopics, name: str) -> Names:
 
 
 def encode_claim(ids: Sequence[str]) -> str:
-    """Return what is written beside a position."""
+    """Return what is committed with a position."""
     return " ".join(ids)
 
 
 def log_positions(topics: StoreTopics, batches: Mapping[int, CommitBatch], claim: str) -> list[TopicPartition]:
-    """Return the positions of a common Kafka transaction, by half partition, with what stands beside them."""
+    """Return the positions of a common Kafka transaction, by half partition, with what is committed with them."""
     positions: list[TopicPartition] = []
     for number, batch in batches.items():
-        beside = f"{claim} {batch.log_ids}".rstrip()
-        positions.append(TopicPartition(topics.half, number, batch.half_checkpoint, beside))
+        metadata = f"{claim} {batch.log_ids}".rstrip()
+        positions.append(TopicPartition(topics.half, number, batch.half_checkpoint, metadata))
         positions.append(TopicPartition(topics.op, number, batch.op_checkpoint, batch.log_ids))
         positions.append(TopicPartition(topics.done, number, batch.done_checkpoint, batch.log_ids))
     return positions
@@ -77,7 +77,7 @@ def trial_positions(topics: StoreTopics, numbers: Iterable[int]) -> list[TopicPa
 
 
 def decode_claim(topics: StoreTopics, claim: str | None) -> list[str]:
-    """Return the ids that stand beside a position. What is no id of a coordinator of this store is left out."""
+    """Return the ids that were committed with a position. What is no id of a coordinator of this store is left out."""
     begin = f"{topics.coordinators}."
     return [name for name in (claim or "").split(" ") if name.startswith(begin)][:_NAMES]
 
@@ -88,19 +88,10 @@ class Fence:
     `own` returns the ids of this coordinator's own producers: they are not shut out.
     """
 
-    def __init__(
-        self,
-        bootstrap_servers: str,
-        config: ClientConfig,
-        topics: StoreTopics,
-        own: Callable[[], Sequence[str]],
-        left: LeftBehind,
-    ) -> None:
-        self._bootstrap_servers = bootstrap_servers
-        self._settings = {**config, "transaction.timeout.ms": int(TRANSACTION_S * 1000)}
-        self._topics = topics
+    def __init__(self, context: CoordinatorContext, own: Callable[[], Sequence[str]]) -> None:
+        self._bootstrap_servers, self._topics, self._left = context.bootstrap_servers, context.topics, context.left
+        self._settings = {**context.config, "transaction.timeout.ms": int(TRANSACTION_S * 1000)}
         self._own = own
-        self._left = left
 
     def end(self, claims: Iterable[str | None], ended: set[str]) -> None:
         """End the Kafka transactions of the coordinators that claimed partitions, and add their ids to `ended`.
@@ -109,17 +100,15 @@ class Fence:
         through. To shut it out again and again would hold up what it does for the partitions that it still has.
         """
         ids = {name for claim in claims for name in decode_claim(self._topics, claim)} - set(self._own()) - ended
-        threads = [(name, Disposable("penstock-fence", self._left)) for name in sorted(ids)]
-        calls = [(name, thread, thread.start(f"fencing {name}", partial(self._end, name))) for name, thread in threads]
-        deadline = time.monotonic() + _INIT_TIMEOUT_S + _CLOSE_S
-        for name, thread, call in calls:
-            if not call.done(max(0.01, deadline - time.monotonic())):
-                _log.warning("the Kafka transaction of %s cannot be ended: no answer; its time limit will", name)
-                # The call that hangs closes by itself.
-                thread.leave(lambda: None)
-                continue
-            thread.close()
-            error = call.result()
+        calls = {
+            name: BackgroundCall(f"fencing {name}", partial(self._end, name), _LIMIT_S, self._left)
+            for name in sorted(ids)
+        }
+        for name, call in calls.items():
+            try:
+                error = call.wait()
+            except NotAnsweredError:
+                error = "no answer"
             if error is None:
                 ended.add(name)
                 _log.info("the Kafka transaction that %s left open was ended", name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from confluent_kafka import TopicPartition
@@ -15,16 +15,16 @@ from penstock.transactions.stores.kafka.logs.log_identity import (
     OP,
     Committed,
     Fate,
-    Start,
     decode_ids,
     explained,
+    fates_of,
     known_ids,
-    starts_of,
 )
 from penstock.transactions.wire.done_records import Done, Note, Snapshot
 
 _log = logging.getLogger("penstock.transactions")
 
+#: What the client library says of a position that is not written down.
 _INVALID = -1001
 
 
@@ -83,47 +83,48 @@ def committed_at(place: TopicPartition, low: int, end: int) -> Committed:
     return Committed(None if place.offset == _INVALID else place.offset, low, end, decode_ids(place.metadata))
 
 
-def report_log(names: Mapping[str, str], partition: int, log: str, found: Committed, start: Start) -> None:
-    """Log that a log is not as it was; `names` are those of the topics, by log."""
-    _log.error(explained(log, f"{names[log]}[{partition}]", found, start.fate))
-
-
 def recovered_partition(
-    committed: Mapping[str, Committed],
-    ids: Mapping[str, str],
-    done: DoneRead,
-    tell: Callable[[str, Committed, Start], None],
+    names: Mapping[str, str], number: int, committed: Mapping[str, Committed], ids: Mapping[str, str], done: DoneRead
 ) -> RecoveredPartition:
-    """Return what a half partition starts from. Pure.
+    """Return what a half partition starts from; a log that is not as it was is named in an error line.
 
-    `committed` is how far each log was read; `ids` are those of the logs as they are now; `tell` is called for each log
-    that is not as it was.
+    `names` are those of the topics, `committed` is how far they were read, and `ids` are those of the topics as they
+    are now, each by log.
+
+    Where the half or op log is not as it was, both are read from where they begin: decisions on new halves may have
+    been read, and refused as unknown. What is settled the done log tells wherever reading begins. Where that one is not
+    as it was, what it said is gone, and reading goes on.
     """
-    starts = starts_of(committed, ids)
-    for log, start in starts.items():
-        if start.fate is not Fate.INTACT:
-            tell(log, committed[log], start)
+    fates, lost = fates_of(committed, ids), 0
+    for log, fate in fates.items():
+        if fate is not Fate.INTACT:
+            position, low, _, _ = committed[log]
+            lost += low - position if fate is Fate.CUT and position is not None else 1
+            _log.error(explained(log, f"{names[log]}[{number}]", committed[log], fate))
     notes, snapshots = done.notes, done.snapshots
     # What it says of a log that is gone would be taken for the new one: offsets begin again there.
-    if starts[HALF].fate is Fate.ANEW:
+    if fates[HALF] is Fate.REPLACED:
         notes = [note._replace(half_offset=-1) for note in notes]
-    if starts[OP].fate is Fate.ANEW:
+    if fates[OP] is Fate.REPLACED:
         notes = [note._replace(op_offset=-1) for note in notes]
         snapshots = [
             (place, snapshot._replace(note=snapshot.note._replace(op_offset=-1))) for place, snapshot in snapshots
         ]
-    # Decisions on the new halves may have been read, and refused as unknown.
-    op_position = committed[OP].low if starts[HALF].fate is Fate.ANEW else starts[OP].offset
+    reads_on = fates[HALF] is fates[OP] is Fate.INTACT
     return RecoveredPartition(
-        starts[HALF].offset,
-        op_position,
+        _start(committed[HALF], reads_on=reads_on),
+        _start(committed[OP], reads_on=reads_on),
         committed[HALF].end,
         committed[OP].end,
         notes,
         done.end,
         snapshots,
-        starts[DONE].offset,
+        _start(committed[DONE], reads_on=fates[DONE] is Fate.INTACT),
         {**known_ids(committed), **ids},
-        sum(start.lost for start in starts.values()),
+        lost,
         len(done.unreadable),
     )
+
+
+def _start(committed: Committed, *, reads_on: bool) -> int:
+    return committed.position if reads_on and committed.position is not None else committed.low

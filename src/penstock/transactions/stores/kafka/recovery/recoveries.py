@@ -1,4 +1,4 @@
-"""Recovery of partitions beside the coordinator's loop.
+"""Recovery of partitions apart from the coordinator's loop.
 
 It may have to wait for a predecessor's transaction to end, and the other partitions shall not wait for it. Each attempt
 has a disposable thread and clients of its own. One that makes no step for long is left behind and another begins; one
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from confluent_kafka import KafkaException
 
-from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
+from penstock.clients.bounded_calls import Call, Disposable
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.errors import StoppedError
-from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.stores.kafka.recovery.recovery import Step
 
@@ -40,10 +40,12 @@ class _Attempt:
 
     partitions: list[int]
     thread: Disposable
-    call: Call[dict[int, RecoveredPartition]] | None = None
     doing: str = "recovering partitions"
     begun: float = field(default_factory=time.monotonic)
     stepped_at: float = field(default_factory=time.monotonic)
+    #: Once it failed: when another one begins.
+    again_at: float | None = None
+    call: Call[dict[int, RecoveredPartition]] = field(init=False)
 
     def step(self, doing: str) -> None:
         """Note what it does now."""
@@ -54,14 +56,11 @@ class _Attempt:
 class Recoveries:
     """The recoveries under way. Used by the coordinator's thread; waits for nothing."""
 
-    def __init__(self, recover: Recover, name: str, left: LeftBehind) -> None:
+    def __init__(self, context: CoordinatorContext, recover: Recover) -> None:
         self._recover = recover
-        self._name = name
-        self._left = left
-        self._ration = RationedLog()
-        # The attempt that counts for each partition; one that waits for its next try has none under way.
+        self._name, self._left, self._ration = context.topics.prefix, context.left, context.ration
+        # The attempt that counts for each partition.
         self._wanted: dict[int, _Attempt] = {}
-        self._failed: list[tuple[float, _Attempt]] = []
 
     @property
     def partitions(self) -> list[int]:
@@ -86,20 +85,17 @@ class Recoveries:
         """Return what was found out about partitions that are still wanted, once; begin again what failed."""
         found: list[tuple[int, RecoveredPartition]] = []
         for attempt in dict.fromkeys(self._wanted.values()):
-            call = attempt.call
-            if call is None:
-                continue
-            if call.done():
-                found += self._take_in(attempt, call, now)
+            numbers = [number for number in attempt.partitions if self._wanted.get(number) is attempt]
+            if attempt.again_at is not None:
+                if now >= attempt.again_at:
+                    self.begin(numbers)
+            elif attempt.call.done():
+                found += self._take_in(attempt, numbers, now)
             elif now - attempt.stepped_at >= _SILENT_S:
                 _log.warning("%s has not returned for %.0f s: it is left behind", attempt.doing, _SILENT_S)
                 # The call that hangs closes by itself.
                 attempt.thread.leave(lambda: None)
-                self.begin(self._still_wanted(attempt))
-        due = [attempt for at, attempt in self._failed if now >= at]
-        self._failed = [(at, attempt) for at, attempt in self._failed if now < at]
-        for attempt in due:
-            self.begin(self._still_wanted(attempt))
+                self.begin(numbers)
         return found
 
     def slow_call(self, now: float) -> tuple[str, float]:
@@ -107,23 +103,17 @@ class Recoveries:
         oldest = min(self._wanted.values(), key=lambda recovery: recovery.begun, default=None)
         return ("", 0.0) if oldest is None else (oldest.doing, now - oldest.begun)
 
-    def _take_in(
-        self, attempt: _Attempt, call: Call[dict[int, RecoveredPartition]], now: float
-    ) -> list[tuple[int, RecoveredPartition]]:
-        attempt.call = None
+    def _take_in(self, attempt: _Attempt, numbers: list[int], now: float) -> list[tuple[int, RecoveredPartition]]:
         attempt.thread.close()
-        numbers = self._still_wanted(attempt)
         try:
-            recovered_partition = call.result()
+            recovered = attempt.call.result()
         except KafkaException as error:
             self._ration.warn("later", "partitions %s cannot be recovered yet: %s", numbers, reason(error))
-            self._failed.append((now + (_LACKING_S if is_missing_right(error) else _BACK_OFF_S), attempt))
+            attempt.again_at = now + (_LACKING_S if is_missing_right(error) else _BACK_OFF_S)
             return []
         except StoppedError:
+            attempt.again_at = float("inf")
             return []
         for number in numbers:
             del self._wanted[number]
-        return [(number, recovered_partition[number]) for number in numbers]
-
-    def _still_wanted(self, attempt: _Attempt) -> list[int]:
-        return [number for number in attempt.partitions if self._wanted.get(number) is attempt]
+        return [(number, recovered[number]) for number in numbers]

@@ -1,14 +1,14 @@
 """Recovery of half partitions: where to read on, and what was settled above that point.
 
-Whether the logs are still those that were read is asked first of all: one that was deleted and made again, or cut, is
-read from where it begins now, and what that means is said and counted.
+Whether the logs are still those that were read is asked first of all: where one was deleted and made again, or cut,
+reading begins at the start of the logs, and what that means is logged and counted.
 
 The order matters. First the committed positions, read as a read_committed client: the broker answers only once a
 predecessor's transaction that touched them has ended, and any that comes later is refused, for its group generation is
-past. A transaction that does not end by itself, here or in the done log, is ended under its owner's name, which stands
-beside the position. Then the done log to its end, and that is where the log ended *before* reading, not where readers
-of committed records may read to now: markers of a transaction may reach `done` after they reached the positions. What
-is found above the half checkpoint is all that was ever settled there.
+past. A transaction that does not end by itself, here or in the done log, is ended under its owner's name, which is
+committed with the position. Then the done log to its end, and that is where the log ended *before* reading, not where
+readers of committed records may read to now: markers of a transaction may reach `done` after they reached the
+positions. What is found above the half checkpoint is all that was ever settled there.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from penstock import clients
 from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
 from penstock.clients.reading import PartitionReader, Place
 from penstock.clients.rights import Operation, group_right, topic_right
-from penstock.clients.transactional.missing_rights import MissingRights, is_group_forbidden
+from penstock.clients.transactional.missing_rights import is_group_forbidden
 from penstock.errors import MessageFormatError, StoppedError
-from penstock.options import ClientConfig
 from penstock.transactions.core.recovered_state import without_payloads
-from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.logs.log_bounds import topic_ids
 from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP, Committed
 from penstock.transactions.stores.kafka.recovery.fencing import Fence
@@ -38,10 +37,8 @@ from penstock.transactions.stores.kafka.recovery.recovered_partition import (
     RecoveredPartition,
     committed_at,
     recovered_partition,
-    report_log,
 )
 from penstock.transactions.wire.done_records import decode_done
-from penstock.transactions.wire.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -64,24 +61,16 @@ class RecoveryReader:
     `stopping` is asked between waits; once it is true, waiting ends with `StoppedError`.
     """
 
-    def __init__(
-        self,
-        bootstrap_servers: str,
-        config: ClientConfig,
-        topics: StoreTopics,
-        stopping: Callable[[], bool],
-        fence: Fence,
-        *,
-        rights: MissingRights,
-    ) -> None:
-        self._topics = topics
+    def __init__(self, context: CoordinatorContext, stopping: Callable[[], bool], fence: Fence) -> None:
+        self._topics = topics = context.topics
         self._names = {HALF: topics.half, OP: topics.op, DONE: topics.done}
-        self._admin = clients.admin(bootstrap_servers, config)
+        self._admin = clients.admin(context.bootstrap_servers, context.config)
         self._fence = fence
-        self._rights = rights
+        self._rights, self._ration = context.rights, context.ration
         self._stopping = stopping
-        self._ration = RationedLog()
-        self._reader = partial(PartitionReader, bootstrap_servers, config, topics.coordinators, self._not_read)
+        self._reader = partial(
+            PartitionReader, context.bootstrap_servers, context.config, topics.coordinators, self._not_read
+        )
         self._unreadable = f"it cannot be read how far the transactions of {topics.prefix} are settled"
 
     def recover(self, partitions: Iterable[int], step: Step) -> dict[int, RecoveredPartition]:
@@ -99,7 +88,7 @@ class RecoveryReader:
         recovered = {}
         for p in wanted:
             found = {log: committed[name, p] for log, name in self._names.items()}
-            recovered[p] = recovered_partition(found, ids, done[p], partial(report_log, self._names, p))
+            recovered[p] = recovered_partition(self._names, p, found, ids, done[p])
         self._rights.granted(
             group_right(self._topics.coordinators), *(topic_right(Operation.READ, log) for log in self._names.values())
         )
@@ -122,27 +111,29 @@ class RecoveryReader:
         # been let through before the group changed hands, and write to the done log still.
         topics = [*self._names.values(), self._topics.discarded]
         places = [TopicPartition(topic, p) for p in partitions for topic in topics]
+        begun = time.monotonic()
+        wait_until = begun + _UNDISTURBED_S
         with self._reader() as reader:
-            consumer = reader.consumer
-            found: dict[tuple[str, int], Committed] = {}
-            begun = time.monotonic()
-            wait_until = begun + _UNDISTURBED_S
-            while len(found) < len(places):
+            while True:
                 self._check_stopping()
                 step(f"asking for positions of {self._topics.coordinators}, which a Kafka transaction may hold back")
-                open_places = [place for place in places if (place.topic, place.partition) not in found]
-                for place in self._ask_committed(consumer, open_places):
-                    if place.error is None:
-                        is_log = place.topic != self._topics.discarded
-                        bounds = consumer.get_watermark_offsets(place, _ANSWER_S) if is_log else (0, 0)
-                        found[place.topic, place.partition] = committed_at(place, *bounds)
-                if len(found) < len(places) and time.monotonic() >= wait_until:
-                    wait_until = time.monotonic() + _UNDISTURBED_S
-                    held = {place.partition for place in places if (place.topic, place.partition) not in found}
+                answers = self._ask_committed(reader.consumer, places)
+                held = {place.partition for place in answers or places if place.error is not None or not answers}
+                if not held:
+                    break
+                if time.monotonic() >= wait_until:
                     self._end_predecessors(held, ended)
-                    if time.monotonic() - begun >= _HELD_S:
+                    wait_until = time.monotonic() + _UNDISTURBED_S
+                    if wait_until - begun >= _HELD_S:
                         self._report_held(held)
-            return found
+            # After the positions: an end that was asked for before may lie below one.
+            return {
+                (place.topic, place.partition): committed_at(
+                    place, *reader.consumer.get_watermark_offsets(place, _ANSWER_S)
+                )
+                for place in answers
+                if place.topic != self._topics.discarded
+            }
 
     def _report_held(self, partitions: Iterable[int]) -> None:
         """Say that positions are held for longer than any transaction of ours lasts."""
@@ -159,7 +150,7 @@ class RecoveryReader:
     def _end_predecessors(self, partitions: Iterable[int], ended: set[str]) -> None:
         """End the transactions that hold back positions or the done log."""
         try:
-            # The names stand beside half positions; a transaction holds back those of its half and its op alike.
+            # The names are committed with half positions; a transaction holds back those of its half and its op alike.
             halves = [TopicPartition(self._topics.half, number) for number in partitions]
             with self._reader(isolation="read_uncommitted") as reader:
                 claims = [answer.metadata for answer in reader.consumer.committed(halves, _ANSWER_S)]

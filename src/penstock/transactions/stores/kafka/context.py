@@ -1,0 +1,42 @@
+"""What the parts of one coordinator of a store in Kafka share: where the store is, and what they note in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.clients.bounded_calls import LeftBehind
+from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.options import ClientConfig
+from penstock.transactions.core.check_plan import CheckPolicy
+from penstock.transactions.core.clock import BrokerClock
+from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.counts import Counts
+from penstock.transactions.wire.topics import StoreTopics
+
+
+@dataclass(slots=True, eq=False)
+class CoordinatorContext:
+    """What the parts of one coordinator share. Each value guards itself; the parts do not replace one.
+
+    Attributes:
+        topics: the store's; the coordinator sets them when it starts, before it makes its parts.
+        counts: what is counted since the start.
+        clock: the broker's time, as records and marks tell it.
+        ration: warnings that bad input or brokers could repeat without end.
+        rights: what it lacks now.
+        left: threads that hang in calls of the Kafka client.
+    """
+
+    bootstrap_servers: str
+    config: ClientConfig
+    policy: CheckPolicy
+    topics: StoreTopics
+    counts: Counts = field(default_factory=Counts)
+    clock: BrokerClock = field(default_factory=BrokerClock)
+    ration: RationedLog = field(default_factory=RationedLog)
+    rights: MissingRights = field(init=False)
+    left: LeftBehind = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rights = MissingRights(self.config)
+        self.left = LeftBehind(f"the coordinator of {self.topics.prefix}")
