@@ -1,24 +1,32 @@
-"""What lies in a file store, read without its lock and without changing anything, while another process has it or none.
+"""What lies in a file store, read without its lock and without changing anything, by any process.
 
-It replays the redo log as an opening does, to the last frame that is whole. Segments come and go meanwhile: what does
-not fit together is read again, and only what never does is damaged. What is shown was written; it may be not durable.
+It reads the state table, and the halves in the redo log. After a crash of the machine the table cannot be trusted: then
+one is made of the log, in memory. What does not fit together, since segments come and go, is read again.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import tenacity
 
-from penstock.errors import MessageFormatError, PenstockError, StoreDamagedError, StoreFailedError
+from penstock.errors import PenstockError, StoreDamagedError, StoreFailedError
 from penstock.transactions.model import PendingTransaction
 from penstock.transactions.operator.description import described
-from penstock.transactions.stores.file.log.entries import decode_entry
 from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.frames import Record
-from penstock.transactions.stores.file.log.ledger import Ledger, StoredTransaction
-from penstock.transactions.stores.file.log.redo import read_segments, segments_of
+from penstock.transactions.stores.file.log.ledger import Replay, StoredTransaction, decoded, loaded
+from penstock.transactions.stores.file.log.redo import read_record, read_segments, segment_of, segments_of
+from penstock.transactions.stores.file.log.table import (
+    RECORD_BYTES,
+    ROWS,
+    RawRow,
+    Row,
+    StateTable,
+    is_current,
+    rows_in,
+)
 from penstock.transactions.stores.file.shard import read_slow_call
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ops import Verdict
@@ -37,18 +45,14 @@ def read_pending(folder: Path) -> list[PendingTransaction]:
     reading = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(_TRIES),
         wait=tenacity.wait_fixed(_PAUSE_S),
-        retry=tenacity.retry_if_exception_type((StoreDamagedError, FileNotFoundError, MessageFormatError)),
+        retry=tenacity.retry_if_exception_type((StoreDamagedError, FileNotFoundError)),
         reraise=True,
     )
     try:
-        pending = reading(_replayed, folder).pending
-    except MessageFormatError as error:
-        raise StoreDamagedError(
-            f"the file store in {folder} does not read: {error}; its process says more when it opens it"
-        ) from error
+        pending = reading(_pending, folder)
     except OSError as error:
         raise StoreFailedError(f"the file store in {folder} cannot be read: {error}; look as its user") from error
-    waiting = sorted(pending.values(), key=lambda stored: stored.number)
+    waiting = sorted(pending, key=lambda stored: stored.number)
     heads: dict[Line, StoredTransaction] = {}
     shown, now_ms, obstacle = [], time.time() * 1000, read_slow_call(folder) or "its process, to publish it"
     for stored in waiting:
@@ -77,14 +81,37 @@ def shown_as(
     )
 
 
-def _replayed(path: Path) -> Ledger:
-    folder, ledger = Folder(path), Ledger()
-    names = segments_of(folder.names()) if path.is_dir() else []
+def _pending(path: Path) -> list[StoredTransaction]:
+    folder = Folder(path)
+    found = folder.names() if path.is_dir() else []
+    names = segments_of(found)
     if not names:
         raise PenstockError(f"there is no file store in {path}; a FileStore makes one")
+    rows = folder.read(ROWS) if ROWS in found else b""
+    if is_current(rows):
+        return [*_read(folder, names, rows_in(rows))]
+    files: dict[str, bytearray] = {}
 
-    def replay(record: Record) -> None:
-        ledger.apply(decode_entry(record.kind, record.payload), record.place, record.size)
+    def in_memory(name: str, size: int) -> bytearray:
+        content = files.setdefault(name, bytearray())
+        content.extend(bytes(size - len(content)))
+        return content
 
-    read_segments(folder, names, replay)
-    return ledger
+    table = StateTable(in_memory)
+    table.clear()
+    read_segments(folder, names, Replay(table))
+    return [*_read(folder, names, table)]
+
+
+def _read(folder: Folder, names: Sequence[str], rows: Iterable[tuple[int, RawRow]]) -> Iterator[StoredTransaction]:
+    segments = [segment_of(folder, name) for name in names]
+    for number, raw_row in rows:
+        row = Row._make(raw_row)
+        try:
+            record = read_record(folder, segments, row.place, row.size)
+        except StoreDamagedError:
+            # It may have been settled a moment ago.
+            if folder.read(ROWS, number * RECORD_BYTES, RECORD_BYTES) == bytes(RECORD_BYTES):
+                continue
+            raise
+        yield loaded(number, row, 0, decoded(record))
