@@ -14,7 +14,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from penstock.errors import StoreDamagedError
-from penstock.transactions.stores.file.log.journal import Change, Journal, Settle
+from penstock.transactions.stores.file.log.journal import Journal
+from penstock.transactions.stores.file.log.judging import Change, Settle
 from penstock.transactions.stores.file.log.redo import MARK, SUFFIX, NoRoomError
 from penstock.transactions.stores.file.log.table import KEYS, ROWS, STOPPED, tick_of
 from penstock.transactions.stores.relay.changes import Decide, Prepare

@@ -21,7 +21,8 @@ from penstock.transactions.core.discard import Discarding
 from penstock.transactions.publishing import engine, target_gate
 from penstock.transactions.publishing.publisher import AbortedError, InDoubtError
 from penstock.transactions.publishing.publisher_slot import CommitResult
-from penstock.transactions.stores.file.log.journal import Change, Journal, Settle
+from penstock.transactions.stores.file.log.journal import Journal
+from penstock.transactions.stores.file.log.judging import Change, Settle
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.shard import FileShard

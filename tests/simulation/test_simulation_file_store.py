@@ -18,6 +18,7 @@ from penstock.errors import StoreDamagedError
 from penstock.transactions.stores.file.log import frames
 from penstock.transactions.stores.file.log import journal as journals
 from penstock.transactions.stores.file.log.journal import Journal
+from penstock.transactions.stores.file.log.judging import Judging
 from penstock.transactions.stores.file.log.redo import SUFFIX, RedoLog, _log_end, read_segments, segments_of
 from penstock.transactions.stores.file.log.table import StateTable
 from penstock.transactions.stores.relay.changes import Decide
@@ -155,15 +156,15 @@ def trusts_a_table_of_another_time(patch: pytest.MonkeyPatch) -> None:
 
 def lets_the_last_decision_win(patch: pytest.MonkeyPatch) -> None:
     """A decision overrules the one before it."""
-    judge = journals._Batch._judge
+    judge = Judging._judge
 
     def decided(self: Any, change: Decide) -> Any:
-        stored = self._journal.find(change.transaction_id)
+        stored = self._holdings.find(change.transaction_id)
         if stored is not None and change.verdict is not Verdict.UNKNOWN:
             stored.verdict = None
         return judge(self, change)
 
-    patch.setattr(journals._Batch, "_judge", decided)
+    patch.setattr(Judging, "_judge", decided)
 
 
 @thorough

@@ -19,7 +19,7 @@ from penstock.transactions.core import state
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.recovered_state import RecoveredNotes
 from penstock.transactions.core.state import PartitionState
-from penstock.transactions.stores.file.log.journal import _Batch
+from penstock.transactions.stores.file.log.judging import Judging
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.ready_queue import ReadyQueue
@@ -92,32 +92,32 @@ def counts_every_answer(patch: pytest.MonkeyPatch) -> None:
 
 def writes_every_answer_down(patch: pytest.MonkeyPatch) -> None:
     """The journal counts an answer to a check that nobody was asked."""
-    judge = _Batch._judge
+    judge = Judging._judge
 
-    def decided(self: _Batch, change: Decide) -> Any:
-        stored = self._journal.find(change.transaction_id)
+    def decided(self: Judging, change: Decide) -> Any:
+        stored = self._holdings.find(change.transaction_id)
         number = change.check_number
         if stored is not None:
             number = self._counts.get(change.transaction_id, stored.check_count) + 1
         return judge(self, change._replace(check_number=number))
 
-    patch.setattr(_Batch, "_judge", decided)
+    patch.setattr(Judging, "_judge", decided)
 
 
 def lets_strangers_decide(patch: pytest.MonkeyPatch) -> None:
     """The journal asks nobody for the group."""
-    judge = _Batch._judge
-    patch.setattr(_Batch, "_judge", lambda self, change: judge(self, change._replace(group=None)))
+    judge = Judging._judge
+    patch.setattr(Judging, "_judge", lambda self, change: judge(self, change._replace(group=None)))
 
 
 def accepts_decisions_on_nothing(patch: pytest.MonkeyPatch) -> None:
     """A decision for an id that never was is none of anybody's business."""
-    judge = _Batch._judge
+    judge = Judging._judge
 
-    def decided(self: _Batch, change: Decide) -> Any:
-        return None if self._journal.find(change.transaction_id) is None else judge(self, change)
+    def decided(self: Judging, change: Decide) -> Any:
+        return None if self._holdings.find(change.transaction_id) is None else judge(self, change)
 
-    patch.setattr(_Batch, "_judge", decided)
+    patch.setattr(Judging, "_judge", decided)
 
 
 def sends_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:

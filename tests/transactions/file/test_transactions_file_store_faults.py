@@ -22,7 +22,7 @@ from penstock.errors import (
 from penstock.transactions.publishing.publisher import InDoubtError, Publisher
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.journal import Settle
+from penstock.transactions.stores.file.log.judging import Settle
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.reader import read_pending
 from penstock.transactions.stores.relay.changes import ChangedCallback, GroupWriter

@@ -17,8 +17,11 @@ from hypothesis import given
 
 from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.stores.file import scan, shard
+from penstock.transactions.stores.file.log.entries import Prepared, encode_entry
 from penstock.transactions.stores.file.log.folder import Folder
+from penstock.transactions.stores.file.log.frames import Record
 from penstock.transactions.stores.file.log.journal import Journal
+from penstock.transactions.stores.file.log.ledger import Replay
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.log.table import KEYS, ROWS, STOPPED, State, StateTable, tick_of
 from penstock.transactions.stores.file.open_store import OpenStore
@@ -198,6 +201,29 @@ def test_undecided_transactions_are_found_by_the_scan_when_their_time_has_come_a
     assert {one.halves[0].transaction_id for one in prepared}.isdisjoint(journal.live)
 
 
+def test_a_decision_that_is_being_written_counts_though_its_transaction_leaves_the_memory_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store_of(tmp_path) as store:
+        journal, sync = store.opened.journal, Folder.sync
+        prepared = prepare(store, [half()])
+
+        def park(self: Folder, name: str) -> None:
+            # As the scan does with what it asks about.
+            with journal.lock:
+                journal.park(journal.live[prepared.halves[0].transaction_id])
+            sync(self, name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Folder, "sync", park)
+            decide(store, prepared, COMMIT)
+
+        with journal.lock:
+            taken = store.opened.ready.take(int(time.time() * 1000), 10, 1_000)
+        assert taken == pending_in(store)
+        assert taken[0].verdict is COMMIT
+
+
 def maps() -> Callable[[str, int], Any]:
     """Return what maps files that are in memory alone."""
     files: dict[str, bytearray] = {}
@@ -208,6 +234,18 @@ def maps() -> Callable[[str, int], Any]:
         return content
 
     return map_file
+
+
+def test_what_an_older_penstock_wrote_again_with_its_decision_is_decided() -> None:
+    table, one = StateTable(maps()), half(deliver_at_ms=4_000_000_000_000)
+    table.clear()
+
+    Replay(table)(Record(*encode_entry(Prepared(7, 1, 2, 3, COMMIT, 5, (one,))), 64))
+
+    row = table.row(1)
+    assert (row.state, row.checks, row.tick) == (State.DELAYED, 2, tick_of(4_000_000_000_000))
+    assert table.key(1) == (id_bytes(one.transaction_id), 5)
+    assert (table.number, table.decided) == (7, 5)
 
 
 @given(seed=st.integers(0, 1 << 32), steps=st.integers(1, 3_000))

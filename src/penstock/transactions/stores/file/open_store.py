@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from penstock.errors import PenstockError, StoreFailedError
 from penstock.transactions.store import SettledCallback
 from penstock.transactions.stores.file.check_sources import CheckSources
-from penstock.transactions.stores.file.log.journal import Applied, Change, Journal, Settle
+from penstock.transactions.stores.file.log.journal import Journal
+from penstock.transactions.stores.file.log.judging import Applied, Change, Settle
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.log.table import State

@@ -15,7 +15,7 @@ from xxhash import xxh3_128_digest
 from penstock.errors import ConfigurationError
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.operator.description import hanging
-from penstock.transactions.stores.file.log.journal import Settle
+from penstock.transactions.stores.file.log.judging import Settle
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.log.table import UNDECIDED, State, tick_of

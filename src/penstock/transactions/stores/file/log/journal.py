@@ -10,12 +10,9 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
 
 from penstock.errors import StoreDamagedError
-from penstock.transactions.core.decisions import may_cancel
 from penstock.transactions.stores.file.log.entries import (
     Checked,
     Decided,
@@ -27,6 +24,7 @@ from penstock.transactions.stores.file.log.entries import (
 )
 from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.frames import FRAME_BYTES, RECORD_BYTES, Record
+from penstock.transactions.stores.file.log.judging import Applied, Change, Judging, Publication
 from penstock.transactions.stores.file.log.ledger import (
     Replay,
     StoredTransaction,
@@ -38,8 +36,7 @@ from penstock.transactions.stores.file.log.ledger import (
 )
 from penstock.transactions.stores.file.log.redo import NoRoomError, RedoLog, damaged
 from penstock.transactions.stores.file.log.table import KEYS, ROWS, STAYS, STOPPED, State, StateTable, tick_of
-from penstock.transactions.stores.relay.changes import NOT_HELD, UNKNOWN_ID, Decide, Outcome, Prepare, came_first
-from penstock.transactions.wire.check_request import MAX_CHECK_NUMBER
+from penstock.transactions.stores.relay.changes import Decide
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_bytes, id_text, is_id
 from penstock.transactions.wire.ops import Author, Verdict
@@ -48,38 +45,6 @@ from penstock.transactions.wire.ops import Author, Verdict
 _CARRY_BYTES = 1 << 20
 #: Ends that are remembered, in this process alone.
 _ENDED = 10_000
-
-
-class Settle(NamedTuple):
-    """Transactions are over."""
-
-    transaction_ids: tuple[str, ...]
-
-
-Change = Prepare | Decide | Settle
-
-
-@dataclass(slots=True)
-class Applied(Outcome):
-    """What became of a change: with the transactions in memory that it changed."""
-
-    changed: Sequence[StoredTransaction] = ()
-
-
-class Publication(Protocol):
-    """Where committed transactions wait to be published. Called with the journal's lock held."""
-
-    def withdraw(self, stored: StoredTransaction, verdict: Verdict) -> bool:
-        """Let nobody publish what is to be decided again; False where it may not be: it is under way, or about to be.
-
-        A ROLLBACK may be where it waits for its time, a DISCARD where Kafka refuses it.
-        """
-
-    def restore(self, stored: StoredTransaction) -> None:
-        """Let it wait as before."""
-
-    def changed(self, changes: Sequence[Change], applied: Sequence[Applied]) -> None:
-        """Take in what has become durable."""
 
 
 class Journal:
@@ -157,8 +122,16 @@ class Journal:
 
     def park(self, stored: StoredTransaction) -> None:
         """Let a transaction leave the memory, unless it is needed there."""
-        if not stored.stays and self.live.pop(stored.transaction_id, None) is not None:
+        if not stored.stays and self.live.get(stored.transaction_id) is stored:
+            del self.live[stored.transaction_id]
             self.table.enter(stored.record)
+
+    def _park(self, seen: Iterable[str]) -> None:
+        """Let leave the memory what was looked at, but for what is young."""
+        for transaction_id in seen:
+            stored = self.live.get(transaction_id)
+            if stored is not None and (stored.verdict is not None or stored.asked_ms):
+                self.park(stored)
 
     def load(self, number: int) -> StoredTransaction | None:
         """Read a transaction from the table and the log; None: it is settled by now. Safe from any thread.
@@ -213,15 +186,15 @@ class Journal:
         became of the changes before the store is opened again.
         """
         with self.lock:
-            batch = _Batch(self)
-            entries = [batch.judge(change) for change in changes]
+            judging = Judging(self, self.publication, self.table.number, self.table.decided)
+            entries = [judging.judge(change) for change in changes]
         try:
             records = self._write([encode_entry(entry) for entry in entries if isinstance(entry, tuple)], len(changes))
         except NoRoomError:
             with self.lock:
-                for stored in batch.withdrawn:
+                for stored in judging.withdrawn:
                     self._restore(stored)
-                batch.park()
+                self._park(judging.seen)
             raise
         with self.lock:
             written = iter(records)
@@ -231,7 +204,7 @@ class Journal:
             ]
             if self.publication is not None:
                 self.publication.changed(changes, applied)
-            batch.park()
+            self._park(judging.seen)
         return applied
 
     def _restore(self, stored: StoredTransaction) -> None:
@@ -251,11 +224,11 @@ class Journal:
                 self._end(settled, settled.verdict or Verdict.COMMIT)
             return Applied(changed=changed)
         elif isinstance(entry, Checked):
-            stored = live[entry.transaction_id]
+            stored = self._judged(entry.transaction_id)
             stored.check_count, stored.asked_ms = entry.check_count, entry.answered_ms
             table.wait(stored.record, State.ANSWERED, tick_of(entry.answered_ms), entry.check_count)
         else:
-            stored = live[entry.transaction_id]
+            stored = self._judged(entry.transaction_id)
             stored.verdict, stored.author, stored.decided = entry.verdict, entry.author, entry.decided
             table.decided = entry.decided
             if entry.verdict is Verdict.ROLLBACK:
@@ -263,6 +236,12 @@ class Journal:
             else:
                 table.decide(stored.record, entry.verdict, entry.author, entry.decided, due_of(stored.deliver_at_ms))
         return Applied(changed=[stored])
+
+    def _judged(self, transaction_id: str) -> StoredTransaction:
+        """Return what an entry that was just written is of; it may have left the memory since, to be asked about."""
+        stored = self.find(transaction_id)
+        assert stored is not None  # noqa: S101 - nobody else settles it
+        return stored
 
     def _end(self, stored: StoredTransaction, verdict: Verdict) -> None:
         del self.live[stored.transaction_id]
@@ -346,79 +325,6 @@ class Journal:
                 self.table.move(number, record.place, record.size)
 
 
-class _Batch:
-    """Changes that are judged together: what earlier ones make of a transaction does not show in the journal yet."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._number, self._decided = journal.table.number, journal.table.decided
-        # Ids of what is prepared or decided here; answered checks.
-        self._taken: set[str] = set()
-        self._counts: dict[str, int] = {}
-        # What may leave the memory again at the end.
-        self._visitors: list[StoredTransaction] = []
-        #: What is decided again, and not published before that.
-        self.withdrawn: list[StoredTransaction] = []
-
-    def judge(self, change: Change) -> Entry | str | None:
-        """Return the entry of a change that holds, or why it does not; None: nothing is to be said of that."""
-        if isinstance(change, Settle):
-            return Settled(change.transaction_ids)
-        if isinstance(change, Decide):
-            return self._judge(change)
-        transaction_id = change.halves[0].transaction_id
-        if transaction_id in self._taken or self._journal.number_of(transaction_id):
-            return f"transaction {transaction_id} is stored already"
-        self._taken.add(transaction_id)
-        self._number += 1
-        return Prepared(self._number, change.birth_ms, 0, 0, Verdict.UNKNOWN, 0, change.halves)
-
-    def _judge(self, change: Decide) -> Entry | str | None:
-        transaction_id = change.transaction_id
-        stored = self._journal.find(transaction_id)
-        if stored is None:
-            ended = self._journal.ended(transaction_id)
-            return UNKNOWN_ID if ended is None else f"{came_first(ended)}; it is settled"
-        self._visitors.append(stored)
-        if change.group not in {None, stored.group}:
-            return f"it belongs to group {stored.group}"
-        is_first = stored.verdict is None and not change.cancels
-        if transaction_id in self._taken or not (is_first or self._is_withdrawn(change, stored)):
-            # An answered check that comes late says nothing against what was decided.
-            return None if change.verdict is Verdict.UNKNOWN else _too_late(change, stored)
-        if change.verdict is not Verdict.UNKNOWN:
-            self._taken.add(transaction_id)
-            self._decided += 1
-            return Decided(transaction_id, change.verdict, change.author, self._decided, change.actor)
-        count = self._counts.get(transaction_id, stored.check_count) + 1
-        if change.check_number != count or count > MAX_CHECK_NUMBER:
-            return None
-        self._counts[transaction_id] = count
-        return Checked(transaction_id, count, change.now_ms)
-
-    def _is_withdrawn(self, change: Decide, stored: StoredTransaction) -> bool:
-        """Tell whether a decision counts against a COMMIT; nobody publishes that from then on.
-
-        A ROLLBACK does before it is due, and an operator's DISCARD where Kafka refuses it.
-        """
-        is_early = stored.deliver_at_ms is not None and change.now_ms < stored.deliver_at_ms
-        is_cancelled = is_early and may_cancel(change.verdict, change.author)
-        is_discarded = (change.verdict, change.author) == (Verdict.DISCARD, Author.OPERATOR)
-        publication = self._journal.publication
-        if stored.verdict is not Verdict.COMMIT or not (is_cancelled or is_discarded) or publication is None:
-            return False
-        may = publication.withdraw(stored, change.verdict)
-        if may:
-            self.withdrawn.append(stored)
-        return may
-
-    def park(self) -> None:
-        """Let leave the memory what is not needed there."""
-        for stored in self._visitors:
-            if stored.verdict is not None or stored.asked_ms:
-                self._journal.park(stored)
-
-
 def _entries_of(stored: StoredTransaction) -> list[Entry]:
     """Return entries that tell all of a transaction that was just read, to be written again."""
     assert stored.halves is not None  # noqa: S101 - it was just read
@@ -428,12 +334,3 @@ def _entries_of(stored: StoredTransaction) -> list[Entry]:
         author = stored.author or Author.PRODUCER
         entries.append(Decided(stored.transaction_id, stored.verdict, author, stored.decided, ""))
     return entries
-
-
-def _too_late(change: Decide, stored: StoredTransaction) -> str:
-    """Return why a decision does not count."""
-    if stored.verdict is None:
-        return "it is not decided yet" if change.cancels else "another decision came first"
-    if (stored.verdict, change.verdict) == (Verdict.COMMIT, Verdict.DISCARD):
-        return NOT_HELD
-    return came_first(stored.verdict)
