@@ -155,8 +155,8 @@ class Run:
             at = chance.randrange(len(content) + 1)
             content[at : at + 16] = chance.randbytes(len(content[at : at + 16]))
         elif how == "older":
-            for name, content in self.former.items():
-                self.disk.write(name, 0, content)
+            for name, former in self.former.items():
+                self.disk.write(name, 0, former)
         elif how == "kept":
             self.former = {name: bytes(files[name].cached) for name in names}
         self.seen[f"table: {how}"] += 1

@@ -134,8 +134,13 @@ def test_another_process_sees_what_is_pending_and_changes_nothing(tmp_path: Path
     assert [[getattr(one, name) for name in same] for one in shown] == [
         [getattr(one, name) for name in same] for one in inside
     ]
-    # Nobody has it now, and it can still be seen.
+    # Nobody has it now, and it can still be seen; also one alone, with what it stands behind.
     assert read_pending(tmp_path)[0].transaction_id == first.transaction_id
+    assert [(one.transaction_id, one.held_by) for one in read_pending(tmp_path, held.transaction_id)] == [
+        (held.transaction_id, first.transaction_id)
+    ]
+    assert [one.transaction_id for one in read_pending(tmp_path, late.transaction_id)] == [late.transaction_id]
+    assert read_pending(tmp_path, "nonsense") == []
 
 
 def test_a_torn_end_is_passed_over_damage_is_told_and_so_is_a_folder_without_a_store(

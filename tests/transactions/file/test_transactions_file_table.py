@@ -23,7 +23,7 @@ from penstock.transactions.stores.file.log.frames import Record
 from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.ledger import Replay
 from penstock.transactions.stores.file.log.redo import SUFFIX
-from penstock.transactions.stores.file.log.table import KEYS, ROWS, STOPPED, State, StateTable, tick_of
+from penstock.transactions.stores.file.log.table import KEYS, ROWS, STOPPED, State, StateTable, ms_of, tick_of
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.scan import TableScan
 from penstock.transactions.stores.relay.changes import Decide, Prepare
@@ -234,6 +234,23 @@ def maps() -> Callable[[str, int], Any]:
         return content
 
     return map_file
+
+
+def test_a_crowd_that_is_due_soon_comes_into_memory_in_portions_by_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "_NEAR", 3)
+    table, now_ms = StateTable(maps()), time.time() * 1000
+    table.clear()
+    ticks = [tick_of(now_ms + 1_000 * seconds) for seconds in (5, 1, 4, 2, 3, 900)]
+    numbers = [table.add(id_bytes(new_id()), 0, (0, 1, tick, 0, State.DELAYED, 0, 0)) for tick in ticks]
+    found = TableScan(table, CheckPolicy(6.0, 30.0, 15))
+
+    until_ms = found.run()
+
+    assert [found.near.pop() for _ in range(3)] == [numbers[1], numbers[3], numbers[4]]
+    assert not found.near
+    # What is decided to be due later than that waits for the next scan, which comes at once.
+    assert until_ms == ms_of(ticks[4])
+    assert found.due_at < time.monotonic() + 1
 
 
 def test_what_an_older_penstock_wrote_again_with_its_decision_is_decided() -> None:

@@ -15,13 +15,12 @@ from penstock import clients
 from penstock.errors import HalfNotStoredError, PenstockError, TransactionError
 from penstock.transactions.model import PendingTransaction
 from penstock.transactions.operator.audit import VERBS, Act, AuditLog
-from penstock.transactions.operator.description import NO_PRODUCER
+from penstock.transactions.operator.description import NO_PRODUCER, hanging
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.operator.resuming import Resuming
 from penstock.transactions.store import Prepared
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.reader import shown_as
-from penstock.transactions.stores.file.shard import read_slow_call
 from penstock.transactions.stores.relay.store import RelayedStore, decision
 from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.writing.acked_producer import AckedProducer, LateProducer
@@ -136,11 +135,13 @@ class FileAdministration:
     def _described(self, numbers: Sequence[int]) -> list[PendingTransaction]:
         """Return those that are not settled as operators see them. They are read while others change the store."""
         opened = self._opened()
-        publication, now_ms = read_slow_call(self._path) or "publication", time.time() * 1000
-        read = (opened.journal.peek(number) for number in numbers)
-        waiting = sorted((stored for stored in read if stored is not None), key=lambda stored: stored.number)
-        shown = []
-        for stored in waiting:
+        slow, now_ms = opened.slow_call, time.time() * 1000
+        publication = "publication" if slow is None else hanging(slow[0], time.monotonic() - slow[1])
+        shown: list[tuple[int, PendingTransaction]] = []
+        for number in numbers:
+            stored = opened.journal.peek(number)
+            if stored is None:
+                continue
             with opened.lock:
                 if stored.settled:
                     continue
@@ -148,8 +149,8 @@ class FileAdministration:
                 reason = opened.ready.reason(stored)
             obstacle = publication if reason is None else f"Kafka to take it: {reason}"
             unasked = NO_PRODUCER.format(stored.group) if opened.check_sources.lacks(stored.group) else ""
-            shown.append(shown_as(stored, now_ms, held_by, obstacle, unasked))
-        return shown
+            shown.append((stored.number, shown_as(stored, now_ms, held_by, obstacle, unasked)))
+        return [transaction for _, transaction in sorted(shown, key=lambda entry: entry[0])]
 
     @contextmanager
     def _auditing(self) -> Iterator[tuple[AuditLog, Inspection]]:

@@ -40,6 +40,8 @@ class OpenStore:
         self.failure: StoreFailedError | None = None
         #: Wakes the coordinator, where there is one.
         self.wake: Callable[[], object] | None = None
+        #: The call into the Kafka client that publication waits for, and since when in monotonic seconds; None: none.
+        self.slow_call: tuple[str, float] | None = None
         #: What is due by then, in milliseconds since the epoch, waits in memory; what is due later, in the table.
         self.near_ms = 0.0
         self._watches: dict[str, SettledCallback] = {}

@@ -19,16 +19,18 @@ from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.ledger import Replay, StoredTransaction, decoded, loaded
 from penstock.transactions.stores.file.log.redo import read_record, read_segments, segment_of, segments_of
 from penstock.transactions.stores.file.log.table import (
+    KEYS,
     RECORD_BYTES,
     ROWS,
+    STAYS,
     RawRow,
     Row,
     StateTable,
     is_current,
     rows_in,
 )
-from penstock.transactions.stores.file.shard import read_slow_call
 from penstock.transactions.wire.half import Line
+from penstock.transactions.wire.ids import ID_BYTES, id_bytes, is_id
 from penstock.transactions.wire.ops import Verdict
 
 #: Times that it is read before what does not fit together counts as damaged, and seconds between two.
@@ -36,8 +38,8 @@ _TRIES = 5
 _PAUSE_S = 0.2
 
 
-def read_pending(folder: Path) -> list[PendingTransaction]:
-    """Return what is not settled in the store in a folder, oldest first.
+def read_pending(folder: Path, only: str | None = None) -> list[PendingTransaction]:
+    """Return what is not settled in the store in a folder, oldest first; of one id, if `only` names one.
 
     Ages are by this machine's clock, as the births are. Raises `PenstockError` where there is no store, or where it
     cannot be read.
@@ -49,16 +51,17 @@ def read_pending(folder: Path) -> list[PendingTransaction]:
         reraise=True,
     )
     try:
-        pending = reading(_pending, folder)
+        pending = reading(_pending, folder, only)
     except OSError as error:
         raise StoreFailedError(f"the file store in {folder} cannot be read: {error}; look as its user") from error
     waiting = sorted(pending, key=lambda stored: stored.number)
     heads: dict[Line, StoredTransaction] = {}
-    shown, now_ms, obstacle = [], time.time() * 1000, read_slow_call(folder) or "its process, to publish it"
+    shown, now_ms, obstacle = [], time.time() * 1000, "its process, to publish it"
     for stored in waiting:
         head = stored if stored.line is None else heads.setdefault(stored.line, stored)
         is_held = head is not stored and stored.verdict is Verdict.COMMIT
-        shown.append(shown_as(stored, now_ms, head.transaction_id if is_held else None, obstacle))
+        if only in {None, stored.transaction_id}:
+            shown.append(shown_as(stored, now_ms, head.transaction_id if is_held else None, obstacle))
     return shown
 
 
@@ -81,26 +84,42 @@ def shown_as(
     )
 
 
-def _pending(path: Path) -> list[StoredTransaction]:
+def _pending(path: Path, only: str | None) -> list[StoredTransaction]:
+    """Read what is pending; with an id, that and what stands in a line, which may be before it."""
     folder = Folder(path)
     found = folder.names() if path.is_dir() else []
     names = segments_of(found)
     if not names:
         raise PenstockError(f"there is no file store in {path}; a FileStore makes one")
-    rows = folder.read(ROWS) if ROWS in found else b""
-    if is_current(rows):
+    files: dict[str, bytes | bytearray] = {name: folder.read(name) for name in (ROWS, KEYS) if name in found}
+    if not is_current(files.get(ROWS, b"")):
+        files = _replayed(folder, names)
+    rows, keys = files[ROWS], files[KEYS]
+    if only is None:
         return [*_read(folder, names, rows_in(rows))]
-    files: dict[str, bytearray] = {}
+    raw_id = id_bytes(only) if is_id(only) else b""
+    wanted = (
+        (number, row)
+        for number, row in rows_in(rows)
+        if row[5] & STAYS or keys[number * RECORD_BYTES : number * RECORD_BYTES + ID_BYTES] == raw_id
+    )
+    return [*_read(folder, names, wanted)]
+
+
+def _replayed(folder: Folder, names: Sequence[str]) -> dict[str, bytes | bytearray]:
+    """Return the files of the table that a log makes."""
+    files: dict[str, bytes | bytearray] = {}
 
     def in_memory(name: str, size: int) -> bytearray:
-        content = files.setdefault(name, bytearray())
+        content = bytearray(files.get(name, b""))
         content.extend(bytes(size - len(content)))
+        files[name] = content
         return content
 
     table = StateTable(in_memory)
     table.clear()
     read_segments(folder, names, Replay(table))
-    return [*_read(folder, names, table)]
+    return files
 
 
 def _read(folder: Folder, names: Sequence[str], rows: Iterable[tuple[int, RawRow]]) -> Iterator[StoredTransaction]:
@@ -114,4 +133,6 @@ def _read(folder: Folder, names: Sequence[str], rows: Iterable[tuple[int, RawRow
             if folder.read(ROWS, number * RECORD_BYTES, RECORD_BYTES) == bytes(RECORD_BYTES):
                 continue
             raise
-        yield loaded(number, row, 0, decoded(record))
+        stored = loaded(number, row, 0, decoded(record))
+        stored.halves = None
+        yield stored

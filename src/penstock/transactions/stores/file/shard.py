@@ -14,7 +14,6 @@ from xxhash import xxh3_128_digest
 
 from penstock.errors import ConfigurationError
 from penstock.transactions.model import CoordinatorStatistics
-from penstock.transactions.operator.description import hanging
 from penstock.transactions.stores.file.log.judging import Settle
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import NoRoomError
@@ -35,12 +34,8 @@ _LONGEST_WAIT_S = 1.0
 #: one round.
 _GROUP = 1_000
 _ROUND = 2_000
-#: The files, beside the redo log, with the transactional ids under which the store may be published, and with the call
-#: into the Kafka client that publication waits for.
+#: The file, beside the redo log, with the transactional ids under which the store may be published.
 _CLAIM = "publishers"
-_SLOW_CALL = "slow-call"
-#: Bytes of the latter that are read.
-_MOST_BYTES = 1_000
 
 
 class FileShard(StoreShards):
@@ -165,11 +160,8 @@ class FileShard(StoreShards):
         """What is settled leaves the redo log with its segment."""
 
     def note_slow_call(self, shard: int, call: str, age_s: float) -> None:  # noqa: ARG002 - there is one
-        """Write down the call that publication waits for."""
-        if call:
-            _replace(self._folder / _SLOW_CALL, f"{time.time() - age_s:.3f} {call}")
-        else:
-            (self._folder / _SLOW_CALL).unlink(missing_ok=True)
+        """Let operators in this process know which call publication waits for."""
+        self._opened.slow_call = (call, time.monotonic() - age_s) if call else None
 
     def wait_s(self, *, takes_more: bool, busy: bool) -> float:  # noqa: ARG002 - what came meanwhile has woken it
         """Return the seconds after which something is due, if nothing wakes the coordinator before."""
@@ -206,7 +198,9 @@ class FileShard(StoreShards):
         """Write the transactional ids down; the store has one coordinator, so it may always be published."""
         if list(claim) != self.claimed():
             # Another process has to know of them; what a machine that failed had under way, Kafka ends by itself.
-            _replace(self._folder / _CLAIM, " ".join(claim))
+            new = self._folder / f"{_CLAIM}.new"
+            new.write_text(" ".join(claim))
+            new.replace(self._folder / _CLAIM)
         return True
 
     def claimed(self) -> list[str]:
@@ -337,24 +331,9 @@ class FileShard(StoreShards):
         return Publishable(_name_of(stored), messages, stored.line)
 
 
-def read_slow_call(folder: Path) -> str:
-    """Return in words which call publication of the store in a folder waits for, or an empty text."""
-    try:
-        since, _, call = (folder / _SLOW_CALL).read_bytes()[:_MOST_BYTES].decode(errors="replace").partition(" ")
-        return hanging(call, time.time() - float(since))
-    except (OSError, ValueError):
-        return ""
-
-
 def _some(numbers: array[int]) -> list[int]:
     """Take as many numbers from the end as one round has time for."""
     return [numbers.pop() for _ in range(min(len(numbers), _ROUND))]
-
-
-def _replace(path: Path, text: str) -> None:
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    new.replace(path)
 
 
 def _name_of(stored: StoredTransaction) -> str:

@@ -1,8 +1,8 @@
 """The redo log: segments in a folder, appended to by one thread, and how it is opened after whatever ended it.
 
 Opening reads the segments from the floor on; after a clean stop the last one alone, to see that the log ends where it
-ended then. What stands torn at the end was never acknowledged and is cut off; what
-had been acknowledged and is missing or damaged, at the end or within, makes the opening fail without touching it.
+ended then. What stands torn at the end was never acknowledged and is cut off; what had been acknowledged and is missing
+or damaged, at the end or within, makes the opening fail without touching it.
 To tell the two apart there is the file `mark`: where the log ended at the last sync that returned. It is written
 behind each sync, and never synced itself, so it may be behind the truth after a power cut, but never ahead of it.
 """

@@ -66,7 +66,7 @@ class State(IntEnum):
 
 UNDECIDED = frozenset({State.BORN, State.ASKED, State.ANSWERED, State.IMMUNE})
 #: As numbers, which are quicker.
-_FREE, _ANSWERED, _DELAYED, _COMMITTED, _DISCARDED = 0, 3, 5, 6, 7
+_FREE, _DELAYED, _COMMITTED, _DISCARDED = 0, 5, 6, 7
 
 
 class Row(NamedTuple):
@@ -321,12 +321,12 @@ class StateTable:
         return zlib.crc32(self._rows[used]), zlib.crc32(self._keys[used])
 
 
-def is_current(rows: bytes) -> bool:
+def is_current(rows: bytes | bytearray) -> bool:
     """Tell whether the bytes of a table show what is pending: it was opened since this machine was started."""
     return len(rows) >= RECORD_BYTES and _HEADER.unpack_from(rows) == (_MAGIC, _VERSION, _boot_id())
 
 
-def rows_in(rows: bytes) -> Iterator[tuple[int, RawRow]]:
+def rows_in(rows: bytes | bytearray) -> Iterator[tuple[int, RawRow]]:
     """Yield the records in use of the bytes of a table, with their numbers."""
     whole = len(rows) - len(rows) % RECORD_BYTES
     # The first one is the header.
