@@ -248,7 +248,7 @@ def test_a_crowd_that_is_due_soon_comes_into_memory_in_portions_by_its_times(mon
 
     assert [found.near.pop() for _ in range(3)] == [numbers[1], numbers[3], numbers[4]]
     assert not found.near
-    # What is decided to be due later than that waits for the next scan, which comes at once.
+    # What is decided to be due later than that waits for the next scan, which comes soon.
     assert until_ms == ms_of(ticks[4])
     assert found.due_at < time.monotonic() + 1
 

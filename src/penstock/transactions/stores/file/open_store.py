@@ -174,8 +174,8 @@ class OpenStore:
         else:
             self.drop_halves(stored)
 
-    def come(self, number: int, stored: StoredTransaction | None) -> None:
-        """Let one that was read wait in memory, since its time is near; it may be there, or be settled by now."""
+    def bring_in(self, number: int, stored: StoredTransaction | None) -> None:
+        """Let one that was read wait in memory, for its time is near; it may be there already, or be settled by now."""
         if self.journal.table.row(number).state == State.DELAYED:
             stored = self.journal.adopt(number, stored)
             if stored is not None:

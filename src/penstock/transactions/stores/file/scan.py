@@ -18,8 +18,9 @@ from penstock.transactions.stores.file.log.table import TICK_MS, UNDECIDED, Stat
 NEAR_S = 10.0
 #: As much comes into memory, at most.
 _NEAR = 20_000
-#: Times the time that a scan took, that pass until the next.
+#: Times the time that a scan took, that pass until the next; ticks after which more may come into memory.
 _PAUSE = 4
+_CROWDED = 2
 _NUMBER = 0xFFFFFFFF
 
 
@@ -64,7 +65,7 @@ class TableScan:
         self.checks = array("I", [found & _NUMBER for found in sorted(checks, reverse=True)])
         self.near = array("I", [found & _NUMBER for found in reversed(first)])
         if len(near) > len(first):
-            soon_ms, next_tick = ms_of(first[-1] >> 32), now
+            soon_ms, next_tick = ms_of(first[-1] >> 32), now + _CROWDED
         ended = time.monotonic()
         self.due_at = max(ended + _PAUSE * (ended - begun), begun + (next_tick - now) * TICK_MS / 1000)
         return soon_ms

@@ -103,7 +103,7 @@ class FileShard(StoreShards):
             if opened.journal.in_memory(number) is None:
                 stored = opened.journal.load(number)
                 with opened.lock:
-                    opened.come(number, stored)
+                    opened.bring_in(number, stored)
         checked = (self._check(number) for number in _some(scan.checks))
         return [
             DueCheck(stored.transaction_id, stored.group, stored.check_count, stored)
