@@ -1,7 +1,8 @@
 """Runs of the file store's journal on a disk that tears, held against a model of what was acknowledged (I8).
 
-A run is chosen by its seed: batches of changes, power cuts and kills at any operation of the disk, also while the
-store opens, disks that are full; and at its end, damage to what had been acknowledged.
+A run is chosen by its seed: batches of changes, clean stops, power cuts and kills at any operation of the disk, also
+while the store opens or stops, disks that are full, state tables that are gone, torn, or of another time than the log;
+and at its end, damage to what had been acknowledged.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from penstock.errors import StoreDamagedError
-from penstock.transactions.stores.file.log.journal import Change, Journal, Settle
+from penstock.transactions.stores.file.log.journal import Journal
+from penstock.transactions.stores.file.log.judging import Change, Settle
 from penstock.transactions.stores.file.log.redo import MARK, SUFFIX, NoRoomError
+from penstock.transactions.stores.file.log.table import KEYS, ROWS, STOPPED, tick_of
 from penstock.transactions.stores.relay.changes import Decide, Prepare
 from penstock.transactions.wire.half import Half
-from penstock.transactions.wire.ids import id_text
+from penstock.transactions.wire.ids import id_bytes, id_text
 from penstock.transactions.wire.ops import Author, Verdict
 from simulation.torn_disk import PowerCut, TornDisk
 
@@ -70,14 +73,23 @@ class Model:
 
     def state(self) -> tuple[object, ...]:
         """Return all of it, to be compared: transactions in the order they were prepared, and of their decisions."""
-        rows = [(r.halves, r.verdict, r.checks, r.answered_ms) for r in self.rows.values()]
+        # When the last check was answered matters while it is not decided.
+        rows = [
+            (row.halves, row.verdict, row.checks, 0 if row.verdict else tick_of(row.answered_ms))
+            for row in self.rows.values()
+        ]
         return rows, self.decided
 
 
 def state_of(journal: Journal) -> tuple[object, ...]:
-    """Return what a journal knows, as `Model.state` does; halves are read from its log."""
-    stored = sorted(journal.ledger.pending.values(), key=lambda one: one.number)
-    rows = [(journal.halves(one), one.verdict, one.check_count, one.answered_ms) for one in stored]
+    """Return what a journal knows, as `Model.state` does: by its table, and halves read from its log."""
+    numbers = [number for number, _ in journal.table]
+    stored = [one for number in numbers if (one := journal.load(number)) is not None]
+    stored.sort(key=lambda one: one.number)
+    # What is not in memory is found by its id.
+    parked = [one for one in stored if one.transaction_id not in journal.live]
+    assert all(journal.table.find(id_bytes(one.transaction_id)) == one.record for one in parked)
+    rows = [(one.halves, one.verdict, one.check_count, tick_of(one.asked_ms)) for one in stored]
     decided = sorted((one for one in stored if one.verdict is not None), key=lambda one: one.decided)
     return rows, [one.transaction_id for one in decided]
 
@@ -100,17 +112,21 @@ class Run:
         self.model = Model()
         #: The model with the batch under way, while it is not known whether it is on the disk.
         self.unsure: Model | None = None
-        self.clock = 1_000
+        self.clock = 1_700_000_000_000
         self.seen: Counter[str] = Counter()
         self.last_frame = 0
         self.ids: list[str] = []
+        #: A state table that was there before.
+        self.former: dict[str, bytes] = {}
         self.journal = self.open()
 
     def open(self) -> Journal:
         """Open the store as often as it takes, and compare."""
+        self.spoil_table()
         for left in (*(self.chance.choice((None, self.chance.randrange(12))) for _ in range(2)), None):
             journal = Journal(self.disk, self.segment_bytes)
             self.disk.left = left
+            was_sealed = STOPPED in self.disk.files
             try:
                 journal.open()
             except PowerCut:
@@ -120,9 +136,42 @@ class Run:
             except StoreDamagedError as error:
                 raise Lost(f"seed {self.seed}: acknowledged or not, nothing was damaged: {error}") from error
             self.disk.left = None
+            self.seen["table taken over"] += was_sealed and not journal.was_rebuilt
+            self.seen["table made again"] += was_sealed and journal.was_rebuilt
             break
         self.compare(journal)
         return journal
+
+    def spoil_table(self) -> None:
+        """Lose the state table, tear it, or bring one back that was there before."""
+        files, chance = self.disk.files, self.chance
+        names = [name for name in (ROWS, KEYS, STOPPED) if name in files]
+        how = chance.choice(("none",) * 6 + ("missing", "torn", "older", "kept"))
+        if how == "missing":
+            for name in chance.sample(names, chance.randrange(len(names) + 1)):
+                del files[name]
+        elif how == "torn" and names:
+            content = files[chance.choice(names)].cached
+            at = chance.randrange(len(content) + 1)
+            content[at : at + 16] = chance.randbytes(len(content[at : at + 16]))
+        elif how == "older":
+            for name, former in self.former.items():
+                self.disk.write(name, 0, former)
+        elif how == "kept":
+            self.former = {name: bytes(files[name].cached) for name in names}
+        self.seen[f"table: {how}"] += 1
+
+    def stop(self) -> None:
+        """Stop cleanly, unless the power is cut meanwhile, and open again."""
+        if self.chance.random() < 0.2:
+            self.disk.left = self.chance.randrange(6)
+        try:
+            self.journal.close()
+        except PowerCut:
+            self.seen["crash while stopping"] += 1
+        if self.disk.left is not None or self.chance.random() < 0.3:
+            self.disk.restart(power=self.chance.random() < 0.7)
+        self.journal = self.open()
 
     def compare(self, journal: Journal) -> None:
         found = state_of(journal)
@@ -140,7 +189,11 @@ class Run:
             # Nobody decides, or settles, what is not acknowledged yet.
             known = [one for one in self.ids if one in self.model.rows or self.chance.random() < 0.1]
             self.commit([self.change(known, place) for place in range(self.chance.choice((1, 1, 2, 5)))])
+            if self.chance.random() < 0.2:
+                self.stop()
         self.journal = self.open()
+        if self.chance.random() < 0.5:
+            self.journal.close()
         self.damage()
 
     def commit(self, batch: Sequence[Change]) -> None:
@@ -248,10 +301,11 @@ class Run:
             journal = Journal(disk, self.segment_bytes)
             try:
                 journal.open()
+                state = state_of(journal)
             except StoreDamagedError:
                 self.seen["damage refused"] += 1
                 continue
-            if state_of(journal) != self.model.state():
+            if state != self.model.state():
                 raise Lost(f"seed {self.seed}: {how} at byte {at} of {name} went unseen")
 
     def spoil(self, content: bytearray, at: int, end: int, how: str, other: bytes | bytearray) -> None:

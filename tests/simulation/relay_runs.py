@@ -21,7 +21,9 @@ from penstock.transactions.core.discard import Discarding
 from penstock.transactions.publishing import engine, target_gate
 from penstock.transactions.publishing.publisher import AbortedError, InDoubtError
 from penstock.transactions.publishing.publisher_slot import CommitResult
-from penstock.transactions.stores.file.log.journal import Change, Journal, Settle
+from penstock.transactions.stores.file.log.journal import Journal
+from penstock.transactions.stores.file.log.judging import Change, Settle
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.shard import FileShard
 from penstock.transactions.stores.relay import relay
@@ -214,7 +216,7 @@ class Run:
         )
         assert Counter(self.kafka.visible) == wanted, "I7: published once iff committed"
         undecided = set(self.halves) - set(self.first)
-        left = {one.transaction_id for one in self.store.pending.values() if not one.settled}
+        left = {one.transaction_id for one in self.pending() if not one.settled}
         assert left == undecided | {name for name in self.first if self.stands_behind(name)}, (
             "what is left is undecided"
         )
@@ -230,6 +232,11 @@ class Run:
             assert [value for to, value in self.kafka.visible if to == topic and value in ours] == ours, (
                 "one of a key passed another that was decided before"
             )
+
+    def pending(self) -> list[StoredTransaction]:
+        """Return what the store has."""
+        journal = self.store.journal
+        return [one for number, _ in journal.table if (one := journal.peek(number)) is not None]
 
     def stands_behind(self, name: str) -> bool:
         """Tell whether a commit waits for an earlier half of its key that nobody decided."""

@@ -16,12 +16,12 @@ import pytest
 
 from penstock.errors import StoreDamagedError
 from penstock.transactions.stores.file.log import frames
-from penstock.transactions.stores.file.log.entries import Entry, Prepared
+from penstock.transactions.stores.file.log import journal as journals
 from penstock.transactions.stores.file.log.journal import Journal
-from penstock.transactions.stores.file.log.ledger import Ledger, StoredTransaction
-from penstock.transactions.stores.file.log.redo import SUFFIX, RedoLog
+from penstock.transactions.stores.file.log.judging import Judging
+from penstock.transactions.stores.file.log.redo import SUFFIX, RedoLog, _log_end, read_segments, segments_of
+from penstock.transactions.stores.file.log.table import StateTable
 from penstock.transactions.stores.relay.changes import Decide
-from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
 from simulation.file_store_runs import Lost, run
 from simulation.torn_disk import TornDisk
@@ -58,10 +58,13 @@ def test_all_that_can_befall_a_file_store_does() -> None:
         "removed",
         "damage refused",
         "failed sync",
+        "crash while stopping",
+        "table taken over",
+        "table made again",
     }
     assert {name for name, count in seen.items() if count} >= wanted | {
         f"damage: {how}" for how in ("flip", "zero", "cut", "garbage", "foreign")
-    }
+    } | {f"table: {how}" for how in ("missing", "torn", "older", "kept")}
 
 
 def acknowledges_before_the_sync(patch: pytest.MonkeyPatch) -> None:
@@ -123,31 +126,45 @@ def trusts_the_cache(patch: pytest.MonkeyPatch) -> None:
 
 def removes_segments_that_are_needed(patch: pytest.MonkeyPatch) -> None:
     """What is pending does not hold its segment."""
-    patch.setattr(Journal, "_floor", lambda self: self.redo.end)
+    patch.setattr(Journal, "_extent", lambda self: (0, self.redo.end))
 
 
 def forgets_decisions_it_carries(patch: pytest.MonkeyPatch) -> None:
     """A decided half that is written again is undecided."""
+    entries_of = journals._entries_of
+    patch.setattr(journals, "_entries_of", lambda stored: entries_of(stored)[:1])
 
-    def entries_of(self: Ledger, stored: StoredTransaction, halves: tuple[Half, ...]) -> list[Entry]:
-        return [
-            Prepared(stored.number, stored.birth_ms, stored.check_count, stored.answered_ms, Verdict.UNKNOWN, 0, halves)
-        ]
 
-    patch.setattr(Ledger, "entries_of", entries_of)
+def trusts_any_table(patch: pytest.MonkeyPatch) -> None:
+    """Nobody looks whether a state table is whole."""
+    patch.setattr(StateTable, "_checksums", lambda *_: (0, 0))
+
+
+def trusts_a_table_of_another_time(patch: pytest.MonkeyPatch) -> None:
+    """Nobody looks whether the log ends where it did when the state table was left."""
+    opening = RedoLog.open
+
+    def skip(self: RedoLog, replay: Any, expected: bytes | None, begin: Any) -> bool:
+        if expected is not None:
+            found = read_segments(self._folder, segments_of(self._folder.names()))
+            assert found is not None
+            expected = _log_end([*found.segments], found.end, found.last.sequence)
+        return opening(self, replay, expected, begin)
+
+    patch.setattr(RedoLog, "open", skip)
 
 
 def lets_the_last_decision_win(patch: pytest.MonkeyPatch) -> None:
     """A decision overrules the one before it."""
-    judge = Journal._decided
+    judge = Judging._judge
 
-    def decided(self: Journal, change: Decide, *rest: Any) -> Any:
-        stored = self.ledger.pending.get(change.transaction_id)
+    def decided(self: Any, change: Decide) -> Any:
+        stored = self._holdings.find(change.transaction_id)
         if stored is not None and change.verdict is not Verdict.UNKNOWN:
             stored.verdict = None
-        return judge(self, change, *rest)
+        return judge(self, change)
 
-    patch.setattr(Journal, "_decided", decided)
+    patch.setattr(Judging, "_judge", decided)
 
 
 @thorough
@@ -164,6 +181,8 @@ def lets_the_last_decision_win(patch: pytest.MonkeyPatch) -> None:
         removes_segments_that_are_needed,
         forgets_decisions_it_carries,
         lets_the_last_decision_win,
+        trusts_any_table,
+        trusts_a_table_of_another_time,
     ],
     ids=lambda plant: plant.__name__,
 )

@@ -19,7 +19,7 @@ from penstock.transactions.core import state
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.recovered_state import RecoveredNotes
 from penstock.transactions.core.state import PartitionState
-from penstock.transactions.stores.file.log.journal import Journal
+from penstock.transactions.stores.file.log.judging import Judging
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.ready_queue import ReadyQueue
@@ -92,38 +92,39 @@ def counts_every_answer(patch: pytest.MonkeyPatch) -> None:
 
 def writes_every_answer_down(patch: pytest.MonkeyPatch) -> None:
     """The journal counts an answer to a check that nobody was asked."""
-    judge = Journal._decided
+    judge = Judging._judge
 
-    def decided(self: Journal, change: Decide, *rest: Any) -> Any:
-        stored = self.ledger.pending.get(change.transaction_id)
-        number = change.check_number if stored is None else rest[2].get(change.transaction_id, stored.check_count) + 1
-        return judge(self, change._replace(check_number=number), *rest)
+    def decided(self: Judging, change: Decide) -> Any:
+        stored = self._holdings.find(change.transaction_id)
+        number = change.check_number
+        if stored is not None:
+            number = self._counts.get(change.transaction_id, stored.check_count) + 1
+        return judge(self, change._replace(check_number=number))
 
-    patch.setattr(Journal, "_decided", decided)
+    patch.setattr(Judging, "_judge", decided)
 
 
 def lets_strangers_decide(patch: pytest.MonkeyPatch) -> None:
     """The journal asks nobody for the group."""
-    judge = Journal._decided
-
-    def decided(self: Journal, change: Decide, *rest: Any) -> Any:
-        stored = self.ledger.pending.get(change.transaction_id)
-        return judge(self, change if stored is None else change._replace(group=stored.group), *rest)
-
-    patch.setattr(Journal, "_decided", decided)
+    judge = Judging._judge
+    patch.setattr(Judging, "_judge", lambda self, change: judge(self, change._replace(group=None)))
 
 
 def accepts_decisions_on_nothing(patch: pytest.MonkeyPatch) -> None:
     """A decision for an id that never was is none of anybody's business."""
-    patch.setattr(Journal, "_stranger", lambda self, name, stored: None)
+    judge = Judging._judge
+
+    def decided(self: Judging, change: Decide) -> Any:
+        return None if self._holdings.find(change.transaction_id) is None else judge(self, change)
+
+    patch.setattr(Judging, "_judge", decided)
 
 
 def sends_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
     """What is rolled back goes to those that wait to be published."""
 
-    def decided(self: OpenStore, stored: StoredTransaction, change: Decide) -> list[Any]:
-        self.ready.decided(stored, 0)
-        return []
+    def decided(self: OpenStore, stored: StoredTransaction, change: Decide, now_ms: float) -> None:
+        self.ready.free(stored)
 
     patch.setattr(OpenStore, "_decided", decided)
 
@@ -163,14 +164,7 @@ def forgets_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
 
 def lets_later_halves_pass(patch: pytest.MonkeyPatch) -> None:
     """With `order="half"` nobody waits for those before it."""
-    decided = ReadyQueue.decided
-
-    def at_once(self: ReadyQueue, stored: StoredTransaction, now_ms: int) -> None:
-        line, stored.line = stored.line, None
-        decided(self, stored, now_ms)
-        stored.line = line
-
-    patch.setattr(ReadyQueue, "decided", at_once)
+    patch.setattr(ReadyQueue, "_is_first", lambda self, stored: True)
 
 
 def lets_others_pass_what_is_refused(patch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,8 @@ class TornDisk(Folder):
         self.chance = chance
         self.garble = garble
         self.files: dict[str, Inode] = {}
+        #: Files that are mapped into memory: what changes there is written at any time.
+        self.mapped: set[str] = set()
         self.durable_names: dict[str, Inode] = {}
         #: Changes of names since the last sync of the folder: name, and the file it stands for then, or None.
         self.renamings: list[list[tuple[str, Inode | None]]] = []
@@ -78,6 +80,11 @@ class TornDisk(Folder):
             file.pending.append((len(file.cached), bytes(more)))
             file.cached.extend(bytes(more))
 
+    def map(self, name: str, size: int) -> bytearray:
+        self.allocate(name, size)
+        self.mapped.add(name)
+        return self._file(name).cached
+
     def write(self, name: str, offset: int, data: bytes) -> None:
         file = self._file(name)
         _put(file.cached, offset, data)
@@ -107,6 +114,8 @@ class TornDisk(Folder):
             else:
                 _put(file.durable, offset, data)
         file.pending.clear()
+        if name in self.mapped:
+            file.durable[:] = file.cached
 
     def _lose(self, file: Inode) -> None:
         """Fail as Linux does: what was to be written may be lost, and the cache shows it as if it were there."""
@@ -157,6 +166,7 @@ class TornDisk(Folder):
                         names.pop(name, None)
                     else:
                         names[name] = file
+        self._note_mapped()
         for file in {id(one): one for one in (*names.values(), *self.files.values())}.values():
             for offset, data in file.pending:
                 if data is None:
@@ -168,6 +178,12 @@ class TornDisk(Folder):
             file.cached = bytearray(file.durable)
         self.files, self.durable_names = names, dict(names)
         self.renamings.clear()
+
+    def _note_mapped(self) -> None:
+        """What changed in memory may have been written, or not."""
+        for name in self.mapped & self.files.keys():
+            file = self.files[name]
+            file.pending.append((0, bytes(file.cached)))
 
     def _tear(self, durable: bytearray, offset: int, data: bytes) -> None:
         """Let some of a write reach the disk."""

@@ -238,10 +238,15 @@ class FileBench(StoreBench):
             self.folder, bootstrap_servers=self.servers, prefix=self.prefix, segment_bytes=self.segment_bytes
         )
 
-    def make_coordinator(self, **options: Any) -> Coordinator:
+    @property
+    def file_store(self) -> FileStore:
+        """The store, started."""
         store = self.store
         assert isinstance(store, FileStore)
-        return Coordinator(store=store, **options)
+        return store
+
+    def make_coordinator(self, **options: Any) -> Coordinator:
+        return Coordinator(store=self.file_store, **options)
 
 
 class SqlBench(StoreBench):

@@ -9,13 +9,12 @@ from collections.abc import Callable
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from conformance.store_cases import NO_CHECKS, FileBench, SqlBench, StoreBench, counted, settled
+from conformance.store_cases import NO_CHECKS, StoreBench, counted, settled
 
 from kafka_tools import limit, read_all
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.transactional.end_watch import EndWatch
 from penstock.devbroker import DevBroker
-from penstock.transactions.stores.file.reader import read_pending
 from penstock.transactions.wire.discarded import REASON
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
@@ -197,12 +196,7 @@ def test_targets_that_are_deleted_and_made_again_twice_lose_and_double_nothing_a
 
 def waiting_for_a_call(bench: StoreBench) -> list[str]:
     """Return what transactions wait for by what `penstock tx ls` shows, of those that wait for a call."""
-    if isinstance(bench, FileBench):
-        pending = read_pending(bench.folder)
-    else:
-        assert isinstance(bench, SqlBench)
-        pending = list(bench.sql_store.administration().pending())
-    return [one.waits_for for one in pending if one.waits_for.startswith("Kafka: ")]
+    return [one.waits_for for one in bench.pending().values() if one.waits_for.startswith("Kafka: ")]
 
 
 @pytest.mark.thorough

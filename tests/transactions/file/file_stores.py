@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.transactions import new_id
 from penstock.transactions.stores.file import FileStore
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
 
@@ -19,6 +20,19 @@ NOWHERE = "127.0.0.1:9"
 
 def half(value: bytes = b"v", **fields: Any) -> Half:
     return Half(new_id(), "orders", "t", None, None, value, (), None)._replace(**fields)
+
+
+def pending_in(store: FileStore) -> list[StoredTransaction]:
+    """Return what a store has, by its table, in the order in which it was prepared."""
+    journal = store.opened.journal
+    found = (journal.peek(number) for number, _ in journal.table)
+    return sorted((stored for stored in found if stored is not None), key=lambda stored: stored.number)
+
+
+def forget_halves(store: FileStore) -> None:
+    """Let all payloads be read from the log."""
+    for stored in store.opened.journal.live.values():
+        store.opened.drop_halves(stored)
 
 
 def store_of(path: Path, **options: Any) -> FileStore:

@@ -26,6 +26,7 @@ from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.administration import FileAdministration
 from penstock.transactions.stores.file.log.frames import FRAME_BYTES, HEADER_BYTES
 from penstock.transactions.stores.file.log.redo import SUFFIX
+from penstock.transactions.stores.file.log.table import ROWS
 from penstock.transactions.stores.file.reader import read_pending
 from penstock.transactions.wire.discarded import encode_discarded
 from penstock.transactions.wire.ops import Verdict
@@ -133,8 +134,13 @@ def test_another_process_sees_what_is_pending_and_changes_nothing(tmp_path: Path
     assert [[getattr(one, name) for name in same] for one in shown] == [
         [getattr(one, name) for name in same] for one in inside
     ]
-    # Nobody has it now, and it can still be seen.
+    # Nobody has it now, and it can still be seen; also one alone, with what it stands behind.
     assert read_pending(tmp_path)[0].transaction_id == first.transaction_id
+    assert [(one.transaction_id, one.held_by) for one in read_pending(tmp_path, held.transaction_id)] == [
+        (held.transaction_id, first.transaction_id)
+    ]
+    assert [one.transaction_id for one in read_pending(tmp_path, late.transaction_id)] == [late.transaction_id]
+    assert read_pending(tmp_path, "nonsense") == []
 
 
 def test_a_torn_end_is_passed_over_damage_is_told_and_so_is_a_folder_without_a_store(
@@ -148,6 +154,8 @@ def test_a_torn_end_is_passed_over_damage_is_told_and_so_is_a_folder_without_a_s
     (segment,) = folder.glob(f"*{SUFFIX}")
     content = segment.read_bytes()
 
+    # As after a crash of the machine: the table shows nothing that can be trusted.
+    (folder / ROWS).write_bytes(bytes(500))
     segment.write_bytes(content[: end - 1])
     assert [one.transaction_id for one in read_pending(folder)] == ids[:1]
     broken = bytearray(content)

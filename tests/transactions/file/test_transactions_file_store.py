@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conformance.store_cases import FileBench, decide, prepare, settled
-from file_stores import COMMIT, NOWHERE, ROLLBACK, half, store_of
+from file_stores import COMMIT, NOWHERE, ROLLBACK, forget_halves, half, pending_in, store_of
 from transaction_tools import line_of
 
 from penstock.errors import (
@@ -22,12 +22,15 @@ from penstock.errors import (
     StoreInUseError,
     TopicNotFoundError,
 )
-from penstock.transactions.stores.file import FileStore, administration
+from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.check_sources import CheckSources
-from penstock.transactions.stores.file.log.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.entries import Prepared
+from penstock.transactions.stores.file.log.folder import Folder
+from penstock.transactions.stores.file.log.ledger import StoredTransaction, born
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.reader import read_pending
 from penstock.transactions.stores.file.ready_queue import ReadyQueue
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 
@@ -52,19 +55,27 @@ def test_a_second_process_is_refused_and_told_which_one_has_the_store(tmp_path: 
         store_of(tmp_path).start()
 
 
-def test_a_look_at_what_is_pending_reads_one_file_and_holds_nobody_up_meanwhile(
+def test_a_look_at_what_is_pending_reads_no_file_while_others_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with store_of(tmp_path) as store:
-        for _ in range(3):
-            prepare(store, [half()])
+        ids = [prepare(store, [half()]).halves[0].transaction_id for _ in range(3)]
         locked: list[bool] = []
-        monkeypatch.setattr(administration, "read_slow_call", lambda _: locked.append(store.opened.lock.locked()) or "")
+        read = Folder.read
+
+        def reading(self: Folder, *place: Any) -> bytes:
+            locked.append(store.opened.lock.locked())
+            return read(self, *place)
+
+        # As those are that came before this process, or are delayed.
+        for stored in pending_in(store):
+            store.opened.journal.park(stored)
+        monkeypatch.setattr(Folder, "read", reading)
 
         pending = store.administration().pending()
 
-    assert len(pending) == 3
-    assert locked == [False]
+    assert [one.transaction_id for one in pending] == ids
+    assert locked == [False] * 3
 
 
 def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path) -> None:
@@ -76,17 +87,14 @@ def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path) -> None:
 
         # 80 kB went through; the old one was carried along.
         assert len(segments) <= 4
-        stored = store.opened.pending[old.halves[0].transaction_id]
-        assert store.opened.halves(stored) == tuple(old.halves)
+        forget_halves(store)
+        (stored,) = pending_in(store)
         assert store.opened.journal.halves(stored) == tuple(old.halves)
         # Who reads beside it finds the halves at their new place.
         assert [one.transaction_id for one in read_pending(tmp_path)] == [old.halves[0].transaction_id]
 
     with store_of(tmp_path) as again:
-        assert list(again.opened.pending) == [old.halves[0].transaction_id]
-        # What does not fit into memory is read from the log.
-        again.opened._cache.clear()
-        assert again.opened.halves(next(iter(again.opened.pending.values()))) == tuple(old.halves)
+        assert [again.opened.journal.halves(stored) for stored in pending_in(again)] == [tuple(old.halves)]
 
 
 def test_wrong_arguments_and_wrong_times_are_refused_in_penstocks_own_errors(bench: FileBench, tmp_path: Path) -> None:
@@ -132,8 +140,8 @@ def test_a_check_of_what_was_settled_meanwhile_is_not_asked_and_reads_nothing(
 
     bench.segment_bytes = 4_096
     first = bench.prepare(bench.half(b"first"))
-    bench.store.opened._cache.clear()
-    place = bench.store.opened.pending[first.halves[0].transaction_id].place
+    journal = bench.file_store.opened.journal
+    place = journal.table.row(pending_in(bench.file_store)[0].record).place
     monkeypatch.setattr(CheckSources, "ask", settle_first)
     asked: list[Any] = []
     with bench.answering(lambda request: asked.append(request) or COMMIT):  # type: ignore[func-returns-value] # it is None
@@ -142,7 +150,7 @@ def test_a_check_of_what_was_settled_meanwhile_is_not_asked_and_reads_nothing(
         bench.send(COMMIT, bench.half(b"second"))
         settled(coordinator, committed=1)
 
-    assert bench.store.opened.journal.redo.bases[0] > place
+    assert journal.redo.bases[0] > place
     assert first.halves[0].transaction_id not in {one.half.transaction_id for one in asked}
     assert bench.seen() == [b"second"]
 
@@ -151,17 +159,17 @@ def test_a_backlog_is_taken_in_portions_by_number_and_by_bytes_also_where_one_ke
     queue = ReadyQueue()
     for number in range(1, 11):
         # The first seven share a line.
-        line = ("orders", b"hot") if number < 8 else None
-        stored = StoredTransaction(
-            str(number), "orders", number, 0, 0, 0, COMMIT, number, 0, 100, None, None, line, ("topic",)
-        )
-        queue.add(stored, 0)
+        one = half(order_key=b"hot" if number < 8 else None)
+        stored = born(number, 100, Prepared(number, 0, 0, 0, Verdict.UNKNOWN, 0, (one,)))
+        stored.verdict, stored.decided = COMMIT, number
+        queue.add(stored)
+        queue.free(stored)
 
-    portions: list[list[str]] = []
+    portions: list[list[int]] = []
     for limit, room_bytes in ((3, 1_000), (100, 250), (100, 10), (100, 1_000), (100, 1_000)):
         taken = queue.take(0, limit, room_bytes)
-        portions.append([stored.transaction_id for stored in taken])
+        portions.append([stored.number for stored in taken])
         for stored in taken:
             queue.remove(stored)
 
-    assert portions == [["1", "2", "3"], ["4", "5"], ["6"], ["7", "8", "9", "10"], []]
+    assert portions == [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10], []]

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 import pytest
 from conformance.store_cases import NO_CHECKS, FileBench, counted, decide, prepare, settled
-from file_stores import COMMIT, ROLLBACK, half, store_of
+from file_stores import COMMIT, ROLLBACK, half, pending_in, store_of
 from transaction_tools import child, kill, line_of
 
 from kafka_tools import ends
@@ -22,7 +22,7 @@ from penstock.errors import (
 from penstock.transactions.publishing.publisher import InDoubtError, Publisher
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.journal import Settle
+from penstock.transactions.stores.file.log.judging import Settle
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.reader import read_pending
 from penstock.transactions.stores.relay.changes import ChangedCallback, GroupWriter
@@ -74,7 +74,7 @@ def test_what_kafka_has_and_the_store_does_not_know_of_is_not_published_again(
             bench.send(COMMIT, bench.half(b"%d" % number))
         counted(coordinator, committed=5)
         bench.reopen()
-    assert len(bench.store.opened.pending) == 5
+    assert len(pending_in(bench.file_store)) == 5
 
     coordinator = bench.coordinator(**NO_CHECKS)
     bench.send(COMMIT, bench.half(b"5"))
@@ -82,7 +82,7 @@ def test_what_kafka_has_and_the_store_does_not_know_of_is_not_published_again(
 
     assert statistics.recoveries == 0
     assert bench.seen() == [b"%d" % number for number in range(6)]
-    wait_until(lambda: not bench.store.opened.pending)
+    wait_until(lambda: not pending_in(bench.file_store))
 
 
 def test_ends_in_doubt_are_settled_from_the_done_log(bench: FileBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_a_disk_that_fails_ends_the_store_and_what_it_acknowledged_stays(
             prepare(store, [half()])
 
     with store_of(tmp_path) as again:
-        assert stored.transaction_id in again.opened.pending
+        assert stored.transaction_id in [one.transaction_id for one in pending_in(again)]
 
 
 def test_a_full_disk_refuses_what_comes_and_goes_on_when_there_is_room(

@@ -40,7 +40,9 @@ class FileOperator:
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None."""
-        return next((pending for pending in self.pending() if pending.transaction_id == transaction_id), None)
+        from penstock.transactions.stores.file.reader import read_pending
+
+        return next(iter(read_pending(self.folder, transaction_id)), None)
 
     def discarded(self) -> Sequence[DiscardedTransaction]:
         """Return nothing: what was discarded lies in Kafka, in the topic of the store's prefix."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -16,22 +15,18 @@ from penstock import clients
 from penstock.errors import HalfNotStoredError, PenstockError, TransactionError
 from penstock.transactions.model import PendingTransaction
 from penstock.transactions.operator.audit import VERBS, Act, AuditLog
-from penstock.transactions.operator.description import NO_PRODUCER
+from penstock.transactions.operator.description import NO_PRODUCER, hanging
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.operator.resuming import Resuming
 from penstock.transactions.store import Prepared
-from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.reader import shown_as
-from penstock.transactions.stores.file.shard import read_slow_call
 from penstock.transactions.stores.relay.store import RelayedStore, decision
 from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.writing.acked_producer import AckedProducer, LateProducer
 
 #: Seconds that a record in Kafka may take to be acknowledged.
 _SEND_S = 15.0
-#: Transactions that are looked at at once: others change the store meanwhile.
-_AT_ONCE = 1_000
 
 
 class FileAdministration:
@@ -47,25 +42,18 @@ class FileAdministration:
 
     def pending(self) -> Sequence[PendingTransaction]:
         """Return what is not settled, oldest first. Raises `StoppedError` where the store is not started here."""
-        opened = self._opened()
-        with opened.lock:
-            waiting = list(opened.pending.values())
-        return self._shown(opened, waiting)
+        return self._shown(self._opened().journal.table.used)
 
     def oldest(self, most: int, shards: Collection[int]) -> Sequence[PendingTransaction]:  # noqa: ARG002 - there is one
         """Return the oldest of those that are not settled, at most so many. Raises as `pending`."""
-        opened = self._opened()
-        with opened.lock:
-            # In the order in which they were prepared.
-            waiting = list(islice((stored for stored in opened.pending.values() if not stored.settled), most))
-        return self._shown(opened, waiting)
+        return self._shown(most)
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None. Raises as `pending`."""
         opened = self._opened()
         with opened.lock:
-            stored = opened.pending.get(transaction_id)
-        shown = [] if stored is None else self._shown(opened, [stored])
+            number = opened.journal.number_of(transaction_id)
+        shown = self._described([number]) if number else []
         return shown[0] if shown else None
 
     def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "") -> None:
@@ -118,9 +106,9 @@ class FileAdministration:
         """
         store, opened = self._store, self._opened()
         with opened.lock:
-            # One that is settled and not durably so is here, too.
-            is_pending = transaction_id in opened.pending
-        if is_pending:
+            # One that is settled and not durably so is there, too.
+            number = opened.journal.number_of(transaction_id)
+        if number:
             raise TransactionError(
                 f"transaction {transaction_id} is pending in {self._path}, or on its way to the discarded topic: "
                 "there is nothing to bring back; look again in a moment"
@@ -138,21 +126,31 @@ class FileAdministration:
             ) from answer
         return len(halves)
 
-    def _shown(self, opened: OpenStore, waiting: Sequence[StoredTransaction]) -> list[PendingTransaction]:
-        """Return those that are not settled as operators see them."""
-        publication, now_ms = read_slow_call(self._path) or "publication", time.time() * 1000
-        shown = []
-        for start in range(0, len(waiting), _AT_ONCE):
+    def _shown(self, most: int) -> list[PendingTransaction]:
+        opened = self._opened()
+        # Of those that are begun first, some may be settled, and not durably so.
+        shown = self._described(opened.journal.table.oldest(most + opened.ready.settled))
+        return shown[:most]
+
+    def _described(self, numbers: Sequence[int]) -> list[PendingTransaction]:
+        """Return those that are not settled as operators see them. They are read while others change the store."""
+        opened = self._opened()
+        slow, now_ms = opened.slow_call, time.time() * 1000
+        publication = "publication" if slow is None else hanging(slow[0], time.monotonic() - slow[1])
+        shown: list[tuple[int, PendingTransaction]] = []
+        for number in numbers:
+            stored = opened.journal.peek(number)
+            if stored is None:
+                continue
             with opened.lock:
-                for stored in waiting[start : start + _AT_ONCE]:
-                    if stored.settled:
-                        continue
-                    held_by = opened.ready.held_by(stored) if stored.verdict is Verdict.COMMIT else None
-                    reason = opened.ready.reason(stored)
-                    obstacle = publication if reason is None else f"Kafka to take it: {reason}"
-                    unasked = NO_PRODUCER.format(stored.group) if opened.check_sources.lacks(stored.group) else ""
-                    shown.append(shown_as(stored, now_ms, held_by, obstacle, unasked))
-        return shown
+                if stored.settled:
+                    continue
+                held_by = opened.ready.held_by(stored) if stored.verdict is Verdict.COMMIT else None
+                reason = opened.ready.reason(stored)
+            obstacle = publication if reason is None else f"Kafka to take it: {reason}"
+            unasked = NO_PRODUCER.format(stored.group) if opened.check_sources.lacks(stored.group) else ""
+            shown.append((stored.number, shown_as(stored, now_ms, held_by, obstacle, unasked)))
+        return [transaction for _, transaction in sorted(shown, key=lambda entry: entry[0])]
 
     @contextmanager
     def _auditing(self) -> Iterator[tuple[AuditLog, Inspection]]:

@@ -1,7 +1,8 @@
 """The decided transactions of a file store that wait to be published, and what each waits for. Pure.
 
 In the order of their decisions; those that share a group and an order key (`order="half"`), a line, in that of their
-halves: there, one that is not decided, or that Kafka refuses for now, holds those behind it, and no others.
+halves: there, one that is not decided, or that Kafka refuses for now, holds those behind it, and no others. Those that
+are delayed for long wait in the state table, and come here when their time is near.
 """
 
 from __future__ import annotations
@@ -33,23 +34,14 @@ class ReadyQueue:
         self._reasons: dict[str, str] = {}
         # Unsettled transactions in the order of their halves.
         self._lines: dict[Line, deque[StoredTransaction]] = {}
-        # How many stand how, save for those that nobody has decided.
-        self._standings = [0] * len(Standing)
-
-    @property
-    def delayed(self) -> int:
-        """How many wait for their time of delivery."""
-        return self._standings[Standing.DELAYED]
+        #: How many stand behind an earlier one of their key; how many are over, and not durably so.
+        self.held_by_key = 0
+        self.settled = 0
 
     @property
     def held(self) -> int:
         """How many Kafka refuses, or must stay behind such."""
         return len(self._reasons)
-
-    @property
-    def held_by_key(self) -> int:
-        """How many committed ones wait for an earlier one of their key."""
-        return self._standings[Standing.BEHIND]
 
     def held_by(self, stored: StoredTransaction) -> str | None:
         """Return the id of the transaction that a transaction waits for, by its key."""
@@ -59,19 +51,24 @@ class ReadyQueue:
         """Return why a transaction is held and tried apart, or None."""
         return self._reasons.get(stored.transaction_id)
 
-    def add(self, stored: StoredTransaction, now_ms: int) -> None:
-        """Take a transaction in, decided or not, in the order of the halves."""
+    def add(self, stored: StoredTransaction) -> None:
+        """Take a transaction that stands in a line in, decided or not, in the order of the halves."""
         if stored.line is not None:
             self._lines.setdefault(stored.line, deque()).append(stored)
-        if stored.verdict is not None:
-            self.decided(stored, now_ms)
 
-    def decided(self, stored: StoredTransaction, now_ms: int) -> None:
-        """Take in that a transaction was decided COMMIT or DISCARD; the latter also where it was held."""
-        if stored.verdict is Verdict.COMMIT and stored.deliver_at_ms is not None and stored.deliver_at_ms > now_ms:
-            self._delay(stored)
+    def free(self, stored: StoredTransaction) -> None:
+        """Let one be taken that is decided, now or when those before it are gone."""
+        self._reasons.pop(stored.transaction_id, None)
+        if stored.verdict is Verdict.COMMIT and not self._is_first(stored):
+            self._stand(stored, Standing.BEHIND)
         else:
-            self._free(stored)
+            self._stand(stored, Standing.READY)
+            heapq.heappush(self._ready, (stored.decided, stored))
+
+    def delay(self, stored: StoredTransaction) -> None:
+        """Let a committed one wait for its time, which comes soon."""
+        self._stand(stored, Standing.DELAYED)
+        heapq.heappush(self._delayed, (stored.deliver_at_ms or 0, stored.decided, stored))
 
     def remove(self, stored: StoredTransaction) -> None:
         """Take out a transaction that is settled, wherever it waits."""
@@ -85,7 +82,11 @@ class ReadyQueue:
         if not line:
             del self._lines[stored.line]
         elif is_first and line[0].standing is Standing.BEHIND:
-            self._free(line[0])
+            self.free(line[0])
+
+    def forget(self, stored: StoredTransaction) -> None:
+        """Take in that it is durably settled."""
+        self.settled -= stored.standing is Standing.SETTLED
 
     def take(self, now_ms: int, limit: int, room_bytes: int) -> list[StoredTransaction]:
         """Take what can be published, in order; each must be given back, or removed.
@@ -122,7 +123,7 @@ class ReadyQueue:
         if stored.standing is Standing.WITHDRAWN:
             self._reasons.pop(stored.transaction_id, None)
         else:
-            self._free(stored)
+            self.free(stored)
 
     def hold(self, stored: StoredTransaction, reason: str) -> None:
         """Keep one that was taken for trials, or note why it is kept."""
@@ -146,7 +147,8 @@ class ReadyQueue:
 
         A ROLLBACK may be where it waits for its time, a DISCARD where it is held, and no trial has it.
         """
-        may = stored.standing is (Standing.DELAYED if verdict is Verdict.ROLLBACK else Standing.HELD)
+        waits = {Standing.PARKED, Standing.DELAYED} if verdict is Verdict.ROLLBACK else {Standing.HELD}
+        may = stored.standing in waits
         if may:
             self._stand(stored, Standing.WITHDRAWN)
         return may
@@ -156,14 +158,14 @@ class ReadyQueue:
         if stored.transaction_id in self._reasons:
             self._stand(stored, Standing.HELD)
         else:
-            self._delay(stored)
+            self.delay(stored)
 
     def begin_again(self, unsettled: Iterable[StoredTransaction]) -> None:
         """Give back all that a former coordinator of this process had; the next one first reads the done log."""
         self._reasons.clear()
         for stored in unsettled:
             if stored.standing in _OUT:
-                self._free(stored)
+                self.free(stored)
 
     def wait_s(self, now_ms: int, at_most: float) -> float:
         """Return the seconds until something can be taken; 0 if it can now."""
@@ -178,27 +180,14 @@ class ReadyQueue:
         while delayed and (delayed[0][0] <= now_ms or delayed[0][2].standing is not Standing.DELAYED):
             stored = heapq.heappop(delayed)[2]
             if stored.standing is Standing.DELAYED:
-                self._free(stored)
+                self.free(stored)
         while ready and ready[0][1].standing is not Standing.READY:
             heapq.heappop(ready)
-
-    def _delay(self, stored: StoredTransaction) -> None:
-        self._stand(stored, Standing.DELAYED)
-        heapq.heappush(self._delayed, (stored.deliver_at_ms or 0, stored.decided, stored))
-
-    def _free(self, stored: StoredTransaction) -> None:
-        """Let it be taken, now or when those before it are gone."""
-        self._reasons.pop(stored.transaction_id, None)
-        if stored.verdict is Verdict.COMMIT and not self._is_first(stored):
-            self._stand(stored, Standing.BEHIND)
-        else:
-            self._stand(stored, Standing.READY)
-            heapq.heappush(self._ready, (stored.decided, stored))
 
     def _is_first(self, stored: StoredTransaction) -> bool:
         return stored.line is None or self._lines[stored.line][0] is stored
 
     def _stand(self, stored: StoredTransaction, standing: Standing) -> None:
-        self._standings[stored.standing] -= 1
+        self.held_by_key += (standing is Standing.BEHIND) - (stored.standing is Standing.BEHIND)
+        self.settled += (standing is Standing.SETTLED) - (stored.standing is Standing.SETTLED)
         stored.standing = standing
-        self._standings[standing] += 1

@@ -6,6 +6,7 @@ What is published is not waited for until it is settled durably here: until then
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -13,31 +14,28 @@ from xxhash import xxh3_128_digest
 
 from penstock.errors import ConfigurationError
 from penstock.transactions.model import CoordinatorStatistics
-from penstock.transactions.operator.description import hanging
-from penstock.transactions.stores.file.check_sources import DueQueue
-from penstock.transactions.stores.file.log.journal import Settle
+from penstock.transactions.stores.file.log.judging import Settle
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import NoRoomError
+from penstock.transactions.stores.file.log.table import UNDECIDED, State, tick_of
 from penstock.transactions.stores.file.open_store import OpenStore
+from penstock.transactions.stores.file.scan import NEAR_S, TableScan
 from penstock.transactions.stores.relay.changes import ChangedCallback, Result
 from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
 from penstock.transactions.stores.relay.shards import CheckTerms, DueCheck, StoreShards
 from penstock.transactions.wire.discarded import BY_OPERATOR, EXHAUSTED, encode_discarded
 from penstock.transactions.wire.half import Half
-from penstock.transactions.wire.ids import id_text
+from penstock.transactions.wire.ids import id_bytes, id_text
 from penstock.transactions.wire.ops import Author, Verdict
 
 #: Most seconds between two rounds.
 _LONGEST_WAIT_S = 1.0
-#: Transactions in one Kafka transaction, at most; and checks in one round.
+#: Transactions in one Kafka transaction, at most; and those that are read for checks, or since their time is near, in
+#: one round.
 _GROUP = 1_000
-_CHECKS = 2_000
-#: The files, beside the redo log, with the transactional ids under which the store may be published, and with the call
-#: into the Kafka client that publication waits for.
+_ROUND = 2_000
+#: The file, beside the redo log, with the transactional ids under which the store may be published.
 _CLAIM = "publishers"
-_SLOW_CALL = "slow-call"
-#: Bytes of the latter that are read.
-_MOST_BYTES = 1_000
 
 
 class FileShard(StoreShards):
@@ -73,23 +71,19 @@ class FileShard(StoreShards):
         self._opened = opened
         self._folder = folder
         self._discarded = f"{prefix}.discarded"
-        self._policy = terms.policy
         self._submit = submit
         # What the relay has, by the name that it has it by.
         self._taken: dict[str, StoredTransaction] = {}
-        # Guarded by the store's lock: the next checks; ids of published transactions that could not be settled for lack
-        # of room, and how many requests to settle are under way.
-        self._due = DueQueue()
+        self._scan = TableScan(opened.journal.table, terms.policy)
+        # Guarded by the store's lock: ids of published transactions that could not be settled for lack of room, and how
+        # many requests to settle are under way.
         self._unsettled: list[str] = []
         self._settling = 0
         with opened.lock:
-            if opened.coordinator is not None:
+            if opened.wake is not None:
                 raise ConfigurationError(f"{label} has a coordinator already; use that one")
-            opened.coordinator = self._plan, wake
-            unsettled = [stored for stored in opened.pending.values() if not stored.settled]
-            opened.ready.begin_again(unsettled)
-            for stored in unsettled:
-                self._plan(stored)
+            opened.wake = wake
+            opened.ready.begin_again(stored for stored in opened.journal.live.values() if not stored.settled)
 
     def backlog(self, shard: int) -> FileShard:  # noqa: ARG002 - there is one
         """Return what waits in it."""
@@ -101,13 +95,51 @@ class FileShard(StoreShards):
             raise self._opened.failure
 
     def due(self) -> Sequence[DueCheck]:
-        """Return what is due, as much as one round has time for."""
-        now = time.monotonic()
-        with self._opened.lock:
-            due = self._due.take_due(now, _CHECKS)
-            for stored in due:
-                self._due.plan(stored, now + self._policy.interval(stored.check_count + 1))
-        return [DueCheck(stored.transaction_id, stored.group, stored.check_count, stored) for stored in due]
+        """Return what is due, as much as one round has time for; what is to be published soon comes into memory."""
+        scan, opened = self._scan, self._opened
+        if time.monotonic() >= scan.due_at:
+            self._look()
+        for number in _some(scan.near):
+            if opened.journal.in_memory(number) is None:
+                stored = opened.journal.load(number)
+                with opened.lock:
+                    opened.bring_in(number, stored)
+        checked = (self._check(number) for number in _some(scan.checks))
+        return [
+            DueCheck(stored.transaction_id, stored.group, stored.check_count, stored)
+            for stored in checked
+            if stored is not None
+        ]
+
+    def _look(self) -> None:
+        """Scan the table."""
+        opened = self._opened
+        with opened.lock:
+            # What is decided meanwhile, and the scan does not see, must not stay in the table.
+            opened.near_ms = time.time() * 1000 + NEAR_S * 1000
+        near_ms = self._scan.run()
+        with opened.lock:
+            opened.near_ms = near_ms
+
+    def _check(self, number: int) -> StoredTransaction | None:
+        """Return a transaction that is to be checked now, and waits in the table from now on; None: it is not."""
+        opened, table, now_ms = self._opened, self._opened.journal.table, time.time() * 1000
+        stored = opened.journal.peek(number)
+        if stored is None or stored.verdict is not None:
+            return None
+        with opened.lock:
+            row = table.row(number)
+            if row.state not in UNDECIDED or table.key(number)[0] != id_bytes(stored.transaction_id):
+                return None
+            immune_ms = stored.birth_ms + (stored.immunity_ms or 0)
+            if row.state == State.BORN and immune_ms > now_ms:
+                table.wait(number, State.IMMUNE, tick_of(immune_ms))
+                return None
+            table.wait(number, State.ASKED, tick_of(now_ms))
+            stored.asked_ms, stored.check_count = int(now_ms), row.checks
+            opened.drop_halves(stored)
+            opened.journal.park(stored)
+        return stored
 
     def ask(self, due: Sequence[DueCheck]) -> Collection[str]:
         """Let the producers of this process take checks; return the groups that have none."""
@@ -115,17 +147,8 @@ class FileShard(StoreShards):
 
     def half(self, due: DueCheck) -> Half | None:
         """Read the first half of an undecided transaction, or None."""
-        return self._opened.first_half(due.stored)
-
-    def _plan(self, stored: StoredTransaction) -> None:
-        """Plan the next check of an undecided transaction. The caller holds the store's lock."""
-        if stored.verdict is not None:
-            return
-        # Wall clocks jump; what they say is trusted no further than that a birth is not in the future.
-        now_ms = time.time() * 1000
-        birth_s, answered_s = min(stored.birth_ms, now_ms) / 1000, min(stored.answered_ms, now_ms) / 1000
-        due = self._policy.next_due(birth_s, (stored.immunity_ms or 0) / 1000, answered_s, stored.check_count)
-        self._due.plan(stored, time.monotonic() + max(0.0, due - now_ms / 1000))
+        stored = self._opened.journal.undecided(due.stored.record, due.transaction_id)
+        return None if stored is None or stored.halves is None else stored.halves[0]
 
     def is_durable(self) -> bool:
         """Whether all that was published is durably settled; what failed for lack of room is tried again."""
@@ -137,17 +160,16 @@ class FileShard(StoreShards):
         """What is settled leaves the redo log with its segment."""
 
     def note_slow_call(self, shard: int, call: str, age_s: float) -> None:  # noqa: ARG002 - there is one
-        """Write down the call that publication waits for."""
-        if call:
-            _replace(self._folder / _SLOW_CALL, f"{time.time() - age_s:.3f} {call}")
-        else:
-            (self._folder / _SLOW_CALL).unlink(missing_ok=True)
+        """Let operators in this process know which call publication waits for."""
+        self._opened.slow_call = (call, time.monotonic() - age_s) if call else None
 
     def wait_s(self, *, takes_more: bool, busy: bool) -> float:  # noqa: ARG002 - what came meanwhile has woken it
         """Return the seconds after which something is due, if nothing wakes the coordinator before."""
         opened = self._opened
         with opened.lock:
-            wait = min(_LONGEST_WAIT_S, self._due.next_due - time.monotonic())
+            wait = min(_LONGEST_WAIT_S, self._scan.due_at - time.monotonic())
+            if self._scan.near or self._scan.checks:
+                wait = 0.0
             if takes_more:
                 wait = opened.ready.wait_s(int(time.time() * 1000), wait)
         return max(0.0, wait)
@@ -156,26 +178,29 @@ class FileShard(StoreShards):
         """Let another coordinator have the store."""
         self.note_slow_call(0, "", 0.0)
         with self._opened.lock:
-            self._opened.coordinator = None
+            self._opened.wake = None
 
     def statistics(self, shards: Collection[int] | None) -> CoordinatorStatistics:  # noqa: ARG002 - there is one
         """Return counts since the store was opened and what is pending now. Safe from any thread."""
         opened = self._opened
+        table, now_ms = opened.journal.table, time.time() * 1000
         with opened.lock:
-            births = [stored.birth_ms for stored in opened.pending.values() if not stored.settled]
-            return self.counts.statistics(
-                pending=len(births),
-                oldest_age_s=time.time() - min(births) / 1000 if births else 0.0,
-                held=opened.ready.held,
-                delayed=opened.ready.delayed,
-                held_by_key=opened.ready.held_by_key,
-            )
+            pending = table.used - opened.ready.settled
+        return self.counts.statistics(
+            pending=pending,
+            oldest_age_s=(now_ms - table.oldest_ms()) / 1000 if pending else 0.0,
+            held=opened.ready.held,
+            delayed=table.counts[State.DELAYED],
+            held_by_key=opened.ready.held_by_key,
+        )
 
     def may_open(self, claim: Sequence[str]) -> bool:
         """Write the transactional ids down; the store has one coordinator, so it may always be published."""
         if list(claim) != self.claimed():
             # Another process has to know of them; what a machine that failed had under way, Kafka ends by itself.
-            _replace(self._folder / _CLAIM, " ".join(claim))
+            new = self._folder / f"{_CLAIM}.new"
+            new.write_text(" ".join(claim))
+            new.replace(self._folder / _CLAIM)
         return True
 
     def claimed(self) -> list[str]:
@@ -188,6 +213,9 @@ class FileShard(StoreShards):
         opened = self._opened
         with opened.lock:
             taken = opened.ready.take(int(time.time() * 1000), min(limit, _GROUP), room_bytes)
+            for stored in taken:
+                if stored.deliver_at_ms is not None:
+                    opened.journal.table.ripen(stored.record)
         entries = [self._publishable(stored) for stored in taken]
         self._taken.update((entry.transaction_id, stored) for entry, stored in zip(entries, taken, strict=True))
         return entries
@@ -198,29 +226,31 @@ class FileShard(StoreShards):
 
     def published(self, names: Collection[str]) -> None:
         """Settle what is published, and complete who waits for it."""
-        opened, stored = self._opened, [self._taken.pop(name, None) for name in names]
-        found = [transaction for transaction in stored if transaction is not None]
-        if len(found) < len(names):
-            # What a former coordinator published, and much that is settled.
-            wanted = set(names)
+        opened = self._opened
+        found = {name: stored for name in names if (stored := self._taken.pop(name, None)) is not None}
+        missing = set(names).difference(found)
+        if missing:
             with opened.lock:
-                waiting = [
-                    transaction
-                    for transaction in opened.pending.values()
-                    if transaction.verdict is not None and not transaction.settled
-                ]
-            found += [
-                transaction for transaction in waiting if _name_of(transaction) in wanted and transaction not in found
-            ]
-        found = sorted(
-            (transaction for transaction in found if not transaction.settled),
-            key=lambda transaction: transaction.decided,
-        )
-        completed = opened.published(found)
-        if found:
-            self._settle([transaction.transaction_id for transaction in found])
+                found.update(self._former(missing))
+        settled = [stored for stored in found.values() if not stored.settled]
+        settled.sort(key=lambda stored: stored.decided)
+        completed = opened.published(settled)
+        if settled:
+            self._settle([stored.transaction_id for stored in settled])
         for callback, verdict in completed:
             callback(verdict)
+
+    def _former(self, names: Collection[str]) -> dict[str, StoredTransaction]:
+        """Return what a former coordinator published, among much that is settled."""
+        journal = self._opened.journal
+        live = {_name_of(stored): stored for stored in journal.live.values() if stored.verdict is not None}
+        # What is in the table alone has its id for a name.
+        found = {name: live.get(name) or journal.find(name) for name in names}
+        return {
+            name: stored
+            for name, stored in found.items()
+            if stored is not None and stored.verdict is not None and _name_of(stored) == name
+        }
 
     def release(self, names: Collection[str]) -> None:
         """Let what was taken or held go with the others again."""
@@ -287,7 +317,7 @@ class FileShard(StoreShards):
 
     def _publishable(self, stored: StoredTransaction) -> Publishable:
         """Return what is published of a transaction that is decided COMMIT, or DISCARD: then to the discarded topic."""
-        halves = self._opened.halves(stored)
+        halves = self._opened.journal.halves(stored)
         if stored.verdict is Verdict.DISCARD:
             why = BY_OPERATOR if stored.author is Author.OPERATOR else EXHAUSTED
             messages = [
@@ -301,19 +331,9 @@ class FileShard(StoreShards):
         return Publishable(_name_of(stored), messages, stored.line)
 
 
-def read_slow_call(folder: Path) -> str:
-    """Return in words which call publication of the store in a folder waits for, or an empty text."""
-    try:
-        since, _, call = (folder / _SLOW_CALL).read_bytes()[:_MOST_BYTES].decode(errors="replace").partition(" ")
-        return hanging(call, time.time() - float(since))
-    except (OSError, ValueError):
-        return ""
-
-
-def _replace(path: Path, text: str) -> None:
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    new.replace(path)
+def _some(numbers: array[int]) -> list[int]:
+    """Take as many numbers from the end as one round has time for."""
+    return [numbers.pop() for _ in range(min(len(numbers), _ROUND))]
 
 
 def _name_of(stored: StoredTransaction) -> str:

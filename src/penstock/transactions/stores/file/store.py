@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -120,11 +121,16 @@ class FileStore(RelayedStore):
         super().stop(timeout_s)
 
     def _close(self, *, has_ended: bool) -> None:
-        self._opened = None
+        opened, self._opened = self._opened, None
         if not has_ended:
             raise StoppedError(f"{self.label} is still writing; its folder stays locked until the process ends")
-        if self._folder is not None:
-            self._folder.close()
+        # Where that fails, opening reads the redo log.
+        with suppress(OSError):
+            if opened is not None and opened.failure is None:
+                opened.journal.close()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.close()
         self._lock.release()
 
     @property

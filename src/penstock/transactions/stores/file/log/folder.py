@@ -8,7 +8,9 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
+from mmap import mmap
 from pathlib import Path
+from typing import Any
 
 
 class Folder:
@@ -35,6 +37,14 @@ class Folder:
         descriptor = self._descriptor(name)
         # Room that is set aside now cannot run out in the midst of a write later.
         os.posix_fallocate(descriptor, 0, size)
+
+    def map(self, name: str, size: int) -> Any:
+        """Return so many bytes of a file, which has room for them then, in memory: what changes there is in the file.
+
+        It lasts as long as what is returned. Not durable before `sync`.
+        """
+        self.allocate(name, size)
+        return mmap(self._descriptor(name), size)
 
     def write(self, name: str, offset: int, data: bytes) -> None:
         """Write into a file. Not durable before `sync`."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 from uuid import UUID
 
@@ -75,7 +76,8 @@ class Record(NamedTuple):
 class Scan(NamedTuple):
     """What a segment holds."""
 
-    records: list[Record]
+    #: Read as they are asked for.
+    records: Iterator[Record]
     #: The offset in the segment where its last good frame begins; the end where there is none.
     last: int
     #: The offset behind it.
@@ -130,12 +132,13 @@ def decode_record(data: bytes, seed: int, place: int) -> Record:
 
 def scan(data: bytes, header: SegmentHeader) -> Scan:
     """Read a segment to its first frame that does not read, and look whether a later one stands behind it."""
-    records: list[Record] = []
+    frames: list[tuple[int, int]] = []
     last = at = HEADER_BYTES
     sequence = header.sequence
     while (frame := _frame_at(data, at, header.seed)) is not None and frame[0] == sequence:
-        records.extend(_records(data, at + FRAME_BYTES, frame[1], header))
+        frames.append((at + FRAME_BYTES, frame[1]))
         last, at, sequence = at, frame[1], sequence + 1
+    records = chain.from_iterable(_records(data, begin, end, header) for begin, end in frames)
     return Scan(records, last, at, sequence, _stray(data, at, sequence, header.seed))
 
 

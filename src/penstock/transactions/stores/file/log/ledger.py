@@ -1,23 +1,41 @@
-"""What a file store holds: its unsettled transactions, as the redo log's entries make them. Pure.
-
-The same code applies an entry while the store runs and when its log is replayed, so that both come to the same state.
-"""
+"""What a file store holds: a transaction as it is in memory, and the replay that makes a state table of a redo log."""
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
-from penstock.transactions.stores.file.log.entries import Checked, Decided, Entry, Prepared
+from xxhash import xxh3_64_intdigest
+
+from penstock.errors import MessageFormatError, StoreDamagedError
+from penstock.transactions.stores.file.log.entries import Checked, Decided, Entry, Prepared, decode_entry
+from penstock.transactions.stores.file.log.frames import Record
+from penstock.transactions.stores.file.log.table import (
+    STAYS,
+    UNDECIDED,
+    RawRow,
+    Row,
+    State,
+    StateTable,
+    ms_of,
+    tick_of,
+)
 from penstock.transactions.wire.half import Half, Line
+from penstock.transactions.wire.ids import id_bytes
 from penstock.transactions.wire.ops import Author, Verdict
+
+_GROUP_MASK = 0xFFFFFFFF
 
 
 class Standing(IntEnum):
-    """How far a transaction is on its way to Kafka; the queue of what is ready changes it."""
+    """How far a transaction in memory is on its way to Kafka; the queue of what is ready changes it."""
 
-    UNDECIDED = 0
-    #: It waits for its time; for those before it in its line.
+    #: It is undecided, or waits for its time in the table: it may leave the memory.
+    PARKED = 0
+    #: It waits for its time, which comes soon; for those before it in its line.
     DELAYED = 1
     BEHIND = 2
     READY = 3
@@ -33,23 +51,24 @@ class Standing(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class StoredTransaction:
-    """An unsettled transaction. The payloads stay in the redo log; here is what decides what becomes of it.
-
-    Changed by the ledger alone, save for `due` and `standing`, which belong to those who look after it.
-    """
+    """An unsettled transaction, as it was read from the table and the log. The store's lock guards it."""
 
     transaction_id: str
+    #: Its number in the table.
+    record: int
     group: str
+    #: Rises from transaction to transaction: the order in which they were prepared.
     number: int
     birth_ms: int
     check_count: int
-    answered_ms: int
+    #: When it was asked about, or that was answered; 0: never.
+    asked_ms: int
     #: None while it is undecided.
     verdict: Verdict | None
+    author: Author | None
     #: Rises from decision to decision; 0 while there is none.
     decided: int
-    #: Where its halves stand in the redo log.
-    place: int
+    #: Bytes in the redo log.
     size: int
     immunity_ms: int | None
     deliver_at_ms: int | None
@@ -57,110 +76,157 @@ class StoredTransaction:
     line: Line | None
     topics: tuple[str, ...]
     #: Where an operator brought it back from; None: it was never discarded.
-    resumed: str | None = None
-    #: Who decided, where the log still has it.
-    author: Author | None = None
-    #: By name, where a person decided.
-    actor: str = ""
-    #: Monotonic seconds of its next check.
-    due: float = 0.0
-    standing: Standing = Standing.UNDECIDED
+    resumed: str | None
+    #: None: they are read from the log again.
+    halves: tuple[Half, ...] | None
+    #: Bytes of them that count for what the store keeps in memory.
+    cached: int = 0
+    standing: Standing = Standing.PARKED
 
     @property
     def settled(self) -> bool:
         """Whether it is over."""
         return self.standing is Standing.SETTLED
 
+    @property
+    def stays(self) -> bool:
+        """Whether it stays in memory as long as it is pending."""
+        return self.standing is not Standing.PARKED or self.line is not None or self.resumed is not None
 
-class Ledger:
-    """The unsettled transactions of one store. Not thread-safe: its store guards it."""
 
-    def __init__(self) -> None:
-        #: By id, in no order that matters.
-        self.pending: dict[str, StoredTransaction] = {}
-        #: The highest numbers that were given out.
-        self.number = 0
-        self.decided = 0
+_VERDICTS = {State.DELAYED: Verdict.COMMIT, State.COMMITTED: Verdict.COMMIT, State.DISCARDED: Verdict.DISCARD}
 
-    def prepare(self, entry: Prepared, place: int, size: int) -> StoredTransaction:
-        """Take in a transaction, or its halves' new place in the log."""
-        self.number = max(self.number, entry.number)
-        self.decided = max(self.decided, entry.decided)
-        first = entry.halves[0]
-        stored = self.pending.get(first.transaction_id)
-        if stored is not None:
-            stored.place, stored.size = place, size
-            return stored
-        stored = StoredTransaction(
-            transaction_id=first.transaction_id,
-            group=first.group,
-            number=entry.number,
-            birth_ms=entry.birth_ms,
-            check_count=entry.check_count,
-            answered_ms=entry.answered_ms,
-            verdict=None if entry.verdict is Verdict.UNKNOWN else entry.verdict,
-            decided=entry.decided,
-            place=place,
-            size=size,
-            immunity_ms=_longest([half.immunity_ms for half in entry.halves]),
-            deliver_at_ms=_longest([half.deliver_at_ms for half in entry.halves]),
-            line=first.line,
-            topics=tuple(dict.fromkeys(half.topic for half in entry.halves)),
-            resumed=first.resumed,
-        )
-        self.pending[first.transaction_id] = stored
-        return stored
 
-    def apply(self, entry: Entry, place: int, size: int) -> list[StoredTransaction]:
-        """Apply an entry of the log; return the transactions it speaks of. Settled ones are not kept any more."""
+class Replay:
+    """Makes a table of a log's records, in their order; all are entered. Raises `StoreDamagedError`."""
+
+    def __init__(self, table: StateTable) -> None:
+        self._table = table
+        # Timestamps of delivery, by number: the table has room for them once they are decided.
+        self._dues = array("I")
+
+    def __call__(self, record: Record) -> None:
+        """Let a record change the table. What it speaks of may be settled, and its halves gone with their segment."""
+        table, entry = self._table, decoded(record)
         if isinstance(entry, Prepared):
-            return [self.prepare(entry, place, size)]
-        if isinstance(entry, Decided):
-            self.decided = max(self.decided, entry.decided)
-            stored = self.pending.get(entry.transaction_id)
-            # Absent: it was settled, and its halves' segment is gone. The first decision is the only one written, save
-            # for one that takes a COMMIT back before it is due, and for an operator's DISCARD of what Kafka refused.
-            if stored is None or not _counts(stored, entry):
-                return []
-            stored.verdict, stored.decided = entry.verdict, entry.decided
-            stored.author, stored.actor = entry.author, entry.actor
-            if entry.verdict is Verdict.ROLLBACK:
+            self._prepare(entry, record)
+        elif isinstance(entry, Decided):
+            table.decided = max(table.decided, entry.decided)
+            number = table.find(id_bytes(entry.transaction_id))
+            if number and entry.verdict is Verdict.ROLLBACK:
                 # There is nothing left to do for it: it is settled by being decided.
-                del self.pending[entry.transaction_id]
-            return [stored]
-        if isinstance(entry, Checked):
-            stored = self.pending.get(entry.transaction_id)
-            if stored is None:
-                return []
-            stored.check_count, stored.answered_ms = entry.check_count, entry.answered_ms
-            return [stored]
-        return [
-            stored
-            for transaction_id in entry.transaction_ids
-            if (stored := self.pending.pop(transaction_id, None)) is not None
-        ]
+                self._settle(number)
+            elif number:
+                # The first decision is the only one written, save for one that takes a COMMIT back before it is due,
+                # and for an operator's DISCARD of what Kafka refused.
+                table.decide(number, entry.verdict, entry.author, entry.decided, self._dues[number])
+        elif isinstance(entry, Checked):
+            if number := table.find(id_bytes(entry.transaction_id)):
+                table.wait(number, State.ANSWERED, tick_of(entry.answered_ms), entry.check_count)
+        else:
+            for transaction_id in entry.transaction_ids:
+                if number := table.find(id_bytes(transaction_id)):
+                    self._settle(number)
 
-    def entries_of(self, stored: StoredTransaction, halves: tuple[Half, ...]) -> list[Entry]:
-        """Return entries that tell all of a transaction, to be written again."""
-        verdict = stored.verdict or Verdict.UNKNOWN
-        numbers = (stored.number, stored.birth_ms, stored.check_count, stored.answered_ms)
-        if stored.author is Author.OPERATOR:
-            # The first entry alone would not say who it was.
-            decision = Decided(stored.transaction_id, verdict, stored.author, stored.decided, stored.actor)
-            return [Prepared(*numbers, Verdict.UNKNOWN, 0, halves), decision]
-        return [Prepared(*numbers, verdict, stored.decided, halves)]
+    def _prepare(self, entry: Prepared, record: Record) -> None:
+        table, raw_id = self._table, id_bytes(entry.halves[0].transaction_id)
+        table.number = max(table.number, entry.number)
+        table.decided = max(table.decided, entry.decided)
+        number = table.find(raw_id)
+        if number:
+            # It was written again.
+            table.move(number, record.place, record.size)
+            return
+        number = table.add(raw_id, entry.number, row_of(entry, record))
+        table.enter(number)
+        if number >= len(self._dues):
+            self._dues.extend([0] * (number + 1))
+        self._dues[number] = due_of(_longest([half.deliver_at_ms for half in entry.halves]))
+        if entry.verdict is not Verdict.UNKNOWN:
+            # As an earlier version of penstock wrote it again.
+            table.decide(number, entry.verdict, Author.PRODUCER, entry.decided, self._dues[number])
+
+    def _settle(self, number: int) -> None:
+        self._table.leave(number)
+        self._table.free(number)
 
 
-def _counts(stored: StoredTransaction, decision: Decided) -> bool:
-    """Tell whether a decision that is in the log counts."""
-    is_first, verdict = stored.verdict is None, decision.verdict
-    return is_first or verdict is Verdict.ROLLBACK or is_discard_of_refused(stored, verdict, decision.author)
+def row_of(entry: Prepared, record: Record) -> RawRow:
+    """Return the record in the table of what was just prepared, or written again."""
+    half = entry.halves[0]
+    stays = STAYS if half.order_key is not None or half.resumed is not None else 0
+    state, ms = (State.ANSWERED, entry.answered_ms) if entry.check_count else (State.BORN, entry.birth_ms)
+    return record.place, record.size, tick_of(ms), hash_of(half.group), state, stays, entry.check_count
 
 
-def is_discard_of_refused(stored: StoredTransaction, verdict: Verdict, author: Author) -> bool:
-    """Tell whether an operator discards what is committed: the one decision that counts after another one."""
-    return (stored.verdict, verdict, author) == (Verdict.COMMIT, Verdict.DISCARD, Author.OPERATOR)
+def due_of(deliver_at_ms: int | None) -> int:
+    """Return the timestamp of a delivery, 0 where that is at once."""
+    return 0 if deliver_at_ms is None else max(1, tick_of(deliver_at_ms))
 
 
-def _longest(times: list[int | None]) -> int | None:
+def decoded(record: Record) -> Entry:
+    """Return the entry of a record. Raises `StoreDamagedError`."""
+    try:
+        return decode_entry(record.kind, record.payload)
+    except MessageFormatError as error:
+        raise StoreDamagedError(
+            f"the file store is damaged, or was written by a later penstock: place {record.place} of its redo log "
+            f"has {error}; use the penstock that wrote it, or restore its folder from a backup"
+        ) from error
+
+
+def loaded(number: int, row: Row, order: int, entry: Entry) -> StoredTransaction:
+    """Return a transaction as it stands, of its record and its halves in the log. Raises `StoreDamagedError`."""
+    if not isinstance(entry, Prepared):
+        raise StoreDamagedError(
+            f"the file store is damaged: place {row.place} of its redo log holds no halves; restore a backup"
+        )
+    stored = born(number, row.size, entry)
+    stored.check_count = row.checks
+    if row.state in {State.ASKED, State.ANSWERED}:
+        stored.asked_ms = ms_of(row.tick)
+    if row.state not in UNDECIDED:
+        stored.verdict = _VERDICTS[State(row.state)]
+        stored.author, stored.decided = Author(row.flags & ~STAYS), order
+    return stored
+
+
+def born(number: int, size: int, entry: Prepared) -> StoredTransaction:
+    """Return a transaction that was just prepared."""
+    halves = entry.halves
+    first = halves[0]
+    immunity_ms, deliver_at_ms = first.immunity_ms, first.deliver_at_ms
+    topics: tuple[str, ...] = (first.topic,)
+    if len(halves) > 1:
+        immunity_ms = _longest([half.immunity_ms for half in halves])
+        deliver_at_ms = _longest([half.deliver_at_ms for half in halves])
+        topics = tuple(dict.fromkeys(half.topic for half in halves))
+    return StoredTransaction(
+        transaction_id=first.transaction_id,
+        record=number,
+        group=first.group,
+        number=entry.number,
+        birth_ms=entry.birth_ms,
+        check_count=0,
+        asked_ms=0,
+        verdict=None,
+        author=None,
+        decided=0,
+        size=size,
+        immunity_ms=immunity_ms,
+        deliver_at_ms=deliver_at_ms,
+        line=first.line,
+        topics=topics,
+        resumed=first.resumed,
+        halves=halves,
+    )
+
+
+@lru_cache(maxsize=1_024)
+def hash_of(group: str) -> int:
+    """Return the hash of a producer group."""
+    return xxh3_64_intdigest(group.encode()) & _GROUP_MASK
+
+
+def _longest(times: Sequence[int | None]) -> int | None:
     return max((time for time in times if time is not None), default=None)

@@ -1,7 +1,8 @@
 """The redo log: segments in a folder, appended to by one thread, and how it is opened after whatever ended it.
 
-Opening reads the segments from the floor on. What stands torn at the end was never acknowledged and is cut off; what
-had been acknowledged and is missing or damaged, at the end or within, makes the opening fail without touching it.
+Opening reads the segments from the floor on; after a clean stop the last one alone, to see that the log ends where it
+ended then. What stands torn at the end was never acknowledged and is cut off; what had been acknowledged and is missing
+or damaged, at the end or within, makes the opening fail without touching it.
 To tell the two apart there is the file `mark`: where the log ended at the last sync that returned. It is written
 behind each sync, and never synced itself, so it may be behind the truth after a power cut, but never ahead of it.
 """
@@ -33,6 +34,7 @@ SUFFIX = ".redo"
 _NEW = ".new"
 MARK = "mark"
 _MARK = struct.Struct(">16sQI")
+_END = struct.Struct(">16sQQI")
 
 
 class NoRoomError(Exception):
@@ -98,8 +100,21 @@ class RedoLog:
         """The place behind the last durable frame."""
         return self._segments[-1].base + self._offset
 
-    def open(self, replay: Callable[[Record], None]) -> None:
+    @property
+    def log_end(self) -> bytes:
+        """What says where the log ends now, to be given to `open`."""
+        return _log_end(self._segments, self.end, self._sequence)
+
+    def open(
+        self,
+        replay: Callable[[Record], None],
+        expected: bytes | None = None,
+        begin: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Read the log, replaying its records in order, and make it ready for appending; an absent one is made.
+
+        Where it ends as `expected`, nothing is replayed; where it does not, `begin` is called before it is. Tells
+        whether it was replayed.
 
         Raises `StoreDamagedError` where what had been acknowledged is missing or does not read, and has changed nothing
         then; `NoRoomError` where there is no room for the first segment.
@@ -107,23 +122,28 @@ class RedoLog:
         names = self._folder.names()
         found = segments_of(names)
         mark = self._read_mark(names)
-        if not found:
-            if mark is not None:
-                raise _damaged("all segments of its redo log are gone")
+        if not found and mark is not None:
+            raise damaged("all segments of its redo log are gone")
+        read = read_segments(self._folder, found, expected=expected) if found and expected is not None else None
+        is_replayed = read is None
+        if read is None:
+            begin()
+            read = read_segments(self._folder, found, replay) if found else None
+        if read is not None:
+            self._take_over(read, mark)
+        else:
             self._segments = (self._make(uuid4(), 0, 0),)
             self._offset = HEADER_BYTES
-        else:
-            self._take_over(found, mark, replay)
         for name in names:
             if name.endswith(SUFFIX + _NEW):
                 self._folder.remove(name)
         self._write_mark()
+        return is_replayed
 
-    def _take_over(self, names: Sequence[str], mark: tuple[UUID, int] | None, replay: Callable[[Record], None]) -> None:
-        read = read_segments(self._folder, names, replay)
+    def _take_over(self, read: ReadLog, mark: tuple[UUID, int] | None) -> None:
         last, header = read.last, read.segments[-1].header
         if mark is not None and mark[0] == header.store_id and mark[1] > read.end:
-            raise _damaged(f"its redo log had been stored up to place {mark[1]}, but ends at {read.end}")
+            raise damaged(f"its redo log had been stored up to place {mark[1]}, but ends at {read.end}")
         self._segments, self._offset, self._sequence = tuple(read.segments), last.end, last.sequence
         acknowledged = mark is not None and mark[1] >= read.end
         self._clean(read.data, last.end if acknowledged else last.last, read.passed)
@@ -188,14 +208,7 @@ class RedoLog:
 
     def read(self, place: int, size: int) -> Record:
         """Read one record. Safe from any thread. Raises `StoreDamagedError` where it does not read any more."""
-        for segment in reversed(self._segments):
-            if segment.base <= place:
-                data = self._folder.read(segment.name, place - segment.base, size)
-                try:
-                    return decode_record(data, segment.header.seed, place)
-                except MessageFormatError as error:
-                    raise _damaged(f"{segment.name} has {error}") from error
-        raise _damaged(f"place {place} of its redo log is gone")
+        return read_record(self._folder, self._segments, place, size)
 
     def _make(self, store_id: UUID, base: int, floor: int, capacity: int | None = None) -> _Segment:
         """Make a segment under another name first: one with the right name always has a whole header."""
@@ -230,42 +243,72 @@ def segments_of(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if name.endswith(SUFFIX))
 
 
-def read_segments(folder: Folder, names: Sequence[str], replay: Callable[[Record], None]) -> ReadLog:
+def segment_of(folder: Folder, name: str) -> _Segment:
+    """Read what a segment says of itself. Raises `StoreDamagedError`."""
+    try:
+        return _Segment(name, decode_header(folder.read(name, 0, HEADER_BYTES)), 0)
+    except MessageFormatError as error:
+        raise damaged(f"{name} of its redo log is {error}") from error
+
+
+def read_record(folder: Folder, segments: Sequence[_Segment], place: int, size: int) -> Record:
+    """Read one record. Raises `StoreDamagedError` where it does not read any more."""
+    for segment in reversed(segments):
+        if segment.base <= place:
+            try:
+                data = folder.read(segment.name, place - segment.base, size)
+                return decode_record(data, segment.header.seed, place)
+            except (MessageFormatError, FileNotFoundError) as error:
+                raise damaged(f"{segment.name} has {error}") from error
+    raise damaged(f"place {place} of its redo log is gone")
+
+
+def read_segments(
+    folder: Folder,
+    names: Sequence[str],
+    replay: Callable[[Record], None] = lambda _: None,
+    expected: bytes | None = None,
+) -> ReadLog | None:
     """Read segments from the floor on, replaying their records in order; nothing is changed.
 
-    Raises `StoreDamagedError` where they do not fit together.
+    With an expected end, the last one alone is read, and nothing is replayed; None: it ends elsewhere. Raises
+    `StoreDamagedError` where segments do not fit together.
     """
-    segments = []
-    for name in names:
-        try:
-            header = decode_header(folder.read(name, 0, HEADER_BYTES))
-        except MessageFormatError as error:
-            raise _damaged(f"{name} of its redo log is {error}") from error
-        segments.append(_Segment(name, header, 0))
+    segments = [segment_of(folder, name) for name in names]
     floor = segments[-1].header.floor
     passed = [segment for segment in segments if segment.base < floor]
     kept = segments[len(passed) :]
     if kept[0].base != floor:
-        raise _damaged(f"the segment that begins at {floor} of its redo log is gone")
-    last, read, data = Scan([], 0, 0, kept[0].header.sequence, None), kept[:0], b""
-    at = kept[0].base
-    for segment in kept:
-        if (segment.base, segment.header.sequence) != (at, last.sequence) or (
+        raise damaged(f"the segment that begins at {floor} of its redo log is gone")
+    first = kept[0] if expected is None else kept[-1]
+    at, sequence, data = first.base, first.header.sequence, b""
+    read = [] if expected is None else kept[:-1]
+    for segment in kept[len(read) :]:
+        if (segment.base, segment.header.sequence) != (at, sequence) or (
             segment.header.store_id != kept[-1].header.store_id
         ):
-            raise _damaged(f"{segment.name} of its redo log does not follow on what stands before: place {at}")
+            raise damaged(f"{segment.name} of its redo log does not follow on what stands before: place {at}")
         data = folder.read(segment.name)
         last = scan(data, segment.header)
-        at = segment.base + last.end
+        at, sequence = segment.base + last.end, last.sequence
         if last.stray is not None:
-            raise _damaged(f"{segment.name} of its redo log is damaged from byte {last.end} to {last.stray}")
+            raise damaged(f"{segment.name} of its redo log is damaged from byte {last.end} to {last.stray}")
         read.append(segment._replace(capacity=len(data)))
-        for record in last.records:
-            replay(record)
+        if expected is None:
+            for record in last.records:
+                replay(record)
+    if expected not in {None, _log_end(kept, at, sequence)}:
+        return None
     return ReadLog(read, passed, last, data, at)
 
 
-def _damaged(what: str) -> StoreDamagedError:
+def _log_end(segments: Sequence[_Segment], end: int, sequence: int) -> bytes:
+    names = " ".join(segment.name for segment in segments)
+    return _END.pack(segments[-1].header.store_id.bytes, end, sequence, zlib.crc32(names.encode()))
+
+
+def damaged(what: str) -> StoreDamagedError:
+    """Return the error of a store that is damaged."""
     return StoreDamagedError(
         f"the file store is damaged: {what}; restore its folder from a backup, or, to go on without what it "
         "held, move the folder away"
