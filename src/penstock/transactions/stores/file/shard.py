@@ -12,6 +12,7 @@ from pathlib import Path
 from xxhash import xxh3_128_digest
 
 from penstock.errors import ConfigurationError
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.operator.description import hanging
 from penstock.transactions.stores.file.check_sources import DueQueue
@@ -20,9 +21,8 @@ from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.relay.changes import ChangedCallback, Result
-from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
 from penstock.transactions.stores.relay.shards import CheckTerms, DueCheck, StoreShards
-from penstock.transactions.wire.discarded import BY_OPERATOR, EXHAUSTED, encode_discarded
+from penstock.transactions.stores.relay.stored_backlog import decided
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_text
 from penstock.transactions.wire.ops import Author, Verdict
@@ -72,11 +72,8 @@ class FileShard(StoreShards):
         super().__init__(f"{prefix}.file.{opened.journal.redo.store_id}", 1, opened.counts)
         self._opened = opened
         self._folder = folder
-        self._discarded = f"{prefix}.discarded"
         self._policy = terms.policy
         self._submit = submit
-        # What the relay has, by the name that it has it by.
-        self._taken: dict[str, StoredTransaction] = {}
         # Guarded by the store's lock: the next checks; ids of published transactions that could not be settled for lack
         # of room, and how many requests to settle are under way.
         self._due = DueQueue()
@@ -183,90 +180,56 @@ class FileShard(StoreShards):
         claim = self._folder / _CLAIM
         return claim.read_text().split() if claim.exists() else []
 
-    def take(self, limit: int, room_bytes: int) -> Sequence[Publishable]:
+    def taken_over(self, names: Sequence[str]) -> None:
+        """Settle what a former coordinator published, by its names in the done log."""
+        wanted = set(names)
+        with self._opened.lock:
+            waiting = [stored for stored in self._opened.pending.values() if wanted and stored.verdict is not None]
+        self.published([stored.transaction_id for stored in waiting if _name_of(stored) in wanted])
+
+    def take(self, limit: int, room_bytes: int) -> Sequence[Pending]:
         """Return what to publish next."""
+        with self._opened.lock:
+            taken = self._opened.ready.take(int(time.time() * 1000), min(limit, _GROUP), room_bytes)
+        return [self._pending(stored) for stored in taken]
+
+    def wants_visible(self, some: Sequence[Pending]) -> bool:
+        """Tell whether somebody waits until one of them is settled."""
+        return self._opened.is_watched([pending.half.transaction_id for pending in some])
+
+    def published(self, ids: Sequence[str]) -> None:
+        """Settle what is published, and complete who waits for it."""
         opened = self._opened
         with opened.lock:
-            taken = opened.ready.take(int(time.time() * 1000), min(limit, _GROUP), room_bytes)
-        entries = [self._publishable(stored) for stored in taken]
-        self._taken.update((entry.transaction_id, stored) for entry, stored in zip(entries, taken, strict=True))
-        return entries
-
-    def wants_visible(self, entries: Sequence[Publishable]) -> bool:
-        """Tell whether somebody waits until one of them is settled."""
-        return self._opened.is_watched([self._taken[entry.transaction_id] for entry in entries])
-
-    def published(self, names: Collection[str]) -> None:
-        """Settle what is published, and complete who waits for it."""
-        opened, stored = self._opened, [self._taken.pop(name, None) for name in names]
-        found = [transaction for transaction in stored if transaction is not None]
-        if len(found) < len(names):
-            # What a former coordinator published, and much that is settled.
-            wanted = set(names)
-            with opened.lock:
-                waiting = [
-                    transaction
-                    for transaction in opened.pending.values()
-                    if transaction.verdict is not None and not transaction.settled
-                ]
-            found += [
-                transaction for transaction in waiting if _name_of(transaction) in wanted and transaction not in found
-            ]
-        found = sorted(
-            (transaction for transaction in found if not transaction.settled),
-            key=lambda transaction: transaction.decided,
-        )
+            found = [stored for stored in map(opened.pending.get, ids) if stored is not None and not stored.settled]
+        found.sort(key=lambda stored: stored.decided)
         completed = opened.published(found)
         if found:
-            self._settle([transaction.transaction_id for transaction in found])
+            self._settle([stored.transaction_id for stored in found])
         for callback, verdict in completed:
             callback(verdict)
-
-    def release(self, names: Collection[str]) -> None:
-        """Let what was taken or held go with the others again."""
-        with self._opened.lock:
-            for stored in self._of(names, self._taken.pop):
-                self._opened.ready.release(stored)
 
     def hold(self, reasons: Mapping[str, str]) -> None:
         """Keep what was taken for trials."""
         with self._opened.lock:
             for name, reason in reasons.items():
-                for stored in self._of([name], self._taken.get):
+                stored = self._opened.pending.get(name)
+                if stored is not None and not stored.settled:
                     self._opened.ready.hold(stored, reason)
 
-    def take_held(self, names: Sequence[str]) -> Mapping[str, Publishable | None]:
+    def take_held(self, ids: Sequence[str]) -> Mapping[str, Pending | None]:
         """Take what is held for a trial."""
         opened = self._opened
-        found: dict[str, Publishable | None] = {}
+        found: dict[str, Pending | None] = {}
         tried: list[StoredTransaction] = []
         with opened.lock:
-            for name in names:
-                stored = self._taken.get(name)
-                if stored is None or stored.settled or _name_of(stored) != name:
-                    # Discarded, and perhaps settled as such.
+            for name in ids:
+                stored = opened.pending.get(name)
+                if stored is None or stored.settled:
                     found[name] = None
-                    self._taken.pop(name, None)
                 elif opened.ready.try_held(stored):
                     tried.append(stored)
-        return found | {_name_of(stored): self._publishable(stored) for stored in tried}
-
-    def put_back(self, names: Collection[str]) -> None:
-        """A trial is over."""
-        with self._opened.lock:
-            for stored in self._of(names, self._taken.get):
-                self._opened.ready.put_back(stored)
-
-    def _of(
-        self, names: Collection[str], find: Callable[[str, None], StoredTransaction | None]
-    ) -> list[StoredTransaction]:
-        """Return what the relay has by some names, and is neither settled nor decided otherwise since."""
-        found = ((name, find(name, None)) for name in names)
-        return [
-            transaction
-            for name, transaction in found
-            if transaction is not None and not transaction.settled and _name_of(transaction) == name
-        ]
+        return found | {stored.transaction_id: self._pending(stored) for stored in tried}
 
     def _settle(self, ids: Sequence[str]) -> None:
         """Have published transactions settled durably some time later; what fails for lack of room is tried again."""
@@ -285,20 +248,11 @@ class FileShard(StoreShards):
 
         self._submit(Settle(ids), settled)
 
-    def _publishable(self, stored: StoredTransaction) -> Publishable:
-        """Return what is published of a transaction that is decided COMMIT, or DISCARD: then to the discarded topic."""
-        halves = self._opened.halves(stored)
-        if stored.verdict is Verdict.DISCARD:
-            why = BY_OPERATOR if stored.author is Author.OPERATOR else EXHAUSTED
-            messages = [
-                OutboundMessage(
-                    self._discarded, None, half.key, half.value, encode_discarded(half, why, stored.check_count)
-                )
-                for half in halves
-            ]
-            return Publishable(_name_of(stored), messages, None, discards=_name(stored, Verdict.COMMIT))
-        messages = [OutboundMessage(half.topic, half.partition, half.key, half.value, half.headers) for half in halves]
-        return Publishable(_name_of(stored), messages, stored.line)
+    def _pending(self, stored: StoredTransaction) -> Pending:
+        """Return a transaction that is decided COMMIT or DISCARD, with its messages."""
+        verdict = Verdict.DISCARD if stored.verdict is Verdict.DISCARD else Verdict.COMMIT
+        author = Author.OPERATOR if stored.author is Author.OPERATOR else None
+        return decided(self._opened.halves(stored), verdict, author, stored.check_count, _name_of(stored))
 
 
 def read_slow_call(folder: Path) -> str:
@@ -321,10 +275,7 @@ def _name_of(stored: StoredTransaction) -> str:
 
     One that was discarded, is resumed and commits is not taken for published because the done log has it as discarded.
     """
-    return _name(stored, Verdict.COMMIT if stored.verdict is Verdict.COMMIT else Verdict.DISCARD)
-
-
-def _name(stored: StoredTransaction, what: Verdict) -> str:
-    if what is Verdict.COMMIT and stored.resumed is None:
+    if stored.verdict is Verdict.COMMIT and stored.resumed is None:
         return stored.transaction_id
+    what = Verdict.COMMIT if stored.verdict is Verdict.COMMIT else Verdict.DISCARD
     return id_text(xxh3_128_digest(f"{stored.transaction_id} {what.name} {stored.resumed or ''}".encode()))
