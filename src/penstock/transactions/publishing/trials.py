@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from penstock.transactions.core.set_aside import Waiting
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.publishing.backlog import Backlog, Batch, Proof
 from penstock.transactions.publishing.broker_gate import BrokerGate
 from penstock.transactions.publishing.flight import Flight, FlightState, GroupCommit
@@ -146,13 +146,13 @@ class Trials:
         commit = GroupCommit.of(self._owned, batches, topic)
         trial.begin(trial.slot, commit, self._prove(batches, apart=True))
 
-    def _candidates(self, topic: str, width: int, now: float) -> tuple[bool, dict[int, list[Waiting]]]:
+    def _candidates(self, topic: str, width: int, now: float) -> tuple[bool, dict[int, list[Pending]]]:
         """Return what is tried for a topic's sake: what was refused, one alone; or what was not, as many as may be."""
         refused = self._targets.refused_longest(topic) if self._quarantine.retries(topic, now) else None
         if refused is not None:
             number, waiting = refused
             return True, {number: [waiting]}
-        found: dict[int, list[Waiting]] = {}
+        found: dict[int, list[Pending]] = {}
         for number, backlog in self._owned.items():
             some = self._targets.candidates(backlog, topic, width)
             width -= len(some)
@@ -162,7 +162,7 @@ class Trials:
                 break
         return False, found
 
-    def _batches(self, candidates: Mapping[int, list[Waiting]], now: float, *, is_retry: bool) -> dict[int, Batch]:
+    def _batches(self, candidates: Mapping[int, list[Pending]], now: float, *, is_retry: bool) -> dict[int, Batch]:
         """Return those whose messages are there; where none was refused before, as far as they fit."""
         batches: dict[int, Batch] = {}
         for number, some in candidates.items():

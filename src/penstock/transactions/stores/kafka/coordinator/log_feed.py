@@ -62,7 +62,7 @@ class LogFeed:
         self,
         number: int,
         state: PartitionState,
-        plan: CheckPlan[Pending],
+        plan: CheckPlan,
         *,
         counts: Counts,
         log: RationedLog,
