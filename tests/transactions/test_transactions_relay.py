@@ -18,7 +18,7 @@ from penstock.devbroker import DevBroker
 from penstock.errors import MessageFormatError
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.publishing.targets import cluster_targets
-from penstock.transactions.stores.relay.done_log import DoneLog, create_done_log, decode_ids, encode_ids
+from penstock.transactions.stores.relay.done_log import DoneLog, DoneRead, create_done_log, decode_ids, encode_ids
 from penstock.transactions.stores.relay.relay import Relay, RelayClients
 from penstock.transactions.stores.relay.stored_backlog import decided
 from penstock.transactions.wire.half import Half
@@ -125,7 +125,7 @@ def test_what_is_published_is_visible_once_and_known_to_the_next_owner_until_it_
     relay = bench.relay(first)
     bench.publish(relay, first, *entries)
 
-    assert relay.groups == 1
+    assert relay.engine.groups == 1
     assert bench.visible() == ["0", "1", "2", "3", "4"]
     second, other = Shard(), Shard()
     successor = bench.relay(second)
@@ -145,7 +145,7 @@ def test_who_was_thought_dead_publishes_nothing_more(bench: Bench) -> None:
     new = bench.relay(second)
 
     first.ready.append(bench.entry("late"))
-    wait_until(lambda: old.step() and not old.is_busy)
+    wait_until(lambda: old.step() and not old.engine.is_busy)
     bench.publish(new, second, bench.entry("new"))
 
     assert first.settled == []
@@ -169,6 +169,24 @@ def test_a_predecessor_that_died_in_its_transaction_is_ended_by_its_successor(
     bench.publish(bench.relay(shard), shard, bench.entry("next"))
 
     assert bench.visible() == ["next"]
+
+
+def test_a_done_log_that_is_not_read_in_time_is_read_again_before_anything_is_published(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, late = DoneLog.read, [TimeoutError("not read in time")]
+
+    def slow(self: DoneLog) -> DoneRead:
+        if late:
+            raise late.pop()
+        return read(self)
+
+    monkeypatch.setattr(DoneLog, "read", slow)
+    shard = Shard()
+    bench.publish(bench.relay(shard), shard, bench.entry("once"))
+
+    assert not late
+    assert bench.visible() == ["once"]
 
 
 def test_a_done_log_reads_what_it_wrote_and_ignores_what_others_did(bench: Bench) -> None:

@@ -94,10 +94,10 @@ class OpenStore:
             halves = self.journal.undecided_halves(stored)
         return None if halves is None else halves[0]
 
-    def is_watched(self, ids: Iterable[str]) -> bool:
-        """Tell whether somebody waits for the settling of one of these transactions."""
+    def is_watched(self, stored: Iterable[StoredTransaction]) -> bool:
+        """Tell whether somebody waits for the settling of one of them."""
         with self.lock:
-            return bool(self._watches) and any(transaction_id in self._watches for transaction_id in ids)
+            return bool(self._watches) and any(transaction.transaction_id in self._watches for transaction in stored)
 
     def watch(self, transaction_id: str, callback: SettledCallback) -> None:
         """Call back once a transaction is settled."""

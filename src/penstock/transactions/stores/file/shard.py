@@ -74,6 +74,8 @@ class FileShard(StoreShards):
         self._folder = folder
         self._policy = terms.policy
         self._submit = submit
+        # What the relay has, by id.
+        self._taken: dict[str, StoredTransaction] = {}
         # Guarded by the store's lock: the next checks; ids of published transactions that could not be settled for lack
         # of room, and how many requests to settle are under way.
         self._due = DueQueue()
@@ -182,30 +184,37 @@ class FileShard(StoreShards):
 
     def taken_over(self, names: Sequence[str]) -> None:
         """Settle what a former coordinator published, by its names in the done log."""
-        wanted = set(names)
         with self._opened.lock:
-            waiting = [stored for stored in self._opened.pending.values() if wanted and stored.verdict is not None]
-        self.published([stored.transaction_id for stored in waiting if _name_of(stored) in wanted])
+            former = list(self._former(names).values())
+        self._publish(former)
+
+    def _former(self, names: Sequence[str]) -> dict[str, StoredTransaction]:
+        """Return what a former coordinator published, among much that is settled."""
+        wanted = set(names)
+        waiting = (stored for stored in self._opened.pending.values() if wanted and stored.verdict is not None)
+        return {name: stored for stored in waiting if (name := _name_of(stored)) in wanted}
 
     def take(self, limit: int, room_bytes: int) -> Sequence[Pending]:
         """Return what to publish next."""
-        with self._opened.lock:
-            taken = self._opened.ready.take(int(time.time() * 1000), min(limit, _GROUP), room_bytes)
+        opened = self._opened
+        with opened.lock:
+            taken = opened.ready.take(int(time.time() * 1000), min(limit, _GROUP), room_bytes)
+        self._taken.update((stored.transaction_id, stored) for stored in taken)
         return [self._pending(stored) for stored in taken]
 
     def wants_visible(self, some: Sequence[Pending]) -> bool:
         """Tell whether somebody waits until one of them is settled."""
-        return self._opened.is_watched([pending.half.transaction_id for pending in some])
+        return self._opened.is_watched([self._taken[pending.half.transaction_id] for pending in some])
 
     def published(self, ids: Sequence[str]) -> None:
         """Settle what is published, and complete who waits for it."""
-        opened = self._opened
-        with opened.lock:
-            found = [stored for stored in map(opened.pending.get, ids) if stored is not None and not stored.settled]
-        found.sort(key=lambda stored: stored.decided)
-        completed = opened.published(found)
-        if found:
-            self._settle([stored.transaction_id for stored in found])
+        self._publish([stored for name in ids if (stored := self._taken.pop(name, None)) is not None])
+
+    def _publish(self, some: Sequence[StoredTransaction]) -> None:
+        settled = sorted((stored for stored in some if not stored.settled), key=lambda stored: stored.decided)
+        completed = self._opened.published(settled)
+        if settled:
+            self._settle([stored.transaction_id for stored in settled])
         for callback, verdict in completed:
             callback(verdict)
 
@@ -213,7 +222,7 @@ class FileShard(StoreShards):
         """Keep what was taken for trials."""
         with self._opened.lock:
             for name, reason in reasons.items():
-                stored = self._opened.pending.get(name)
+                stored = self._taken.get(name)
                 if stored is not None and not stored.settled:
                     self._opened.ready.hold(stored, reason)
 
@@ -224,9 +233,10 @@ class FileShard(StoreShards):
         tried: list[StoredTransaction] = []
         with opened.lock:
             for name in ids:
-                stored = opened.pending.get(name)
+                stored = self._taken.get(name)
                 if stored is None or stored.settled:
                     found[name] = None
+                    self._taken.pop(name, None)
                 elif opened.ready.try_held(stored):
                     tried.append(stored)
         return found | {stored.transaction_id: self._pending(stored) for stored in tried}

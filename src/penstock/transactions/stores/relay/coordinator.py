@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from penstock import clients
 from penstock.clients.bounded_calls import LeftBehind
@@ -28,6 +27,7 @@ from penstock.transactions.publishing.targets import cluster_targets
 from penstock.transactions.stores.metrics import observe, publication_spans
 from penstock.transactions.stores.options import CoordinatorOptions
 from penstock.transactions.stores.relay.check_scheduler import CheckScheduler
+from penstock.transactions.stores.relay.counts import Counts
 from penstock.transactions.stores.relay.done_log import create_done_log
 from penstock.transactions.stores.relay.relay import Relay, RelayClients
 from penstock.transactions.stores.relay.shards import CheckTerms, StoreShards
@@ -43,17 +43,6 @@ _PAUSE_S = 0.5
 #: Of the time that a stop has, the part in which what is under way may end; and most seconds for it.
 _FINISH_PART = 0.6
 _MOST_FINISH_S = 20.0
-_NOTHING = CoordinatorStatistics(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-
-
-class _RelayCounts(NamedTuple):
-    """Counts of the relays."""
-
-    partitions: int = 0
-    groups: int = 0
-    recoveries: int = 0
-    slow_call: str = ""
-    slow_call_s: float = 0.0
 
 
 class RelayCoordinator:
@@ -78,8 +67,6 @@ class RelayCoordinator:
         self._slow_calls: dict[int, str] = {}
         self._former_groups = self._former_recoveries = 0
         self._trim_at = 0.0
-        # Replaced as a whole by the thread, read by all.
-        self._counts = _RelayCounts()
         self._stopping = threading.Event()
         # Set by whoever has something for the thread to do.
         self._wake = threading.Event()
@@ -187,12 +174,11 @@ class RelayCoordinator:
     def _statistics(self, *, own: bool) -> CoordinatorStatistics:
         shards = self._shards
         if shards is None:
-            return _NOTHING
+            return Counts().statistics()
         # list() of a dict is one step under the interpreter lock: the coordinator's thread cannot change it midway.
         held = shards.statistics(list(shards.owned) if own else None)
         return replace(
             held,
-            **self._counts._asdict(),
             hung_checks=self._discarding.hung,
             left_behind=self._left.total,
             missing_rights=tuple(self._rights.missing().values()),
@@ -252,7 +238,7 @@ class RelayCoordinator:
             shards.purge()
         for number, relay in self._relays.items():
             self._note_slow_call(shards, number, *relay.slow_call())
-        self._count()
+        self._count(shards.counts)
         return busy
 
     def _publish(self, shards: StoreShards, number: int) -> bool:
@@ -260,7 +246,7 @@ class RelayCoordinator:
         relay = self._relays.get(number) or self._relay(shards, number)
         is_leaving = number in shards.leaving
         busy = relay.step(takes=not is_leaving)
-        if relay.is_lost or (is_leaving and not relay.is_busy):
+        if relay.is_lost or (is_leaving and not relay.engine.is_busy):
             self._drop(number)
             shards.give_up(number)
         return busy
@@ -274,8 +260,8 @@ class RelayCoordinator:
         relay = self._relays.pop(number)
         self._slow_calls.pop(number, None)
         relay.close()
-        self._former_groups += relay.groups
-        self._former_recoveries += relay.recoveries
+        self._former_groups += relay.engine.groups
+        self._former_recoveries += relay.engine.recoveries
 
     def _note_slow_call(self, shards: StoreShards, number: int, call: str, age_s: float) -> None:
         """Write down which call of a shard has not gone on for long, where that has changed."""
@@ -289,14 +275,13 @@ class RelayCoordinator:
             _log.warning("`penstock tx ls` does not know that %s hangs: %s", call or "no call", error)
         self._slow_calls[number] = call
 
-    def _count(self) -> None:
+    def _count(self, counts: Counts) -> None:
         relays = list(self._relays.values())
-        self._counts = _RelayCounts(
-            0 if self._stopping.is_set() else sum(relay.is_open for relay in relays),
-            self._former_groups + sum(relay.groups for relay in relays),
-            self._former_recoveries + sum(relay.recoveries for relay in relays),
-            *max((relay.slow_call() for relay in relays), key=lambda call: call[1], default=("", 0.0)),
-        )
+        counts.partitions = 0 if self._stopping.is_set() else sum(relay.is_open for relay in relays)
+        counts.groups = self._former_groups + sum(relay.engine.groups for relay in relays)
+        counts.recoveries = self._former_recoveries + sum(relay.engine.recoveries for relay in relays)
+        slow_calls = (relay.slow_call() for relay in relays)
+        counts.slow_call, counts.slow_call_s = max(slow_calls, key=lambda call: call[1], default=("", 0.0))
 
     def _finish(self) -> None:
         """Let what is under way end, as long as there is time."""
@@ -310,7 +295,7 @@ class RelayCoordinator:
         self._discarding.close()
         for relay in self._relays.values():
             relay.close()
-        self._count()
+        self._count(shards.counts)
         try:
             shards.close()
         except self._store.transient_errors as error:

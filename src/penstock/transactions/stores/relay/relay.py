@@ -21,7 +21,7 @@ down before it is used.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -86,11 +86,9 @@ class Relay:
     def __init__(self, shard: ShardBacklog, number: int, name: str, clients: RelayClients) -> None:
         self._shard = shard
         self._number = number
-        self._name = name
         self._clients = clients
         self._ids_right = transactional_right(clients.done_topic.removesuffix(".done"))
         self._done = DoneLog(clients.bootstrap_servers, clients.config, clients.done_topic, number, clients.rights)
-        self._ration = RationedLog()
         self._quarantine = TargetQuarantine()
         common, apart = ([f"{name}.{letter}" for letter in letters] for letters in ("abc", "xyz"))
         self._slots = [self._slot(slot_name, apart=False) for slot_name in common]
@@ -100,10 +98,25 @@ class Relay:
         # It opens when all the others have: then nobody else can be writing, and it reads the done log.
         self._last = self._slots[0]
         self._last.ask({number: 0}, sure_s=0.0)
-        # Once it was taken over.
-        self._backlog: StoredBacklog | None = None
-        self._engine: Engine | None = None
+        # The shard's backlog by its number, for the engine; none before it was taken over.
+        self._owned: dict[int, StoredBacklog] = {}
         self._explained_at = 0.0
+
+        def ask() -> None:
+            self._done.bounds(_ASK_S)
+
+        #: What publishes it, once it was taken over.
+        self.engine = Engine(
+            self._owned,
+            slots=self._slots,
+            trial_slots=self._trial_slots,
+            targets=clients.targets,
+            prove=lambda _batches, *, apart: None,  # noqa: ARG005 - the transactional ids are the proof
+            gate=BrokerGate(ask, clients.left),
+            limit=BatchLimit(_TARGET_LATENCY_S),
+            ration=RationedLog(),
+            quarantine=self._quarantine,
+        )
 
     def _slot(self, name: str, *, apart: bool) -> PublisherSlot:
         clients = self._clients
@@ -153,19 +166,9 @@ class Relay:
         return all(slot.is_ready or (slot in (self._former or ()) and slot.lost_ids) for slot in self._all_slots[1:])
 
     def _may_open(self, name: str) -> bool:
-        if name == self._last.name and self._engine is None and not self._shut_out:
+        if name == self._last.name and not self._owned and not self._shut_out:
             return False
         return self._shard.may_open([slot.transactional_id for slot in self._all_slots])
-
-    @property
-    def groups(self) -> int:
-        """Kafka transactions committed."""
-        return 0 if self._engine is None else self._engine.groups
-
-    @property
-    def recoveries(self) -> int:
-        """Ends of Kafka transactions that were in doubt, or may come twice."""
-        return 0 if self._engine is None else self._engine.recoveries
 
     @property
     def is_lost(self) -> bool:
@@ -175,17 +178,12 @@ class Relay:
     @property
     def is_open(self) -> bool:
         """Whether the shard was taken over."""
-        return self._engine is not None
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether something is under way."""
-        return self._engine is not None and self._engine.is_busy
+        return bool(self._owned)
 
     @property
     def is_ready(self) -> bool:
         """Whether something could be published now."""
-        return self._engine is not None and self._engine.is_ready(time.monotonic())
+        return self.is_open and self.engine.is_ready(time.monotonic())
 
     def slow_call(self) -> tuple[str, float]:
         """Return the call that has not gone on for longest, and for how many seconds; an empty name: all do."""
@@ -196,78 +194,60 @@ class Relay:
 
         Raises as the store does; it goes on with the next call.
         """
-        now, engine = time.monotonic(), self._engine
-        if engine is None or self._backlog is None:
-            return self._take_over(now, takes=takes)
-        engine.poll(now)
-        went_on = engine.take_result()
-        engine.release(now)
-        self._backlog.flush()
-        if takes:
-            went_on |= engine.begin(now)
-        if now - self._explained_at >= _EXPLAIN_S:
-            self._explained_at = now
-            self._backlog.explain()
-        self._backlog.flush()
-        return went_on
-
-    def _take_over(self, now: float, *, takes: bool) -> bool:
+        now, engine = time.monotonic(), self.engine
         if self._former is None:
             if not takes:
                 return False
             own = {slot.transactional_id for slot in self._all_slots}
             self._former = [self._slot(name, apart=True) for name in self._shard.claimed() if name not in own]
-        for slot in (*self._slots, *self._trial_slots, *(slot for slot in self._former if not slot.lost_ids)):
+        engine.poll(now)
+        backlog = self._owned.get(self._number)
+        if backlog is None:
+            return self._take_over(self._former, now)
+        went_on = engine.take_result()
+        engine.release(now)
+        backlog.flush()
+        if takes:
+            went_on |= engine.begin(now)
+        if now - self._explained_at >= _EXPLAIN_S:
+            self._explained_at = now
+            backlog.explain()
+        backlog.flush()
+        return went_on
+
+    def _take_over(self, former: Sequence[PublisherSlot], now: float) -> bool:
+        # The engine opens those for trials when they are needed.
+        for slot in (*self._trial_slots, *(slot for slot in former if not slot.lost_ids)):
             slot.poll(now)
         found = self._last.answer()
         if found is None:
             return False
-        for slot in self._former:
+        for slot in former:
             slot.close()
         self._former = []
-        self._open(found[self._number]).flush()
+        backlog = StoredBacklog(self._shard, self._quarantine, found[self._number], self._clients.discarded)
+        self._owned[self._number] = backlog
+        backlog.flush()
         return True
-
-    def _open(self, found: DoneRead) -> StoredBacklog:
-        backlog = self._backlog = StoredBacklog(self._shard, self._quarantine, found, self._clients.discarded)
-
-        def ask() -> None:
-            self._done.bounds(_ASK_S)
-
-        self._engine = Engine(
-            {self._number: backlog},
-            slots=self._slots,
-            trial_slots=self._trial_slots,
-            targets=self._clients.targets,
-            prove=lambda _batches, *, apart: None,  # noqa: ARG005 - the transactional ids are the proof
-            gate=BrokerGate(ask, self._clients.left),
-            limit=BatchLimit(_TARGET_LATENCY_S),
-            ration=self._ration,
-            quarantine=self._quarantine,
-        )
-        return backlog
 
     def wait_s(self) -> float:
         """Return the seconds after which `step` has something to do, if nothing wakes it before."""
-        if self._engine is not None:
-            return self._engine.wait_s()
-        return _LOOK_S
+        return self.engine.wait_s() if self.is_open else _LOOK_S
 
     def trim(self) -> None:
         """Trim the done log as far as all in it is settled. All that was handed over as published is durably so."""
-        if self._engine is not None and self._backlog is not None and self._backlog.is_flushed:
-            self._done.forget(self._engine.floor(self._number))
+        backlog = self._owned.get(self._number)
+        if backlog is not None and backlog.is_flushed:
+            self._done.forget(self.engine.floor(self._number))
 
     def finish(self, limit_s: float) -> None:
         """Let what is under way end, for so many seconds, and have the store know of it; nothing begins any more."""
-        if self._engine is not None and self._backlog is not None:
-            self._engine.close(limit_s)
-            self._backlog.flush()
+        self.engine.close(limit_s)
+        for backlog in self._owned.values():
+            backlog.flush()
 
     def close(self) -> None:
         """Give the shard up at once: what is under way is left behind, and its next owner shuts it out."""
-        if self._engine is not None:
-            self._engine.close(0.0)
-        else:
-            for slot in self._all_slots:
-                slot.close()
+        self.engine.close(0.0)
+        for slot in self._former or ():
+            slot.close()

@@ -88,7 +88,7 @@ class StoredBacklog:
         self._notes: deque[Callable[[], object]] = deque([partial(shard.taken_over, sorted(found.ids))])
 
     @property
-    def set_aside(self) -> SetAside[Pending]:
+    def set_aside(self) -> SetAside:
         """What cannot be published with the others now."""
         return self._queue.set_aside
 
