@@ -14,10 +14,12 @@ from unittest import mock
 
 import pytest
 import sqlalchemy as sa
+from confluent_kafka.admin import AdminClient
 from conformance.store_cases import NO_CHECKS, SqlBench, decide, settled
 
 from databases import TestDatabase
 from kafka_tools import read_all
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.errors import (
     BrokerConnectionError,
@@ -278,6 +280,28 @@ def test_an_error_of_the_database_that_passes_costs_no_transactional_id(
     assert not opened.called
     assert statistics.recoveries == 0
     assert sql_bench.seen() == [b"0", b"1"]
+
+
+def test_an_error_of_the_database_that_passes_does_not_end_the_trials_of_a_target(
+    sql_bench: SqlBench, admin: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, taken = f"later.{sql_bench.topic}", SqlBacklog.take_held
+    coordinator = sql_bench.coordinator(**NO_CHECKS)
+    sql_bench.send(COMMIT, sql_bench.half(b"v", topic=target))
+    wait_until(lambda: coordinator.statistics().held)
+    errors = [sa.exc.OperationalError("UPDATE", {}, Exception("the server restarts"))]
+
+    def failing(self: SqlBacklog, ids: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return taken(self, ids)
+
+    monkeypatch.setattr(SqlBacklog, "take_held", failing)
+    ensure_topics(admin, sql_bench.servers, [TopicSpec(target, 1)])
+    settled(coordinator, committed=1)
+
+    assert not errors
+    assert sql_bench.seen(target) == [b"v"]
 
 
 def test_ages_and_times_are_by_the_databases_clock_not_the_operators(

@@ -137,7 +137,12 @@ class Trials:
             # What was there before it entered quarantine goes first.
             self._quarantine.end_try(topic)
             return
-        batches = self._batches(candidates, now, is_retry=is_retry)
+        try:
+            batches = self._batches(candidates, now, is_retry=is_retry)
+        except Exception:
+            # The store fails for a moment, and the topic is tried again.
+            self._quarantine.end_try(topic)
+            raise
         if not batches:
             self._quarantine.end_try(topic)
             self._quarantine.postpone(topic, now)
