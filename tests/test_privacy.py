@@ -31,8 +31,8 @@ from penstock.message import Message
 from penstock.outgoing import Outgoing
 from penstock.telemetry import Telemetry
 from penstock.testing import TestApp
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.stores.file.log.frames import Record as FileRecord
-from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
 from penstock.transactions.wire.half import Half
 
 #: One word for each thing that must not show.
@@ -203,11 +203,9 @@ def test_messages_that_are_sent_show_neither_key_nor_value_in_their_repr() -> No
     half = Half(
         "id", "g", "t", None, KEY.encode(), VALUE.encode(), (("h", HEADER.encode()),), None, order_key=b"canary"
     )
-    outbound = OutboundMessage("t", None, KEY.encode(), VALUE.encode(), [("h", HEADER.encode())])
     shown = [
         half,
-        outbound,
-        Publishable("id", [outbound], half.line),
+        Pending(half, 0),
         FileRecord(1, VALUE.encode(), 0),
         Outgoing("t", value=VALUE, key=KEY, headers=[("h", HEADER.encode())]),
         penstock.HalfMessage("t", KEY.encode(), VALUE.encode(), (("h", HEADER.encode()),), "id", 0),

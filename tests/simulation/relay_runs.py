@@ -88,7 +88,7 @@ class Slot:
             return
         end = kafka.chance.choice(("known",) * 6 + ("committed", "lost"))
         if end != "lost":
-            kafka.visible += [(one.topic, one.value) for entry in batch.decided for one in entry.messages]
+            kafka.visible += [(topic, value) for _, some in batch.messages() for topic, _, _, value, _ in some]
             kafka.done += batch.names
         if end == "known":
             self._ended = CommitResult(None, 0.01, done_ends={0: len(kafka.done)})
@@ -100,8 +100,9 @@ class Slot:
         ended, self._ended = self._ended, None
         return ended
 
-    def ask(self, starts: Mapping[int, int]) -> None:
-        assert starts[0] >= self._kafka.trimmed, "what was in doubt was trimmed"
+    def ask(self, starts: Mapping[int, int], sure_s: float = 3.0) -> None:
+        # Without a wait: the shard is taken over.
+        assert not sure_s or starts[0] >= self._kafka.trimmed, "what was in doubt was trimmed"
         self._is_asked = True
 
     def answer(self) -> Mapping[int, DoneRead] | None:
@@ -146,6 +147,7 @@ class Run:
         pace, left = SimpleNamespace(limit=lambda well_s: well_s), SimpleNamespace(require_few=lambda: None)
         clients = SimpleNamespace(bootstrap_servers=self.kafka, done_topic="done", config={}, rights=None, spans=None)
         clients.targets, clients.pace, clients.left, clients.wake = targets, pace, left, lambda: None
+        clients.discarded = DISCARDED
         self.relay = relay.Relay(shard, 0, "simulated", cast("relay.RelayClients", clients))
 
     def submit(self, change: Change, callback: Callable[[Any], None] = lambda _: None) -> None:
@@ -251,23 +253,9 @@ class Run:
 MOVES = ((Run.begin, Run.decide, Run.step, Run.settle, Run.close_or_open, Run.open), (5, 6, 8, 2, 1, 1))
 
 
-class AtOnce:
-    """Makes a call at once, instead of a thread that can be left behind."""
-
-    running = None
-
-    def start(self, _label: str, function: Callable[[], Any], _then: object) -> Any:
-        result = function()
-        return SimpleNamespace(done=lambda: True, result=lambda: result)
-
-    def close(self) -> None:
-        """It has no thread."""
-
-
 def without_clients(patch: pytest.MonkeyPatch, clock: Clock) -> None:
     """Let a relay work on a `Kafka` in memory, which its clients have."""
     patch.setattr(relay.Relay, "_slot", lambda self, _name, *, apart: Slot(self._clients.bootstrap_servers))  # noqa: ARG005 - as it is
-    patch.setattr(relay, "Disposable", lambda *_: AtOnce())
     gate = SimpleNamespace(is_open=True, shut=lambda: None, poll=lambda _: False)
     patch.setattr(relay, "BrokerGate", lambda *_: gate)
     # It takes the servers first, which are Kafka here.

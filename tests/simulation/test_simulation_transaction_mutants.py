@@ -9,14 +9,15 @@ More are planted beside the simulations of the state (`test_simulation_partition
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from partition_world import World
-from penstock.transactions.core import state
+from penstock.transactions.core import queue, state
 from penstock.transactions.core.commit_batch import CommitBatch
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.recovered_state import RecoveredNotes
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.stores.file.log.judging import Judging
@@ -26,7 +27,6 @@ from penstock.transactions.stores.file.ready_queue import ReadyQueue
 from penstock.transactions.stores.file.shard import FileShard
 from penstock.transactions.stores.relay.changes import Decide
 from penstock.transactions.stores.relay.done_log import DoneRead
-from penstock.transactions.stores.relay.publishable import Publishable
 from penstock.transactions.stores.relay.stored_backlog import StoredBacklog
 from penstock.transactions.wire.ops import Op, Verdict
 from simulation import file_store_runs, relay_runs
@@ -133,7 +133,7 @@ def settles_nothing(patch: pytest.MonkeyPatch) -> None:
     """What is published is not written down as settled."""
     published = FileShard.published
 
-    def forgetting(self: FileShard, names: Collection[str]) -> None:
+    def forgetting(self: FileShard, names: Sequence[str]) -> None:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(self, "_settle", lambda ids: None)
             published(self, names)
@@ -143,10 +143,7 @@ def settles_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def publishes_what_the_done_log_has(patch: pytest.MonkeyPatch) -> None:
     """A relay that takes over does not ask what its predecessor published."""
-    published = FileShard.published
-    patch.setattr(
-        FileShard, "published", lambda self, names: published(self, [one for one in names if one in self._taken])
-    )
+    patch.setattr(FileShard, "taken_over", lambda self, names: None)
 
 
 def publishes_again_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
@@ -159,7 +156,12 @@ def publishes_again_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
     """What a doubt left open is not tried again."""
-    patch.setattr(FileShard, "release", lambda self, names: None)
+
+    def forget(self: StoredBacklog, some: Sequence[Pending]) -> None:
+        for pending in some:
+            self._queue.forget(pending)
+
+    patch.setattr(StoredBacklog, "_give_back", forget)
 
 
 def lets_later_halves_pass(patch: pytest.MonkeyPatch) -> None:
@@ -169,7 +171,7 @@ def lets_later_halves_pass(patch: pytest.MonkeyPatch) -> None:
 
 def lets_others_pass_what_is_refused(patch: pytest.MonkeyPatch) -> None:
     """What stands behind one that its topic refused is published."""
-    patch.setattr(Publishable, "places", ())
+    patch.setattr(queue.ReadyQueue, "_is_in_front", lambda self, pending: True)
 
 
 def tries_what_is_refused_no_more(patch: pytest.MonkeyPatch) -> None:

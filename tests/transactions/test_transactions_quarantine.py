@@ -111,7 +111,7 @@ def test_one_that_is_refused_again_and_again_does_not_keep_its_topic_apart() -> 
 
 
 def test_what_is_refused_stays_set_aside_when_its_topic_is_released_and_holds_what_stands_behind_it() -> None:
-    set_aside = SetAside[Any]()
+    set_aside = SetAside()
     stuck, behind, other = (waiting(name, places) for name, places in (("1", (1,)), ("2", (1,)), ("3", (2,))))
     set_aside.add(stuck, "sick")
     set_aside.add(behind, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 import pytest
@@ -16,11 +16,14 @@ from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.pace import Pace
 from penstock.devbroker import DevBroker
 from penstock.errors import MessageFormatError
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.publishing.targets import cluster_targets
-from penstock.transactions.stores.relay.done_log import DoneLog, create_done_log, decode_ids, encode_ids
-from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
+from penstock.transactions.stores.relay.done_log import DoneLog, DoneRead, create_done_log, decode_ids, encode_ids
 from penstock.transactions.stores.relay.relay import Relay, RelayClients
+from penstock.transactions.stores.relay.stored_backlog import decided
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 
@@ -30,7 +33,7 @@ class Shard:
     is_lost = False
 
     def __init__(self, claim: Sequence[str] = ()) -> None:
-        self.ready: list[Publishable] = []
+        self.ready: list[Pending] = []
         self.settled: list[str] = []
         self.claim = list(claim)
 
@@ -41,27 +44,24 @@ class Shard:
     def claimed(self) -> Sequence[str]:
         return self.claim
 
-    def take(self, limit: int, room_bytes: int) -> Sequence[Publishable]:  # noqa: ARG002 - as the protocol, also below
+    def take(self, limit: int, room_bytes: int) -> Sequence[Pending]:  # noqa: ARG002 - as the protocol, also below
         taken, self.ready = self.ready, []
         return taken
 
-    def wants_visible(self, entries: Sequence[Publishable]) -> bool:  # noqa: ARG002 - as above
+    def wants_visible(self, entries: Sequence[Pending]) -> bool:  # noqa: ARG002 - as above
         return True
 
-    def published(self, names: Collection[str]) -> None:
+    def taken_over(self, names: Sequence[str]) -> None:
         self.settled += names
+
+    def published(self, ids: Sequence[str]) -> None:
+        self.settled += ids
 
     def hold(self, reasons: Mapping[str, str]) -> None:
         raise AssertionError(f"nothing is refused: {reasons}")
 
-    def release(self, names: Collection[str]) -> None:
-        """A test that needs it puts it there again."""
-
-    def take_held(self, names: Sequence[str]) -> Mapping[str, Publishable | None]:
-        raise AssertionError(f"nothing was held: {names}")
-
-    def put_back(self, names: Collection[str]) -> None:
-        raise AssertionError(f"nothing was held: {names}")
+    def take_held(self, ids: Sequence[str]) -> Mapping[str, Pending | None]:
+        raise AssertionError(f"nothing was held: {ids}")
 
 
 class Bench:
@@ -81,21 +81,30 @@ class Bench:
         targets.look(0.0)
         left = LeftBehind("a test")
         parts = RelayClients(
-            self.servers, {}, self.done, rights, Pace(), targets, left, wake=lambda: None, spans=lambda: None
+            self.servers,
+            {},
+            self.done,
+            rights,
+            Pace(),
+            targets,
+            left,
+            wake=lambda: None,
+            spans=lambda: None,
+            discarded="d",
         )
         made = Relay(shard, number, f"{self.topic}.{number}", parts)
         self._stack.callback(made.close)
         wait_until(lambda: made.step() | made.is_ready and made.is_ready)
         return made
 
-    def publish(self, relay: Relay, shard: Shard, *entries: Publishable) -> None:
+    def publish(self, relay: Relay, shard: Shard, *entries: Pending) -> None:
         """Put transactions into a shard, and wait until they are settled."""
         shard.ready += entries
         wait_until(lambda: relay.step() and set(ids(entries)) <= set(shard.settled))
 
-    def entry(self, text: str) -> Publishable:
-        message = OutboundMessage(self.topic, None, None, text.encode(), (("h", b"1"),))
-        return Publishable(new_id(), [message], None)
+    def entry(self, text: str) -> Pending:
+        half = Half(new_id(), "orders", self.topic, None, None, text.encode(), (("h", b"1"),), None)
+        return decided([half], Verdict.COMMIT, None, 0)
 
     def visible(self) -> list[str]:
         return [(message.value() or b"").decode() for message in read_all(self.servers, self.topic)]
@@ -107,7 +116,7 @@ def bench(broker: DevBroker, new_topic: Callable[..., str]) -> Iterator[Bench]:
         yield Bench(broker.bootstrap_servers, new_topic(), stack)
 
 
-def ids(entries: Sequence[Publishable]) -> list[str]:
+def ids(entries: Sequence[Pending]) -> list[str]:
     return [entry.transaction_id for entry in entries]
 
 
@@ -116,7 +125,7 @@ def test_what_is_published_is_visible_once_and_known_to_the_next_owner_until_it_
     relay = bench.relay(first)
     bench.publish(relay, first, *entries)
 
-    assert relay.groups == 1
+    assert relay.engine.groups == 1
     assert bench.visible() == ["0", "1", "2", "3", "4"]
     second, other = Shard(), Shard()
     successor = bench.relay(second)
@@ -136,7 +145,7 @@ def test_who_was_thought_dead_publishes_nothing_more(bench: Bench) -> None:
     new = bench.relay(second)
 
     first.ready.append(bench.entry("late"))
-    wait_until(lambda: old.step() and not old.is_busy)
+    wait_until(lambda: old.step() and not old.engine.is_busy)
     bench.publish(new, second, bench.entry("new"))
 
     assert first.settled == []
@@ -160,6 +169,24 @@ def test_a_predecessor_that_died_in_its_transaction_is_ended_by_its_successor(
     bench.publish(bench.relay(shard), shard, bench.entry("next"))
 
     assert bench.visible() == ["next"]
+
+
+def test_a_done_log_that_is_not_read_in_time_is_read_again_before_anything_is_published(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, late = DoneLog.read, [TimeoutError("not read in time")]
+
+    def slow(self: DoneLog) -> DoneRead:
+        if late:
+            raise late.pop()
+        return read(self)
+
+    monkeypatch.setattr(DoneLog, "read", slow)
+    shard = Shard()
+    bench.publish(bench.relay(shard), shard, bench.entry("once"))
+
+    assert not late
+    assert bench.visible() == ["once"]
 
 
 def test_a_done_log_reads_what_it_wrote_and_ignores_what_others_did(bench: Bench) -> None:

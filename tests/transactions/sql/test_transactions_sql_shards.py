@@ -245,18 +245,3 @@ def _answers(database: TestDatabase) -> bool:
         return bool(database.rows("SELECT 1"))
     except sa.exc.OperationalError:
         return False
-
-
-def test_where_a_call_that_hangs_cannot_be_written_down_publication_goes_on(
-    sql_bench: SqlBench, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert sql_bench.sql_store
-    # As where the right to it is missing: every statement on it fails.
-    sql_bench.database.execute("DROP TABLE penstock_slow_call")
-    coordinator = sql_bench.coordinator(**OPTIONS)
-    sql_bench.send(COMMIT, sql_bench.half(b"v"))
-
-    settled(coordinator, committed=1)
-
-    assert sql_bench.seen() == [b"v"]
-    assert caplog.text.count("`penstock tx ls` does not know that no call hangs") == 1

@@ -14,10 +14,12 @@ from unittest import mock
 
 import pytest
 import sqlalchemy as sa
+from confluent_kafka.admin import AdminClient
 from conformance.store_cases import NO_CHECKS, SqlBench, decide, settled
 
 from databases import TestDatabase
 from kafka_tools import read_all
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.errors import (
     BrokerConnectionError,
@@ -61,10 +63,13 @@ def test_the_first_decision_wins_under_concurrent_updates(sql_bench: SqlBench) -
     assert set(states.values()) <= {int(COMMIT), int(ROLLBACK)}
 
     statistics = settled(
-        sql_bench.coordinator(**NO_CHECKS), committed=len(committed), rolled_back=len(prepared) - len(committed)
+        sql_bench.coordinator(**NO_CHECKS),
+        committed=len(committed),
+        rolled_back=len(prepared) - len(committed),
+        refused=60,
     )
 
-    assert sql_bench.database.rows("SELECT count(*) FROM penstock_refusal") == [(60,)]
+    assert sql_bench.database.rows("SELECT count(*) FROM penstock_refusal") == [(0,)]
     assert statistics.committed + statistics.rolled_back == 60
     assert sorted(sql_bench.seen()) == sorted(committed)
 
@@ -200,7 +205,7 @@ def test_a_backlog_is_taken_in_portions_by_number_and_by_bytes(sql_bench: SqlBen
         backlog = shards.backlog(0)
 
         def taken(limit: int, room_bytes: int) -> list[bytes | None]:
-            return [message.value for entry in backlog.take(limit, room_bytes) for message in entry.messages]
+            return [message.value for entry in backlog.take(limit, room_bytes) for message in entry.addressed]
 
         assert taken(3, 1 << 20) == values[:3]
         assert taken(100, 2_500) == values[:2]
@@ -275,6 +280,28 @@ def test_an_error_of_the_database_that_passes_costs_no_transactional_id(
     assert not opened.called
     assert statistics.recoveries == 0
     assert sql_bench.seen() == [b"0", b"1"]
+
+
+def test_an_error_of_the_database_that_passes_does_not_end_the_trials_of_a_target(
+    sql_bench: SqlBench, admin: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, taken = f"later.{sql_bench.topic}", SqlBacklog.take_held
+    coordinator = sql_bench.coordinator(**NO_CHECKS)
+    sql_bench.send(COMMIT, sql_bench.half(b"v", topic=target))
+    wait_until(lambda: coordinator.statistics().held)
+    errors = [sa.exc.OperationalError("UPDATE", {}, Exception("the server restarts"))]
+
+    def failing(self: SqlBacklog, ids: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return taken(self, ids)
+
+    monkeypatch.setattr(SqlBacklog, "take_held", failing)
+    ensure_topics(admin, sql_bench.servers, [TopicSpec(target, 1)])
+    settled(coordinator, committed=1)
+
+    assert not errors
+    assert sql_bench.seen(target) == [b"v"]
 
 
 def test_ages_and_times_are_by_the_databases_clock_not_the_operators(

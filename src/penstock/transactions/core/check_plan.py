@@ -13,10 +13,10 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 from penstock.errors import ConfigurationError
 from penstock.options import positive, positive_int
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.wire.check_request import MAX_CHECK_NUMBER
 
 #: An interval that grows from check to check grows to no more than this, in seconds.
@@ -75,7 +75,7 @@ class CheckPolicy:
         due = birth_s + max(self.timeout_s, immunity_s)
         return max(due, answered_s + self.interval(check_count)) if answered_s else due
 
-    def first_due(self, asked: Asked) -> float:
+    def first_due(self, asked: Pending) -> float:
         """Return when the next check of a half that was just read is due."""
         born = asked.birth_ms / 1000
         if not asked.is_complete:
@@ -83,49 +83,14 @@ class CheckPolicy:
         return self.next_due(born, asked.immunity_ms / 1000, asked.answered_ms / 1000, asked.check_count)
 
 
-class Asked(Protocol):
-    """An undecided transaction, as far as it matters when its producers are asked about it."""
-
-    #: When the next check is due, in seconds by the broker's clock; the plan's own.
-    check_due: float
-    #: Answered checks, and the append time of the last answer in milliseconds; 0: there was none.
-    check_count: int
-    answered_ms: int
-    #: Append time of its first half, in milliseconds.
-    birth_ms: int
-
-    @property
-    def transaction_id(self) -> str:
-        """Its id."""
-
-    @property
-    def group(self) -> str:
-        """The producer group that is asked."""
-
-    @property
-    def is_special(self) -> bool:
-        """Whether it has parts, an immunity of its own, or answers: nearly all have not."""
-
-    @property
-    def immunity_ms(self) -> int:
-        """Milliseconds from its birth for which it is not asked about; 0: as for all."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all its halves are there: of others nobody is asked."""
-
-
-A = TypeVar("A", bound=Asked)
-
-
-class CheckPlan(Generic[A]):
+class CheckPlan:
     """The checks of one half partition. Not thread-safe: its coordinator's thread drives it.
 
     It keeps ids alone, so that a transaction that is settled leaves the memory whenever its check would have been due;
     `find` returns one that is undecided still, or None.
     """
 
-    def __init__(self, policy: CheckPolicy, find: Callable[[str], A | None]) -> None:
+    def __init__(self, policy: CheckPolicy, find: Callable[[str], Pending | None]) -> None:
         self.policy = policy
         self._find = find
         # First checks, whose due times rise as births do but for few: due time and id. Those of transactions that need
@@ -145,7 +110,7 @@ class CheckPlan(Generic[A]):
         # Ids of those whose payload is being read, because a question needs it.
         self._unread: set[str] = set()
 
-    def add(self, asked: A) -> None:
+    def add(self, asked: Pending) -> None:
         """Plan the next check of a half that was just read, or of one that has just become complete."""
         first = self._first
         due = self.policy.first_due(asked) if asked.is_special else asked.birth_ms / 1000 + self.policy.timeout_s
@@ -158,7 +123,7 @@ class CheckPlan(Generic[A]):
             self._first = deque(entry for entry in first if self._is_planned(*entry) is not None)
             self._first_crowd = max(_CROWD, 2 * len(self._first))
 
-    def postpone(self, asked: A, due: float) -> None:
+    def postpone(self, asked: Pending, due: float) -> None:
         """Plan the next check of a half for a time."""
         asked.check_due = due
         heapq.heappush(self._later, (due, next(self._ticket), asked.transaction_id))
@@ -167,12 +132,12 @@ class CheckPlan(Generic[A]):
             heapq.heapify(self._later)
             self._later_crowd = max(_CROWD, 2 * len(self._later))
 
-    def _is_planned(self, due: float, transaction_id: str) -> A | None:
+    def _is_planned(self, due: float, transaction_id: str) -> Pending | None:
         """Return the transaction whose check is planned for that time still, or None."""
         asked = self._find(transaction_id)
         return asked if asked is not None and asked.check_due == due else None
 
-    def sent(self, asked: A, number: int, now: float) -> None:
+    def sent(self, asked: Pending, number: int, now: float) -> None:
         """Take in that a check was sent: it is repeated where it is not answered within an interval."""
         due = now + self.policy.interval(number)
         self.postpone(asked, due)
@@ -189,7 +154,7 @@ class CheckPlan(Generic[A]):
         asked = self._find(transaction_id)
         return asked is not None and asked.check_count < number
 
-    def await_payload(self, asked: A, due: float) -> None:
+    def await_payload(self, asked: Pending, due: float) -> None:
         """Plan a check for the time at which its payload is there, or else for a time."""
         self._unread.add(asked.transaction_id)
         self.postpone(asked, due)
@@ -207,7 +172,7 @@ class CheckPlan(Generic[A]):
         self._parked[group] = until
         return len(self._due.get(group, ()))
 
-    def take_due(self, now: float, limit: int) -> Iterator[A]:
+    def take_due(self, now: float, limit: int) -> Iterator[Pending]:
         """Yield halves whose check is due; each must be postponed, or it is not asked about again.
 
         Halves that were decided since are dropped on the way.
@@ -246,7 +211,7 @@ class CheckPlan(Generic[A]):
         if asked is not None:
             self._due.setdefault(self.turn_of(asked), deque()).append(transaction_id)
 
-    def turn_of(self, asked: A) -> str:
+    def turn_of(self, asked: Pending) -> str:
         """Return the group whose turn it waits for; "" where nobody has to be asked."""
         return asked.group if asked.is_complete and asked.check_count < self.policy.maximum else ""
 

@@ -24,37 +24,16 @@ _COMMIT = Verdict.COMMIT
 
 
 @dataclass(slots=True)
-class CommitBatch:
-    """The part of one half partition in a Kafka transaction.
+class DecidedBatch:
+    """What one Kafka transaction publishes of a partition of any store.
 
     Attributes:
         decided: what is settled by it, in the order in which it is published.
-        answered: pending transactions whose count of answered checks is written down by it.
-        half_checkpoint: where reading of the half log would start once it is committed.
-        op_checkpoint: the same for the op log.
-        done_checkpoint: the offset of the done log below which nothing is needed.
-        log_ids: topic ids of the logs, as they stand beside the positions.
-        counts: notes on these as they were when it was chosen: answers may come while it is under way.
-        snapshots: pending transactions, as they were then, that it writes down whole so that the checkpoints pass them.
         discarded_to: the topic of what is discarded.
     """
 
     decided: list[Pending]
-    answered: list[Pending]
-    half_checkpoint: int
-    op_checkpoint: int
-    counts: list[Note] = field(default_factory=list)
-    snapshots: list[Snapshot] = field(default_factory=list)
-    done_checkpoint: int = 0
-    log_ids: str = ""
-    discarded_to: str = ""
-    #: Nobody waits here until it is visible: producers follow the done log.
-    is_watched: ClassVar[bool] = False
-
-    @property
-    def moves(self) -> bool:
-        """Whether positions are committed with it: what is tried apart from the others moves none."""
-        return self.half_checkpoint >= 0
+    discarded_to: str = field(default="", kw_only=True)
 
     def topics(self) -> set[str]:
         """Return the topics that it publishes to."""
@@ -82,6 +61,36 @@ class CommitBatch:
     def _discarded(self, pending: Pending) -> list[Written]:
         to, why, checks = self.discarded_to, pending.discard_reason, pending.check_count
         return [(to, None, half.key, half.value, encode_discarded(half, why, checks)) for half in pending.halves]
+
+
+@dataclass(slots=True)
+class CommitBatch(DecidedBatch):
+    """The part of one half partition in a Kafka transaction.
+
+    Attributes:
+        answered: pending transactions whose count of answered checks is written down by it.
+        half_checkpoint: where reading of the half log would start once it is committed.
+        op_checkpoint: the same for the op log.
+        done_checkpoint: the offset of the done log below which nothing is needed.
+        log_ids: topic ids of the logs, as they stand beside the positions.
+        counts: notes on these as they were when it was chosen: answers may come while it is under way.
+        snapshots: pending transactions, as they were then, that it writes down whole so that the checkpoints pass them.
+    """
+
+    answered: list[Pending]
+    half_checkpoint: int
+    op_checkpoint: int
+    counts: list[Note] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
+    done_checkpoint: int = 0
+    log_ids: str = ""
+    #: Nobody waits here until it is visible: producers follow the done log.
+    is_watched: ClassVar[bool] = False
+
+    @property
+    def moves(self) -> bool:
+        """Whether positions are committed with it: what is tried apart from the others moves none."""
+        return self.half_checkpoint >= 0
 
     def records(self) -> Iterator[bytes]:
         """Yield what is written into the done log."""

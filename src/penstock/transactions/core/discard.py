@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from enum import Enum
 from functools import partial
 from typing import NamedTuple, get_args
 
@@ -51,17 +50,6 @@ class Exhausted(NamedTuple):
     decide: Callable[[Verdict], None]
 
 
-class _Asked(Enum):
-    """How far the question about a transaction is."""
-
-    #: It waits for a slot, or is on one.
-    OPEN = "open"
-    #: It took too long, and counts as UNKNOWN; its call may still return.
-    GIVEN_UP = "given up"
-    #: It was answered, and what that means is being stored.
-    ANSWERED = "answered"
-
-
 def require_discard(policy: object) -> None:
     """Raise `ConfigurationError` unless this is a discard policy."""
     if callable(policy):
@@ -80,9 +68,10 @@ class Discarding:
     def __init__(self, policy: DiscardPolicy, timeout_s: float, name: str) -> None:
         self._policy = policy
         self._pool = BulkheadPool(_CALLS, timeout_s, f"penstock-discard-{name}")
-        # Guards what is below: the coordinator's thread asks and gives up, the slots answer.
+        # Guards what is below: the coordinator's thread asks and gives up, the slots answer. Ids of those whose answer
+        # is awaited: a question that was given up is none of them any more.
         self._lock = threading.Lock()
-        self._asked: dict[str, _Asked] = {}
+        self._asked: set[str] = set()
         self._closed = False
 
     @property
@@ -102,19 +91,15 @@ class Discarding:
             self._settle(exhausted, _FIXED[policy])
             return
         with self._lock:
-            asked = self._asked.get(exhausted.transaction_id)
-            if asked is None:
-                self._asked[exhausted.transaction_id] = _Asked.OPEN
-        if asked is None:
+            is_new = exhausted.transaction_id not in self._asked
+            self._asked.add(exhausted.transaction_id)
+        if is_new:
             self._pool.submit(
                 f"the discard policy for transaction {exhausted.transaction_id}",
                 partial(self._ask, policy, exhausted),
                 partial(self._give_up, exhausted),
             )
-        elif asked is _Asked.GIVEN_UP:
-            # What was decided then got lost on its way.
-            self._settle(exhausted, Verdict.DISCARD)
-        elif asked is _Asked.OPEN and self._pool.is_short:
+        elif self._pool.is_short:
             # So many calls hang that it may never have its turn.
             self._give_up(exhausted)
 
@@ -129,11 +114,15 @@ class Discarding:
         self._pool.close(0)
 
     def _give_up(self, exhausted: Exhausted) -> None:
+        if self._is_awaited(exhausted):
+            self._settle(exhausted, Verdict.DISCARD)
+
+    def _is_awaited(self, exhausted: Exhausted) -> bool:
+        """Tell whether the answer for a transaction is awaited, which it is no more then."""
         with self._lock:
-            if self._asked.get(exhausted.transaction_id) is not _Asked.OPEN:
-                return
-            self._asked[exhausted.transaction_id] = _Asked.GIVEN_UP
-        self._settle(exhausted, Verdict.DISCARD)
+            is_awaited = exhausted.transaction_id in self._asked and not self._closed
+            self._asked.discard(exhausted.transaction_id)
+        return is_awaited
 
     def _settle(self, exhausted: Exhausted, verdict: Verdict) -> None:
         _log.error(
@@ -147,25 +136,19 @@ class Discarding:
 
     def _ask(self, policy: _Policy, exhausted: Exhausted) -> None:
         """Ask the function, and store what it says; runs on a slot."""
+        with self._lock:
+            is_open = exhausted.transaction_id in self._asked and not self._closed
+        verdict: Verdict | None = None
         try:
-            with self._lock:
-                is_open = self._asked.get(exhausted.transaction_id) is _Asked.OPEN and not self._closed
             half = exhausted.half() if is_open else None
-            if half is None:
-                return
-            verdict = _answer(policy, half, exhausted.check_count)
-            with self._lock:
-                is_open = self._asked.get(exhausted.transaction_id) is _Asked.OPEN and not self._closed
-                if is_open:
-                    self._asked[exhausted.transaction_id] = _Asked.ANSWERED
-            if is_open:
-                self._settle(exhausted, verdict)
-            else:
-                text = "the discard policy for transaction %s returned too late: what it said does not count"
-                _log.warning(text, exhausted.transaction_id)
+            verdict = None if half is None else _answer(policy, half, exhausted.check_count)
         finally:
-            with self._lock:
-                self._asked.pop(exhausted.transaction_id, None)
+            is_awaited = self._is_awaited(exhausted)
+        if verdict is not None and is_awaited:
+            self._settle(exhausted, verdict)
+        elif verdict is not None:
+            text = "the discard policy for transaction %s returned too late: what it said does not count"
+            _log.warning(text, exhausted.transaction_id)
 
 
 def _answer(policy: _Policy, half: Half, check_count: int) -> Verdict:

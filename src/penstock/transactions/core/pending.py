@@ -121,6 +121,8 @@ class Pending:
     held: bool = False
     #: The done log holds it whole at or above this offset; None: only the half log does.
     snapshot_at: int | None = None
+    #: Its name in the done log of a store outside Kafka, where that is not its id.
+    done_name: str = ""
     #: None: its payloads are in memory. Else they are not, its halves have none, and this is what `keys` was.
     dropped: tuple[int, ...] | None = None
 

@@ -37,7 +37,7 @@ class ReadyQueue:
         self.keys = KeyOrder()
         self.delays = delays
         #: Those that cannot be published with the others now.
-        self.set_aside = SetAside[Pending]()
+        self.set_aside = SetAside()
         self._ready: dict[str, Pending] = {}
         self._sequence = count(1)
         # One came back that had its turn before.

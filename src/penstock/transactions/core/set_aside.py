@@ -10,53 +10,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import takewhile
-from typing import Generic, Protocol, TypeVar
+
+from penstock.transactions.core.pending import Pending
 
 
-class Placed(Protocol):
-    """A decided transaction."""
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        """The lines that it stands in: a hash of each target and key. Two that share one by chance are one line."""
-
-    @property
-    def order(self) -> int:
-        """Its place among all that could be published, from when it first could."""
-
-
-class Waiting(Placed, Protocol):
-    """A decided transaction as far as it is known while it is set aside: its messages may not be in memory."""
-
-    #: Whether it is set aside.
-    held: bool
-    #: Whether a Kafka transaction has it.
-    in_flight: bool
-
-    @property
-    def transaction_id(self) -> str:
-        """Its name in the done log."""
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """Its targets."""
-
-    def partitions_wanted(self, topic: str) -> int:
-        """Return how many partitions a target must have at least; 0 where it is not asked for."""
-
-
-W = TypeVar("W", bound=Waiting)
-
-
-class SetAside(Generic[W]):
+class SetAside:
     """What is set aside in one partition. Not thread-safe: the engine's thread drives it."""
 
     def __init__(self) -> None:
         # By id: for whose sake each was set aside (None: it stands behind others), and in which lines it stands.
         self._entries: dict[str, tuple[str | None, tuple[int, ...]]] = {}
-        self._lines: dict[int, OrderedDict[str, W]] = {}
+        self._lines: dict[int, OrderedDict[str, Pending]] = {}
         # Those in front of their lines, by the topic for whose sake they were set aside.
-        self._fronts: dict[str, dict[str, W]] = {}
+        self._fronts: dict[str, dict[str, Pending]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -64,7 +30,7 @@ class SetAside(Generic[W]):
     def __contains__(self, transaction_id: str) -> bool:
         return transaction_id in self._entries
 
-    def is_behind(self, entry: Placed) -> bool:
+    def is_behind(self, entry: Pending) -> bool:
         """Tell whether a transaction must stay behind one that is set aside."""
         return bool(self._lines) and any(self._is_behind_in(place, entry.order) for place in entry.places)
 
@@ -72,7 +38,7 @@ class SetAside(Generic[W]):
         line = self._lines.get(place)
         return line is not None and next(iter(line.values())).order < order
 
-    def behind(self, waiting: W) -> W | None:
+    def behind(self, waiting: Pending) -> Pending | None:
         """Return a transaction that stands in front of one that is set aside, or None."""
         for place in waiting.places:
             first = next(iter(self._lines.get(place, {}).values()), None)
@@ -80,7 +46,7 @@ class SetAside(Generic[W]):
                 return first
         return None
 
-    def add(self, waiting: W, topic: str | None) -> None:
+    def add(self, waiting: Pending, topic: str | None) -> None:
         """Set a transaction aside, in its place among the others.
 
         It waits for the sake of a topic; None: it only stands behind others. Mostly it comes last. One that was under
@@ -95,7 +61,7 @@ class SetAside(Generic[W]):
         if topic is not None and self.behind(waiting) is None:
             self._fronts.setdefault(topic, {})[transaction_id] = waiting
 
-    def _with(self, waiting: W, line: OrderedDict[str, W]) -> OrderedDict[str, W]:
+    def _with(self, waiting: Pending, line: OrderedDict[str, Pending]) -> OrderedDict[str, Pending]:
         later = list(takewhile(lambda other: other.order > waiting.order, reversed(line.values())))
         line[waiting.transaction_id] = waiting
         for follower in reversed(later):
@@ -104,7 +70,7 @@ class SetAside(Generic[W]):
             self._fronts.get(self._entries[name][0] or "", {}).pop(name, None)
         return line
 
-    def remove(self, waiting: W) -> list[W]:
+    def remove(self, waiting: Pending) -> list[Pending]:
         """Take a transaction out, wherever it stands; return those that were taken out with it, as nobody holds them.
 
         Those that stand in front now, and were set aside for a topic's sake, stay.
@@ -112,7 +78,7 @@ class SetAside(Generic[W]):
         transaction_id = waiting.transaction_id
         if transaction_id not in self._entries:
             return []
-        freed: list[W] = []
+        freed: list[Pending] = []
         gone = [waiting]
         while gone:
             released = gone.pop()
@@ -126,7 +92,7 @@ class SetAside(Generic[W]):
         freed.sort(key=lambda waiting: waiting.order)
         return freed
 
-    def _take_out(self, waiting: W) -> list[W]:
+    def _take_out(self, waiting: Pending) -> list[Pending]:
         """Take one transaction out; return those that are in front of all their lines by that."""
         transaction_id = waiting.transaction_id
         waiting.held = False
@@ -136,7 +102,7 @@ class SetAside(Generic[W]):
             fronts.pop(transaction_id, None)
             if not fronts:
                 self._fronts.pop(topic, None)
-        followers: list[W] = []
+        followers: list[Pending] = []
         for place in places:
             line = self._lines.get(place)
             if line is None or line.pop(transaction_id, None) is None:
@@ -149,12 +115,12 @@ class SetAside(Generic[W]):
                 followers.append(first)
         return followers
 
-    def release(self, topic: str, leaves: Callable[[W], bool]) -> list[W]:
+    def release(self, topic: str, leaves: Callable[[Pending], bool]) -> list[Pending]:
         """Take out what was set aside for a topic's sake and is not under way; return it, with what nobody holds then.
 
         `leaves` tells whether one is left where it is.
         """
-        freed: list[W] = []
+        freed: list[Pending] = []
         while fronts := [front for front in self.fronts(topic) if not (front.in_flight or leaves(front))]:
             for front in fronts:
                 freed += [front, *self.remove(front)]
@@ -181,16 +147,16 @@ class SetAside(Generic[W]):
         """Return the topics for whose sake something waits that could be tried."""
         return [topic for topic, fronts in self._fronts.items() if fronts]
 
-    def fronts(self, topic: str) -> Iterator[W]:
+    def fronts(self, topic: str) -> Iterator[Pending]:
         """Yield what could be tried for a topic's sake, in the order of the decisions but for few."""
         yield from self._fronts.get(topic, {}).values()
 
-    def take(self, topic: str, most: int, leaves: Callable[[W], bool]) -> list[W]:
+    def take(self, topic: str, most: int, leaves: Callable[[Pending], bool]) -> list[Pending]:
         """Return what is tried next for a topic's sake, in order; nothing changes.
 
         `leaves` tells whether one, and what stands behind it, is left out of this try.
         """
-        taken: list[W] = []
+        taken: list[Pending] = []
         for front in self._fronts.get(topic, {}).values():
             if len(taken) >= most:
                 break
@@ -200,7 +166,7 @@ class SetAside(Generic[W]):
             taken.extend(self._chain(front, topic, most - len(taken), leaves))
         return taken
 
-    def _chain(self, front: W, topic: str, most: int, leaves: Callable[[W], bool]) -> Iterator[W]:
+    def _chain(self, front: Pending, topic: str, most: int, leaves: Callable[[Pending], bool]) -> Iterator[Pending]:
         """Yield those behind a front that can go with it: a hot key does not wait for a transaction per message."""
         places = front.places
         if len(places) != 1:

@@ -73,7 +73,7 @@ class Backlog(Protocol):
     """One partition of a store, as the engine sees it. Used by the engine's thread; a batch is one of its own."""
 
     @property
-    def set_aside(self) -> SetAside[Any]:
+    def set_aside(self) -> SetAside:
         """What cannot be published with the others now, in the order of its keys."""
 
     @property

@@ -121,6 +121,7 @@ class PublisherSlot:
         self._not_before = 0.0
         # Where the done logs have to be read from once the next producer is open; empty: nothing is in doubt.
         self._doubt: dict[int, int] = {}
+        self._sure_s = SURE_S
         self._answer: Mapping[int, Any] | None = None
         # Threads that close failed producers, until they have.
         self._closing: list[tuple[Disposable, Publisher, Call[None]]] = []
@@ -200,12 +201,13 @@ class PublisherSlot:
         self._leave()
         return CommitResult(given_up, call.age_s)
 
-    def ask(self, doubt: Mapping[int, int]) -> None:
+    def ask(self, doubt: Mapping[int, int], sure_s: float = SURE_S) -> None:
         """Have the done logs read once the next producer is open: the last transaction ended in doubt.
 
-        `doubt` says where to read from, by partition; `answer` tells what they say.
+        `doubt` says where to read from, by partition, and `sure_s` how many seconds after it was opened; `answer` tells
+        what they say.
         """
-        self._doubt = dict(doubt)
+        self._doubt, self._sure_s = dict(doubt), sure_s
 
     def answer(self) -> Mapping[int, Any] | None:
         """Return what the done logs say, once, when they were read."""
@@ -268,7 +270,7 @@ class PublisherSlot:
     def _open(self) -> None:
         self._left.require_few()
         self._thread = Disposable(f"penstock-publisher-{self.name}", self._left)
-        publisher, doubt = self._make(self.transactional_id), dict(self._doubt)
+        publisher, doubt, sure_s = self._make(self.transactional_id), dict(self._doubt), self._sure_s
         free_s = min(_MOST_FREE_S, _FREE_S * 2.0 ** min(self.lost_ids, 9))
         self._publisher = publisher
 
@@ -278,7 +280,7 @@ class PublisherSlot:
                 return {}
             publisher.doing = "reading the done log"
             # A broker that stood still tells what was, until it hears that another leads.
-            time.sleep(SURE_S)
+            time.sleep(sure_s)
             return self._read_done(doubt)
 
         self._call, self._state = self._thread.start("opening a Kafka producer", open_it, self._wake), SlotState.OPENING

@@ -6,8 +6,8 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.quarantine import TargetQuarantine
-from penstock.transactions.core.set_aside import Waiting
 from penstock.transactions.publishing.backlog import Addressed, Backlog
 from penstock.transactions.publishing.flight import GroupCommit
 from penstock.transactions.publishing.publisher import NotPublishedError
@@ -124,12 +124,12 @@ class TargetGate:
         """Tell whether something waits for a topic's sake that was not refused."""
         return any(self.candidates(backlog, topic, 1) for backlog in self._owned.values())
 
-    def candidates(self, backlog: Backlog, topic: str, most: int) -> list[Waiting]:
+    def candidates(self, backlog: Backlog, topic: str, most: int) -> list[Pending]:
         """Return what can be tried for a topic's sake in a partition, and was not refused before."""
         is_refused = self.quarantine.is_refused
         return backlog.set_aside.take(topic, most, lambda waiting: is_refused(waiting.transaction_id))
 
-    def refused_longest(self, topic: str) -> tuple[int, Waiting] | None:
+    def refused_longest(self, topic: str) -> tuple[int, Pending] | None:
         """Return the refused one of a topic that was not tried for longest, with its partition."""
         found = [
             (self.quarantine.tried_at(waiting.transaction_id), number, waiting)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from penstock.transactions.core.set_aside import Waiting
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.publishing.backlog import Backlog, Batch, Decided, Proof
 from penstock.transactions.publishing.broker_gate import BrokerGate
 from penstock.transactions.publishing.flight import Flight, FlightState, GroupCommit
@@ -139,7 +139,12 @@ class Trials:
             # What was there before it entered quarantine goes first.
             self._quarantine.end_try(topic)
             return
-        batches = self._batches(candidates, now)
+        try:
+            batches = self._batches(candidates, now)
+        except Exception:
+            # The store fails for a moment, and the topic is tried again.
+            self._quarantine.end_try(topic)
+            raise
         if not batches:
             self._quarantine.end_try(topic)
             self._quarantine.postpone(topic, now)
@@ -148,13 +153,13 @@ class Trials:
         commit = GroupCommit.of(self._owned, batches, topic)
         trial.begin(trial.slot, commit, self._prove(batches, apart=True))
 
-    def _candidates(self, topic: str, width: int, now: float) -> dict[int, list[Waiting]]:
+    def _candidates(self, topic: str, width: int, now: float) -> dict[int, list[Pending]]:
         """Return what is tried for a topic's sake: what was refused, one alone; or what was not, as many as may be."""
         refused = self._targets.refused_longest(topic) if self._quarantine.retries(topic, now) else None
         if refused is not None:
             number, waiting = refused
             return {number: [waiting]}
-        found: dict[int, list[Waiting]] = {}
+        found: dict[int, list[Pending]] = {}
         for number, backlog in self._owned.items():
             some = self._targets.candidates(backlog, topic, width)
             width -= len(some)
@@ -164,7 +169,7 @@ class Trials:
                 break
         return found
 
-    def _batches(self, candidates: Mapping[int, list[Waiting]], now: float) -> dict[int, Batch]:
+    def _batches(self, candidates: Mapping[int, list[Pending]], now: float) -> dict[int, Batch]:
         """Return those whose messages are there, as far as they go together: one, or so many bytes."""
         batches: dict[int, Batch] = {}
         chosen: list[int] = []

@@ -118,17 +118,10 @@ class ReadyQueue:
         next(line)
         yield from takewhile(lambda stored: stored.standing is Standing.BEHIND, line)
 
-    def release(self, stored: StoredTransaction) -> None:
-        """Let one that was taken or held go with the others again; one that is withdrawn, once it is restored."""
-        if stored.standing is Standing.WITHDRAWN:
-            self._reasons.pop(stored.transaction_id, None)
-        else:
-            self.free(stored)
-
     def hold(self, stored: StoredTransaction, reason: str) -> None:
-        """Keep one that was taken for trials, or note why it is kept."""
-        self._reasons[stored.transaction_id] = reason
-        if stored.standing is Standing.TAKEN:
+        """Keep one that was taken for trials, or that a trial had, or note why it is kept."""
+        if stored.standing in _OUT:
+            self._reasons[stored.transaction_id] = reason
             self._stand(stored, Standing.HELD)
 
     def try_held(self, stored: StoredTransaction) -> bool:
@@ -136,11 +129,6 @@ class ReadyQueue:
         if stored.standing is not Standing.WITHDRAWN:
             self._stand(stored, Standing.TRIED)
         return stored.standing is Standing.TRIED
-
-    def put_back(self, stored: StoredTransaction) -> None:
-        """A trial is over, and it was not published."""
-        if stored.standing is Standing.TRIED:
-            self._stand(stored, Standing.HELD)
 
     def withdraw(self, stored: StoredTransaction, verdict: Verdict) -> bool:
         """Let nobody publish what is to be decided again; tell whether that may be.

@@ -13,6 +13,7 @@ from pathlib import Path
 from xxhash import xxh3_128_digest
 
 from penstock.errors import ConfigurationError
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.stores.file.log.judging import Settle
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
@@ -21,9 +22,8 @@ from penstock.transactions.stores.file.log.table import UNDECIDED, State, tick_o
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.scan import NEAR_S, TableScan
 from penstock.transactions.stores.relay.changes import ChangedCallback, Result
-from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
 from penstock.transactions.stores.relay.shards import CheckTerms, DueCheck, StoreShards
-from penstock.transactions.wire.discarded import BY_OPERATOR, EXHAUSTED, encode_discarded
+from penstock.transactions.stores.relay.stored_backlog import decided
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_bytes, id_text
 from penstock.transactions.wire.ops import Author, Verdict
@@ -70,9 +70,8 @@ class FileShard(StoreShards):
         super().__init__(f"{prefix}.file.{opened.journal.redo.store_id}", 1, opened.counts)
         self._opened = opened
         self._folder = folder
-        self._discarded = f"{prefix}.discarded"
         self._submit = submit
-        # What the relay has, by the name that it has it by.
+        # What the relay has, by id.
         self._taken: dict[str, StoredTransaction] = {}
         self._scan = TableScan(opened.journal.table, terms.policy)
         # Guarded by the store's lock: ids of published transactions that could not be settled for lack of room, and how
@@ -208,39 +207,13 @@ class FileShard(StoreShards):
         claim = self._folder / _CLAIM
         return claim.read_text().split() if claim.exists() else []
 
-    def take(self, limit: int, room_bytes: int) -> Sequence[Publishable]:
-        """Return what to publish next."""
-        opened = self._opened
-        with opened.lock:
-            taken = opened.ready.take(int(time.time() * 1000), min(limit, _GROUP), room_bytes)
-            for stored in taken:
-                if stored.deliver_at_ms is not None:
-                    opened.journal.table.ripen(stored.record)
-        entries = [self._publishable(stored) for stored in taken]
-        self._taken.update((entry.transaction_id, stored) for entry, stored in zip(entries, taken, strict=True))
-        return entries
+    def taken_over(self, names: Sequence[str]) -> None:
+        """Settle what a former coordinator published, by its names in the done log."""
+        with self._opened.lock:
+            former = list(self._former(names).values())
+        self._publish(former)
 
-    def wants_visible(self, entries: Sequence[Publishable]) -> bool:
-        """Tell whether somebody waits until one of them is settled."""
-        return self._opened.is_watched([self._taken[entry.transaction_id] for entry in entries])
-
-    def published(self, names: Collection[str]) -> None:
-        """Settle what is published, and complete who waits for it."""
-        opened = self._opened
-        found = {name: stored for name in names if (stored := self._taken.pop(name, None)) is not None}
-        missing = set(names).difference(found)
-        if missing:
-            with opened.lock:
-                found.update(self._former(missing))
-        settled = [stored for stored in found.values() if not stored.settled]
-        settled.sort(key=lambda stored: stored.decided)
-        completed = opened.published(settled)
-        if settled:
-            self._settle([stored.transaction_id for stored in settled])
-        for callback, verdict in completed:
-            callback(verdict)
-
-    def _former(self, names: Collection[str]) -> dict[str, StoredTransaction]:
+    def _former(self, names: Sequence[str]) -> dict[str, StoredTransaction]:
         """Return what a former coordinator published, among much that is settled."""
         journal = self._opened.journal
         live = {_name_of(stored): stored for stored in journal.live.values() if stored.verdict is not None}
@@ -252,51 +225,55 @@ class FileShard(StoreShards):
             if stored is not None and stored.verdict is not None and _name_of(stored) == name
         }
 
-    def release(self, names: Collection[str]) -> None:
-        """Let what was taken or held go with the others again."""
-        with self._opened.lock:
-            for stored in self._of(names, self._taken.pop):
-                self._opened.ready.release(stored)
+    def take(self, limit: int, room_bytes: int) -> Sequence[Pending]:
+        """Return what to publish next."""
+        opened = self._opened
+        with opened.lock:
+            taken = opened.ready.take(int(time.time() * 1000), min(limit, _GROUP), room_bytes)
+            for stored in taken:
+                if stored.deliver_at_ms is not None:
+                    opened.journal.table.ripen(stored.record)
+        self._taken.update((stored.transaction_id, stored) for stored in taken)
+        return [self._pending(stored) for stored in taken]
+
+    def wants_visible(self, some: Sequence[Pending]) -> bool:
+        """Tell whether somebody waits until one of them is settled."""
+        return self._opened.is_watched([self._taken[pending.half.transaction_id] for pending in some])
+
+    def published(self, ids: Sequence[str]) -> None:
+        """Settle what is published, and complete who waits for it."""
+        self._publish([stored for name in ids if (stored := self._taken.pop(name, None)) is not None])
+
+    def _publish(self, some: Sequence[StoredTransaction]) -> None:
+        settled = sorted((stored for stored in some if not stored.settled), key=lambda stored: stored.decided)
+        completed = self._opened.published(settled)
+        if settled:
+            self._settle([stored.transaction_id for stored in settled])
+        for callback, verdict in completed:
+            callback(verdict)
 
     def hold(self, reasons: Mapping[str, str]) -> None:
         """Keep what was taken for trials."""
         with self._opened.lock:
             for name, reason in reasons.items():
-                for stored in self._of([name], self._taken.get):
+                stored = self._taken.get(name)
+                if stored is not None and not stored.settled:
                     self._opened.ready.hold(stored, reason)
 
-    def take_held(self, names: Sequence[str]) -> Mapping[str, Publishable | None]:
+    def take_held(self, ids: Sequence[str]) -> Mapping[str, Pending | None]:
         """Take what is held for a trial."""
         opened = self._opened
-        found: dict[str, Publishable | None] = {}
+        found: dict[str, Pending | None] = {}
         tried: list[StoredTransaction] = []
         with opened.lock:
-            for name in names:
+            for name in ids:
                 stored = self._taken.get(name)
-                if stored is None or stored.settled or _name_of(stored) != name:
-                    # Discarded, and perhaps settled as such.
+                if stored is None or stored.settled:
                     found[name] = None
                     self._taken.pop(name, None)
                 elif opened.ready.try_held(stored):
                     tried.append(stored)
-        return found | {_name_of(stored): self._publishable(stored) for stored in tried}
-
-    def put_back(self, names: Collection[str]) -> None:
-        """A trial is over."""
-        with self._opened.lock:
-            for stored in self._of(names, self._taken.get):
-                self._opened.ready.put_back(stored)
-
-    def _of(
-        self, names: Collection[str], find: Callable[[str, None], StoredTransaction | None]
-    ) -> list[StoredTransaction]:
-        """Return what the relay has by some names, and is neither settled nor decided otherwise since."""
-        found = ((name, find(name, None)) for name in names)
-        return [
-            transaction
-            for name, transaction in found
-            if transaction is not None and not transaction.settled and _name_of(transaction) == name
-        ]
+        return found | {stored.transaction_id: self._pending(stored) for stored in tried}
 
     def _settle(self, ids: Sequence[str]) -> None:
         """Have published transactions settled durably some time later; what fails for lack of room is tried again."""
@@ -315,20 +292,11 @@ class FileShard(StoreShards):
 
         self._submit(Settle(ids), settled)
 
-    def _publishable(self, stored: StoredTransaction) -> Publishable:
-        """Return what is published of a transaction that is decided COMMIT, or DISCARD: then to the discarded topic."""
-        halves = self._opened.journal.halves(stored)
-        if stored.verdict is Verdict.DISCARD:
-            why = BY_OPERATOR if stored.author is Author.OPERATOR else EXHAUSTED
-            messages = [
-                OutboundMessage(
-                    self._discarded, None, half.key, half.value, encode_discarded(half, why, stored.check_count)
-                )
-                for half in halves
-            ]
-            return Publishable(_name_of(stored), messages, None, discards=_name(stored, Verdict.COMMIT))
-        messages = [OutboundMessage(half.topic, half.partition, half.key, half.value, half.headers) for half in halves]
-        return Publishable(_name_of(stored), messages, stored.line)
+    def _pending(self, stored: StoredTransaction) -> Pending:
+        """Return a transaction that is decided COMMIT or DISCARD, with its messages."""
+        verdict = Verdict.DISCARD if stored.verdict is Verdict.DISCARD else Verdict.COMMIT
+        author = Author.OPERATOR if stored.author is Author.OPERATOR else None
+        return decided(self._opened.journal.halves(stored), verdict, author, stored.check_count, _name_of(stored))
 
 
 def _some(numbers: array[int]) -> list[int]:
@@ -341,10 +309,7 @@ def _name_of(stored: StoredTransaction) -> str:
 
     One that was discarded, is resumed and commits is not taken for published because the done log has it as discarded.
     """
-    return _name(stored, Verdict.COMMIT if stored.verdict is Verdict.COMMIT else Verdict.DISCARD)
-
-
-def _name(stored: StoredTransaction, what: Verdict) -> str:
-    if what is Verdict.COMMIT and stored.resumed is None:
+    if stored.verdict is Verdict.COMMIT and stored.resumed is None:
         return stored.transaction_id
+    what = Verdict.COMMIT if stored.verdict is Verdict.COMMIT else Verdict.DISCARD
     return id_text(xxh3_128_digest(f"{stored.transaction_id} {what.name} {stored.resumed or ''}".encode()))

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from penstock import clients
 from penstock.clients.bounded_calls import LeftBehind
@@ -28,9 +27,10 @@ from penstock.transactions.publishing.targets import cluster_targets
 from penstock.transactions.stores.metrics import observe, publication_spans
 from penstock.transactions.stores.options import CoordinatorOptions
 from penstock.transactions.stores.relay.check_scheduler import CheckScheduler
+from penstock.transactions.stores.relay.counts import Counts
 from penstock.transactions.stores.relay.done_log import create_done_log
 from penstock.transactions.stores.relay.relay import Relay, RelayClients
-from penstock.transactions.stores.relay.shards import CheckTerms, ShardBacklog, StoreShards
+from penstock.transactions.stores.relay.shards import CheckTerms, StoreShards
 from penstock.transactions.stores.relay.store import RelayedStore
 from penstock.transactions.wire.topics import KEPT, ROOM
 
@@ -40,22 +40,9 @@ _log = logging.getLogger("penstock.transactions")
 _TRIM_S = 5.0
 #: Seconds after an error of the store that may pass by itself.
 _PAUSE_S = 0.5
-#: Seconds between two looks at what is under way when it ends.
-_FINISH_S = 0.01
 #: Of the time that a stop has, the part in which what is under way may end; and most seconds for it.
 _FINISH_PART = 0.6
 _MOST_FINISH_S = 20.0
-_NOTHING = CoordinatorStatistics(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-
-
-class _RelayCounts(NamedTuple):
-    """Counts of the relays."""
-
-    partitions: int = 0
-    groups: int = 0
-    recoveries: int = 0
-    slow_call: str = ""
-    slow_call_s: float = 0.0
 
 
 class RelayCoordinator:
@@ -76,12 +63,10 @@ class RelayCoordinator:
         # The thread's alone: by shard what publishes it, which call was written down as slow, counts of relays that are
         # gone.
         self._clients: RelayClients | None = None
-        self._relays: dict[int, tuple[Relay, ShardBacklog]] = {}
+        self._relays: dict[int, Relay] = {}
         self._slow_calls: dict[int, str] = {}
         self._former_groups = self._former_recoveries = 0
         self._trim_at = 0.0
-        # Replaced as a whole by the thread, read by all.
-        self._counts = _RelayCounts()
         self._stopping = threading.Event()
         # Set by whoever has something for the thread to do.
         self._wake = threading.Event()
@@ -138,6 +123,7 @@ class RelayCoordinator:
                 self._left,
                 self._wake.set,
                 lambda: publication_spans(self._telemetry, store.prefix),
+                discarded,
             )
         except BaseException:
             shards.close()
@@ -188,12 +174,11 @@ class RelayCoordinator:
     def _statistics(self, *, own: bool) -> CoordinatorStatistics:
         shards = self._shards
         if shards is None:
-            return _NOTHING
+            return Counts().statistics()
         # list() of a dict is one step under the interpreter lock: the coordinator's thread cannot change it midway.
         held = shards.statistics(list(shards.owned) if own else None)
         return replace(
             held,
-            **self._counts._asdict(),
             hung_checks=self._discarding.hung,
             left_behind=self._left.total,
             missing_rights=tuple(self._rights.missing().values()),
@@ -225,7 +210,7 @@ class RelayCoordinator:
             _log.warning("%s lost its store: %s; trying again", self._label, cause_of(error))
             self._stopping.wait(_PAUSE_S)
         else:
-            relays = [relay for relay, _ in self._relays.values()]
+            relays = list(self._relays.values())
             wait_s = shards.wait_s(takes_more=any(relay.is_ready for relay in relays), busy=busy)
             self._wake.wait(min([wait_s, *(relay.wait_s() for relay in relays)]))
             self._wake.clear()
@@ -248,79 +233,69 @@ class RelayCoordinator:
         if time.monotonic() >= self._trim_at:
             self._trim_at = time.monotonic() + _TRIM_S
             if shards.is_durable():
-                for relay, _ in self._relays.values():
+                for relay in self._relays.values():
                     relay.trim()
             shards.purge()
-        for number, (relay, _) in self._relays.items():
+        for number, relay in self._relays.items():
             self._note_slow_call(shards, number, *relay.slow_call())
-        self._count()
+        self._count(shards.counts)
         return busy
 
     def _publish(self, shards: StoreShards, number: int) -> bool:
         """Publish what can be published of a shard; tell whether there was something."""
-        relay, backlog = self._relays.get(number) or self._relay(shards, number)
+        relay = self._relays.get(number) or self._relay(shards, number)
         is_leaving = number in shards.leaving
         busy = relay.step(takes=not is_leaving)
-        if backlog.is_lost or (is_leaving and not relay.is_busy):
+        if relay.is_lost or (is_leaving and not relay.engine.is_busy):
             self._drop(number)
             shards.give_up(number)
         return busy
 
-    def _relay(self, shards: StoreShards, number: int) -> tuple[Relay, ShardBacklog]:
+    def _relay(self, shards: StoreShards, number: int) -> Relay:
         assert self._clients is not None  # noqa: S101 - made before the thread was started
-        backlog = shards.backlog(number)
-        relay = Relay(backlog, number, f"{shards.name}.{number}", self._clients)
-        self._relays[number] = relay, backlog
-        return relay, backlog
+        relay = self._relays[number] = Relay(shards.backlog(number), number, f"{shards.name}.{number}", self._clients)
+        return relay
 
     def _drop(self, number: int) -> None:
-        relay, _ = self._relays.pop(number)
+        relay = self._relays.pop(number)
         self._slow_calls.pop(number, None)
         relay.close()
-        self._former_groups += relay.groups
-        self._former_recoveries += relay.recoveries
+        self._former_groups += relay.engine.groups
+        self._former_recoveries += relay.engine.recoveries
 
     def _note_slow_call(self, shards: StoreShards, number: int, call: str, age_s: float) -> None:
         """Write down which call of a shard has not gone on for long, where that has changed."""
         # Where nothing is known of it, a former owner may have left one.
         if self._slow_calls.get(number) == call:
             return
-        self._slow_calls[number] = call
-        no_matter: tuple[type[Exception], ...] = (OSError, *self._store.transient_errors)
         try:
             shards.note_slow_call(number, call, age_s)
-        except no_matter as error:
+        except OSError as error:
             # It is for people who look; the log and the statistics have it, too.
-            _log.warning("`penstock tx ls` does not know that %s hangs: %s", call or "no call", cause_of(error))
+            _log.warning("`penstock tx ls` does not know that %s hangs: %s", call or "no call", error)
+        self._slow_calls[number] = call
 
-    def _count(self) -> None:
-        relays = [relay for relay, _ in self._relays.values()]
-        self._counts = _RelayCounts(
-            0 if self._stopping.is_set() else sum(relay.is_open for relay in relays),
-            self._former_groups + sum(relay.groups for relay in relays),
-            self._former_recoveries + sum(relay.recoveries for relay in relays),
-            *max((relay.slow_call() for relay in relays), key=lambda call: call[1], default=("", 0.0)),
-        )
+    def _count(self, counts: Counts) -> None:
+        relays = list(self._relays.values())
+        counts.partitions = 0 if self._stopping.is_set() else sum(relay.is_open for relay in relays)
+        counts.groups = self._former_groups + sum(relay.engine.groups for relay in relays)
+        counts.recoveries = self._former_recoveries + sum(relay.engine.recoveries for relay in relays)
+        slow_calls = (relay.slow_call() for relay in relays)
+        counts.slow_call, counts.slow_call_s = max(slow_calls, key=lambda call: call[1], default=("", 0.0))
 
     def _finish(self) -> None:
         """Let what is under way end, as long as there is time."""
-        relays = [relay for relay, _ in self._relays.values()]
-        try:
-            for relay in relays:
-                relay.step(takes=False)
-            while any(relay.is_busy for relay in relays) and time.monotonic() < self._finish_by:
-                self._wake.wait(_FINISH_S)
-                self._wake.clear()
-                for relay in relays:
-                    relay.step(takes=False)
-        except self._store.transient_errors as error:
-            _log.warning("what was published could not be settled: %s; the done log has it", cause_of(error))
+        for relay in self._relays.values():
+            try:
+                relay.finish(max(0.0, self._finish_by - time.monotonic()))
+            except self._store.transient_errors as error:
+                _log.warning("what was published could not be settled: %s; the done log has it", cause_of(error))
 
     def _end(self, shards: StoreShards) -> None:
         self._discarding.close()
-        for relay, _ in self._relays.values():
+        for relay in self._relays.values():
             relay.close()
-        self._count()
+        self._count(shards.counts)
         try:
             shards.close()
         except self._store.transient_errors as error:

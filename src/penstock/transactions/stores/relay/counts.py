@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics
 from penstock.transactions.wire.ops import Verdict
@@ -20,6 +21,13 @@ class Counts:
     checks: int = 0
     answered_checks: int = 0
     no_producer: int = 0
+    #: Of the relays: shards that were taken over, Kafka transactions, and ends of them that were in doubt.
+    partitions: int = 0
+    groups: int = 0
+    recoveries: int = 0
+    #: The call into the Kafka client that has not gone on for longest, and its age.
+    slow_call: str = ""
+    slow_call_s: float = 0.0
     finish_times: list[int] = field(default_factory=lambda: [0] * (len(FINISH_BUCKETS_S) + 1))
     finish_seconds: float = 0.0
 
@@ -36,27 +44,9 @@ class Counts:
         else:
             self.discarded += 1
 
-    def statistics(
-        self, *, pending: int = 0, oldest_age_s: float = 0.0, held: int = 0, delayed: int = 0, held_by_key: int = 0
-    ) -> CoordinatorStatistics:
-        """Return the counts with what the store holds now; what relays count is 0."""
-        return CoordinatorStatistics(
-            partitions=0,
-            pending=pending,
-            oldest_pending_age=max(0.0, oldest_age_s),
-            held=held,
-            committed=self.committed,
-            rolled_back=self.rolled_back,
-            discarded=self.discarded,
-            refused=self.refused,
-            forged=0,
-            checks=self.checks,
-            answered_checks=self.answered_checks,
-            no_producer=self.no_producer,
-            groups=0,
-            recoveries=0,
-            held_by_key=held_by_key,
-            delayed=delayed,
-            finish_times=tuple(self.finish_times),
-            finish_seconds=self.finish_seconds,
-        )
+    def statistics(self, *, oldest_age_s: float = 0.0, **held: int) -> CoordinatorStatistics:
+        """Return the counts with what the store holds now, by the names there; what is not given is 0."""
+        counted: dict[str, Any] = {count.name: getattr(self, count.name) for count in fields(self)}
+        counted["finish_times"] = tuple(self.finish_times)
+        nothing = {"pending": 0, "held": 0, "forged": 0}
+        return CoordinatorStatistics(oldest_pending_age=max(0.0, oldest_age_s), **{**nothing, **held, **counted})

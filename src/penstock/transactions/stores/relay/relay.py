@@ -8,7 +8,8 @@ predecessor out first. This order makes that hold:
 1. The store says that the shard is this coordinator's.
 2. Producers are opened under all transactional ids that a predecessor may publish under: whatever it had open is ended,
    and it is shut out.
-3. The done log is read. What a predecessor published, and the store may not know of, is marked there.
+3. The last of them that opens reads the done log. What a predecessor published, and the store may not know of, is
+   marked there.
 4. Only now is anything taken from the store, which makes sure in the same step that it still owns the shard; and it is
    published by a producer that was made before that. So who lost the shard has nothing to publish with.
 
@@ -20,27 +21,25 @@ down before it is used.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from confluent_kafka import KafkaException
 
-from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
-from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.bounded_calls import LeftBehind
+from penstock.clients.kafka_errors import is_missing_right
 from penstock.clients.rights import Operation, topic_right, transactional_right
-from penstock.clients.transactional.errors import NotOpenedError
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.pace import Pace
 from penstock.clients.transactional.writer import PublicationSpans
-from penstock.errors import BrokerConnectionError
 from penstock.options import ClientConfig
 from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.publishing.batch_limit import BatchLimit
 from penstock.transactions.publishing.broker_gate import BrokerGate
 from penstock.transactions.publishing.engine import Engine
-from penstock.transactions.publishing.publisher import Publisher
-from penstock.transactions.publishing.publisher_slot import OPEN_LIMIT_S, SLOW_S, PublisherSlot
+from penstock.transactions.publishing.publisher import InDoubtError, Publisher
+from penstock.transactions.publishing.publisher_slot import PublisherSlot
 from penstock.transactions.publishing.targets import Targets
 from penstock.transactions.publishing.visibility import Visibility
 from penstock.transactions.rationed_log import RationedLog
@@ -48,8 +47,7 @@ from penstock.transactions.stores.relay.done_log import DoneLog, DoneRead
 from penstock.transactions.stores.relay.shards import ShardBacklog
 from penstock.transactions.stores.relay.stored_backlog import StoredBacklog
 
-#: Seconds between two tries to read the done log when a shard is taken over, and between two looks meanwhile.
-_AGAIN_S = 0.5
+#: Seconds between two looks while a shard is taken over.
 _LOOK_S = 0.1
 #: Seconds in which brokers shall have answered, after a failure, before anything is tried again.
 _ASK_S = 2.0
@@ -57,8 +55,6 @@ _ASK_S = 2.0
 _TARGET_LATENCY_S = 0.02
 #: Seconds between two looks whether the store knows why things wait.
 _EXPLAIN_S = 1.0
-#: What taking over may raise when brokers are away: it is tried again.
-_PASSING = (NotOpenedError, BrokerConnectionError, KafkaException, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +73,8 @@ class RelayClients:
     #: Called by any thread when a relay has something to do.
     wake: Callable[[], object]
     spans: Callable[[], PublicationSpans | None]
+    #: The topic of what is discarded.
+    discarded: str
 
 
 class Relay:
@@ -88,34 +86,57 @@ class Relay:
     def __init__(self, shard: ShardBacklog, number: int, name: str, clients: RelayClients) -> None:
         self._shard = shard
         self._number = number
-        self._name = name
         self._clients = clients
         self._ids_right = transactional_right(clients.done_topic.removesuffix(".done"))
         self._done = DoneLog(clients.bootstrap_servers, clients.config, clients.done_topic, number, clients.rights)
-        self._ration = RationedLog()
         self._quarantine = TargetQuarantine()
         common, apart = ([f"{name}.{letter}" for letter in letters] for letters in ("abc", "xyz"))
         self._slots = [self._slot(slot_name, apart=False) for slot_name in common]
         self._trial_slots = [self._slot(slot_name, apart=True) for slot_name in apart]
-        # Taking over: slots with the other ids that a predecessor may have (None: it has not begun), and the thread
-        # that reads the done log once all are open.
+        # Taking over: slots with the other ids that a predecessor may have; None: it has not begun.
         self._former: list[PublisherSlot] | None = None
-        self._reading: tuple[Disposable, Call[DoneRead]] | None = None
-        self._not_before = 0.0
-        # Once it was taken over.
-        self._backlog: StoredBacklog | None = None
-        self._engine: Engine | None = None
+        # It opens when all the others have: then nobody else can be writing, and it reads the done log.
+        self._last = self._slots[0]
+        self._last.ask({number: 0}, sure_s=0.0)
+        # The shard's backlog by its number, for the engine; none before it was taken over.
+        self._owned: dict[int, StoredBacklog] = {}
         self._explained_at = 0.0
 
-    def _slot(self, name: str, *, apart: bool) -> PublisherSlot:
-        def read_done(_: Mapping[int, int]) -> Mapping[int, DoneRead]:
-            return {self._number: self._done.read()}
+        def ask() -> None:
+            self._done.bounds(_ASK_S)
 
-        clients = self._clients
-        make = partial(self._publisher, apart=apart)
-        return PublisherSlot(
-            make, read_done, name, clients.left, clients.pace, may_open=self._may_open, wake=clients.wake
+        #: What publishes it, once it was taken over.
+        self.engine = Engine(
+            self._owned,
+            slots=self._slots,
+            trial_slots=self._trial_slots,
+            targets=clients.targets,
+            prove=lambda _batches, *, apart: None,  # noqa: ARG005 - the transactional ids are the proof
+            gate=BrokerGate(ask, clients.left),
+            limit=BatchLimit(_TARGET_LATENCY_S),
+            ration=RationedLog(),
+            quarantine=self._quarantine,
         )
+
+    def _slot(self, name: str, *, apart: bool) -> PublisherSlot:
+        clients = self._clients
+        make, may_open = partial(self._publisher, apart=apart), partial(self._may_open, name)
+        return PublisherSlot(
+            make, self._read_done, name, clients.left, clients.pace, may_open=may_open, wake=clients.wake
+        )
+
+    def _read_done(self, _: Mapping[int, int]) -> Mapping[int, DoneRead]:
+        """Read the done log, on a slot's thread; the slot tries again where that fails."""
+        try:
+            return {self._number: self._done.read()}
+        except TimeoutError as error:
+            raise InDoubtError(str(error)) from error
+        except KafkaException as error:
+            if not is_missing_right(error):
+                raise
+            right = topic_right(Operation.READ, self._clients.done_topic)
+            text = self._clients.rights.refused("it cannot be read what was published", right)
+            raise InDoubtError(text, rights=[right]) from error
 
     def _publisher(self, transactional_id: str, *, apart: bool) -> Publisher:
         clients = self._clients
@@ -136,154 +157,97 @@ class Relay:
     def _all_slots(self) -> list[PublisherSlot]:
         return [*self._slots, *self._trial_slots, *(self._former or ())]
 
-    def _may_open(self) -> bool:
+    @property
+    def _shut_out(self) -> bool:
+        """Whether nobody but the last slot may be writing.
+
+        An id that is lost is of no use to anybody: how its last transaction ends is decided.
+        """
+        return all(slot.is_ready or (slot in (self._former or ()) and slot.lost_ids) for slot in self._all_slots[1:])
+
+    def _may_open(self, name: str) -> bool:
+        if name == self._last.name and not self._owned and not self._shut_out:
+            return False
         return self._shard.may_open([slot.transactional_id for slot in self._all_slots])
 
     @property
-    def groups(self) -> int:
-        """Kafka transactions committed."""
-        return 0 if self._engine is None else self._engine.groups
-
-    @property
-    def recoveries(self) -> int:
-        """Ends of Kafka transactions that were in doubt, or may come twice."""
-        return 0 if self._engine is None else self._engine.recoveries
+    def is_lost(self) -> bool:
+        """Whether the shard is another's by now."""
+        return self._shard.is_lost
 
     @property
     def is_open(self) -> bool:
         """Whether the shard was taken over."""
-        return self._engine is not None
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether something is under way."""
-        return self._engine is not None and self._engine.is_busy
+        return bool(self._owned)
 
     @property
     def is_ready(self) -> bool:
         """Whether something could be published now."""
-        return self._engine is not None and self._engine.is_ready(time.monotonic())
+        return self.is_open and self.engine.is_ready(time.monotonic())
 
     def slow_call(self) -> tuple[str, float]:
         """Return the call that has not gone on for longest, and for how many seconds; an empty name: all do."""
-        calls = [slot.slow_call() for slot in self._all_slots]
-        if self._reading is not None and self._reading[1].age_s > SLOW_S:
-            calls.append(("reading the done log", self._reading[1].age_s))
-        return max(calls, key=lambda call: call[1])
+        return max((slot.slow_call() for slot in self._all_slots), key=lambda call: call[1])
 
     def step(self, *, takes: bool = True) -> bool:
         """Go on as far as that goes without waiting, with something new only if it `takes`; tell whether it went on.
 
         Raises as the store does; it goes on with the next call.
         """
-        now, engine = time.monotonic(), self._engine
-        if engine is None or self._backlog is None:
-            return self._take_over(now, takes=takes)
-        engine.poll(now)
-        went_on = engine.take_result()
-        engine.release(now)
-        self._backlog.flush()
-        if takes:
-            went_on |= engine.begin(now)
-        if now - self._explained_at >= _EXPLAIN_S:
-            self._explained_at = now
-            self._backlog.explain()
-        self._backlog.flush()
-        return went_on
-
-    def _take_over(self, now: float, *, takes: bool) -> bool:
+        now, engine = time.monotonic(), self.engine
         if self._former is None:
             if not takes:
                 return False
             own = {slot.transactional_id for slot in self._all_slots}
             self._former = [self._slot(name, apart=True) for name in self._shard.claimed() if name not in own]
-        # An id that is lost is of no use to anybody: how its last transaction ends is decided.
-        waited_for = [*self._slots, *self._trial_slots, *(slot for slot in self._former if not slot.lost_ids)]
-        for slot in waited_for:
+        engine.poll(now)
+        backlog = self._owned.get(self._number)
+        if backlog is None:
+            return self._take_over(self._former, now)
+        went_on = engine.take_result()
+        engine.release(now)
+        backlog.flush()
+        if takes:
+            went_on |= engine.begin(now)
+        if now - self._explained_at >= _EXPLAIN_S:
+            self._explained_at = now
+            backlog.explain()
+        backlog.flush()
+        return went_on
+
+    def _take_over(self, former: Sequence[PublisherSlot], now: float) -> bool:
+        # The engine opens those for trials when they are needed.
+        for slot in (*self._trial_slots, *(slot for slot in former if not slot.lost_ids)):
             slot.poll(now)
-        if not all(slot.is_ready for slot in waited_for):
-            return False
-        found = self._read_done(now)
+        found = self._last.answer()
         if found is None:
             return False
-        for slot in self._former:
+        for slot in former:
             slot.close()
         self._former = []
-        self._open(found).flush()
+        backlog = StoredBacklog(self._shard, self._quarantine, found[self._number], self._clients.discarded)
+        self._owned[self._number] = backlog
+        backlog.flush()
         return True
-
-    def _read_done(self, now: float) -> DoneRead | None:
-        """Return what was published, once that was read; who published it is shut out."""
-        if self._reading is None:
-            if now < self._not_before:
-                return None
-            thread = Disposable(f"penstock-relay-{self._name}", self._clients.left)
-            self._reading = thread, thread.start("reading the done log", self._done.read, self._clients.wake)
-        thread, call = self._reading
-        if not call.done():
-            if call.age_s > OPEN_LIMIT_S:
-                self._ration.warn("left", "reading the done log of %s has not returned: it is left behind", self._name)
-                self._leave(now)
-            return None
-        self._leave(now)
-        try:
-            return call.result()
-        except _PASSING as error:
-            text: object = error
-            if isinstance(error, KafkaException):
-                text = reason(error)
-                if is_missing_right(error):
-                    right = topic_right(Operation.READ, self._clients.done_topic)
-                    text = self._clients.rights.refused("it cannot be read what was published", right)
-            self._ration.warn(str(text), "%s cannot be taken over yet: %s; trying again", self._name, text)
-            return None
-
-    def _leave(self, now: float) -> None:
-        """Give the reading of the done log up, or let its thread end."""
-        reading, self._reading = self._reading, None
-        self._not_before = now + _AGAIN_S
-        if reading is not None:
-            thread, call = reading
-            if call.done():
-                thread.close()
-            else:
-                thread.leave(lambda: None)
-
-    def _open(self, found: DoneRead) -> StoredBacklog:
-        backlog = self._backlog = StoredBacklog(self._shard, self._quarantine, found)
-
-        def ask() -> None:
-            self._done.bounds(_ASK_S)
-
-        self._engine = Engine(
-            {self._number: backlog},
-            slots=self._slots,
-            trial_slots=self._trial_slots,
-            targets=self._clients.targets,
-            prove=lambda _batches, *, apart: None,  # noqa: ARG005 - the transactional ids are the proof
-            gate=BrokerGate(ask, self._clients.left),
-            limit=BatchLimit(_TARGET_LATENCY_S),
-            ration=self._ration,
-            quarantine=self._quarantine,
-        )
-        return backlog
 
     def wait_s(self) -> float:
         """Return the seconds after which `step` has something to do, if nothing wakes it before."""
-        if self._engine is not None:
-            return self._engine.wait_s()
-        return _LOOK_S
+        return self.engine.wait_s() if self.is_open else _LOOK_S
 
     def trim(self) -> None:
         """Trim the done log as far as all in it is settled. All that was handed over as published is durably so."""
-        if self._engine is not None and self._backlog is not None and self._backlog.is_flushed:
-            self._done.forget(self._engine.floor(self._number))
+        backlog = self._owned.get(self._number)
+        if backlog is not None and backlog.is_flushed:
+            self._done.forget(self.engine.floor(self._number))
+
+    def finish(self, limit_s: float) -> None:
+        """Let what is under way end, for so many seconds, and have the store know of it; nothing begins any more."""
+        self.engine.close(limit_s)
+        for backlog in self._owned.values():
+            backlog.flush()
 
     def close(self) -> None:
         """Give the shard up at once: what is under way is left behind, and its next owner shuts it out."""
-        self._leave(time.monotonic())
-        if self._engine is not None:
-            self._engine.close(0.0)
-        else:
-            for slot in self._all_slots:
-                slot.close()
+        self.engine.close(0.0)
+        for slot in self._former or ():
+            slot.close()

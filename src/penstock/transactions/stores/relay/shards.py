@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.core.discard import Discarding
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.stores.relay.counts import Counts
-from penstock.transactions.stores.relay.publishable import Publishable
 from penstock.transactions.wire.half import Half
 
 
@@ -34,7 +34,7 @@ class DueCheck(NamedTuple):
 
 
 class ShardBacklog(Protocol):
-    """What a shard of a store holds, as its relay needs it. Used by one thread; a name is that of the done log.
+    """What a shard of a store holds, as its relay needs it. Used by one thread.
 
     Whatever is noted here may be noted twice: after an error that passes, it is tried again.
     """
@@ -53,32 +53,34 @@ class ShardBacklog(Protocol):
     def claimed(self) -> Sequence[str]:
         """Return the transactional ids that were written down last."""
 
-    def take(self, limit: int, room_bytes: int) -> Sequence[Publishable]:
-        """Return what to publish next with the others, in its order; nothing that was held is among it.
+    def taken_over(self, names: Sequence[str]) -> None:
+        """Mark as settled what was published, by the names in the done log, and free what a former owner held.
 
-        It is `limit` transactions and `room_bytes` of messages at most, about; a single one may be larger.
+        Some may be settled already, or unknown.
         """
 
-    def wants_visible(self, entries: Sequence[Publishable]) -> bool:
+    def take(self, limit: int, room_bytes: int) -> Sequence[Pending]:
+        """Return what to publish next with the others, in its order; nothing that is held is among it.
+
+        It is `limit` transactions and `room_bytes` of messages at most, about; a single one may be larger. It may be
+        what was returned before.
+        """
+
+    def wants_visible(self, some: Sequence[Pending]) -> bool:
         """Tell whether it is waited for until a committed reader can see one of them."""
 
-    def published(self, names: Collection[str]) -> None:
-        """Mark as settled what is published. Some may be so already, or unknown."""
-
-    def release(self, names: Collection[str]) -> None:
-        """Let `take` return what was taken or held, and is not published: it goes with the others again."""
+    def published(self, ids: Sequence[str]) -> None:
+        """Mark as settled what was taken, and is published."""
 
     def hold(self, reasons: Mapping[str, str]) -> None:
-        """Keep what `take` returned for trials, or note why it is kept: in words, for operators."""
+        """Keep what was taken, by its id, for trials, or note why it is kept: in words, for operators."""
 
-    def take_held(self, names: Sequence[str]) -> Mapping[str, Publishable | None]:
-        """Return what is held, for a trial; until `put_back` or `published` nobody decides it in another way.
+    def take_held(self, ids: Sequence[str]) -> Mapping[str, Pending | None]:
+        """Return what is held, for a trial; until `hold` or `published` nobody decides it in another way.
 
-        None stands for what is not held any more. What is missing here is busy: it is asked for again.
+        One that was decided in another way meanwhile is returned so. None stands for what is settled. What is missing
+        here is busy: it is asked for again.
         """
-
-    def put_back(self, names: Collection[str]) -> None:
-        """A trial is over: what it had is held again."""
 
 
 class StoreShards(ABC):
@@ -136,7 +138,10 @@ class StoreShards(ABC):
 
     @abstractmethod
     def note_slow_call(self, shard: int, call: str, age_s: float) -> None:
-        """Write down, for operators in any process, which call has not gone on for so long; an empty name: all do."""
+        """Write down, for operators in any process, which call has not gone on for so long; an empty name: all do.
+
+        It raises `OSError` where there is no room for it.
+        """
 
     @abstractmethod
     def wait_s(self, *, takes_more: bool, busy: bool) -> float:

@@ -104,7 +104,7 @@ class SqlAdministration:
         """
         actor = _signed(actor, why)
         tx, what = schema.tx, f"transaction {transaction_id}: that {actor} resumed it"
-        empty = ("settled_at", "author", "actor", "decided_seq", "answered_at", "held_why", "publish_at_ms")
+        empty = ("settled_at", "author", "actor", "decided_seq", "answered_at", "check_at", "held_why", "publish_at_ms")
         zero = ("immunity", "check_count", "question", "taken_until", "held")
         fresh = {"state": schema.PREPARED, "birth": self._database.now}
         with self._database.storing(what, "look at it, and try again") as connection:
@@ -136,11 +136,8 @@ class SqlAdministration:
             .scalar_subquery()
         )
         # One whose coordinator is gone says nothing.
-        slow, shard = schema.slow_call, schema.shard
-        lease = sa.and_(shard.c.number == slow.c.shard, shard.c.lease_until > now)
-        hangs = (
-            sa.select(slow.c.shard, slow.c.call, (now - slow.c.since).label("silent_s")).join(shard, lease).subquery()
-        )
+        shard = schema.shard
+        published = sa.and_(shard.c.number == tx.c.shard, shard.c.lease_until > now)
         has_producer = sa.exists().where(
             schema.is_living_producer(now), schema.alive.c.producer_group == tx.c.producer_group
         )
@@ -152,10 +149,10 @@ class SqlAdministration:
                     held_by.label("held_by"),
                     (now - tx.c.birth).label("age"),
                     (now * 1000).label("now_ms"),
-                    hangs.c.call.label("slow_call"),
-                    hangs.c.silent_s,
+                    shard.c.slow_call,
+                    (now - shard.c.slow_since).label("silent_s"),
                 )
-                .outerjoin(hangs, hangs.c.shard == tx.c.shard)
+                .select_from(tx.outerjoin(shard, published))
                 .where(condition)
                 .order_by(tx.c.birth, tx.c.seq)
             ).all()

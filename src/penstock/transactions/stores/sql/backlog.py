@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import sqlalchemy as sa
 
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.stores.relay.counts import Counts
-from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
+from penstock.transactions.stores.relay.stored_backlog import decided
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.leases import Leases
-from penstock.transactions.wire.discarded import BY_OPERATOR, EXHAUSTED, encode_discarded
+from penstock.transactions.wire.discarded import BY_OPERATOR, EXHAUSTED
 from penstock.transactions.wire.ids import id_bytes, id_text
 from penstock.transactions.wire.ops import Author, Verdict
 
@@ -27,37 +28,42 @@ _DECIDED = schema.tx.c.decided_seq + sa.literal_column("0", sa.BigInteger)
 class SqlBacklog:
     """One shard. Used by the coordinator's thread."""
 
-    def __init__(self, database: Database, shard: int, leases: Leases, discarded: str, counts: Counts) -> None:
+    def __init__(self, database: Database, shard: int, leases: Leases, counts: Counts) -> None:
         self._database = database
         self._shard = shard
         self._leases = leases
-        self._discarded = discarded
         self._counts = counts
         self._ready = self._is_ready()
-        # Whether what a former owner held was released.
-        self._is_released = False
         #: Whether another coordinator has the shard.
         self.is_lost = False
 
     def may_open(self, claim: Sequence[str]) -> bool:
         """Renew the lease: a coordinator that lost the shard must not fence its new owner."""
-        self.is_lost = self.is_lost or not self._leases.claim(self._shard, claim)
+        self.is_lost = self.is_lost or not self._leases.renew(self._shard, claim=" ".join(claim))
         return not self.is_lost
 
     def claimed(self) -> Sequence[str]:
         """Return the transactional ids that were written down last."""
         return self._leases.claimed(self._shard)
 
-    def take(self, limit: int, room_bytes: int) -> Sequence[Publishable]:
+    def taken_over(self, names: Sequence[str]) -> None:
+        """Mark transactions as settled, by their names in the done log, and free what a former owner held."""
+        tx = schema.tx
+        for some in _in_groups(names):
+            discarded = tx.c.id.in_(list(map(_other_id, some))) & (tx.c.state == schema.DISCARD)
+            self._settle(sa.or_(tx.c.id.in_(some) & (tx.c.state == schema.COMMIT), discarded))
+        held = (tx.c.shard == self._shard) & tx.c.settled_at.is_(None) & (tx.c.held != schema.FREE)
+        with self._database.begin() as connection:
+            connection.execute(tx.update().where(held, self._mine()).values(**schema.FREE_AGAIN))
+
+    def take(self, limit: int, room_bytes: int) -> Sequence[Pending]:
         """Return what to publish next, and settle what was rolled back. Waits for nobody."""
         if self.is_lost:
             return ()
-        if not self._is_released:
-            # Whoever had the shard was shut out, and the done log was read.
-            self._release(sa.true())
-            self._is_released = True
         tx, message = schema.tx, schema.message
-        sizes = sa.select(sa.func.sum(sa.func.length(message.c.value))).where(message.c.tx == tx.c.id)
+        # No less than the queue takes them for: headers are in hexadecimal digits.
+        lengths = (sa.func.coalesce(sa.func.length(message.c[name]), 0) for name in ("key", "value", "headers"))
+        sizes = sa.select(sa.func.sum(sum(lengths, sa.literal_column("0")))).where(message.c.tx == tx.c.id)
         found = sa.select(tx, sizes.scalar_subquery().label("size")).where(self._ready)
         with self._database.read() as connection:
             # With the ownership, after the relay was opened: whoever takes the shard from now on fences this one.
@@ -69,68 +75,43 @@ class SqlBacklog:
             rows = [row for row in rows if row.state != schema.ROLLBACK]
             before = accumulate((row.size or 0 for row in rows), initial=0)
             fitting = [row for row, taken in zip(rows, before, strict=False) if taken + (row.size or 0) <= room_bytes]
-            entries = self._publishables(connection, fitting or rows[:1])
+            entries = self._decided(connection, fitting or rows[:1])
         if rolled_back:
-            self._settle({schema.ROLLBACK: rolled_back})
+            self._settle(tx.c.id.in_(rolled_back))
         return entries
 
-    def wants_visible(self, entries: Sequence[Publishable]) -> bool:  # noqa: ARG002 - it is not known here
+    def wants_visible(self, some: Sequence[Pending]) -> bool:  # noqa: ARG002 - it is not known here
         """Whether it is waited for until they can be seen: who waits may be in any process."""
         return True
 
-    def published(self, names: Collection[str]) -> None:
+    def published(self, ids: Sequence[str]) -> None:
         """Mark transactions as settled; those that are already are left alone."""
-        ids = list(names)
-        for start in range(0, len(ids), GROUP):
-            some = ids[start : start + GROUP]
-            self._settle({schema.COMMIT: some, schema.DISCARD: list(map(_other_id, some))})
+        for some in _in_groups(ids):
+            self._settle(schema.tx.c.id.in_(some))
 
     def hold(self, reasons: Mapping[str, str]) -> None:
-        """Note what is tried apart from now on, and why."""
+        """Note what is tried apart from now on, and why; a trial that had it is over."""
         tx, by_reason = schema.tx, defaultdict[str, list[str]](list)
         for name, why in reasons.items():
             by_reason[why].append(name)
-        still = sa.case((tx.c.held == schema.TRIED, schema.TRIED), else_=schema.HELD)
         with self._database.begin() as connection:
             for why, names in by_reason.items():
                 for some in _in_groups(names):
-                    held = tx.update().where(some, tx.c.settled_at.is_(None))
-                    connection.execute(held.values(held=still, held_why=why, publish_at_ms=None))
+                    held = tx.update().where(tx.c.id.in_(some), tx.c.settled_at.is_(None), self._mine())
+                    connection.execute(held.values(held=schema.HELD, held_why=why, publish_at_ms=None))
 
-    def release(self, names: Collection[str]) -> None:
-        """Let `take` return what was held; what was only taken is free."""
-        for some in _in_groups(names):
-            self._release(some)
-
-    def take_held(self, names: Sequence[str]) -> Mapping[str, Publishable | None]:
-        """Take what is held for a trial; None stands for what was discarded or settled."""
-        tx, found = schema.tx, dict[str, Publishable | None].fromkeys(names)
+    def take_held(self, ids: Sequence[str]) -> Mapping[str, Pending | None]:
+        """Take what is held for a trial; None stands for what is settled."""
+        tx = schema.tx
         with self._database.begin() as connection:
             self.is_lost = not self._is_mine(connection)
             if self.is_lost:
                 return {}
-            for wanted, state in ((names, schema.COMMIT), (list(map(_other_id, names)), schema.DISCARD)):
-                held = sa.and_(
-                    tx.c.id.in_(wanted), tx.c.shard == self._shard, tx.c.settled_at.is_(None), tx.c.state == state
-                )
-                tried = {"held": schema.TRIED, "publish_at_ms": None}
-                rows = self._database.update(connection, tx, held, tried, list(tx.c))
-                found.update((entry.transaction_id, entry) for entry in self._publishables(connection, rows))
-        return found
-
-    def put_back(self, names: Collection[str]) -> None:
-        """A trial of these is over."""
-        tx = schema.tx
-        with self._database.begin() as connection:
-            for some in _in_groups(names):
-                tried = tx.update().where(some, tx.c.held == schema.TRIED, self._mine())
-                connection.execute(tried.values(held=schema.HELD))
-
-    def _release(self, some: sa.ColumnElement[bool]) -> None:
-        tx = schema.tx
-        held = (tx.c.shard == self._shard) & tx.c.settled_at.is_(None) & (tx.c.held != schema.FREE)
-        with self._database.begin() as connection:
-            connection.execute(tx.update().where(held, some, self._mine()).values(**schema.FREE_AGAIN))
+            held = sa.and_(tx.c.id.in_(ids), tx.c.settled_at.is_(None), tx.c.state.in_((schema.COMMIT, schema.DISCARD)))
+            tried = {"held": schema.TRIED, "publish_at_ms": None}
+            rows = self._database.update(connection, tx, held, tried, list(tx.c))
+            found = {pending.transaction_id: pending for pending in self._decided(connection, rows)}
+        return dict[str, Pending | None].fromkeys(ids) | found
 
     def _mine(self) -> sa.ColumnElement[bool]:
         return sa.exists(sa.select(schema.shard.c.number).where(self._leases.is_mine(self._shard)))
@@ -160,58 +141,40 @@ class SqlBacklog:
             sa.or_(tx.c.state == schema.ROLLBACK, tx.c.order_key.is_(None), ~in_the_way),
         )
 
-    def _publishables(self, connection: sa.Connection, rows: Sequence[Any]) -> list[Publishable]:
+    def _decided(self, connection: sa.Connection, rows: Sequence[Any]) -> list[Pending]:
         """Return transactions with their messages."""
         message, parts = schema.message, defaultdict[str, list[Any]](list)
         of_rows = message.c.tx.in_([row.id for row in rows])
         wanted = sa.select(message).where(of_rows).order_by(message.c.tx, message.c.part)
         for part in connection.execute(wanted) if rows else ():
             parts[part.tx].append(part)
-        return [self._publishable(row, parts[row.id]) for row in rows]
+        return [_pending(row, parts[row.id]) for row in rows]
 
-    def _publishable(self, row: Any, parts: Sequence[Any]) -> Publishable:
-        messages, name = [], row.id if row.state == schema.COMMIT else _other_id(row.id)
-        for part in parts:
-            key, value = (None if content is None else bytes(content) for content in (part.key, part.value))
-            if row.state == schema.COMMIT:
-                headers = schema.decode_headers(part.headers)
-                messages.append(OutboundMessage(part.topic, part.partition, key, value, headers))
-            else:
-                half = schema.half_of(row, part, len(parts))
-                headers = tuple(encode_discarded(half, reason_of_discard(row.author), row.check_count))
-                messages.append(OutboundMessage(self._discarded, None, key, value, headers))
-        if row.state == schema.DISCARD:
-            return Publishable(name, messages, None, discards=row.id)
-        line = None if row.order_key is None else (row.producer_group, bytes(row.order_key))
-        return Publishable(name, messages, line)
-
-    def _settle(self, wanted: Mapping[int, Sequence[str]]) -> None:
-        """Mark transactions as settled, by the state that they must have, and count them."""
+    def _settle(self, some: sa.ColumnElement[bool]) -> None:
+        """Mark decided transactions as settled, and count them."""
         tx, message = schema.tx, schema.message
         over = {"settled_at": self._database.now, "publish_at_ms": None, "held": schema.FREE, "taken_until": 0.0}
         answered, age = schema.answered().label("answered"), (tx.c.settled_at - tx.c.birth).label("age")
-        settled: list[Any] = []
+        found = sa.and_(some, tx.c.settled_at.is_(None), tx.c.state != schema.PREPARED)
         with self._database.begin() as connection:
-            for state, ids in wanted.items():
-                found = sa.and_(tx.c.id.in_(ids), tx.c.settled_at.is_(None), tx.c.state == state)
-                rows = self._database.update(connection, tx, found, over, [tx.c.id, tx.c.state, answered, age])
-                if rows and state != schema.DISCARD:
-                    connection.execute(message.delete().where(message.c.tx.in_([row.id for row in rows])))
-                settled += rows
+            settled = self._database.update(connection, tx, found, over, [tx.c.id, tx.c.state, answered, age])
+            gone = [row.id for row in settled if row.state != schema.DISCARD]
+            if gone:
+                connection.execute(message.delete().where(message.c.tx.in_(gone)))
         for row in settled:
             self._counts.answered_checks += row.answered
             self._counts.settled(Verdict(row.state), row.age)
 
 
-def _in_groups(names: Iterable[str]) -> Iterator[sa.ColumnElement[bool]]:
-    """Yield conditions for transactions by their names in the done log, each for some of them."""
-    tx, ids = schema.tx, list(names)
-    for start in range(0, len(ids), GROUP):
-        some = ids[start : start + GROUP]
-        yield sa.or_(
-            tx.c.id.in_(some) & (tx.c.state == schema.COMMIT),
-            tx.c.id.in_(list(map(_other_id, some))) & (tx.c.state == schema.DISCARD),
-        )
+def _in_groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield names in portions for one statement each."""
+    return (names[start : start + GROUP] for start in range(0, len(names), GROUP))
+
+
+def _pending(row: Any, parts: Sequence[Any]) -> Pending:
+    halves = [schema.half_of(row, part, len(parts)) for part in parts]
+    done_name = row.id if row.state == schema.COMMIT else _other_id(row.id)
+    return decided(halves, Verdict(row.state), Author(row.author), row.check_count, done_name)
 
 
 def reason_of_discard(author: int | None) -> str:

@@ -41,6 +41,10 @@ _NEXT = {
 }
 
 
+#: What a server says in a session that will not write any more: it is read-only since a failover, or shuts down.
+_OF_NO_USE = frozenset({"25006", "57P01", "57P02", "57P03", 1053, 1290, 1792, 1836})
+
+
 class Database:
     """An engine of SQLAlchemy, and what differs between SQLite, PostgreSQL and MariaDB or MySQL. Thread-safe.
 
@@ -69,6 +73,7 @@ class Database:
             self.engine = postgresql.make_engine(parsed, limit_s, **options)
         else:
             self.engine = mysql.make_engine(parsed, limit_s, **options)
+        sa.event.listen(self.engine, "handle_error", _drop_what_is_of_no_use)
         self._statements: dict[str, sa.Executable] = {}
         #: Seconds since 1970, by the database's clock.
         self.now: sa.ColumnElement[float] = sa.literal_column(_CLOCK[self.kind], sa.Double)
@@ -146,6 +151,14 @@ class Database:
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
+
+
+def _drop_what_is_of_no_use(context: sa.ExceptionContext) -> None:
+    """Count a session whose server will not write as lost, and with it all that were made before."""
+    error = context.original_exception
+    code = getattr(error, "sqlstate", None) or next(iter(getattr(error, "args", ())), None)
+    if code in _OF_NO_USE:
+        context.is_disconnect = True
 
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:

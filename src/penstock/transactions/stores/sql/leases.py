@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -40,33 +40,20 @@ class Leases:
         """Return the shards to give up, since others live that have none."""
         return sorted(self.owned)[self._share() :]
 
-    def renew(self, number: int) -> bool:
-        """Renew a lease; tell whether the shard is still this coordinator's."""
-        shard, now = schema.shard, self._database.now
+    def renew(self, number: int, **noted: Any) -> bool:
+        """Renew a lease, and note something in the shard's row; tell whether it is still this coordinator's."""
+        shard, until = schema.shard, self._database.now + self._session_s
         with self._database.begin() as connection:
-            done = connection.execute(
-                shard.update().where(self.is_mine(number)).values(lease_until=now + self._session_s)
-            )
-        if not done.rowcount:
+            renewed = shard.update().where(self.is_mine(number)).values(lease_until=until, **noted)
+            is_mine = bool(connection.execute(renewed).rowcount)
+        if not is_mine:
             _log.warning("shard %d was taken by another coordinator", number)
-        return bool(done.rowcount)
-
-    def claim(self, number: int, ids: Sequence[str]) -> bool:
-        """Renew a lease, and write down under which transactional ids the shard may be published; tell as `renew`."""
-        if not self.renew(number):
-            return False
-        if self.claimed(number) != list(ids):
-            claim, shard = schema.claim, schema.shard
-            mine = sa.select(shard.c.number, sa.literal(" ".join(ids))).where(self.is_mine(number))
-            with self._database.begin() as connection:
-                connection.execute(claim.delete().where(claim.c.shard == number, sa.exists(mine)))
-                connection.execute(claim.insert().from_select([claim.c.shard, claim.c.ids], mine))
-        return True
+        return is_mine
 
     def claimed(self, number: int) -> list[str]:
         """Return the transactional ids that were written down last for a shard."""
         with self._database.read() as connection:
-            found = connection.execute(sa.select(schema.claim.c.ids).where(schema.claim.c.shard == number)).scalar()
+            found = connection.execute(sa.select(schema.shard.c.claim).where(schema.shard.c.number == number)).scalar()
         return (found or "").split()
 
     def give_up(self, number: int) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-#: What a server says that will not write any more: it is read-only since a failover, or shuts down.
-_OF_NO_USE = frozenset({1053, 1290, 1792, 1836})
 #: Seconds that a connection may take, however long statements may.
 _CONNECT_S = 5.0
 
@@ -27,7 +25,7 @@ def make_engine(url: sa.URL, limit_s: float, **options: Any) -> sa.Engine:
         "SET SESSION sql_mode = 'TRADITIONAL', time_zone = '+00:00', default_storage_engine = InnoDB, "
         f"innodb_lock_wait_timeout = {whole_s}, lock_wait_timeout = {whole_s}"
     )
-    engine = sa.create_engine(
+    return sa.create_engine(
         url,
         connect_args={
             "charset": "utf8mb4",
@@ -41,15 +39,6 @@ def make_engine(url: sa.URL, limit_s: float, **options: Any) -> sa.Engine:
         pool_pre_ping=True,
         **options,
     )
-    sa.event.listen(engine, "handle_error", _drop_what_is_of_no_use)
-    return engine
-
-
-def _drop_what_is_of_no_use(context: sa.ExceptionContext) -> None:
-    """Count a session whose server will not write as lost, and with it all that were made before."""
-    args = getattr(context.original_exception, "args", ())
-    if args and args[0] in _OF_NO_USE:
-        context.is_disconnect = True
 
 
 def create_numbers(connection: sa.Connection) -> None:

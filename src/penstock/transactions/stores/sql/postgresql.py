@@ -16,8 +16,6 @@ import sqlalchemy as sa
 
 from penstock.errors import ConfigurationError
 
-#: What a server says in a session that will not write any more: it is read-only since a failover, or shuts down.
-_OF_NO_USE = frozenset({"25006", "57P01", "57P02", "57P03"})
 _THRESHOLD = "prepare_threshold"
 #: Seconds that a connection may take, however long statements may.
 _CONNECT_S = 5.0
@@ -69,7 +67,6 @@ def make_engine(url: sa.URL, limit_s: float, **options: Any) -> sa.Engine:
         return connection
 
     sa.event.listen(engine, "do_connect", connect)
-    sa.event.listen(engine, "handle_error", _drop_what_is_of_no_use)
     return engine
 
 
@@ -80,9 +77,3 @@ def _threshold_of(url: sa.URL) -> int | None:
     if not isinstance(given, str) or not given.isdecimal():
         raise ConfigurationError(f"{_THRESHOLD} in the url must be a whole number of uses, but is {given!r}")
     return int(given)
-
-
-def _drop_what_is_of_no_use(context: sa.ExceptionContext) -> None:
-    """Count a session whose server will not write as lost, and with it all that were made before."""
-    if getattr(context.original_exception, "sqlstate", None) in _OF_NO_USE:
-        context.is_disconnect = True

@@ -29,7 +29,7 @@ FREE, HELD, TRIED = 0, 1, 2
 #: The columns of what is held no more.
 FREE_AGAIN: dict[str, Any] = {"held": FREE, "held_why": None, "publish_at_ms": 0}
 
-_VERSION = 3
+_VERSION = 4
 
 metadata = sa.MetaData()
 
@@ -75,10 +75,11 @@ tx = sa.Table(
     sa.Column("birth", sa.Double, nullable=False),
     sa.Column("immunity", sa.Double, nullable=False),
     sa.Column("deliver_at_ms", sa.BigInteger),
-    # Checks: answered ones, when the last was, the number and the time of the question that is open (0: none), and
-    # until when a producer has it.
+    # Checks: answered ones, when the last was, when the next is to be thought of (null: after the transaction timeout),
+    # the number and the time of the question that is open (0: none), and until when a producer has it.
     sa.Column("check_count", sa.Integer, nullable=False),
     sa.Column("answered_at", sa.Double),
+    sa.Column("check_at", sa.Double),
     sa.Column("question", sa.Integer, nullable=False),
     sa.Column("asked_at", sa.Double),
     sa.Column("taken_until", sa.Double, nullable=False),
@@ -120,23 +121,11 @@ shard = sa.Table(
     sa.Column("owner", sa.Text),
     sa.Column("lease_until", sa.Double, nullable=False),
     sa.Column("epoch", sa.BigInteger, nullable=False),
-)
-
-#: The transactional ids under which a shard may be published, in one text: its next owner shuts them out.
-claim = sa.Table(
-    "penstock_claim",
-    metadata,
-    sa.Column("shard", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("ids", sa.Text, nullable=False),
-)
-
-#: The call into the Kafka client that has not gone on since then, of a shard whose coordinator waits for it.
-slow_call = sa.Table(
-    "penstock_slow_call",
-    metadata,
-    sa.Column("shard", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("call", sa.Text, nullable=False),
-    sa.Column("since", sa.Double, nullable=False),
+    # The transactional ids under which it may be published, in one text: its next owner shuts them out.
+    sa.Column("claim", sa.Text),
+    # The call into the Kafka client that its coordinator waits for, and since when it has not gone on; null: none.
+    sa.Column("slow_call", sa.Text),
+    sa.Column("slow_since", sa.Double),
 )
 
 #: Who is alive: coordinators (kind `coordinator`) and producers that answer checks (kind `producer`).
@@ -149,18 +138,12 @@ alive = sa.Table(
     sa.Column("seen", sa.Double, nullable=False),
 )
 
-#: Decisions that came too late, or for no transaction.
+#: Decisions that came too late, or for no transaction, until a coordinator has counted them.
 refusal = sa.Table(
     "penstock_refusal",
     metadata,
     sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
     sa.Column("tx", _ID, nullable=False),
-    sa.Column("verdict", sa.SmallInteger, nullable=False),
-    sa.Column("author", sa.SmallInteger, nullable=False),
-    sa.Column("at", sa.Double, nullable=False),
-    # The coordinator that has it in its statistics; null: none yet.
-    sa.Column("counted_by", sa.Text),
-    sa.Index("penstock_refusal_counted", "counted_by"),
 )
 
 #: Who did what by hand. Kept for ever.

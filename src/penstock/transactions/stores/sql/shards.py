@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -38,7 +38,7 @@ _MOMENT_S = 1.0
 #: Settled rows are kept so long, for those who wait to hear of them; discarded ones, so that they can be resumed.
 _KEPT_S = 60.0
 _DISCARDED_KEPT_S = 30 * 24 * 3600.0
-_REFUSALS_KEPT_S = 24 * 3600.0
+_SILENT_KEPT_S = 24 * 3600.0
 #: Transactions that one statement deletes: it has a time limit.
 _PURGED = 10_000
 
@@ -46,18 +46,14 @@ _PURGED = 10_000
 class SqlShards(StoreShards):
     """What one coordinator has of a SQL store. Used by its thread, save for `statistics` and `half`."""
 
-    def __init__(self, database: Database, name: str, count: int, discarded: str, terms: CheckTerms) -> None:
+    def __init__(self, database: Database, name: str, count: int, terms: CheckTerms) -> None:
         super().__init__(name, count, Counts())
         self._database = database
-        self._discarded = discarded
         self._policy = terms.policy
-        self._coordinator = new_id()
-        self._leases = Leases(database, self._coordinator, terms.session_s)
+        self._leases = Leases(database, new_id(), terms.session_s)
         self._renew_every_s = terms.session_s / _RENEWALS
         # Monotonic seconds of the next time.
         self._renew_at = self._check_at = 0.0
-        # Exhausted transactions, and when they are due again.
-        self._exhausted: dict[str, float] = {}
         self._question = BriefQuestion("counts of the SQL store")
         # What the store held when it was looked at last, all shards (True) and some: fields of the statistics, where
         # answered checks are those of what is pending. Each is replaced as a whole.
@@ -73,7 +69,7 @@ class SqlShards(StoreShards):
 
     def backlog(self, shard: int) -> SqlBacklog:
         """Return what waits in a shard."""
-        return SqlBacklog(self._database, shard, self._leases, self._discarded, self.counts)
+        return SqlBacklog(self._database, shard, self._leases, self.counts)
 
     def renew(self) -> None:
         """Renew the leases, take free shards, and see which are to be handed over, when it is time."""
@@ -89,38 +85,54 @@ class SqlShards(StoreShards):
         super().give_up(shard)
 
     def due(self) -> Sequence[DueCheck]:
-        """Return what is due, when it is time; what is exhausted, once an interval."""
+        """Return what is due, when it is time, and plan when each is looked at again."""
         now_s = time.monotonic()
         if now_s < self._check_at:
             return ()
         self._check_at = now_s + _CHECK_S
         self._count_refusals()
-        if not self.owned:
-            return ()
-        tx = schema.tx
-        is_exhausted = self._is_exhausted()
-        columns = sa.select(tx.c.id, tx.c.producer_group, tx.c.check_count).limit(_CHECKS)
+        tx, policy, now = schema.tx, self._policy, self._database.now
+        # Never later than it is due: the policy tells.
+        look_at = sa.func.coalesce(tx.c.check_at, tx.c.birth + policy.timeout_s)
+        found = (
+            sa.select(tx, now.label("now"))
+            .where(
+                tx.c.shard.in_(sorted(self.owned)),
+                tx.c.settled_at.is_(None),
+                tx.c.state == schema.PREPARED,
+                look_at <= now,
+            )
+            .limit(_CHECKS)
+        )
         with self._database.read() as connection:
-            due = list(connection.execute(columns.where(self._is_due(), ~is_exhausted)))
-            exhausted = connection.execute(columns.where(self._is_due(), is_exhausted)).all()
-        again_s = now_s + self._policy.interval_s
-        waiting = {row.id: self._exhausted[row.id] for row in exhausted if self._exhausted.get(row.id, 0.0) > now_s}
-        due += [row for row in exhausted if row.id not in waiting]
-        self._exhausted = {row.id: waiting.get(row.id, again_s) for row in exhausted}
-        return [DueCheck(*row) for row in due]
+            rows = connection.execute(found).all() if self.owned else ()
+        due: list[DueCheck] = []
+        plans: list[dict[str, Any]] = []
+        for row in rows:
+            at = policy.next_due(row.birth, row.immunity, row.answered_at or 0.0, row.check_count)
+            if at <= row.now:
+                due.append(DueCheck(row.id, row.producer_group, row.check_count))
+                at = row.now + policy.interval(row.check_count + 1)
+            plans.append({"of": row.id, "after": row.check_count, "at": at})
+        self._plan(plans, check_at=sa.bindparam("at"))
+        return due
 
     def ask(self, due: Sequence[DueCheck]) -> Collection[str]:
         """Let producers find the checks in the database; return the groups of which nobody looks there."""
-        tx, alive, now = schema.tx, schema.alive, self._database.now
-        with self._database.begin() as connection:
+        alive, now = schema.alive, self._database.now
+        asked = [{"of": check.transaction_id, "after": check.check_count} for check in due]
+        self._plan(asked, question=schema.tx.c.check_count + 1, asked_at=now, taken_until=0.0)
+        with self._database.read() as connection:
             living = connection.execute(sa.select(alive.c.producer_group).where(schema.is_living_producer(now)))
-            groups = set(living.scalars())
-            asked = {"question": tx.c.check_count + 1, "asked_at": now, "taken_until": 0.0}
-            for start in range(0, len(due), GROUP):
-                some = tx.c.id.in_([check.transaction_id for check in due[start : start + GROUP]])
-                # Still due: one that was answered since it was read would be checked once more, and too soon.
-                connection.execute(tx.update().where(some, self._is_due(), ~self._is_exhausted()).values(**asked))
-        return {check.group for check in due} - groups
+            return {check.group for check in due}.difference(living.scalars())
+
+    def _plan(self, some: Sequence[Mapping[str, Any]], **values: Any) -> None:
+        """Change what is undecided still, and was not answered since it was read: its next check is another one."""
+        tx = schema.tx
+        same = (tx.c.id == sa.bindparam("of")) & (tx.c.check_count == sa.bindparam("after"))
+        if some:
+            with self._database.begin() as connection:
+                connection.execute(tx.update().where(same, tx.c.state == schema.PREPARED).values(**values), some)
 
     def half(self, due: DueCheck) -> Half | None:
         """Read the first half of a transaction that nobody has decided, or None."""
@@ -130,57 +142,25 @@ class SqlShards(StoreShards):
             row = connection.execute(both.where(tx.c.id == due.transaction_id, tx.c.state == schema.PREPARED)).first()
         return None if row is None else schema.half_of(row, row, 1)
 
-    def _is_exhausted(self) -> sa.ColumnElement[bool]:
-        """Return the condition of what was checked as often as is allowed."""
-        return schema.tx.c.check_count >= self._policy.maximum
-
-    def _is_due(self) -> sa.ColumnElement[bool]:
-        """Return the condition of what is undecided and due: asked the first time, after an answer, or once more."""
-        tx, policy, now = schema.tx, self._policy, self._database.now
-        first = tx.c.birth + sa.case((tx.c.immunity > policy.timeout_s, tx.c.immunity), else_=policy.timeout_s)
-        interval: sa.ColumnElement[float] = sa.literal(policy.interval_s, sa.Double)
-        if policy.backoff > 1.0:
-            # From some number of checks on it grows no more.
-            pauses: dict[int, float] = {}
-            for n in range(1, policy.maximum + 1):
-                pauses[n] = policy.interval(n)
-                if pauses[n] == pauses.get(n - 1):
-                    break
-            whens = [(tx.c.check_count == n, pause) for n, pause in pauses.items()]
-            interval = sa.case(*whens, else_=pauses[max(pauses)])
-        due = sa.case((tx.c.answered_at.is_(None), first), else_=tx.c.answered_at + interval)
-        return sa.and_(
-            tx.c.shard.in_(sorted(self.owned)),
-            tx.c.settled_at.is_(None),
-            tx.c.state == schema.PREPARED,
-            sa.or_(
-                (tx.c.question > 0) & (tx.c.asked_at + policy.interval_s <= now), (tx.c.question == 0) & (due <= now)
-            ),
-        )
-
     def _count_refusals(self) -> None:
-        """Count the refused decisions that no coordinator has counted: each has one that does."""
-        refusal = schema.refusal
-        new = sa.select(refusal.c.number).where(refusal.c.counted_by.is_(None)).limit(_REFUSALS)
+        """Count the refused decisions: each by the coordinator that deletes it."""
+        number = schema.refusal.c.number
         with self._database.read() as connection:
-            if connection.execute(new.limit(1)).first() is None:
-                return
-        with self._database.begin() as connection:
-            numbers = list(connection.execute(new.with_for_update(skip_locked=True)).scalars())
-            mine = refusal.c.number.in_(numbers)
-            connection.execute(refusal.update().where(mine).values(counted_by=self._coordinator))
-        self.counts.refused += len(numbers)
+            first = connection.execute(sa.select(sa.func.min(number))).scalar()
+        if first is not None:
+            with self._database.begin() as connection:
+                counted = connection.execute(schema.refusal.delete().where(number < first + _REFUSALS))
+            self.counts.refused += counted.rowcount
 
     def purge(self) -> None:
         """Delete what nobody will ask about."""
-        tx, refusal, now = schema.tx, schema.refusal, self._database.now
+        tx, now = schema.tx, self._database.now
         while self._purge((tx.c.settled_at < now - _KEPT_S) & (tx.c.state != schema.DISCARD)):
             pass
         while self._purge((tx.c.settled_at < now - _DISCARDED_KEPT_S) & (tx.c.state == schema.DISCARD)):
             pass
         with self._database.begin() as connection:
-            connection.execute(refusal.delete().where(refusal.c.at < now - _REFUSALS_KEPT_S))
-            connection.execute(schema.alive.delete().where(schema.alive.c.seen < now - _REFUSALS_KEPT_S))
+            connection.execute(schema.alive.delete().where(schema.alive.c.seen < now - _SILENT_KEPT_S))
             if self._database.kind == "mysql":
                 forget_numbers(connection)
 
@@ -197,12 +177,7 @@ class SqlShards(StoreShards):
 
     def note_slow_call(self, shard: int, call: str, age_s: float) -> None:
         """Write down the call that publication of a shard waits for."""
-        slow, mine = schema.slow_call, self._leases.is_mine(shard)
-        values = sa.select(schema.shard.c.number, sa.literal(call), self._database.now - age_s).where(mine)
-        with self._database.begin() as connection:
-            connection.execute(slow.delete().where(slow.c.shard == shard))
-            if call:
-                connection.execute(slow.insert().from_select([slow.c.shard, slow.c.call, slow.c.since], values))
+        self._leases.renew(shard, slow_call=call or None, slow_since=self._database.now - age_s)
 
     def wait_s(self, *, takes_more: bool, busy: bool) -> float:  # noqa: ARG002 - who writes there wakes nobody
         """Return the seconds after which to look into the database again."""
@@ -232,21 +207,18 @@ class SqlShards(StoreShards):
         pending = sa.and_(tx.c.settled_at.is_(None), sa.true() if shards is None else tx.c.shard.in_(shards))
         earlier = tx.alias("earlier")
         behind = sa.exists().where(schema.before_it(earlier))
+        sums = {
+            "held": tx.c.held != schema.FREE,
+            "delayed": schema.is_delayed(self._database),
+            "held_by_key": (tx.c.state == schema.COMMIT) & tx.c.order_key.is_not(None) & behind,
+        }
+        found = sa.select(
+            sa.func.count().label("pending"),
+            (now - sa.func.min(tx.c.birth)).label("oldest_pending_age"),
+            sa.func.sum(schema.answered()).label("answered_checks"),
+            *(sa.func.sum(sa.case((condition, 1), else_=0)).label(name) for name, condition in sums.items()),
+        )
         with self._database.read() as connection:
-
-            def count(condition: sa.ColumnElement[bool]) -> int:
-                return connection.execute(sa.select(sa.func.count()).select_from(tx).where(condition)).scalar_one()
-
-            number, oldest, answered = connection.execute(
-                sa.select(
-                    sa.func.count(), now - sa.func.min(tx.c.birth), sa.func.coalesce(sa.func.sum(schema.answered()), 0)
-                ).where(pending)
-            ).one()
-            self._last[shards is None] = {
-                "pending": number,
-                "oldest_pending_age": max(0.0, oldest or 0.0),
-                "held": count(pending & (tx.c.held != schema.FREE)),
-                "delayed": count(pending & schema.is_delayed(self._database)),
-                "held_by_key": count(pending & (tx.c.state == schema.COMMIT) & tx.c.order_key.is_not(None) & behind),
-                "answered_checks": int(answered),
-            }
+            row = connection.execute(found.where(pending)).mappings().one()
+        counted = {name: int(row[name] or 0) for name in row if name != "oldest_pending_age"}
+        self._last[shards is None] = {**counted, "oldest_pending_age": max(0.0, row["oldest_pending_age"] or 0.0)}

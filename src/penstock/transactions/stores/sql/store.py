@@ -141,7 +141,7 @@ class SqlStore(RelayedStore):
         """Return what a coordinator works on, once the store was started. Raises `StoreConnectionError`."""
         name = f"{self.prefix}.sql-{self.uuid}"
         with _opening("read", ", and that it runs"):
-            return SqlShards(self.database, name, self.shards, self.topics.discarded, checks)
+            return SqlShards(self.database, name, self.shards, checks)
 
     def administration(self) -> SqlAdministration:
         """Return what an operator may do. The tables exist once a store was started."""

@@ -142,10 +142,7 @@ def decide(database: Database, connection: sa.Connection, change: Decide) -> Out
         return _DONE
     tx = schema.tx
     row = connection.execute(sa.select(tx.c.state, tx.c.settled_at).where(_is_meant(change))).first()
-    refusal = schema.refusal.insert().values(
-        tx=change.transaction_id, verdict=int(change.verdict), author=int(change.author), at=database.now
-    )
-    connection.execute(refusal)
+    connection.execute(schema.refusal.insert().values(tx=change.transaction_id))
     if row is None:
         return Outcome(UNKNOWN_ID, is_known=False)
     if row.state == schema.PREPARED:

@@ -247,7 +247,7 @@ class HalfPartition:
             self.feed.judge_held(snapshot.note.transaction_id)
 
     @property
-    def set_aside(self) -> SetAside[Pending]:
+    def set_aside(self) -> SetAside:
         """What cannot be published with the others now."""
         return self.state.queue.set_aside
 

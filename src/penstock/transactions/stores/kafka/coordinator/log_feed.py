@@ -62,7 +62,7 @@ class LogFeed:
         context: CoordinatorContext,
         number: int,
         state: PartitionState,
-        plan: CheckPlan[Pending],
+        plan: CheckPlan,
     ) -> None:
         self._number = number
         self._state = state
