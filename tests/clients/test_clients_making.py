@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock import clients
-from penstock.clients.kinds import Kind
+from penstock.clients.factory import Kind
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
 from waiting import wait_until

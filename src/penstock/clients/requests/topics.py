@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource, 
 from confluent_kafka.cimpl import NewTopic
 
 from penstock.clients.asking import ask_again
+from penstock.clients.factory import REPLICATION_FACTOR
 from penstock.clients.kafka_errors import is_missing_right, reason
-from penstock.clients.kinds import REPLICATION_FACTOR
 from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, LATE_S, answered, first_answer
 from penstock.clients.requests.topic_ids import described
 from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
