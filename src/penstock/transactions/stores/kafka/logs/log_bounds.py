@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from confluent_kafka import IsolationLevel
 from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka_errors import reason
-from penstock.clients.requests.log_ends import FIRST, LAST, AskedOffsets
-from penstock.clients.requests.topic_ids import AskedTopicIds
+from penstock.clients.requests.answers import Asked
+from penstock.clients.requests.log_ends import FIRST, LAST, Offsets, ask_offsets
+from penstock.clients.requests.topic_ids import TopicIds, ask_topic_ids
 from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP
 from penstock.transactions.wire.topics import StoreTopics
 
@@ -50,9 +51,9 @@ class Look:
 @dataclass(frozen=True, slots=True)
 class _Asked:
     at: float
-    lows: AskedOffsets
-    ends: AskedOffsets
-    ids: AskedTopicIds
+    lows: Asked[Any, Any, Offsets]
+    ends: Asked[Any, Any, Offsets]
+    ids: Asked[str, Any, TopicIds]
 
     @property
     def is_over(self) -> bool:
@@ -82,14 +83,14 @@ class LogBounds:
             return
         places = [(topic, number) for topic in self._logs for number in wanted]
         lows, ends = (
-            AskedOffsets(self._admin, dict.fromkeys(places, spec), _ANSWER_S, IsolationLevel.READ_UNCOMMITTED)
+            ask_offsets(self._admin, dict.fromkeys(places, spec), _ANSWER_S, IsolationLevel.READ_UNCOMMITTED)
             for spec in (FIRST, LAST)
         )
         self._asked = _Asked(
             now,
             lows,
             ends,
-            AskedTopicIds(self._admin, self._logs, _ANSWER_S),
+            ask_topic_ids(self._admin, self._logs, _ANSWER_S),
         )
 
     def answer(self) -> Look | None:
@@ -101,7 +102,7 @@ class LogBounds:
         return self._look(asked)
 
     def _look(self, asked: _Asked) -> Look:
-        (lows, no_lows), (ends, no_ends) = asked.lows.answers(), asked.ends.answers()
+        (lows, no_lows), (ends, no_ends) = asked.lows.wait(), asked.ends.wait()
         bounds = {
             (self._logs[topic], number): Bounds(low, ends[topic, number])
             for (topic, number), low in lows.items()
@@ -116,4 +117,4 @@ class LogBounds:
 def topic_ids(admin: AdminClient, topics: StoreTopics, timeout_s: float = _ANSWER_S) -> dict[str, str]:
     """Return the ids of half, op and done by log, waiting for the answer; without those that have none."""
     logs = {topics.half: HALF, topics.op: OP, topics.done: DONE}
-    return {logs[name]: topic_id for name, topic_id in AskedTopicIds(admin, logs, timeout_s).wait().ids.items()}
+    return {logs[name]: topic_id for name, topic_id in ask_topic_ids(admin, logs, timeout_s).wait().ids.items()}
