@@ -66,7 +66,7 @@ def test_an_executor_that_cannot_be_called_is_refused_before_anything_is_sent(ex
         producer.send_in_transaction(Outgoing("orders", b"v"), executor=executor)
 
 
-@pytest.mark.parametrize("style", ["listener", "executor"])
+@pytest.mark.parametrize("style", ["listener", pytest.param("executor", marks=pytest.mark.thorough)])
 def test_a_send_in_transaction_takes_an_immunity_a_time_and_what_to_wait_for(bench: Bench, style: str) -> None:
     local, checks = Orders(None), Orders()
     executor = local.execute_local_transaction if style == "executor" else None

@@ -249,12 +249,8 @@ class KafkaCluster:
             self._bootstrap_servers,
             config,
             transactional_id,
-            log_topic="",
             ids_right=transactional_right(transactional_id.rpartition(".")[0] + "."),
             rights=MissingRights(config),
-            apart=False,
-            reports_all=False,
-            step=lambda _name: None,
             pace=self._pace,
         )
 
