@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -186,14 +185,7 @@ class Transaction:
             try:
                 if flight.wait != "published":
                     return flight.start(callback, may_wait=False)
-                # The store's watch may wait for brokers.
-                starting = self._core.starters.submit(flight.start, callback, may_wait=False)
-                try:
-                    return await asyncio.wrap_future(starting)
-                except asyncio.CancelledError:
-                    # Whoever started in spite of it is rolled back.
-                    starting.add_done_callback(partial(_abandon, flight))
-                    raise
+                return await _start_in_thread(flight, callback)
             except BufferFullError:
                 if time.monotonic() >= deadline:
                     raise
@@ -227,9 +219,26 @@ class Transaction:
         return flight
 
 
-def _abandon(flight: Flight, started: Future[None]) -> None:
-    if not started.cancelled() and started.exception() is None:
-        flight.abandon()
+async def _start_in_thread(flight: Flight, callback: FlightCallback) -> None:
+    """Start a flight that may wait for brokers. Where this is cancelled meanwhile, the flight is rolled back."""
+    started: Future[None] = Future()
+    # Whoever waits cannot cancel it: it comes to an end in any case.
+    started.set_running_or_notify_cancel()
+
+    def start() -> None:
+        try:
+            flight.start(callback, may_wait=False)
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            started.set_exception(error)
+        else:
+            started.set_result(None)
+
+    asyncio.get_running_loop().run_in_executor(None, start)
+    try:
+        await asyncio.wrap_future(started)
+    except asyncio.CancelledError:
+        started.add_done_callback(lambda ended: flight.abandon() if ended.exception() is None else None)
+        raise
 
 
 class _Gate:

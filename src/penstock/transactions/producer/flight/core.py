@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,8 +30,6 @@ class Core:
     spans: SendSpans | None
     #: Targets that event loops asked for before. A set's steps are single ones.
     known: set[tuple[str, int | None]] = field(default_factory=set)
-    #: Starts flights for event loops, where that may wait.
-    starters: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor)
 
     def require(self, places: set[tuple[str, int | None]]) -> None:
         """Connect, and raise unless all targets exist."""
