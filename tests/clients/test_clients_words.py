@@ -222,7 +222,11 @@ def test_who_asks_again_and_again_hears_why_no_broker_answers_until_one_does() -
     ("change", "sentence"),
     [
         ({"sasl.password": "canary-4711"}, "SASL authentication error.*correct sasl.username and sasl.password"),
-        ({"security.protocol": "sasl_plaintext"}, "closed by peer.*set security.protocol to SSL or SASL_SSL"),
+        pytest.param(
+            {"security.protocol": "sasl_plaintext"},
+            "closed by peer.*set security.protocol to SSL or SASL_SSL",
+            marks=pytest.mark.thorough,
+        ),
         ({"ssl.ca.location": None}, "certificate verify failed.*set ssl.ca.location"),
     ],
 )

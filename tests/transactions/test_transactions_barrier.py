@@ -42,7 +42,7 @@ def half_of(transaction_id: str) -> HalfMessage:
     return HalfMessage("orders", b"key", b"value", (), transaction_id, 0)
 
 
-def asked(connect: Connect, transaction_id: str, lock_timeout: float = 0.3) -> TransactionState:
+def asked(connect: Connect, transaction_id: str, lock_timeout: float = 0.1) -> TransactionState:
     return barrier_check(connect, lock_timeout=lock_timeout)(half_of(transaction_id))
 
 
