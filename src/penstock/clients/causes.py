@@ -156,7 +156,7 @@ class ClientWords:
         self._said, self._refused, self.has_worked = None, frozenset(), True
 
     def refused_by_all(self, bootstrap_servers: str) -> bool:
-        """Tell whether every address refused for a cause that no waiting mends."""
+        """Tell whether every address refused for a cause that does not pass by itself."""
         return len(self._refused) >= len([address for address in bootstrap_servers.split(",") if address.strip()])
 
     def _note(self, said: str) -> None:

@@ -227,7 +227,7 @@ def topic_setting(admin: AdminClient, topics: Iterable[str], name: str) -> dict[
         try:
             found[resource.name] = str(answered(future, CONNECT_TIMEOUT_S + LATE_S)[name].value)
         except (KafkaException, KeyError) as error:  # no right to ask is no reason not to run
-            _log.info("the settings of topic %s are not told: %s", resource.name, error)
+            _log.info("the settings of topic %s are not known: %s", resource.name, error)
     return found
 
 

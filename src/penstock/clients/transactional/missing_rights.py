@@ -28,7 +28,7 @@ _LAST_S = 90.0
 class MissingRights:
     """The rights that one component lacks now, by what it was refused lately. Thread-safe.
 
-    Each refusal is logged, the same one now and then only. One that is not met again counts as mended after a while, or
+    Each refusal is logged, the same one now and then only. One that is not met again counts as given after a while, or
     at once where the component says that what it was refused works. `config` tells who it is.
     """
 

@@ -24,7 +24,7 @@ class TransactionListener(Protocol):
         """Run the local transaction of a message whose half is stored, in the thread that sends.
 
         Args:
-            message: the message, with its transaction id; write it beside your own data.
+            message: the message, with its transaction id; write it with your own data.
             argument: what was given to `send_in_transaction`.
 
         Returns:

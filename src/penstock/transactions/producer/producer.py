@@ -129,7 +129,7 @@ class TransactionalProducer(TransactionSender):
             raise ConfigurationError("give either bootstrap_servers or a store, not both and not none of them")
         if store is not None and (prefix != "penstock" or partitions != DEFAULT_PARTITIONS or config):
             raise ConfigurationError(
-                "prefix, partitions and config are the store's own: give them to it, not beside it"
+                "prefix, partitions and config are the store's own: give them to it, not to the producer"
             )
         self._group = group
         in_flight = InFlightLimit(max_in_flight, max_in_flight_bytes, send_timeout if when_full == "block" else 0.0)

@@ -31,7 +31,7 @@ class Transaction:
     `async with`.
 
     Attributes:
-        transaction_id: a UUID of version 7; write it beside your own data, so that a check can find it.
+        transaction_id: a UUID of version 7; write it with your own data, so that a check can find it.
     """
 
     __slots__ = (
