@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock import Coordinator, HalfMessage, TransactionalProducer, TransactionState
 from penstock.devbroker import DevBroker
-from penstock.transactions import TransactionOfSeveral
+from penstock.transactions import Outgoing, Transaction
 
 
 class Bank:
@@ -43,7 +43,7 @@ class Bank:
         with contextlib.closing(sqlite3.connect(self._file, timeout=30)) as connection, connection:
             yield connection
 
-    def transfer(self, tx: TransactionOfSeveral, source: str, target: str, cents: int) -> None:
+    def transfer(self, tx: Transaction, source: str, target: str, cents: int) -> None:
         """The local transaction. An account that would go below zero breaks a rule of the database."""
         with self._connection() as connection:
             connection.execute("INSERT INTO transfers VALUES (?)", (tx.transaction_id,))
@@ -71,14 +71,12 @@ class Transfers:
         self._topic = topic
 
     @contextlib.contextmanager
-    def begun(self, source: str, target: str, cents: int) -> Iterator[TransactionOfSeveral]:
+    def begun(self, source: str, target: str, cents: int) -> Iterator[Transaction]:
         """Announce a transfer and carry it out; what the block does comes before the decision."""
         # All transfers stand in one line: money that came in must be seen before it is spent. A bank with many
         # customers would give each transfer the account that it takes from.
-        with self._producer.transaction_of(ordering_key="accounts") as tx:
-            tx.add(self._topic, key=source, value=str(-cents))
-            tx.add(self._topic, key=target, value=str(cents))
-            tx.prepare()
+        taken, given = Outgoing(self._topic, str(-cents), source), Outgoing(self._topic, str(cents), target)
+        with self._producer.transaction_of([taken, given], ordering_key="accounts") as tx:
             self._bank.transfer(tx, source, target, cents)
             yield tx
 

@@ -33,7 +33,7 @@ PACKAGES = (
     "penstock.transactions",
 )
 #: Classes that users are given and never make, so that their constructors are not for them.
-GIVEN = {"ConsumerTelemetry", "Message", "MissingRightError", "RunningApp", "Transaction", "TransactionOfSeveral"}
+GIVEN = {"ConsumerTelemetry", "Message", "MissingRightError", "RunningApp", "Transaction"}
 #: Classes of which users call the constructor alone: an engine calls the rest.
 ENGINES = {"FileStore", "Simulation", "SqlStore", "TestBroker"}
 #: What an engine calls, or a broker in memory gives it.

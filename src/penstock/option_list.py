@@ -20,6 +20,7 @@ OwnerT = TypeVar("OwnerT")
 
 #: Options that are no more, and what to write instead.
 REMOVED: Final[Mapping[str, str]] = {
+    "check_listener": "give its method as check=",
     "deferred_timeout": "give each completion its own: DeferredCompletion(timeout=...)",
     "exception_texts": "show the texts by a logging.Formatter: see docs/security.md",
     "max_parked": "max_in_flight limits what is set aside, too",

@@ -11,9 +11,9 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
 from penstock.clients.requests import answers
 from penstock.clients.requests.answers import LATE_S, Asked
-from penstock.clients.requests.granted_rights import AskedRights
-from penstock.clients.requests.log_ends import LAST, AskedOffsets
-from penstock.clients.requests.topic_ids import AskedTopicIds
+from penstock.clients.requests.granted_rights import ask_rights
+from penstock.clients.requests.log_ends import LAST, known_offsets
+from penstock.clients.requests.topic_ids import ask_topic_ids
 from penstock.clients.rights import Operation, topic_right
 
 
@@ -64,7 +64,8 @@ def test_questions_that_are_asked_together_share_one_time_limit(clock: Clock) ->
     there: Future[int] = Future()
     there.set_result(7)
 
-    found, failed = Asked({"a": Silent(clock), "b": Silent(clock), "there": there}, 5.0).answers()
+    requests = {"a": Silent(clock), "b": Silent(clock), "there": there}
+    found, failed = Asked(cast("Any", None), requests, 5.0, lambda *answer: answer).wait()
 
     assert clock.now == 100.0 + 5.0 + LATE_S
     assert found == {"there": 7}
@@ -74,8 +75,8 @@ def test_questions_that_are_asked_together_share_one_time_limit(clock: Clock) ->
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda admin: AskedTopicIds(admin, ["t"], 5.0).answer,
-        lambda admin: AskedRights(admin, [topic_right(Operation.READ, "t")], 5.0).answer,
+        lambda admin: ask_topic_ids(admin, ["t"], 5.0).answer,
+        lambda admin: ask_rights(admin, [topic_right(Operation.READ, "t")], 5.0).answer,
     ],
 )
 def test_who_looks_for_an_answer_that_never_comes_gets_one_in_the_end(
@@ -99,4 +100,4 @@ def test_an_answer_without_an_offset_is_none() -> None:
             return dict.fromkeys(places, made)
 
     with pytest.raises(KafkaException, match="may have no leader yet"):
-        AskedOffsets(cast("Any", Admin()), {("t", 0): LAST}, 5.0).wait()
+        known_offsets(cast("Any", Admin()), {("t", 0): LAST}, 5.0)

@@ -101,6 +101,7 @@ def test_tls_against_plaintext_shows_what_to_change() -> None:
     assert "set security.protocol to PLAINTEXT" in shown
 
 
+@pytest.mark.thorough
 def test_plaintext_against_tls_shows_what_to_change(tmp_path: Path) -> None:
     own = Certificates(tmp_path).issue("localhost")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

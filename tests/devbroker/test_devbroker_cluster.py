@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from commands import commands
 from penstock import App, Coordinator, SqlStore, clients
 from penstock.cli.check.findings import look
-from penstock.clients.kinds import REPLICATION_FACTOR
+from penstock.clients.factory import REPLICATION_FACTOR
 from penstock.clients.requests.answers import asked_until_ready
 from penstock.clients.requests.log_ends import log_ends
 from penstock.devbroker import DevBroker

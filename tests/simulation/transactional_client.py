@@ -288,12 +288,8 @@ class MemoryTransactionalWriter(TransactionalWriter):
             "memory:0",
             {},
             transactional_id,
-            log_topic="",
             ids_right=transactional_right(transactional_id),
             rights=MissingRights({}),
-            apart=False,
-            reports_all=False,
-            step=lambda _name: None,
             now=lambda: network.now,
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transaction_tools import Bench
 
-from databases import TestDatabase, new_database
+from databases import Connect, TestDatabase, connect_by, driver_connect, new_database
 from kafka_proxy import KafkaProxy
 from penstock.devbroker import DevBroker
 
@@ -34,3 +34,17 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
     if request.param == "sqlite":
         return TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
     return new_database(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture(params=["driver", "connection", "session"])
+def connect(request: pytest.FixtureRequest, database: TestDatabase) -> Connect:
+    """What opens a connection of each kind to a database that the test's module has prepared."""
+    request.module.prepare(database)
+    return connect_by(request.param, database)
+
+
+@pytest.fixture
+def simple(request: pytest.FixtureRequest, database: TestDatabase) -> Connect:
+    """What opens the driver's connection to such a database."""
+    request.module.prepare(database)
+    return driver_connect(database)

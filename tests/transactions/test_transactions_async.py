@@ -83,11 +83,9 @@ def test_an_async_block_commits_rolls_back_and_stores_several(bench: Bench) -> N
         with pytest.raises(RuntimeError, match="no stock"):
             async with producer.transaction(bench.topic, value=b"2"):
                 raise RuntimeError("no stock")
-        async with producer.transaction_of() as tx:
-            tx.add(bench.topic, value=b"3")
-            await tx.prepare_async()
+        async with producer.transaction_of([Outgoing(bench.topic, b"3"), Outgoing(bench.topic, b"4")]) as tx:
             tx.unknown()
-        async with producer.transaction_of([Outgoing(bench.topic, b"4")]):
+        async with producer.transaction_of([Outgoing(bench.topic, b"5")]):
             pass
 
     asyncio.run(main())
@@ -131,7 +129,7 @@ def test_cancelling_before_the_block_ran_rolls_back(bench: Bench) -> None:
                 ran.append(1)
 
         # The half is on its way at once: the target is known.
-        producer._context.known.add((bench.topic, None))
+        producer._core.known.add((bench.topic, None))
         task = asyncio.create_task(transact())
         await asyncio.sleep(0)
         task.cancel()

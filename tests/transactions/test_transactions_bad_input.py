@@ -34,10 +34,8 @@ class AsyncCheck:
     async def __call__(self, _: HalfMessage) -> TransactionState:
         return TransactionState.COMMIT
 
-    async def check_local_transaction_state(self, _: HalfMessage) -> TransactionState:
+    async def check_local_transaction(self, _: HalfMessage) -> TransactionState:
         return TransactionState.COMMIT
-
-    check_local_transaction = check_local_transaction_state
 
 
 @pytest.mark.parametrize(
@@ -82,9 +80,9 @@ def test_an_unreachable_broker_is_told_by_its_address_in_time(start: Callable[[]
         ({"config": {"acks": "1"}}, "acks"),
         ({"config": {"transactional.id": "x"}}, "transactional.id"),
         ({"config": {"no.such.setting": 1}}, "no.such.setting"),
-        ({"check": check_async, "listener": AsyncCheck()}, "one of check"),
-        ({"listener": AsyncCheck(), "check_listener": AsyncCheck()}, "one of check"),
-        ({"check_listener": AsyncCheck()}, "plain function"),
+        ({"check": check_async, "listener": AsyncCheck()}, "check or listener, not both"),
+        ({"listener": AsyncCheck()}, "plain function"),
+        ({"check_listener": AsyncCheck()}, "no option check_listener any more: give its method as check="),
         ({"order": "key"}, "order"),
         ({"wait": "forever"}, "wait"),
         ({"when_full": "drop"}, "when_full"),

@@ -31,21 +31,6 @@ from waiting import wait_until
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 
 
-@pytest.fixture(params=["driver", "connection", "session"])
-def connect(request: pytest.FixtureRequest, database: TestDatabase) -> Connect:
-    """What opens a connection of each kind, to a database with the barrier's table and one of the user's."""
-    made = connect_by(request.param, database)
-    prepare(database)
-    return made
-
-
-@pytest.fixture
-def simple(database: TestDatabase) -> Connect:
-    """What opens the driver's connection."""
-    prepare(database)
-    return driver_connect(database)
-
-
 def prepare(database: TestDatabase) -> None:
     with closing(driver_connect(database)()) as connection:
         create_barrier_table(connection)
@@ -57,7 +42,7 @@ def half_of(transaction_id: str) -> HalfMessage:
     return HalfMessage("orders", b"key", b"value", (), transaction_id, 0)
 
 
-def asked(connect: Connect, transaction_id: str, lock_timeout: float = 0.3) -> TransactionState:
+def asked(connect: Connect, transaction_id: str, lock_timeout: float = 0.1) -> TransactionState:
     return barrier_check(connect, lock_timeout=lock_timeout)(half_of(transaction_id))
 
 

@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from databases import Connect, TestDatabase, connect_by, driver_connect, new_database, path_of
+from databases import Connect, TestDatabase, driver_connect, new_database, path_of
 from penstock import Message, create_inbox_table, inbox
 from penstock.consumer.retry_topics import ORIGIN, RetriedRecord
 from penstock.errors import ConfigurationError
@@ -36,21 +36,6 @@ FIRST = FixedRecord("orders", 0, 7, b"k", b"v", (), 1_700_000_000_000)
 def in_a_handler() -> Iterator[None]:
     with calling_handlers_of("shop"):
         yield
-
-
-@pytest.fixture(params=["driver", "connection", "session"])
-def connect(request: pytest.FixtureRequest, database: TestDatabase) -> Connect:
-    """What opens a connection of each kind, to a database with the inbox's table."""
-    made = connect_by(request.param, database)
-    prepare(database)
-    return made
-
-
-@pytest.fixture
-def simple(database: TestDatabase) -> Connect:
-    """What opens the driver's connection."""
-    prepare(database)
-    return driver_connect(database)
 
 
 def prepare(database: TestDatabase) -> None:

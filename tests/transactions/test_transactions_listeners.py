@@ -1,9 +1,8 @@
-"""Listeners, and RocketMQ 3.x's two interfaces: thin layers with RocketMQ's own rule for what is no answer."""
+"""Listeners, and executors of a call: thin layers with RocketMQ's own rule for what is no answer."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,13 +27,9 @@ class Orders:
             raise self.answer
         return self.answer  # type: ignore[return-value] # a wrong one is the point of a test
 
-    execute_local_transaction_branch = execute_local_transaction
-
     def check_local_transaction(self, half: HalfMessage) -> TransactionState:
         self.checked.append(half)
         return TransactionState.COMMIT
-
-    check_local_transaction_state = check_local_transaction
 
 
 def test_a_listener_runs_the_local_transaction_with_the_id_and_the_argument(bench: Bench) -> None:
@@ -47,28 +42,6 @@ def test_a_listener_runs_the_local_transaction_with_the_id_and_the_argument(benc
     assert listener.seen == [(HalfMessage(bench.topic, b"k", b"v", (("h", b"1"),), result.transaction_id, 0), 42)]
     assert result.state is TransactionState.COMMIT
     assert bench.visible() == [(b"k", b"v")]
-
-
-def test_rocketmq_3_style_takes_an_executor_per_call_and_a_check_listener(bench: Bench) -> None:
-    checks, commits, undecided = Orders(), Orders(), Orders(None)
-    coordinator, producer = bench.coordinator(), bench.producer(check_listener=checks)
-
-    first = producer.send_in_transaction(Outgoing(bench.topic, b"1"), "a", executor=commits)
-    second = producer.send_in_transaction(Outgoing(bench.topic, b"2"), "b", executor=undecided)
-    bench.settled(coordinator, committed=2)
-
-    assert [argument for _, argument in commits.seen + undecided.seen] == ["a", "b"]
-    assert (first.state, second.state) == (TransactionState.COMMIT, TransactionState.UNKNOWN)
-    assert {half.transaction_id for half in checks.checked} == {second.transaction_id}
-    assert sorted(value or b"" for _, value in bench.visible()) == [b"1", b"2"]
-
-
-@pytest.mark.parametrize("page", ["transactions.md", "coming-from.md"])
-def test_the_method_names_of_rocketmq_3_stand_in_the_docs(page: str) -> None:
-    text = (Path(__file__).parents[2] / "docs" / page).read_text()
-
-    assert "`execute_local_transaction_branch`" in text
-    assert "`check_local_transaction_state`" in text
 
 
 def test_an_executor_may_be_a_plain_function_of_the_message_and_the_argument(bench: Bench) -> None:
@@ -93,11 +66,11 @@ def test_an_executor_that_cannot_be_called_is_refused_before_anything_is_sent(ex
         producer.send_in_transaction(Outgoing("orders", b"v"), executor=executor)
 
 
-@pytest.mark.parametrize("style", ["listener", "executor"])
+@pytest.mark.parametrize("style", ["listener", pytest.param("executor", marks=pytest.mark.thorough)])
 def test_a_send_in_transaction_takes_an_immunity_a_time_and_what_to_wait_for(bench: Bench, style: str) -> None:
     local, checks = Orders(None), Orders()
-    executor = local if style == "executor" else None
-    producer = bench.producer(**({"check_listener": checks} if executor else {"listener": local}))
+    executor = local.execute_local_transaction if style == "executor" else None
+    producer = bench.producer(**({"check": checks.check_local_transaction} if executor else {"listener": local}))
     checked = checks if executor else local
     coordinator = bench.coordinator()
 

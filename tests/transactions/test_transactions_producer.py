@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from asyncio import CancelledError
 from collections import Counter
@@ -165,16 +164,15 @@ def test_several_messages_share_one_id_one_half_partition_and_one_decision(
     bench: Bench, new_topic: Callable[..., str]
 ) -> None:
     producer, other = bench.producer(), new_topic()
+    messages = [
+        Outgoing(bench.topic, b"1", b"a"),
+        Outgoing(other, b"2", b"b"),
+        Outgoing(bench.topic, "3", "c", headers={"h": b"x"}),
+    ]
 
-    with producer.transaction_of() as tx:
-        tx.add(bench.topic, key=b"a", value=b"1")
-        tx.add(other, key=b"b", value=b"2")
-        tx.add(bench.topic, key="c", value="3", headers={"h": b"x"})
-        tx.prepare()
-        with pytest.raises(TransactionError, match="is prepared"):
-            tx.add(bench.topic, value=b"4")
+    with producer.transaction_of(messages) as tx:
+        records = bench.messages(bench.topics.half)
 
-    records = bench.messages(bench.topics.half)
     halves = [decode_half(r.key(), r.value(), r.headers()) for r in records]
     assert [(half.part, half.topic, half.value) for half in halves] == [
         ((1, 3), bench.topic, b"1"),
@@ -188,30 +186,18 @@ def test_several_messages_share_one_id_one_half_partition_and_one_decision(
     assert decision.half_offsets == tuple(record.offset() for record in records)
 
 
-def test_messages_given_beforehand_are_stored_on_entering_under_the_ordering_key(bench: Bench) -> None:
+def test_several_messages_are_ordered_by_the_key_that_was_given_for_them(bench: Bench) -> None:
     producer = bench.producer()
     messages = [Outgoing(bench.topic, b"1", b"a"), Outgoing(bench.topic, b"2", b"b")]
 
     with producer.transaction_of(messages, ordering_key=b"z") as tx:
         stored = bench.messages(bench.topics.half)
         tx.rollback()
+    with pytest.raises(ConfigurationError, match="1 to 1000 messages"):
+        producer.transaction_of([])
 
-    assert [record.value() for record in stored] == [b"1", b"2"]
     assert {record.partition() for record in stored} == {bench.topics.half_partition(b"z")}
     assert [op.verdict for op in ops_of(bench)] == [Verdict.ROLLBACK]
-
-
-def test_a_block_that_never_prepares_its_messages_is_told_so(bench: Bench) -> None:
-    producer = bench.producer()
-
-    with pytest.raises(TransactionError, match="never prepared"), producer.transaction_of() as tx:
-        tx.add(bench.topic, value=b"1")
-    with pytest.raises(RuntimeError, match="own"), producer.transaction_of() as tx:
-        raise RuntimeError("its own error")
-    with pytest.raises(ConfigurationError, match="1 to 1000 messages"), producer.transaction_of() as tx:
-        tx.prepare()
-
-    assert bench.messages(bench.topics.half) == []
 
 
 def test_half_order_and_delivery_time_are_written_into_the_half(bench: Bench) -> None:
@@ -265,29 +251,6 @@ def test_a_result_is_what_was_stored_and_there_is_none_before(bench: Bench) -> N
             late()
 
     assert transaction.result.state is TransactionState.COMMIT
-    several = producer.transaction_of()
-    with pytest.raises(TransactionError, match="has no result"):
-        _ = several.result
-    with pytest.raises(TransactionError, match="has no message yet"):
-        _ = several.message
-
-
-def test_a_block_that_swallows_the_error_of_its_prepare_is_told_when_it_is_left(bench: Bench) -> None:
-    producer = bench.producer()
-    transaction = producer.transaction_of()
-
-    def swallow() -> None:
-        with transaction:
-            transaction.add(bench.topic, value=bytes(2_000_000))
-            with contextlib.suppress(HalfNotStoredError):
-                transaction.prepare()
-
-    with pytest.raises(TransactionError, match=r"left though its prepare\(\) had failed") as told:
-        swallow()
-    with pytest.raises(TransactionError, match="has no result"):
-        _ = transaction.result
-
-    assert isinstance(told.value.__cause__, HalfNotStoredError)
 
 
 def test_where_a_half_is_not_stored_the_local_transaction_does_not_run_and_a_rollback_follows(bench: Bench) -> None:

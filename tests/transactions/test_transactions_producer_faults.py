@@ -21,6 +21,7 @@ from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 
+@pytest.mark.thorough
 def test_a_check_that_hangs_delays_no_other_and_its_late_answer_counts(bench: Bench) -> None:
     let_go = threading.Event()
 

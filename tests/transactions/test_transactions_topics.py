@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import ConfigResource, NewTopic  # type: ignore[attr-defined] # not all in its __all__
 
 from penstock import clients
-from penstock.clients.kinds import REPLICATION_FACTOR
+from penstock.clients.factory import REPLICATION_FACTOR
 from penstock.clients.requests.topics import (
     TopicSpec,
     ensure_topics,

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, cast
+from concurrent.futures import Future, wait
+from typing import Any, Generic, TypeVar
 
 from penstock.errors import PenstockError, raised
 
@@ -62,53 +64,44 @@ class LeftBehind:
                 "a thread and a client; restart the process, and see whether the brokers answer"
             )
 
-    def _one_more(self) -> None:
+    def note_left(self) -> None:
+        """Count a thread that is left behind."""
         with self._lock:
             self._hanging += 1
             self.total += 1
 
-    def _one_less(self) -> None:
+    def note_returned(self) -> None:
+        """Count a thread that was left behind as returned."""
         with self._lock:
             self._hanging -= 1
 
 
-class Call(Generic[T]):
+class Call(Future[T]):
     """A call handed to a thread at the monotonic second `since`. Ended once, by that thread; read by its owner."""
 
-    __slots__ = ("_done", "_error", "_function", "_result", "_then", "label", "since")
-
-    def __init__(self, label: str, function: Callable[[], T], then: Callable[[], object]) -> None:
+    def __init__(self, label: str, function: Callable[[], T]) -> None:
+        super().__init__()
         self.label = label
         self.since = time.monotonic()
         self._function = function
-        self._then = then
-        self._done = threading.Event()
-        self._result: T | None = None
-        self._error: BaseException | None = None
 
     def done(self, timeout_s: float = 0.0) -> bool:
         """Tell whether it has returned or raised, waiting at most `timeout_s` seconds for it."""
-        return self._done.is_set() or (timeout_s > 0 and self._done.wait(timeout_s))
+        return super().done() or (timeout_s > 0 and bool(wait([self], timeout_s).done))
 
     @property
     def age_s(self) -> float:
         """Seconds since it was handed over."""
         return time.monotonic() - self.since
 
-    def result(self) -> T:
-        """Return what a call that is done returned, or raise what it raised."""
-        if self._error is not None:
-            raise self._error
-        return cast("T", self._result)
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Make it, on its thread."""
         try:
-            self._result = self._function()
+            result = self._function()
         except:  # noqa: E722 - see `raised`; whatever it is, the owner gets it
-            self._error = _without_locals(raised())
-        finally:
-            self._done.set()
-            self._then()
+            self.set_exception(_without_locals(raised()))
+        else:
+            self.set_result(result)
 
 
 def _without_locals(error: BaseException) -> BaseException:
@@ -147,7 +140,8 @@ class Disposable:
 
     def start(self, label: str, function: Callable[[], T], then: Callable[[], object] = lambda: None) -> Call[T]:
         """Have a call made, after those that were started before; once it is done, its thread calls `then`."""
-        call = Call(label, function, then)
+        call = Call(label, function)
+        call.add_done_callback(lambda _: then())
         self._calls.put(call)
         return call
 
@@ -182,17 +176,22 @@ class Disposable:
                 return
             self._is_left, self._cleanup = True, cleanup
             # Counted here already, so that nobody sees it neither at work nor left.
-            self._left._one_more()  # noqa: SLF001 - the counter's other half
+            self._left.note_left()
         self._calls.put(None)
 
     def close(self) -> None:
         """Let the thread end once its calls have returned."""
         self._calls.put(None)
 
+    def stack(self) -> str:
+        """Return where its thread is, as lines for a log."""
+        frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001 - documented
+        return "its thread has ended" if frame is None else "".join(traceback.format_stack(frame)[-3:])
+
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             if not self._is_left:
-                call._run()  # noqa: SLF001 - its other half
+                call.run()
             # The last result may be a client's: nobody else shall destroy it.
             del call
         with self._lock:
@@ -206,7 +205,7 @@ class Disposable:
         except:  # noqa: E722 - a client that was fenced may raise anything when it is closed
             _log.info("what was left behind by %s did not close well", self._thread.name, exc_info=raised())
         finally:
-            self._left._one_less()  # noqa: SLF001 - the counter's other half
+            self._left.note_returned()
 
 
 class BackgroundCall(Generic[T]):

@@ -36,6 +36,8 @@ _SAID_AGAIN_S = 35.0
 _OLD_BROKER = re.compile(
     r":? ?(?:might be caused by|probably due to|or) broker version(?: is)? < 0\.10 \(see api\.version\.request[^)]*\)"
 )
+#: What it says of a setting that only producers or only consumers take.
+_OF_ANOTHER_KIND = "will be ignored by this"
 BROKER = re.compile(r"[\w.-]+:\d+")
 
 #: By what the library says (2.16, seen): what to change, and whether waiting may help. A connection that ends early
@@ -140,6 +142,9 @@ class ClientWords:
 
     def log(self, level: int, text: str, /, *arguments: object) -> None:
         """Take a line: its kind, the client's name and what it says are the arguments."""
+        if arguments and arguments[0] == "CONFWARN" and _OF_ANOTHER_KIND in str(arguments[-1]):
+            # One configuration serves clients of all kinds.
+            return
         if arguments and arguments[0] in {"FAIL", "REQTMOUT"} and level > logging.DEBUG:  # it is about a connection
             self._note(THREAD.sub("", str(arguments[-1])))
             if self.has_worked:
@@ -151,7 +156,7 @@ class ClientWords:
         self._said, self._refused, self.has_worked = None, frozenset(), True
 
     def refused_by_all(self, bootstrap_servers: str) -> bool:
-        """Tell whether every address refused for a cause that no waiting mends."""
+        """Tell whether every address refused for a cause that does not pass by itself."""
         return len(self._refused) >= len([address for address in bootstrap_servers.split(",") if address.strip()])
 
     def _note(self, said: str) -> None:

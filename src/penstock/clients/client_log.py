@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 
 from confluent_kafka import KafkaError
 
 from penstock.clients.causes import AFTER, BROKER, THREAD, cause_of
 from penstock.clients.kafka_errors import REBALANCING
+from penstock.clients.ration import Ration
 
 #: Seconds between two lines that say the same.
 EVERY_S = 10.0
-#: Kinds of lines that are remembered; with more the oldest are forgotten.
-_MOST_KINDS = 1_000
 
 #: What differs between lines that say the same, save for what `causes` takes off.
 _NUMBER = re.compile(r"\d+")
@@ -38,13 +35,9 @@ class ClientLog:
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
-        self._clock = clock
+        self._ration = Ration(EVERY_S, clock)
         #: The level of lines about a connection.
         self.connections = logging.WARNING
-        # Guards what follows.
-        self._lock = threading.Lock()
-        # By what a line says: when one went on, and how many were left out since.
-        self._said: OrderedDict[tuple[object, str, str], tuple[float, int]] = OrderedDict()
 
     def log(self, level: int, text: str, /, *arguments: object) -> None:
         """Take a line: its kind, the client's name and what it says are the arguments."""
@@ -55,7 +48,7 @@ class ClientLog:
         said = THREAD.sub("", str(arguments[-1])) if arguments else text
         broker = BROKER.search(said)
         kind = arguments[0] if arguments else None
-        left_out = self._pass((kind, broker[0] if broker else "", _NUMBER.sub("#", AFTER.sub("", said))))
+        left_out = self._ration.take((kind, broker[0] if broker else "", _NUMBER.sub("#", AFTER.sub("", said))))
         if left_out is None:
             return
         if kind == "TXNERR" and _REFUSED_BY_REBALANCE.search(said):
@@ -68,20 +61,6 @@ class ClientLog:
         if left_out:
             text, arguments = f"{text} (and %d more like it, left out)", (*arguments, left_out)
         self._log.log(level, text, *arguments)
-
-    def _pass(self, what: tuple[object, str, str]) -> int | None:
-        """Return how many like it were left out before, or None where it is left out itself."""
-        now = self._clock()
-        with self._lock:
-            at, left_out = self._said.get(what, (now - EVERY_S, 0))
-            if now - at < EVERY_S:
-                self._said[what] = at, left_out + 1
-                return None
-            self._said[what] = now, 0
-            self._said.move_to_end(what)
-            if len(self._said) > _MOST_KINDS:
-                self._said.popitem(last=False)
-        return left_out
 
 
 #: Shared by all clients: what they say of one broker is the same.

@@ -14,11 +14,11 @@ from confluent_kafka import TopicPartition
 
 from penstock import clients
 from penstock.clients.bounded_calls import BackgroundCall, Disposable, LeftBehind
-from penstock.clients.requests.granted_rights import AskedRights, Rights
+from penstock.clients.requests.granted_rights import Rights, ask_rights
 from penstock.clients.requests.group_protocol import require_consumer_protocol
 from penstock.clients.requests.group_requests import committed_offsets
 from penstock.clients.requests.log_ends import log_ends
-from penstock.clients.requests.topic_ids import AskedTopicIds, TopicIds
+from penstock.clients.requests.topic_ids import TopicIds, ask_topic_ids
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, message_limits, partition_counts, require_topics
 from penstock.clients.rights import Resource, Right, principal_of, transactional_right
 from penstock.clients.transactional.pace import Pace
@@ -249,12 +249,8 @@ class KafkaCluster:
             self._bootstrap_servers,
             config,
             transactional_id,
-            log_topic="",
             ids_right=transactional_right(transactional_id.rpartition(".")[0] + "."),
             rights=MissingRights(config),
-            apart=False,
-            reports_all=False,
-            step=lambda _name: None,
             pace=self._pace,
         )
 
@@ -286,7 +282,7 @@ class KafkaCluster:
 
     def ask_topic_ids(self, topics: Iterable[str]) -> Answer[TopicIds]:
         """As `Cluster` says."""
-        return AskedTopicIds(self._lasting_admin(), topics, _ANSWER_S)
+        return ask_topic_ids(self._lasting_admin(), topics, _ANSWER_S)
 
     def ask_readable_ends(self, places: Sequence[tuple[str, int]]) -> Answer[Mapping[tuple[str, int], int]]:
         """As `Cluster` says."""
@@ -297,11 +293,11 @@ class KafkaCluster:
         """As `Cluster` says."""
         rights = list(needed)
         if not any(right.resource is Resource.GROUP for right in rights):
-            return AskedRights(self._lasting_admin(), rights, _ANSWER_S)
+            return ask_rights(self._lasting_admin(), rights, _ANSWER_S)
 
         def ask() -> Rights:
             # By a client that is dropped with the answer, or without it: see `group_requests`.
-            return AskedRights(clients.admin(self._bootstrap_servers, self._config), rights, _ANSWER_S).wait()
+            return ask_rights(clients.admin(self._bootstrap_servers, self._config), rights, _ANSWER_S).wait()
 
         return self.in_background("the rights of this client", ask)
 

@@ -94,7 +94,11 @@ def _close_what_is_left() -> None:
 def _other_threads() -> list[threading.Thread]:
     """Return the threads that Python made, save this one. Those of the client library use no client."""
     here = threading.current_thread()
-    return [one for one in threading.enumerate() if one is not here and not isinstance(one, threading._DummyThread)]  # noqa: SLF001 - there is no public name
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread is not here and not isinstance(thread, threading._DummyThread)  # noqa: SLF001 - there is no public name
+    ]
 
 
 def _close(client: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any, TypeVar
 
 import confluent_kafka
@@ -13,7 +14,6 @@ from penstock.clients.causes import ClientWords
 from penstock.clients.client_log import client_log
 from penstock.clients.ending import DestroyedElsewhere, living
 from penstock.clients.kafka_errors import reason
-from penstock.clients.kinds import REPLICATION_FACTOR, Kind
 from penstock.clients.tokens import with_tokens
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, not_empty, positive_int
@@ -40,6 +40,41 @@ class AdminClient(DestroyedElsewhere, kafka_admin.AdminClient):
 
 
 ClientT = TypeVar("ClientT", Consumer, Producer, AdminClient)
+
+#: Our own setting: how many copies a topic has that penstock creates.
+REPLICATION_FACTOR = "penstock.replication.factor"
+
+
+class Kind(Enum):
+    """A kind of client. Its value is what must not be handed to it.
+
+    The library itself ignores what only another kind takes, and logs that, which `ClientWords` drops. It does not know
+    the callbacks of its own Python there, nor our settings.
+    """
+
+    CONSUMER = frozenset({"on_delivery", REPLICATION_FACTOR})
+    PRODUCER = frozenset({"on_commit", REPLICATION_FACTOR})
+    #: For the library it is a producer; this one must not ask for an id. Nobody serves its events between two requests.
+    ADMIN = frozenset(
+        {
+            "debug",
+            "default.topic.config",
+            "enable.gapless.guarantee",
+            "enable.idempotence",
+            "on_commit",
+            "on_delivery",
+            REPLICATION_FACTOR,
+            "statistics.interval.ms",
+            "stats_cb",
+            "throttle_cb",
+            "transactional.id",
+        }
+    )
+
+    def taken(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what this kind takes of a configuration."""
+        return {key: value for key, value in config.items() if key not in self.value}
+
 
 _UNSECURED = "enable.sasl.oauthbearer.unsecure.jwt"
 

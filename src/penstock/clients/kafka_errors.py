@@ -81,9 +81,9 @@ class ErrorKind(Enum):
     MISSING_RIGHT = auto()
     #: The topic or the partition is not there; what is new may not be known to all brokers for a moment.
     GONE = auto()
-    #: The client mends it by itself.
+    #: It passes by itself.
     PASSING = auto()
-    #: Nothing mends it.
+    #: It does not pass.
     FATAL = auto()
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import importlib
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
+from penstock.clients.bounded_calls import BriefQuestion
 from penstock.errors import BrokerConnectionError, ConfigurationError
 from penstock.options import ClientConfig
 
@@ -31,12 +30,10 @@ _LEAST, _MOST = 2, 4
 #: Seconds that a callback may take.
 _ANSWER_S = 10.0
 
-#: Guards what follows, which is the process's: clients are made again and again, each by another owner.
-_lock = threading.Lock()
-#: Calls that were given up, by the callback's id. While one hangs, its callback is not asked again: each question would
-#: cost a thread. The call holds the callback, so that no other one gets its id meanwhile.
-_hanging: dict[int, Call[Any]] = {}
-_left = LeftBehind(KEY)
+#: How a callback is asked, by its id; the callback is kept, so that no other one gets its id meanwhile. It is the
+#: process's: clients are made again and again, and a callback that hangs shall cost one thread.
+_questions: dict[int, tuple[object, BriefQuestion]] = {}
+_MOST_CALLBACKS = 100
 
 
 class NoTokenError(BrokerConnectionError, KafkaException):
@@ -50,26 +47,10 @@ class NoTokenError(BrokerConnectionError, KafkaException):
         return self._text
 
 
-class _SilentError(Exception):
-    """The callback has not answered for so many seconds."""
-
-
-def _answer(callback: Callable[[str | None], Any], config: str | None) -> Any:
-    """Return what a callback gives, asking it on a thread that is left behind where it does not answer."""
-    with _lock:
-        before = _hanging.get(id(callback))
-        if before is not None and not before.done():
-            raise _SilentError(before.age_s)
-        _hanging.pop(id(callback), None)
-    thread = Disposable("penstock-token", _left)
-    call = thread.start(KEY, lambda: callback(config))
-    if not call.done(_ANSWER_S):
-        with _lock:
-            _hanging[id(callback)] = call
-        thread.leave(lambda: None)
-        raise _SilentError(call.age_s)
-    thread.close()
-    return call.result()
+def _question_for(callback: object) -> BriefQuestion:
+    if len(_questions) > _MOST_CALLBACKS:
+        _questions.clear()
+    return _questions.setdefault(id(callback), (callback, BriefQuestion(KEY)))[1]
 
 
 class Tokens:
@@ -97,17 +78,18 @@ class Tokens:
     def _asked(self, config: str | None) -> Any:
         name = getattr(self._callback, "__qualname__", type(self._callback).__name__)
         try:
-            given = _answer(self._callback, config)
-        except _SilentError as error:
-            raise NoTokenError(
-                f"no token for Kafka: config[{KEY!r}] ({name}) has not answered for {error.args[0]:.0f} s; see that "
-                f"its token endpoint answers, and give its requests a time limit below {_ANSWER_S:g} s"
-            ) from None
+            answer = _question_for(self._callback).ask(lambda: (self._callback(config),), _ANSWER_S)
         except Exception as error:
             raise NoTokenError(
                 f"no token for Kafka: config[{KEY!r}] ({name}) raised {type(error).__name__}: {error}; see that its "
                 "token endpoint answers and knows this client"
             ) from error
+        if answer is None:
+            raise NoTokenError(
+                f"no token for Kafka: config[{KEY!r}] ({name}) has not answered for {_ANSWER_S:g} s; see that its "
+                "token endpoint answers, and give its requests a shorter time limit"
+            )
+        (given,) = answer
         if not (isinstance(given, tuple) and _LEAST <= len(given) <= _MOST and isinstance(given[0], str)):
             # Its text is left out: it may be the token.
             raise NoTokenError(

@@ -26,7 +26,7 @@ from penstock.clients.requests import topics as kafka_topics
 from penstock.clients.requests.answers import answered
 from penstock.clients.requests.granted_rights import require_rights
 from penstock.clients.requests.group_requests import alter_group_offsets, committed_offsets, describe_groups
-from penstock.clients.requests.log_ends import FIRST, LAST, AskedOffsets
+from penstock.clients.requests.log_ends import FIRST, LAST, known_offsets
 from penstock.clients.requests.topic_ids import described, id_of
 from penstock.clients.rights import MissingRightError, Operation, Right, group_right, principal_of, topic_right
 from penstock.errors import BrokerConnectionError, PenstockError
@@ -256,7 +256,7 @@ class Group:
             return {}
 
         def ask() -> dict[Part, int]:
-            return AskedOffsets(self._admin, specs, _ANSWER_S, isolation).wait()
+            return known_offsets(self._admin, specs, _ANSWER_S, isolation)
 
         topics = {topic for topic, _ in specs}
         what = f"the ends of the logs of {', '.join(sorted(topics))} are not told"

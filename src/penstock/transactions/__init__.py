@@ -20,15 +20,10 @@ from penstock.transactions.model import (
 )
 from penstock.transactions.producer.check_responder import Check
 from penstock.transactions.producer.flight.flight import Submission
-from penstock.transactions.producer.listeners import (
-    LocalTransactionExecutor,
-    Run,
-    TransactionCheckListener,
-    TransactionListener,
-)
+from penstock.transactions.producer.listeners import Run, TransactionListener
 from penstock.transactions.producer.producer import TransactionalProducer
 from penstock.transactions.producer.sender import AsyncExecute, Execute
-from penstock.transactions.producer.transaction import Transaction, TransactionOfSeveral
+from penstock.transactions.producer.transaction import Transaction
 from penstock.transactions.store import Store
 from penstock.transactions.stores.coordinator import Coordinator
 from penstock.transactions.stores.relay.store import RelayedStore
@@ -58,7 +53,6 @@ __all__ = [
     "FileStore",
     "HalfMessage",
     "HasId",
-    "LocalTransactionExecutor",
     "Outgoing",
     "PendingTransaction",
     "ProducerStatistics",
@@ -68,9 +62,7 @@ __all__ = [
     "Store",
     "Submission",
     "Transaction",
-    "TransactionCheckListener",
     "TransactionListener",
-    "TransactionOfSeveral",
     "TransactionResult",
     "TransactionState",
     "TransactionalProducer",

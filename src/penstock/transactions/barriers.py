@@ -21,12 +21,12 @@ from penstock.transactions.connections import (
     NOW,
     Kind,
     UserConnection,
-    adopt,
     age_s,
     create_table,
     insert_absent,
     is_lock_error,
     table_name,
+    with_table,
 )
 from penstock.transactions.model import HalfMessage, TransactionState
 from penstock.transactions.producer.check_responder import CHECK_TIMEOUT_S
@@ -39,13 +39,16 @@ _SHORT_WRITE_S = 0.1
 #: Name of the barrier's table, where none is given.
 DEFAULT_TABLE = "penstock_barrier"
 
-_COLUMNS = {
-    Kind.SQLITE: "id TEXT NOT NULL PRIMARY KEY, state TEXT NOT NULL, at INTEGER NOT NULL",
-    Kind.POSTGRESQL: "id TEXT NOT NULL PRIMARY KEY, state TEXT NOT NULL, at BIGINT NOT NULL",
-    Kind.MYSQL: (
-        "id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY, state VARCHAR(16) NOT NULL, "
-        "at BIGINT NOT NULL"
-    ),
+_STATEMENTS = {
+    Kind.SQLITE: """
+CREATE TABLE IF NOT EXISTS {} (id TEXT NOT NULL PRIMARY KEY, state TEXT NOT NULL, at INTEGER NOT NULL)""",
+    Kind.POSTGRESQL: """
+CREATE TABLE IF NOT EXISTS {} (id TEXT NOT NULL PRIMARY KEY, state TEXT NOT NULL, at BIGINT NOT NULL)""",
+    Kind.MYSQL: """
+CREATE TABLE IF NOT EXISTS {} (
+    id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY, state VARCHAR(16) NOT NULL,
+    at BIGINT NOT NULL
+) ENGINE = InnoDB""",
 }
 
 
@@ -68,10 +71,7 @@ def create_barrier_table(connection: object, *, table: str = DEFAULT_TABLE, sche
     Raises:
         ConfigurationError: the connection or a name is of no known kind.
     """
-    user = adopt(connection)
-    name = table_name(user.kind, table, schema)
-    engine = " ENGINE = InnoDB" if user.kind is Kind.MYSQL else ""
-    create_table(user, f"CREATE TABLE IF NOT EXISTS {name} ({_COLUMNS[user.kind]}){engine}")
+    create_table(connection, _STATEMENTS, table, schema)
 
 
 def barrier(connection: object, tx: HasId | str, *, table: str = DEFAULT_TABLE, schema: str | None = None) -> None:
@@ -95,8 +95,7 @@ def barrier(connection: object, tx: HasId | str, *, table: str = DEFAULT_TABLE, 
         ConfigurationError: the connection would commit by itself, or is of no known kind, or `tx` is no id, or the
             table is not there.
     """
-    user = adopt(connection)
-    name = table_name(user.kind, table, schema)
+    user, name = with_table(connection, table, schema)
     transaction_id = tx if isinstance(tx, str) else tx.transaction_id
     if not is_id(transaction_id):
         raise ConfigurationError("tx is no transaction's id: give the Transaction, or its transaction_id")
@@ -180,8 +179,7 @@ class BarrierCheck:
         """Say how the local transaction ended."""
         connection = self.connect()
         try:
-            user = adopt(connection)
-            name = table_name(user.kind, self.table, self.schema)
+            user, name = with_table(connection, self.table, self.schema)
             return _settle(user, name, half.transaction_id, self._wait_s(user.kind))
         except Exception as error:
             if not is_lock_error(error):
@@ -218,11 +216,8 @@ def clean_barrier(
         ConfigurationError: the age is no `timedelta` above zero, or the connection or a name is of no known kind.
     """
     age = age_s("older_than", older_than)
-    user = adopt(connection)
-    answer = user.run(
-        f"DELETE FROM {table_name(user.kind, table, schema)} WHERE at < {NOW[user.kind]} - :age",  # noqa: S608 - the name is quoted
-        age=age,
-    )
+    user, name = with_table(connection, table, schema)
+    answer = user.run(f"DELETE FROM {name} WHERE at < {NOW[user.kind]} - :age", age=age)  # noqa: S608 - the name is quoted
     user.commit()
     return answer.count
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
@@ -273,12 +274,19 @@ def table_name(kind: Kind, table: str, schema: str | None) -> str:
     return quoted(table, kind) if schema is None else f"{quoted(schema, kind)}.{quoted(table, kind)}"
 
 
-def create_table(user: UserConnection, statement: str) -> None:
-    """Run a `CREATE TABLE IF NOT EXISTS`, and commit."""
+def with_table(connection: object, table: str, schema: str | None) -> tuple[UserConnection, str]:
+    """Return a user's connection in the one form, and a table's name as its SQL says it."""
+    user = adopt(connection)
+    return user, table_name(user.kind, table, schema)
+
+
+def create_table(connection: object, statements: Mapping[Kind, str], table: str, schema: str | None) -> None:
+    """Run the `CREATE TABLE IF NOT EXISTS` of the database, which has braces for the name, and commit."""
+    user, name = with_table(connection, table, schema)
     if user.kind is Kind.POSTGRESQL:
         # It fails when two do it at once.
         user.run("SELECT pg_advisory_xact_lock(hashtextextended('penstock', 0))")
-    user.run(statement)
+    user.run(statements[user.kind].format(name).strip())
     user.commit()
 
 

@@ -27,12 +27,12 @@ from penstock.transactions.connections import (
     NOW,
     Kind,
     UserConnection,
-    adopt,
     age_s,
     cause_of,
     create_table,
     insert_absent,
     table_name,
+    with_table,
 )
 
 _log = logging.getLogger("penstock.transactions")
@@ -93,8 +93,7 @@ def create_inbox_table(connection: object, *, table: str = DEFAULT_TABLE, schema
     Raises:
         ConfigurationError: the connection or a name is of no known kind.
     """
-    user = adopt(connection)
-    create_table(user, STATEMENTS[user.kind].format(table_name(user.kind, table, schema)).strip())
+    create_table(connection, STATEMENTS, table, schema)
 
 
 @overload
@@ -143,8 +142,7 @@ def inbox(
             the table is not there. Where a lock was not got in time, the database's own error: the handler fails, and
             is tried again.
     """
-    user = adopt(connection)
-    name = table_name(user.kind, table, schema)
+    user, name = with_table(connection, table, schema)
     group = _named(group)
     is_list = isinstance(message, Sequence)
     messages: Sequence[Message] = message if isinstance(message, Sequence) else (message,)
@@ -238,9 +236,8 @@ class InboxDatabase:
         """
         deleted = 0
         with closing(self.connect()) as connection:
-            user = adopt(connection)
+            user, name = with_table(connection, self.table, self.schema)
             user.isolate()
-            name = table_name(user.kind, self.table, self.schema)
             for (topic, partition), offset in committed.items():
                 place = {"group": group, "topic": topic, "partition": partition, "below": offset, "keep": self.keep_s}
                 while count := _trim_some(user, name, place):

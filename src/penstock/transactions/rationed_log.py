@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
+
+from penstock.clients.ration import Ration
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -15,15 +16,11 @@ class RationedLog:
     """Warnings that bad input could repeat without end: one of each kind every few seconds."""
 
     def __init__(self) -> None:
-        self._said: dict[str, float] = {}
+        self._ration = Ration(_LOG_EVERY_S)
 
     def is_due(self, kind: str) -> bool:
         """Tell whether a line of a kind may be logged, which counts as logged then: none was a moment ago."""
-        now = time.monotonic()
-        is_due = now - self._said.get(kind, -_LOG_EVERY_S) >= _LOG_EVERY_S
-        if is_due:
-            self._said[kind] = now
-        return is_due
+        return self._ration.take(kind) is not None
 
     def warn(self, kind: str, text: str, *args: object) -> None:
         """Log a warning, unless one of its kind was logged a moment ago."""

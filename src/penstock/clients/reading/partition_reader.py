@@ -1,6 +1,6 @@
 """`PartitionReader`: reads partitions from offsets on, to an end or for ever. It joins no group and commits nothing.
 
-Markers of transactions and compaction leave offsets without a record, so how far reading came is told by records and
+Markers of transactions and compaction leave offsets without a record, so how far reading came is known by records and
 by the ends of partitions that the client names, never by counting.
 """
 
@@ -62,7 +62,7 @@ class PartitionReader:
         isolation: str = "read_committed",
         given: Mapping[str, Any] | None = None,
     ) -> None:
-        #: For questions beside reading.
+        #: For requests other than reading.
         self.consumer: Consumer = new_consumer(bootstrap_servers, reading_settings(config, group, isolation, given))
         self._group = group
         self._failed = failed
@@ -206,7 +206,7 @@ class PartitionReader:
         raise self.late(limit_s)
 
     def note_answer(self) -> None:
-        """Note that brokers answer; who asks them something beside reading may note it, too."""
+        """Note that brokers answer; whoever sends them other requests may note it, too."""
         self.heard_at, self.trouble = time.monotonic(), None
 
     def close(self, limit_s: float | None = None) -> None:

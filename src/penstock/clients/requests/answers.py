@@ -18,6 +18,7 @@ from penstock.errors import BrokerConnectionError
 
 T = TypeVar("T")
 KeyT = TypeVar("KeyT")
+AnswerT = TypeVar("AnswerT")
 
 #: Seconds a broker may take to answer before it counts as unreachable.
 CONNECT_TIMEOUT_S = 15.0
@@ -82,30 +83,44 @@ def answered(question: Future[T], timeout_s: float) -> T:
         raise KafkaException(error) from None
 
 
-class Asked(Generic[KeyT, T]):
-    """Questions to an admin client, one for each key, that were sent together and have one time limit, which we hold.
+class Asked(Generic[KeyT, T, AnswerT]):
+    """Requests of an admin client, one for each key, that were sent together and have one time limit, which we hold.
 
-    The library may answer them `LATE_S` after its own limit of `timeout_s` seconds.
+    The library may answer them `LATE_S` after its own limit of `timeout_s` seconds. `read` makes the answer from what
+    was found, and from the error of each key that has none.
     """
 
-    def __init__(self, questions: Mapping[KeyT, Future[T]], timeout_s: float) -> None:
-        self._questions = questions
+    def __init__(
+        self,
+        admin: AdminClient,
+        requests: Mapping[KeyT, Future[T]],
+        timeout_s: float,
+        read: Callable[[dict[KeyT, T], dict[KeyT, KafkaException]], AnswerT],
+    ) -> None:
+        # It lives until it has answered.
+        self._admin = admin
+        self._requests = requests
         self._deadline = time.monotonic() + timeout_s + LATE_S
+        self._read = read
 
     @property
     def is_over(self) -> bool:
-        """Whether all are answered, or their time is over: `answers` does not wait then."""
-        return time.monotonic() >= self._deadline or all(question.done() for question in self._questions.values())
+        """Whether all are answered, or their time is over: `wait` returns at once then."""
+        return time.monotonic() >= self._deadline or all(request.done() for request in self._requests.values())
 
-    def answers(self) -> tuple[dict[KeyT, T], dict[KeyT, KafkaException]]:
-        """Return what was answered, and why something was not, waiting for it until the time is over."""
+    def answer(self) -> AnswerT | None:
+        """Return what was answered; None as long as it is not complete and its time is not over."""
+        return self.wait() if self.is_over else None
+
+    def wait(self) -> AnswerT:
+        """Return what was answered, waiting for it until the time is over."""
         found, failed = dict[KeyT, T](), dict[KeyT, KafkaException]()
-        for key, question in self._questions.items():
+        for key, request in self._requests.items():
             try:
-                found[key] = answered(question, max(0.0, self._deadline - time.monotonic()))
+                found[key] = answered(request, max(0.0, self._deadline - time.monotonic()))
             except KafkaException as error:
                 failed[key] = error
-        return found, failed
+        return self._read(found, failed)
 
 
 def asked_until_ready(question: Callable[[], T], limit_s: float) -> T:

@@ -6,12 +6,13 @@ or a group the brokers tell what the client may do with it (KIP-430), whatever t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from confluent_kafka import TopicCollection
+from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka_errors import is_missing_right
@@ -23,6 +24,8 @@ from penstock.clients.rights import MissingRightError, Resource, Right
 _ANSWER_S = 5.0
 #: What every client may that gets an answer on a topic or a group.
 _ALWAYS = "DESCRIBE"
+#: A kind of resource, and a name.
+_Place = tuple[Resource, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,51 +40,43 @@ class Rights:
     unknown: tuple[Right, ...] = ()
 
 
-class AskedRights:
-    """A question for the rights of this client, sent when it is made; `KafkaException` where that is refused.
+def ask_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float) -> Asked[_Place, Any, Rights]:
+    """Ask for the rights of this client; `KafkaException` where the client library refuses to ask.
 
     Where rights on groups are asked for, `admin` is of this question alone: see `group_requests`.
     """
+    wanted = list(dict.fromkeys(needed))
+    topics, groups = (
+        list(dict.fromkeys(right.name for right in wanted if right.resource is kind))
+        for kind in (Resource.TOPIC, Resource.GROUP)
+    )
+    asked: dict[_Place, Future[Any]] = {}
+    if topics:
+        names = TopicCollection(topics)
+        found = admin.describe_topics(names, request_timeout=timeout_s, include_authorized_operations=True)
+        asked |= {(Resource.TOPIC, name): future for name, future in found.items()}
+    if groups:
+        found = describe_groups(admin, groups, with_rights=True)
+        asked |= {(Resource.GROUP, name): future for name, future in found.items()}
+    return Asked(admin, asked, timeout_s, partial(_read, wanted))
 
-    def __init__(self, admin: AdminClient, needed: Iterable[Right], timeout_s: float) -> None:
-        self._admin = admin
-        self._needed = list(dict.fromkeys(needed))
-        topics, groups = self._names(Resource.TOPIC), self._names(Resource.GROUP)
-        asked: dict[tuple[Resource, str], Future[Any]] = {}
-        if topics:
-            names = TopicCollection(topics)
-            found = admin.describe_topics(names, request_timeout=timeout_s, include_authorized_operations=True)
-            asked |= {(Resource.TOPIC, name): future for name, future in found.items()}
-        if groups:
-            found = describe_groups(admin, groups, with_rights=True)
-            asked |= {(Resource.GROUP, name): future for name, future in found.items()}
-        self._asked = Asked(asked, timeout_s)
 
-    def _names(self, kind: Resource) -> list[str]:
-        return list(dict.fromkeys(right.name for right in self._needed if right.resource is kind))
-
-    def answer(self) -> Rights | None:
-        """Return what was answered; None as long as it is not complete and its time is not over."""
-        return self.wait() if self._asked.is_over else None
-
-    def wait(self) -> Rights:
-        """Return what was answered, waiting for it until its time is over."""
-        found, failed = self._asked.answers()
-        allowed = {place: {each.name for each in topic.authorized_operations or ()} for place, topic in found.items()}
-        # An answer without what every client may that gets one is none.
-        allowed = {place: names for place, names in allowed.items() if _ALWAYS in names}
-        allowed |= {place: set() for place, error in failed.items() if is_missing_right(error)}
-        held, missing, unknown = list[Right](), list[Right](), list[Right]()
-        for right in self._needed:
-            operations = allowed.get((right.resource, right.name))
-            which = unknown if operations is None else held if right.operation.name in operations else missing
-            which.append(right)
-        return Rights(tuple(held), tuple(missing), tuple(unknown))
+def _read(wanted: Iterable[Right], found: Mapping[_Place, Any], failed: Mapping[_Place, KafkaException]) -> Rights:
+    allowed = {place: {each.name for each in topic.authorized_operations or ()} for place, topic in found.items()}
+    # An answer without what every client may that gets one is none.
+    allowed = {place: names for place, names in allowed.items() if _ALWAYS in names}
+    allowed |= {place: set() for place, error in failed.items() if is_missing_right(error)}
+    held, missing, unknown = list[Right](), list[Right](), list[Right]()
+    for right in wanted:
+        operations = allowed.get((right.resource, right.name))
+        which = unknown if operations is None else held if right.operation.name in operations else missing
+        which.append(right)
+    return Rights(tuple(held), tuple(missing), tuple(unknown))
 
 
 def missing_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float = _ANSWER_S) -> list[Right]:
     """Return the rights that a client lacks, as far as brokers tell; `KafkaException` where nothing can be asked."""
-    return list(AskedRights(admin, needed, timeout_s).wait().missing)
+    return list(ask_rights(admin, needed, timeout_s).wait().missing)
 
 
 def require_rights(

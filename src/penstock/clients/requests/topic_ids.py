@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -32,7 +33,7 @@ def described(
     asked = admin.describe_topics(
         TopicCollection(names), include_authorized_operations=with_operations, request_timeout=timeout_s
     )
-    return Asked(asked, timeout_s).answers()
+    return Asked(admin, asked, timeout_s, lambda found, failed: (found, failed)).wait()
 
 
 def id_of(description: Any) -> str | None:
@@ -53,37 +54,24 @@ class TopicIds:
     failures: Mapping[str, str] = field(default_factory=dict)
 
 
-class AskedTopicIds:
-    """A question for the ids of topics, sent when it is made; `KafkaException` where that is refused."""
+def ask_topic_ids(admin: AdminClient, topics: Iterable[str], timeout_s: float) -> Asked[str, Any, TopicIds]:
+    """Ask for the ids of topics; `KafkaException` where the client library refuses to ask."""
+    asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+    return Asked(admin, asked, timeout_s, partial(_read, admin))
 
-    def __init__(self, admin: AdminClient, topics: Iterable[str], timeout_s: float) -> None:
-        self._admin = admin
-        asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
-        self._asked: Asked[str, Any] = Asked(asked, timeout_s)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it is answered, or its time is over."""
-        return self._asked.is_over
-
-    def answer(self) -> TopicIds | None:
-        """Return what was answered; None as long as it is not complete and its time is not over."""
-        return self.wait() if self._asked.is_over else None
-
-    def wait(self) -> TopicIds:
-        """Return what was answered, waiting for it until its time is over."""
-        found, failed = self._asked.answers()
-        failures = {topic: reason(error) for topic, error in failed.items()}
-        codes = {topic: error.args[0].code() for topic, error in failed.items()}
-        absent = frozenset(topic for topic, code in codes.items() if code == KafkaError.UNKNOWN_TOPIC_OR_PART)
-        words: ClientWords | None = getattr(self._admin, "words", None)
-        if words is not None:
-            # Why no broker answers stands in the client's log alone, which it hears of here.
-            self._admin.poll(0)
-            # Numbers below zero are the client's own errors: no broker has said anything.
-            if found or any(code > 0 for code in codes.values()):
-                words.clear()
-            elif words.cause is not None:
-                failures = {topic: f"{why}; {words.cause}" for topic, why in failures.items()}
-        ids = {topic: known for topic, described in found.items() if (known := id_of(described)) is not None}
-        return TopicIds(ids, absent, failures)
+def _read(admin: AdminClient, found: Mapping[str, Any], failed: Mapping[str, KafkaException]) -> TopicIds:
+    failures = {topic: reason(error) for topic, error in failed.items()}
+    codes = {topic: error.args[0].code() for topic, error in failed.items()}
+    absent = frozenset(topic for topic, code in codes.items() if code == KafkaError.UNKNOWN_TOPIC_OR_PART)
+    words: ClientWords | None = getattr(admin, "words", None)
+    if words is not None:
+        # Why no broker answers stands in the client's log alone, which it hears of here.
+        admin.poll(0)
+        # Numbers below zero are the client's own errors: no broker has said anything.
+        if found or any(code > 0 for code in codes.values()):
+            words.clear()
+        elif words.cause is not None:
+            failures = {topic: f"{why}; {words.cause}" for topic, why in failures.items()}
+    ids = {topic: known for topic, described in found.items() if (known := id_of(described)) is not None}
+    return TopicIds(ids, absent, failures)

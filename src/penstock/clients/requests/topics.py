@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource, 
 from confluent_kafka.cimpl import NewTopic
 
 from penstock.clients.asking import ask_again
-from penstock.clients.kafka_errors import is_missing_right, reason
-from penstock.clients.kinds import REPLICATION_FACTOR
+from penstock.clients.factory import REPLICATION_FACTOR
+from penstock.clients.kafka_errors import code_of, is_missing_right, reason
 from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, LATE_S, answered, first_answer
 from penstock.clients.requests.topic_ids import described
 from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
@@ -137,12 +137,11 @@ def ensure_topics(
             try:
                 answered(future, _CREATE_S)
             except KafkaException as error:
-                # Two processes that start together both create: the loser finds what it wanted, if it may see it.
                 is_hidden = bool(hidden_topics(admin, [name]))
-                if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS and not is_hidden:
-                    continue
-                # Or it was hidden at first, and the right to see it was given in between.
-                if is_missing_right(error) and not is_hidden and name in partition_counts(admin, bootstrap_servers):
+                # Two processes that start together both create, and one comes too late; or the topic was hidden at
+                # first, and the right to see it was given in between.
+                was_there = code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS
+                if not is_hidden and (was_there or name in partition_counts(admin, bootstrap_servers)):
                     continue
                 if not wanted[name].is_optional:
                     if is_hidden or is_missing_right(error):
@@ -228,7 +227,7 @@ def topic_setting(admin: AdminClient, topics: Iterable[str], name: str) -> dict[
         try:
             found[resource.name] = str(answered(future, CONNECT_TIMEOUT_S + LATE_S)[name].value)
         except (KafkaException, KeyError) as error:  # no right to ask is no reason not to run
-            _log.info("the settings of topic %s are not told: %s", resource.name, error)
+            _log.info("the settings of topic %s are not known: %s", resource.name, error)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a transactional writer raises beside `UnknownEndError`."""
+"""What a transactional writer raises, apart from `UnknownEndError`."""
 
 from __future__ import annotations
 

@@ -76,6 +76,8 @@ class Blame:
     """Why a Kafka transaction failed.
 
     Attributes:
+        log_topic: the topic in which the writer writes down what it settled: no transaction's fault.
+        has_log_failed: whether that topic refused what was for it.
         messages: of transactions that the broker refused, by id: topic and reason; the first reason counts.
         topics: topics that take nothing, with the reason.
         silent: topics that did not answer in time, with the reason.
@@ -84,6 +86,8 @@ class Blame:
         cause: the first sentence to tell; empty: nothing failed.
     """
 
+    log_topic: str = ""
+    has_log_failed: bool = False
     messages: dict[str, tuple[str, str]] = field(default_factory=dict)
     topics: dict[str, str] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
@@ -99,6 +103,10 @@ class Blame:
             return
         if kind is Blamed.NOBODY:
             self.cause = self.cause or why
+            return
+        if topic and topic == self.log_topic:
+            self.has_log_failed = True
+            self.cause = self.cause or f"{topic} was not written: {why}"
             return
         if kind is Blamed.MESSAGE:
             self.messages.setdefault(transaction_id, (topic, f"{topic}: {why}"))

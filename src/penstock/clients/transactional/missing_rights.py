@@ -10,6 +10,7 @@ from collections.abc import Callable
 from confluent_kafka import Consumer
 
 from penstock.clients.kafka_errors import concerns_a_group
+from penstock.clients.ration import Ration
 from penstock.clients.rights import Right, lacking_text, missing_right_text, principal_of
 from penstock.options import ClientConfig
 
@@ -27,7 +28,7 @@ _LAST_S = 90.0
 class MissingRights:
     """The rights that one component lacks now, by what it was refused lately. Thread-safe.
 
-    Each refusal is logged, the same one now and then only. One that is not met again counts as mended after a while, or
+    Each refusal is logged, the same one now and then only. One that is not met again counts as given after a while, or
     at once where the component says that what it was refused works. `config` tells who it is.
     """
 
@@ -38,8 +39,7 @@ class MissingRights:
         self._lock = threading.Lock()
         # By right: when it was missed last, and the sentence that tells so.
         self._missed: dict[Right, tuple[float, str]] = {}
-        # When a sentence was logged last.
-        self._said: dict[str, float] = {}
+        self._ration = Ration(_SAY_EVERY_S, clock)
 
     def refused(self, what: str, *rights: Right) -> str:
         """Take in that something was refused for want of rights; return the sentence that tells so.
@@ -49,10 +49,7 @@ class MissingRights:
         text, now = missing_right_text(what, rights, self._principal), self._clock()
         with self._lock:
             self._missed.update(dict.fromkeys(rights, (now, text)))
-            is_due = now - self._said.get(text, float("-inf")) >= _SAY_EVERY_S
-            if is_due:
-                self._said = {said: at for said, at in self._said.items() if now - at < _SAY_EVERY_S} | {text: now}
-        if is_due:
+        if self._ration.take(text) is not None:
             _log.error("%s; it goes on by itself once that is done", text)
         return text
 
@@ -66,7 +63,7 @@ class MissingRights:
             with self._lock:
                 for right in rights:
                     if (missed := self._missed.pop(right, None)) is not None:
-                        self._said.pop(missed[1], None)
+                        self._ration.forget(missed[1])
 
     def missing(self) -> dict[str, str]:
         """Return what is missing: rights as they stand in a sentence, each with what is refused and what gives it."""

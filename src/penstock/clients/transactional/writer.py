@@ -19,24 +19,26 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from enum import Enum
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, Right, topic_right
 from penstock.clients.transactional.end_watch import EndWatch, UnknownEndError
 from penstock.clients.transactional.errors import GivenUpError, IdLostError, NotOpenedError
-from penstock.clients.transactional.faults import Blame, is_forbidden
+from penstock.clients.transactional.faults import is_forbidden
 from penstock.clients.transactional.initialisation import initialise
+from penstock.clients.transactional.messages import PublicationSpans, TransactionMessages, Written
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.pace import Pace
 from penstock.clients.transactional.producer_settings import TRANSACTION_S, producer_settings
 from penstock.options import ClientConfig
+
+__all__ = ["SENDS_POSITIONS", "PublicationSpans", "State", "TransactionalWriter", "Written"]
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -49,24 +51,8 @@ _STANDS_S = 1.0
 #: Seconds for what is under way when a transaction fails, before it is aborted: one that arrives behind the marker of
 #: the abort would begin another transaction, at brokers before 4.0.
 _IN_FLIGHT_S = 0.3
-#: Seconds for the reports of what a failed transaction had on its way.
-_PURGE_S = 0.5
-#: Seconds of a `flush`, in which nothing lingers, at least and at most. Where only failures are reported it looks at
-#: its end, and every 10 ms: that was most of a small group's time. Each wakes the library's threads, too.
-_LOOK_S = 0.001
-_LONGEST_LOOK_S = 0.01
-#: Messages that are handed to the library in one go.
-_BREATH = 64
 #: A writer is replaced where its transactions may take so many times longer by now.
 _OUTPACED = 1.5
-#: Seconds of one wait for room in the library's buffer.
-_ROOM_S = 0.1
-
-
-#: Called with each message that was stored.
-Delivered = Callable[[Message], None]
-#: A message as it is written: topic, partition (None: Kafka's partitioner chooses), key, value and headers.
-Written = tuple[str, int | None, bytes | None, bytes | None, Sequence[tuple[str, str | bytes | None]]]
 
 
 class State(Enum):
@@ -86,20 +72,7 @@ class State(Enum):
     FAILED = "failed"
 
 
-class PublicationSpans(Protocol):
-    """Makes spans of published messages; called on the writer's thread, and raises nothing."""
-
-    def begin(self) -> None:
-        """Begin a Kafka transaction; what was not committed is forgotten."""
-
-    def written(self, topic: str, headers: Sequence[tuple[str, str | bytes | None]]) -> None:
-        """Take note of a message."""
-
-    def committed(self) -> None:
-        """Report the messages: they are visible."""
-
-
-class TransactionalWriter:
+class TransactionalWriter(TransactionMessages):
     """A producer under one transactional id, for as long as none of its transactions fails.
 
     Made, used and closed by one thread, which may be left behind in any call; `give_up` is called by its owner's.
@@ -122,56 +95,39 @@ class TransactionalWriter:
         config: ClientConfig,
         transactional_id: str,
         *,
-        log_topic: str,
         ids_right: Right,
         rights: MissingRights,
-        apart: bool,
-        reports_all: bool,
-        step: Callable[[str], object],
+        log_topic: str = "",
+        apart: bool = False,
+        reports_all: bool = False,
+        step: Callable[[str], object] = lambda _name: None,
         now: Callable[[], float] = time.monotonic,
         pace: Pace | None = None,
         transaction_s: float = TRANSACTION_S,
         spans: PublicationSpans | None = None,
     ) -> None:
-        self.transactional_id = transactional_id
-        self._spans = spans
+        super().__init__(
+            transactional_id,
+            log_topic=log_topic,
+            rights=rights,
+            apart=apart,
+            step=step,
+            now=now,
+            pace=pace or Pace(),
+            spans=spans,
+        )
         self._bootstrap_servers = bootstrap_servers
-        self._log_topic = log_topic
         self._ids_right = ids_right
-        self._rights = rights
-        self._tell_step = step
-        # What it does, and since when. Written by its thread, read by its owner's.
-        self._doing, self._doing_since = "", 0.0
-        self._now = now
-        self._apart = apart
-        self._pace = pace or Pace()
         # The seconds that the broker gives its transactions.
         self._transaction_s = transaction_s
         self._timeout_s = self._pace.limit(transaction_s)
-        # When the transaction under way began, and how many messages of it were handed to the library.
-        self._begun = 0.0
-        self._handed = 0
         self._watch = EndWatch(clients.log_of(config), debugging=bool(config.get("debug")))
         timeout_s = self._timeout_s
         self._settings = producer_settings(config, transactional_id, timeout_s, apart=apart, reports_all=reports_all)
         self._settings["logger"] = self._watch
-        self._producer: Producer | None = None
         # Guards `state`, which its thread moves on and `give_up` may turn to GIVEN_UP.
         self._lock = threading.Lock()
         self._state = State.CLOSED
-        #: Why the transaction under way failed, as far as is known. Filled by delivery reports on its thread.
-        self.blame = Blame()
-        #: Whether the log of what was settled refused what was for it.
-        self.has_log_failed = False
-
-    def _step(self, name: str) -> None:
-        self._doing_since, self._doing = self._now(), name
-        self._tell_step(name)
-
-    @property
-    def doing(self) -> str:
-        """The call of the library that it is in, or was in last. Any thread."""
-        return self._doing
 
     @property
     def is_stuck(self) -> bool:
@@ -179,13 +135,6 @@ class TransactionalWriter:
         # One request, which takes no longer than the slowest of whole transactions did.
         limit_s = self._pace.limit(_STANDS_S, 1.0)
         return self._doing == SENDS_POSITIONS and self._now() - self._doing_since > limit_s
-
-    @property
-    def producer(self) -> Producer:
-        """The producer, which is open."""
-        if self._producer is None:
-            raise NotOpenedError(f"the Kafka producer of {self.transactional_id} is not open")
-        return self._producer
 
     def open(self, limit_s: float, try_s: float) -> None:
         """Make the producer and initialise it. The broker ends what a former producer of this id left open.
@@ -254,124 +203,14 @@ class TransactionalWriter:
         # Lines from before, served now: they are not this transaction's.
         producer.poll(0)
         self._watch.begin()
-        self.blame, self.has_log_failed = Blame(), False
-        self._begun, self._handed = self._now(), 0
-        if self._spans is not None:
-            self._spans.begin()
+        self._begin()
         self._state = State.WRITING
         producer.begin_transaction()
 
-    def produce(
-        self,
-        transaction_id: str,
-        messages: Iterable[Written],
-        delivered: Delivered | None = None,
-        *,
-        room_s: float = 0.0,
-    ) -> None:
-        """Hand the messages of a transaction to the client library.
-
-        The transaction is blamed where one is refused, which raises `KafkaException`. Where there is no room in the
-        library's buffer within `room_s` seconds, `BufferError` is raised. `delivered` is called for each that was
-        stored, where that is reported.
-        """
-        produce, reported = self.producer.produce, partial(self._reported, transaction_id, delivered)
-        for count, (topic, partition, key, value, headers) in enumerate(messages, 1):
-            if not count % _BREATH:
-                # Other threads get Python's lock here: handlers that wake would wait for it until all is handed over.
-                self.producer.poll(0)
-            to = -1 if partition is None else partition
-            self._handed += 1
-            if self._spans is not None:
-                self._spans.written(topic, headers)
-            try:
-                if headers:
-                    produce(topic, value, key, to, reported, headers=list(headers))
-                else:
-                    produce(topic, value, key, to, reported)
-            except BufferError:
-                self._await_room(partial(produce, topic, value, key, to, reported, headers=list(headers or ())), room_s)
-            except KafkaException as error:
-                self._refused(transaction_id, topic, error.args[0])
-                raise
-
-    def produce_log(self, partition: int, value: bytes, delivered: Delivered | None = None) -> None:
-        """Hand a record for the log of what was settled to the client library; errors as `produce`, without a wait."""
-        self._handed += 1
-        self.producer.produce(self._log_topic, value, None, partition, partial(self._log_reported, delivered))
-
-    def _await_room(self, produce: Callable[[], None], room_s: float) -> None:
-        """Hand a message over once there is room in the library's buffer, or raise `BufferError`."""
-        deadline = self._now() + room_s
-        while True:
-            if self._now() >= deadline:
-                raise BufferError(f"the client's buffer is full since {room_s:g} s (queue.buffering.max.kbytes)")
-            self._step("produce")
-            self.producer.poll(_ROOM_S)
-            with contextlib.suppress(BufferError):
-                return produce()
-
-    def _reported(
-        self, transaction_id: str, delivered: Delivered | None, error: KafkaError | None, message: Message
-    ) -> None:
-        if error is not None:
-            self._refused(transaction_id, message.topic() or "", error)
-        elif delivered is not None:
-            delivered(message)
-
-    def _refused(self, transaction_id: str, topic: str, error: KafkaError) -> None:
-        self.blame.add(transaction_id, topic, error, self.why(topic, error))
-
-    def _log_reported(self, delivered: Delivered | None, error: KafkaError | None, message: Message) -> None:
-        if error is None:
-            if delivered is not None:
-                delivered(message)
-            return
-        found = Blame()
-        found.add("", self._log_topic, error, reason(error))
-        self.blame.purged |= found.purged
-        self.has_log_failed = self.has_log_failed or bool(found.topics or found.messages or found.silent)
-        if not found.purged:
-            self.blame.cause = self.blame.cause or f"{self._log_topic} was not written: {reason(error)}"
-
-    def why(self, topic: str, error: KafkaError) -> str:
-        """Return the broker's reason, or the right that is missing."""
-        return self._rights.lacks(topic_right(Operation.WRITE, topic)) if is_missing_right(error) else reason(error)
-
-    def deliver(self, limit_s: float) -> bool:
-        """Wait until all is stored, and tell whether it is; else `blame` says what failed, as far as is known.
-
-        It waits as long as something is stored every `limit_s` seconds, where brokers are well.
-        """
-        producer = self.producer
-        self._step("delivery")
-        limit_s, begun, waited_s = self._pace.limit(limit_s), self._now(), 0.0
-        left, stored_s = len(producer), 0.0
-        while left and not self.blame.cause:
-            producer.flush(min(max(_LOOK_S, waited_s / 4), _LONGEST_LOOK_S))
-            waited_s = self._now() - begun
-            if (still := len(producer)) < left:
-                # Brokers answer the requests of a connection one after the other.
-                left, stored_s = still, waited_s
-                self._step("delivery")
-            if waited_s - stored_s > limit_s and not self.blame.cause:
-                self._stalled(f"nothing more was stored within {limit_s:g} s", left)
-        if self.blame.silent and stored_s > waited_s / 2:
-            # It went on, and was too slow as a whole.
-            self.blame.silent.clear()
-            self._pace.note(self._now() - self._begun)
-        return not self.blame.cause
-
-    def _stalled(self, why: str, left: int) -> None:
-        """Say whose fault it is that `left` messages are not stored: of their topics, where the own log was stored."""
-        blame = self.blame
-        blame.cause = why
-        if left >= self._handed and not self._apart:
-            # Nothing was stored at all, which is no topic's fault: so long it takes at least.
-            self._pace.note(self._now() - self._begun)
-        self._take_back(self.producer)
-        if self._log_topic not in blame.purged:
-            blame.silent.update(dict.fromkeys(blame.purged, why))
+    @property
+    def has_log_failed(self) -> bool:
+        """Whether the log of what was settled refused what was for it."""
+        return self.blame.has_log_failed
 
     @property
     def is_spent(self) -> bool:
@@ -444,18 +283,6 @@ class TransactionalWriter:
         """Learn by a purge what else is not stored, and leave the transaction to whoever opens its id next."""
         producer, self._state = self.producer, State.FAILED
         self._take_back(producer)
-
-    def _take_back(self, producer: Producer) -> None:
-        try:
-            producer.purge()
-            self._drain(producer, _PURGE_S)
-        except KafkaException as error:
-            _log.debug("a failed producer could not be purged: %s", reason(error))
-
-    def _drain(self, producer: Producer, limit_s: float) -> None:
-        until = self._now() + limit_s
-        while len(producer) and self._now() < until:
-            producer.flush(_LOOK_S)
 
     def _serve_log(self) -> None:
         with contextlib.suppress(KafkaException):

@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, is_transient, reason
 from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, first_answer
-from penstock.clients.requests.log_ends import FIRST, LAST, AskedOffsets
+from penstock.clients.requests.log_ends import FIRST, LAST, ask_offsets
 from penstock.clients.requests.topic_ids import described, id_of
 from penstock.clients.requests.topics import partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
@@ -160,8 +160,8 @@ class OffsetReader:
         """Ask for offsets, again as often as the options say where a broker did not answer."""
 
         def ask() -> list[Offsets]:
-            asked = [AskedOffsets(self._admin, specs, _QUESTION_TIMEOUT_S, isolation) for specs, isolation in questions]
-            return [self._known(*question.answers()) for question in asked]
+            asked = [ask_offsets(self._admin, specs, _QUESTION_TIMEOUT_S, isolation) for specs, isolation in questions]
+            return [self._known(*question.wait()) for question in asked]
 
         if not all(specs for specs, _ in questions):
             return [{} for _ in questions]

@@ -20,7 +20,7 @@ from penstock.clients.kafka_errors import ErrorKind, concerns_a_group, is_missin
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.requests.answers import asked_until_ready
 from penstock.clients.requests.log_ends import log_bounds
-from penstock.clients.requests.topic_ids import AskedTopicIds
+from penstock.clients.requests.topic_ids import ask_topic_ids
 from penstock.clients.rights import MissingRightError, Operation, group_right, principal_of, topic_right
 from penstock.clients.transactional.missing_rights import is_group_forbidden
 from penstock.errors import BrokerConnectionError, MessageFormatError
@@ -146,7 +146,7 @@ class Inspection:
         self, logs: Mapping[str, str], places: list[Place]
     ) -> tuple[dict[str, str], dict[Place, tuple[int, int]]]:
         """Return the topic ids of logs, and the bounds of partitions."""
-        asked = AskedTopicIds(self._admin, logs.values(), self._patience.limit_s)
+        asked = ask_topic_ids(self._admin, logs.values(), self._patience.limit_s)
         bounds = log_bounds(self._admin, places, self._patience.limit_s)
         ids = asked.wait().ids
         return {log: ids[topic] for log, topic in logs.items() if topic in ids}, bounds

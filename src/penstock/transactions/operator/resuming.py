@@ -87,8 +87,8 @@ def marked(discarded: Sequence[Discarded], acts: Sequence[Audited], topics: Stor
     """Return all discarded messages, each with who brought it back by the audit log, if somebody did."""
     claims = {act.act.place: act.act.who for act in acts if act.act.what == "resume"}
     # A claim names the first message of a transaction, and is for all of that life.
-    lives = {_life(letter): claims[place] for letter in discarded if (place := place_of(topics, letter)) in claims}
-    return [replace(letter, resumed_by=lives.get(_life(letter), "")) for letter in discarded]
+    lives = {_life(message): claims[place] for message in discarded if (place := place_of(topics, message)) in claims}
+    return [replace(message, resumed_by=lives.get(_life(message), "")) for message in discarded]
 
 
 def _life(message: Discarded) -> tuple[str, str]:

@@ -1,6 +1,6 @@
-"""Local transactions as objects, for those who come from RocketMQ: its listener, and the two interfaces of its 3.x.
+"""Local transactions as objects, for those who come from RocketMQ.
 
-Thin layers on `TransactionalProducer.send`. One rule differs from a plain `execute` function, and is RocketMQ's: what
+A thin layer on `TransactionalProducer.send`. One rule differs from a plain `execute` function, and is RocketMQ's: what
 raises, or returns None, is UNKNOWN and left to a check; an `execute` function that returns None commits, and one that
 raises rolls back.
 """
@@ -24,7 +24,7 @@ class TransactionListener(Protocol):
         """Run the local transaction of a message whose half is stored, in the thread that sends.
 
         Args:
-            message: the message, with its transaction id; write it beside your own data.
+            message: the message, with its transaction id; write it with your own data.
             argument: what was given to `send_in_transaction`.
 
         Returns:
@@ -35,21 +35,7 @@ class TransactionListener(Protocol):
         """Say what became of an undecided local transaction; what raises is UNKNOWN."""
 
 
-class LocalTransactionExecutor(Protocol):
-    """A local transaction given with each call, as in RocketMQ 3.x."""
-
-    def execute_local_transaction_branch(self, message: HalfMessage, argument: object) -> TransactionState | None:
-        """Run the local transaction; as `TransactionListener.execute_local_transaction`."""
-
-
-class TransactionCheckListener(Protocol):
-    """The check apart from the local transaction, as in RocketMQ 3.x."""
-
-    def check_local_transaction_state(self, half: HalfMessage) -> TransactionState:
-        """Say what became of an undecided local transaction; what raises is UNKNOWN."""
-
-
-#: A local transaction as a function, given with a call instead of a `LocalTransactionExecutor`.
+#: A local transaction as a function, given with a call.
 Run = Callable[[HalfMessage, object], TransactionState | None]
 
 

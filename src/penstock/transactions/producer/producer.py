@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from penstock.errors import ConfigurationError
+from penstock.option_list import refusing_removed
 from penstock.options import ClientConfig, a_plain_function, a_telemetry, not_empty, positive_int, seconds
 from penstock.outgoing import encoded
 from penstock.transactions.model import Order, ProducerStatistics, Wait
@@ -26,9 +27,8 @@ from penstock.transactions.producer.flight.core import Core
 from penstock.transactions.producer.flight.deadlines import RequestDeadlines
 from penstock.transactions.producer.flight.in_flight import InFlightLimit
 from penstock.transactions.producer.lifecycle import ProducerLifecycle
-from penstock.transactions.producer.listeners import TransactionCheckListener, TransactionListener
+from penstock.transactions.producer.listeners import TransactionListener
 from penstock.transactions.producer.sender import WAITS, TransactionSender, one_of
-from penstock.transactions.producer.transaction import ProducerContext
 from penstock.transactions.store import Store
 from penstock.transactions.stores.kafka.store import KafkaStore
 from penstock.transactions.wire.half import MAX_GROUP_BYTES
@@ -53,7 +53,6 @@ class TransactionalProducer(TransactionSender):
         check: says what became of an undecided local transaction; runs on threads of its own. Without one, this
             producer answers no checks, and only a producer of the group that has one can.
         listener: a local transaction and its check in one object, instead of `check`: see `send_in_transaction`.
-        check_listener: a check as an object, instead of `check`, as in RocketMQ 3.x.
         prefix: what the names of the store's topics begin with; the coordinator has the same.
         partitions: partitions of half, op and done, if they have to be created.
         config: settings of the Kafka clients, by librdkafka's names.
@@ -80,6 +79,7 @@ class TransactionalProducer(TransactionSender):
         ConfigurationError: an argument is wrong. Nothing was started.
     """
 
+    @refusing_removed
     def __init__(
         self,
         group: str,
@@ -87,7 +87,6 @@ class TransactionalProducer(TransactionSender):
         bootstrap_servers: str | None = None,
         check: Check | None = None,
         listener: TransactionListener | None = None,
-        check_listener: TransactionCheckListener | None = None,
         prefix: str = "penstock",
         partitions: int = DEFAULT_PARTITIONS,
         config: ClientConfig | None = None,
@@ -106,7 +105,12 @@ class TransactionalProducer(TransactionSender):
         not_empty("group", group)
         if len(encoded("group", group) or b"") > MAX_GROUP_BYTES:
             raise ConfigurationError(f"group must have at most {MAX_GROUP_BYTES} bytes, but has {len(group)}")
-        check = _check_of(check, listener, check_listener)
+        if listener is not None:
+            if check is not None:
+                raise ConfigurationError("give check or listener, not both: a transaction has one check")
+            check = listener.check_local_transaction
+        if check is not None:
+            a_plain_function("check", check)
         positive_int("partitions", partitions)
         positive_int("check_workers", check_workers)
         seconds("check_timeout", check_timeout)
@@ -125,11 +129,10 @@ class TransactionalProducer(TransactionSender):
             raise ConfigurationError("give either bootstrap_servers or a store, not both and not none of them")
         if store is not None and (prefix != "penstock" or partitions != DEFAULT_PARTITIONS or config):
             raise ConfigurationError(
-                "prefix, partitions and config are the store's own: give them to it, not beside it"
+                "prefix, partitions and config are the store's own: give them to it, not to the producer"
             )
         self._group = group
-        room_timeout_s = send_timeout if when_full == "block" else 0.0
-        in_flight = InFlightLimit(max_in_flight, max_in_flight_bytes, room_timeout_s)
+        in_flight = InFlightLimit(max_in_flight, max_in_flight_bytes, send_timeout if when_full == "block" else 0.0)
         self._store: Store = store or KafkaStore(
             bootstrap_servers or "",
             prefix=prefix,
@@ -140,19 +143,20 @@ class TransactionalProducer(TransactionSender):
             in_flight=lambda: in_flight.count,
         )
         self._deadlines = RequestDeadlines(group, math.inf if store is None else send_timeout, publish_timeout)
-        self._core = Core(
-            self._store,
-            in_flight,
-            self._deadlines,
-            has_check=check is not None,
-            spans=_spans_of(telemetry, group),
-        )
         self._checks = (
             CheckResponder(self._store, group, check, check_workers, check_timeout) if check is not None else None
         )
         self._lifecycle = ProducerLifecycle(group, self._store, self._checks, self._deadlines)
-        context = ProducerContext(self._core, group, self._lifecycle.ensure_started, room_timeout_s)
-        super().__init__(context, listener=listener, wait=wait, by_half=order == "half")
+        core = Core(
+            self._store,
+            group,
+            in_flight,
+            self._deadlines,
+            self._lifecycle.ensure_started,
+            has_check=check is not None,
+            spans=_spans_of(telemetry, group),
+        )
+        super().__init__(core, listener=listener, wait=wait, by_half=order == "half")
 
     def start(self) -> Self:
         """Connect, create the store's topics where they are absent, and begin to answer checks. May be repeated.
@@ -218,7 +222,7 @@ class TransactionalProducer(TransactionSender):
 
     def statistics(self) -> ProducerStatistics:
         """Return counts since the start. Safe from any thread."""
-        counts, checker = self._core.statistics(), self._checks
+        counts, checker = self._core.in_flight.statistics(), self._checks
         if checker is None:
             return counts
         return replace(
@@ -228,23 +232,6 @@ class TransactionalProducer(TransactionSender):
             skipped_checks=checker.skipped,
             hung_checks=checker.hung,
         )
-
-
-def _check_of(
-    check: Check | None, listener: TransactionListener | None, check_listener: TransactionCheckListener | None
-) -> Check | None:
-    """Return the one check among the ways to give it."""
-    given = [
-        *([check] if check is not None else []),
-        *([listener.check_local_transaction] if listener is not None else []),
-        *([check_listener.check_local_transaction_state] if check_listener is not None else []),
-    ]
-    if len(given) > 1:
-        raise ConfigurationError("give one of check, listener and check_listener: a transaction has one check")
-    if not given:
-        return None
-    a_plain_function("check", given[0])
-    return given[0]
 
 
 def _spans_of(telemetry: Telemetry | None, group: str) -> SendSpans | None:

@@ -9,17 +9,18 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import cast, get_args
+from typing import get_args
 
 from penstock.clients.gc_pause import collection_put_off
 from penstock.errors import ConfigurationError
 from penstock.options import a_plain_function
 from penstock.outgoing import Outgoing, UserHeaders, encoded
-from penstock.transactions.messages import Terms, a_half, terms
+from penstock.transactions.messages import Terms, a_half, halves, terms
 from penstock.transactions.model import TransactionResult, TransactionState, Wait
+from penstock.transactions.producer.flight.core import Core
 from penstock.transactions.producer.flight.flight import Submission
-from penstock.transactions.producer.listeners import LocalTransactionExecutor, Run, TransactionListener, executing
-from penstock.transactions.producer.transaction import ProducerContext, Transaction, TransactionOfSeveral
+from penstock.transactions.producer.listeners import Run, TransactionListener, executing
+from penstock.transactions.producer.transaction import Transaction
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 
@@ -36,10 +37,8 @@ AsyncExecute = Callable[[Transaction], Awaitable[TransactionState | None] | Tran
 class TransactionSender:
     """What `TransactionalProducer` sends with. Thread-safe."""
 
-    def __init__(
-        self, context: ProducerContext, *, listener: TransactionListener | None, wait: Wait, by_half: bool
-    ) -> None:
-        self._context = context
+    def __init__(self, core: Core, *, listener: TransactionListener | None, wait: Wait, by_half: bool) -> None:
+        self._core = core
         self._listener = listener
         self._wait: Wait = wait
         self._by_half = by_half
@@ -91,46 +90,40 @@ class TransactionSender:
                 Kafka only with `wait="published"`.
         """
         half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
-        return Transaction(self._context, half.transaction_id, (half,), None, self._chosen(wait))
+        return Transaction(self._core, (half,), None, self._chosen(wait))
 
     def transaction_of(
         self,
-        messages: Sequence[Outgoing] = (),
+        messages: Sequence[Outgoing],
         *,
         ordering_key: bytes | str | None = None,
         check_immunity: float | None = None,
         deliver_at: datetime | float | None = None,
         wait: Wait | None = None,
-    ) -> TransactionOfSeveral:
+    ) -> Transaction:
         """Return a transaction of several messages, to any topics: all become visible at once, or none.
 
-        The messages are given here, or added in the block and then stored by `prepare`::
+        Otherwise it is as that of one message::
 
-            with producer.transaction_of() as tx:
-                tx.add("orders", key=b"42", value=b"...")
-                tx.add("invoices", key=b"7", value=b"...")
-                tx.prepare()                                    # all halves are durable from here on
-                db.insert_order(...)                            # the local transaction
+            orders, invoices = Outgoing("orders", b"..."), Outgoing("invoices", b"...")
+            with producer.transaction_of([orders, invoices]) as tx:    # all halves are durable inside
+                db.insert_order(...)                                   # the local transaction
 
         Args:
-            messages: those known already; where there are any, entering stores them, and none can be added.
+            messages: 1 to 1,000 messages.
             ordering_key: what orders this transaction among others; the first message's key where it is None.
             check_immunity: as in `transaction`; one for all, counted from the birth of the first half.
             deliver_at: as in `transaction`; one time for all.
             wait: as in `transaction`.
 
         Raises:
-            ConfigurationError: an argument is wrong.
+            ConfigurationError: an argument is wrong, of a message too, or there is no message. (Those of `transaction`
+                are raised on entering or leaving.)
         """
-        under = replace(
-            self._terms(check_immunity, deliver_at),
-            ordering_key=encoded("ordering_key", ordering_key),
-            by_half=self._by_half,
-        )
-        made = TransactionOfSeveral(self._context, new_id(), under, self._chosen(wait))
-        if messages:
-            made.give(messages)
-        return made
+        ordered_by = encoded("ordering_key", ordering_key)
+        under = replace(self._terms(check_immunity, deliver_at), ordering_key=ordered_by, by_half=self._by_half)
+        made = halves(new_id(), self._core.group, messages, under)
+        return Transaction(self._core, made, ordered_by, self._chosen(wait))
 
     def send(
         self,
@@ -160,7 +153,7 @@ class TransactionSender:
         chosen = self._chosen(wait)
         if execute is None:
             return self._submitted(half, chosen).result()
-        transaction = Transaction(self._context, half.transaction_id, (half,), None, chosen)
+        transaction = Transaction(self._core, (half,), None, chosen)
         with transaction as tx:
             _apply(tx, execute(tx))
         return tx.result
@@ -205,14 +198,14 @@ class TransactionSender:
         Returns:
             A future for each, in their order; one that cannot be sent, for want of room, say, ends with that error.
         """
-        under, chosen, context = self._terms(check_immunity, deliver_at), self._chosen(wait), self._context
+        under, chosen, core = self._terms(check_immunity, deliver_at), self._chosen(wait), self._core
         with collection_put_off():
             made = [
                 self._half(message.topic, message.key, message.value, message.headers, message.partition, under)
                 for message in messages
             ]
-            sent = [Submission(context.core, (half,), None, chosen) for half in made]
-        context.require({(half.topic, half.partition) for half in made})
+            sent = [Submission(core, (half,), None, chosen) for half in made]
+        core.require({(half.topic, half.partition) for half in made})
         for submission in sent:
             submission.try_submit()
         return sent
@@ -236,7 +229,7 @@ class TransactionSender:
         `execute` runs leaves the message to a check.
         """
         half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
-        transaction = Transaction(self._context, half.transaction_id, (half,), None, self._chosen(wait))
+        transaction = Transaction(self._core, (half,), None, self._chosen(wait))
         async with transaction as tx:
             answer: object = execute(tx) if execute is not None else None
             _apply(tx, await answer if inspect.isawaitable(answer) else answer)
@@ -247,7 +240,7 @@ class TransactionSender:
         message: Outgoing,
         argument: object = None,
         *,
-        executor: LocalTransactionExecutor | Run | None = None,
+        executor: Run | None = None,
         check_immunity: float | None = None,
         deliver_at: datetime | float | None = None,
         wait: Wait | None = None,
@@ -260,14 +253,14 @@ class TransactionSender:
         Args:
             message: the message.
             argument: handed to the local transaction.
-            executor: the local transaction: a function of the message and the argument, or an object with
-                `execute_local_transaction_branch`, as in RocketMQ 3.x; the producer's `listener` where it is None.
+            executor: the local transaction, a function of the message and the argument; the producer's `listener`
+                where it is None.
             check_immunity: as in `transaction`.
             deliver_at: as in `transaction`.
             wait: as in `transaction`.
         """
         if executor is not None:
-            run: Run = getattr(executor, "execute_local_transaction_branch", None) or cast("Run", executor)
+            run = executor
             a_plain_function("executor", run)
         elif self._listener is not None:
             run = self._listener.execute_local_transaction
@@ -305,13 +298,12 @@ class TransactionSender:
         partition: int | None,
         under: Terms,
     ) -> Half:
-        group = self._context.group
-        half = a_half(new_id(), group, under, topic, key, value, headers, partition)
+        half = a_half(new_id(), self._core.group, under, topic, key, value, headers, partition)
         return half._replace(order_key=half.key) if self._by_half else half
 
     def _submitted(self, half: Half, wait: Wait) -> Submission:
-        sending = Submission(self._context.core, (half,), None, wait)
-        self._context.open()
+        sending = Submission(self._core, (half,), None, wait)
+        self._core.open()
         sending.submit()
         return sending
 

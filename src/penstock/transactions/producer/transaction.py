@@ -6,14 +6,12 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
 from penstock.errors import BufferFullError, PublicationNotSeenError, TransactionError
-from penstock.outgoing import Outgoing, UserHeaders
-from penstock.transactions.messages import Terms, halves
 from penstock.transactions.model import HalfMessage, TransactionResult, TransactionState, Wait
 from penstock.transactions.producer.flight.core import Core
 from penstock.transactions.producer.flight.flight import Flight, FlightCallback
@@ -26,94 +24,18 @@ _log = logging.getLogger("penstock.transactions")
 _ROOM_POLL_S = 0.005
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerContext:
-    """What all transactions of a producer have in common.
-
-    `open` connects at the first use. Where too many are in flight, they wait `room_timeout_s` seconds; 0: they raise at
-    once.
-    """
-
-    core: Core
-    group: str
-    open: Callable[[], object]
-    room_timeout_s: float
-    #: Targets that event loops asked for before. A set's steps are single ones.
-    known: set[tuple[str, int | None]] = field(default_factory=set)
-
-    async def ready(self, wanted: Sequence[Half]) -> None:
-        """Connect and look for the targets, in a thread of their own, where that was not done before."""
-        places = {(half.topic, half.partition) for half in wanted}
-        if not places <= self.known:
-            await asyncio.to_thread(self.require, places)
-            self.known.update(places)
-
-    def require(self, places: set[tuple[str, int | None]]) -> None:
-        """Connect, and raise unless all targets exist."""
-        self.open()
-        for place in places:
-            self.core.store.require_target(*place)
-
-    async def start(self, flight: Flight, callback: FlightCallback) -> None:
-        """Start a flight from an event loop, which waits for nothing else than for this."""
-        deadline = time.monotonic() + self.room_timeout_s
-        while True:
-            try:
-                if flight.wait == "published":
-                    await _ThreadedStart(flight, callback).wait()
-                else:
-                    flight.start(callback, may_wait=False)
-            except BufferFullError:
-                if time.monotonic() >= deadline:
-                    raise
-                await asyncio.sleep(_ROOM_POLL_S)
-            else:
-                return
-
-
-class _ThreadedStart:
-    """The start of a flight on another thread. Where it is cancelled meanwhile, the flight is rolled back."""
-
-    def __init__(self, flight: Flight, callback: FlightCallback) -> None:
-        self._flight = flight
-        self._callback = callback
-        # Guards both: whoever is the second to set one abandons the flight.
-        self._lock = threading.Lock()
-        self._has_started = self._is_cancelled = False
-
-    async def wait(self) -> None:
-        """Return once it has started, or raise why it has not."""
-        try:
-            await asyncio.to_thread(self._start)
-        except asyncio.CancelledError:
-            with self._lock:
-                self._is_cancelled = True
-                abandons = self._has_started
-            if abandons:
-                self._flight.abandon()
-            raise
-
-    def _start(self) -> None:
-        self._flight.start(self._callback, may_wait=False)
-        with self._lock:
-            self._has_started = True
-            abandons = self._is_cancelled
-        if abandons:
-            self._flight.abandon()
-
-
 class Transaction:
-    """One transaction: a context manager, made by `TransactionalProducer.transaction` and entered once.
+    """One transaction: a context manager, made by a `TransactionalProducer` and entered once.
 
-    Entering stores the half; leaving stores the decision. Used by one thread with `with`, or by one task with
+    Entering stores its halves, leaving stores the decision. Used by one thread with `with`, or by one task with
     `async with`.
 
     Attributes:
-        transaction_id: a UUID of version 7; write it beside your own data, so that a check can find it.
+        transaction_id: a UUID of version 7; write it with your own data, so that a check can find it.
     """
 
     __slots__ = (
-        "_context",
+        "_core",
         "_errors_roll_back",
         "_flight",
         "_halves",
@@ -126,15 +48,14 @@ class Transaction:
 
     def __init__(
         self,
-        context: ProducerContext,
-        transaction_id: str,
-        made: Sequence[Half],
+        core: Core,
+        halves: Sequence[Half],
         ordering_key: bytes | None,
         wait: Wait,
     ) -> None:
-        self.transaction_id = transaction_id
-        self._context = context
-        self._halves = made
+        self.transaction_id = halves[0].transaction_id
+        self._core = core
+        self._halves = halves
         self._ordering_key = ordering_key
         self._wait: Wait = wait
         self._flight: Flight | None = None
@@ -181,7 +102,7 @@ class Transaction:
         flight = self._flight
         if flight is None or not self._left:
             raise TransactionError(
-                f"transaction {self.transaction_id} has no result: it was not entered, not prepared, or not left yet; "
+                f"transaction {self.transaction_id} has no result: it was not entered, or not left yet; "
                 "ask for it after the block"
             )
         if flight.error is not None and flight.wait != "sent" and not isinstance(flight.error, PublicationNotSeenError):
@@ -190,15 +111,7 @@ class Transaction:
 
     @property
     def message(self) -> HalfMessage:
-        """Its message, the first of several, as a check would see it.
-
-        Raises:
-            TransactionError: it has none yet.
-        """
-        if not self._halves:
-            raise TransactionError(
-                f"transaction {self.transaction_id} has no message yet: add one, and call prepare() first"
-            )
+        """Its message, the first of several, as a check would see it."""
         half = self._halves[0]
         return HalfMessage(half.topic, half.key, half.value, half.headers, self.transaction_id, 0)
 
@@ -233,12 +146,12 @@ class Transaction:
             raise TransactionError(
                 f"transaction {self.transaction_id} was entered before; call producer.transaction() for a new one"
             )
-        self._flight = Flight(self._context.core, self._halves, self._ordering_key, self._wait)
+        self._flight = Flight(self._core, self._halves, self._ordering_key, self._wait)
         return self._flight
 
     def _store_halves(self) -> None:
         flight = self._take_off()
-        self._context.open()
+        self._core.open()
         gate = _Gate()
         flight.start(gate.open)
         try:
@@ -251,9 +164,12 @@ class Transaction:
 
     async def _store_halves_async(self) -> None:
         flight = self._take_off()
-        await self._context.ready(self._halves)
+        places = {(half.topic, half.partition) for half in self._halves}
+        if not places <= self._core.known:
+            await asyncio.to_thread(self._core.require, places)
+            self._core.known.update(places)
         ended: ResultFuture[Flight] = ResultFuture()
-        await self._context.start(flight, ended.succeed)
+        await self._start(flight, ended.succeed)
         try:
             await ended
         except BaseException:
@@ -261,6 +177,19 @@ class Transaction:
             raise
         if flight.error is not None:
             raise flight.error
+
+    async def _start(self, flight: Flight, callback: FlightCallback) -> None:
+        """Start a flight from an event loop, once there is room."""
+        deadline = time.monotonic() + self._core.in_flight.timeout_s
+        while True:
+            try:
+                if flight.wait != "published":
+                    return flight.start(callback, may_wait=False)
+                return await _start_in_thread(flight, callback)
+            except BufferFullError:
+                if time.monotonic() >= deadline:
+                    raise
+                await asyncio.sleep(_ROOM_POLL_S)
 
     def _require_open(self) -> None:
         if self._left:
@@ -290,97 +219,26 @@ class Transaction:
         return flight
 
 
-class TransactionOfSeveral(Transaction):
-    """A transaction whose messages are given beforehand, or added inside the block and stored by `prepare`.
+async def _start_in_thread(flight: Flight, callback: FlightCallback) -> None:
+    """Start a flight that may wait for brokers. Where this is cancelled meanwhile, the flight is rolled back."""
+    started: Future[None] = Future()
+    # Whoever waits cannot cancel it: it comes to an end in any case.
+    started.set_running_or_notify_cancel()
 
-    All or none of them become visible, in one Kafka transaction.
-    """
+    def start() -> None:
+        try:
+            flight.start(callback, may_wait=False)
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            started.set_exception(error)
+        else:
+            started.set_result(None)
 
-    __slots__ = ("_given", "_messages", "_terms")
-
-    def __init__(self, context: ProducerContext, transaction_id: str, terms: Terms, wait: Wait) -> None:
-        super().__init__(context, transaction_id, (), terms.ordering_key, wait)
-        self._terms = terms
-        self._messages: list[Outgoing] = []
-        # Whether the messages were given beforehand: then entering stores them.
-        self._given = False
-
-    def give(self, messages: Sequence[Outgoing]) -> None:
-        """Take all messages, before the block; what is wrong with one raises `ConfigurationError`."""
-        self._messages = list(messages)
-        self._make()
-        self._given = True
-
-    def _make(self) -> None:
-        self._halves = halves(self.transaction_id, self._context.group, self._messages, self._terms)
-
-    def add(
-        self,
-        topic: str,
-        *,
-        key: bytes | str | None = None,
-        value: bytes | str | None,
-        headers: UserHeaders = (),
-        partition: int | None = None,
-    ) -> None:
-        """Add a message; nothing is stored before `prepare`.
-
-        Raises:
-            TransactionError: it was prepared already.
-        """
-        if self._flight is not None or self._given:
-            raise TransactionError(f"transaction {self.transaction_id} is prepared: no message can be added to it")
-        self._messages.append(Outgoing(topic, value, key, headers, partition))
-
-    def prepare(self) -> None:
-        """Store all halves; once it returns they are durable and the local transaction may run.
-
-        Raises:
-            ConfigurationError: an argument of a message is wrong, or there is no message.
-            HalfNotStoredError: one is not known to be durable; all are rolled back.
-        """
-        self._make()
-        self._store_halves()
-
-    async def prepare_async(self) -> None:
-        """Do what `prepare` does, from an event loop."""
-        self._make()
-        await self._store_halves_async()
-
-    def __enter__(self) -> Self:
-        if self._given:
-            self._store_halves()
-        return self
-
-    async def __aenter__(self) -> Self:
-        if self._given:
-            await self._store_halves_async()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._is_prepared(error):
-            super().__exit__(kind, error, traceback)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._is_prepared(error):
-            await super().__aexit__(kind, error, traceback)
-
-    def _is_prepared(self, error: BaseException | None) -> bool:
-        """Tell whether there is anything to decide; a block that was left normally must have prepared it."""
-        flight = self._flight
-        if flight is not None and flight.is_prepared:
-            return True
-        if error is None:
-            failed = "was never prepared" if flight is None else "was left though its prepare() had failed"
-            raise TransactionError(
-                f"transaction {self.transaction_id} {failed}, so its messages are not stored; call prepare() in the "
-                "block, before the local transaction, and let its error leave the block"
-            ) from (None if flight is None else flight.error)
-        return False
+    asyncio.get_running_loop().run_in_executor(None, start)
+    try:
+        await asyncio.wrap_future(started)
+    except asyncio.CancelledError:
+        started.add_done_callback(lambda ended: flight.abandon() if ended.exception() is None else None)
+        raise
 
 
 class _Gate:

@@ -21,7 +21,7 @@ _JOIN_S = 5.0
 
 
 class Awaited(Protocol):
-    """A flight, as far as it is waited for. It may have been completed a moment ago; it minds that."""
+    """A flight, as far as it is waited for. It may already be complete: giving it up is a no-op then."""
 
     def give_up(self, cause: str) -> None:
         """Wait no longer for the store's answer."""

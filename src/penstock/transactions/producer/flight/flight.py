@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from enum import Enum
+from typing import TYPE_CHECKING, NoReturn
 
 from penstock.errors import (
     DecisionNotStoredError,
     HalfNotStoredError,
     PenstockError,
     PublicationNotSeenError,
+    StoppedError,
     TransactionError,
     TransactionRefusedError,
 )
@@ -28,6 +30,9 @@ from penstock.transactions.producer.flight.futures import ResultFuture
 from penstock.transactions.store import Prepared
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
+
+if TYPE_CHECKING:
+    from penstock.telemetry import SendSpans
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -84,7 +89,7 @@ class Flight(ResultFuture[TransactionResult]):
     def __init__(self, core: Core, halves: Sequence[Half], ordering_key: bytes | None, wait: Wait) -> None:
         # What `super().__init__()` does.
         self._set, self._callbacks, self.error = False, None, None
-        self.halves = halves if core.spans is None else core.traced(halves, core.spans)
+        self.halves = halves if core.spans is None else _traced(halves, core.spans)
         self.state = _UNKNOWN
         self.wait: Wait = wait
         self._core = core
@@ -114,7 +119,7 @@ class Flight(ResultFuture[TransactionResult]):
         core.deadlines.await_answer(self)
         try:
             if core.deadlines.stopping:
-                core.require_running(self.halves[0])
+                _refuse(self.halves[0])
             if self.wait == "published":
                 # Before the halves are stored: nothing that settles it can be missed.
                 core.store.watch(self.halves[0].transaction_id, self._on_settled)
@@ -179,7 +184,7 @@ class Flight(ResultFuture[TransactionResult]):
             self._phase, self._callback = _GIVEN_UP, _nobody
         half = self.halves[0]
         if was is _STORING:
-            self._core.count_failure()
+            self._core.in_flight.count_failure()
             self.error = HalfNotStoredError(
                 f"transaction {half.transaction_id} for {half.topic}: its half is not known to be stored: {cause}; the "
                 "local transaction did not run, send it again"
@@ -245,7 +250,7 @@ class Flight(ResultFuture[TransactionResult]):
         if isinstance(answer, HalfNotStoredError):
             self.error = answer
             core.in_flight.leave(self._size)
-            core.count_failure()
+            core.in_flight.count_failure()
             self._forget_watch()
             callback(self)
             core.deadlines.awaiting_answer.pop(self, None)
@@ -294,7 +299,7 @@ class Flight(ResultFuture[TransactionResult]):
             if isinstance(error, TransactionRefusedError):
                 # Another decision stands.
                 self.error = error
-                core.count_failure()
+                core.in_flight.count_failure()
                 self._forget_watch()
             else:
                 self._lose(error)
@@ -304,9 +309,9 @@ class Flight(ResultFuture[TransactionResult]):
 
     def _lose(self, error: TransactionError) -> None:
         """Take in that the decision is not known to be stored, and say who settles it: the store does not know."""
-        lost = DecisionNotStoredError(f"{error}; {self._core.who_settles(self.halves[0].group)}")
+        lost = DecisionNotStoredError(f"{error}; {self._core.who_settles()}")
         lost.__cause__ = error
-        self._core.count_failure(lost=self.wait == "sent")
+        self._core.in_flight.count_failure(lost=self.wait == "sent")
         if self.wait == "sent":
             # Its future says that it was sent, and does not wait any more.
             _log.warning("%s", lost)
@@ -367,6 +372,18 @@ class Submission(Flight):
             flight._end()  # noqa: SLF001 - it is a submission
         else:
             flight.end(_COMMIT, Flight._end)  # noqa: SLF001 - the same
+
+
+def _refuse(half: Half) -> NoReturn:
+    raise StoppedError(
+        f"transaction {half.transaction_id} for {half.topic}: the producer was stopped, and nothing of it was sent; "
+        "make a new producer"
+    )
+
+
+def _traced(halves: Sequence[Half], spans: SendSpans) -> Sequence[Half]:
+    """Return halves with the context of their spans in the headers."""
+    return [half._replace(headers=tuple(spans.sending(half.topic, half.headers))) for half in halves]
 
 
 def _size(half: Half) -> int:

@@ -15,8 +15,8 @@ from confluent_kafka import IsolationLevel
 from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka_errors import reason
-from penstock.clients.requests.log_ends import FIRST, LAST, AskedOffsets
-from penstock.clients.requests.topic_ids import AskedTopicIds
+from penstock.clients.requests.log_ends import FIRST, LAST, ask_offsets
+from penstock.clients.requests.topic_ids import ask_topic_ids
 from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP
 from penstock.transactions.wire.topics import StoreTopics
 
@@ -57,11 +57,11 @@ def look_at_logs(admin: AdminClient, topics: StoreTopics, partitions: Iterable[i
     asked_at, numbers = time.monotonic(), list(partitions)
     places = [(topic, number) for topic in logs for number in numbers]
     asked = [
-        AskedOffsets(admin, dict.fromkeys(places, spec), ANSWER_S, IsolationLevel.READ_UNCOMMITTED)
+        ask_offsets(admin, dict.fromkeys(places, spec), ANSWER_S, IsolationLevel.READ_UNCOMMITTED)
         for spec in (FIRST, LAST)
     ]
-    found = AskedTopicIds(admin, logs, ANSWER_S).wait()
-    (lows, no_lows), (ends, no_ends) = (offsets.answers() for offsets in asked)
+    found = ask_topic_ids(admin, logs, ANSWER_S).wait()
+    (lows, no_lows), (ends, no_ends) = (offsets.wait() for offsets in asked)
     bounds = {
         (logs[topic], number): Bounds(low, ends[topic, number])
         for (topic, number), low in lows.items()
@@ -75,4 +75,4 @@ def look_at_logs(admin: AdminClient, topics: StoreTopics, partitions: Iterable[i
 def topic_ids(admin: AdminClient, topics: StoreTopics) -> dict[str, str]:
     """Return the ids of half, op and done by log, waiting for the answer; without those that have none."""
     logs = {topics.half: HALF, topics.op: OP, topics.done: DONE}
-    return {logs[name]: topic_id for name, topic_id in AskedTopicIds(admin, logs, ANSWER_S).wait().ids.items()}
+    return {logs[name]: topic_id for name, topic_id in ask_topic_ids(admin, logs, ANSWER_S).wait().ids.items()}

@@ -9,7 +9,7 @@ import pytest
 from penstock.clients import factory as making
 from penstock.clients import producer
 from penstock.clients.client_log import EVERY_S, ClientLog
-from penstock.clients.kinds import Kind
+from penstock.clients.factory import Kind
 from waiting import wait_until
 
 LINE = "%s [%s] %s"
