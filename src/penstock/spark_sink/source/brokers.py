@@ -27,7 +27,7 @@ from penstock.clients.requests.log_ends import FIRST, LAST, AskedOffsets
 from penstock.clients.requests.topic_ids import described, id_of
 from penstock.clients.requests.topics import partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
-from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError
+from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, SourceError
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import Log, Offsets, TopicPartition, place
 
@@ -82,8 +82,8 @@ class OffsetReader:
     def partitions(self) -> list[TopicPartition]:
         """Return the partitions the query reads, as they are now.
 
-        Raises `TopicNotFoundError` where a named topic or partition does not exist, `MissingRightError` where topics
-        may not be read, and `SourceError` where one cannot be seen; `BrokerConnectionError` where no broker answered.
+        Raises `TopicNotFoundError` where a named topic does not exist, `MissingRightError` where topics may not be
+        read, and `SourceError` where one cannot be seen; `BrokerConnectionError` where no broker answered.
         """
         topics = self.topics()
         if forbidden := [name for name, error in sorted(topics.refused.items()) if is_missing_right(error)]:
@@ -94,7 +94,7 @@ class OffsetReader:
                     f"topic {name} cannot be seen at {self._options.bootstrap_servers}: {reason(error)}; check its "
                     "brokers"
                 )
-        return self._options.selection.pick(topics.counts)
+        return self._options.selection.pick_all(topics.counts)
 
     def topics(self, expected: Collection[str] = ()) -> Topics:
         """Return which of the topics the query reads there are, and why others cannot be seen.
@@ -102,19 +102,17 @@ class OffsetReader:
         Topics that are expected are asked for again, as often as the options say: a broker may not know them, or not
         answer, for a moment. Raises `BrokerConnectionError` where none answered.
         """
-        asked = set(expected)
-        if not asked:
-            return self._topics(asked)
+        if not expected:
+            return self._topics(expected, CONNECT_TIMEOUT_S)
         retry = tenacity.retry_if_exception_type(BrokerConnectionError) | tenacity.retry_if_result(
-            lambda found: any(is_transient(found.refused[name]) for name in found.refused.keys() & asked)
+            lambda found: any(is_transient(found.refused[name]) for name in found.refused.keys() & set(expected))
         )
-        return self._options.retrying(retry)(self._topics, asked)
+        return self._options.retrying(retry)(self._topics, expected, _QUESTION_TIMEOUT_S)
 
-    def _topics(self, expected: set[str]) -> Topics:
+    def _topics(self, expected: Collection[str], timeout_s: float) -> Topics:
         servers, selection = self._options.bootstrap_servers, self._options.selection
-        names = selection.named if selection.pattern is None else partition_counts(self._admin, servers)
-        asked = expected.union(filter(selection.covers, names))
-        timeout_s = _QUESTION_TIMEOUT_S if expected else CONNECT_TIMEOUT_S
+        names = selection.topics if selection.pattern is None else partition_counts(self._admin, servers)
+        asked = {*expected, *filter(selection.covers, names)}
 
         def ask() -> tuple[dict[str, Any], dict[str, KafkaException]]:
             found, refused = described(self._admin, asked, timeout_s, with_operations=True)
@@ -161,23 +159,26 @@ class OffsetReader:
 
         def ask() -> list[Offsets]:
             asked = [AskedOffsets(self._admin, specs, _QUESTION_TIMEOUT_S, isolation) for specs, isolation in questions]
-            return [self._known(*question.answers()) for question in asked]
+            found: list[Offsets] = []
+            for question in asked:
+                offsets, failed = question.answers()
+                for part, error in failed.items():
+                    raise self._not_read(part, error) from error
+                found.append(offsets)
+            return found
 
         if not all(specs for specs, _ in questions):
             return [{} for _ in questions]
         found: list[Offsets] = self._options.retrying(tenacity.retry_if_exception(_may_pass))(ask)
         return found
 
-    def _known(self, found: Offsets, failed: Mapping[TopicPartition, KafkaException]) -> Offsets:
-        """Return the offsets that brokers answered."""
-        for part, error in failed.items():
-            if is_missing_right(error):
-                raise self._not_allowed(f"the offsets of {place(part)} cannot be read", [part[0]]) from error
-            raise SourceError(
-                f"the offsets of {place(part)} could not be read at {self._options.bootstrap_servers}: "
-                f"{reason(error)}; check that its leader is up"
-            ) from error
-        return found
+    def _not_read(self, part: TopicPartition, error: KafkaException) -> PenstockError:
+        if is_missing_right(error):
+            return self._not_allowed(f"the offsets of {place(part)} cannot be read", [part[0]])
+        return SourceError(
+            f"the offsets of {place(part)} could not be read at {self._options.bootstrap_servers}: {reason(error)}; "
+            "check that its leader is up"
+        )
 
     def _not_allowed(self, what: str, topics: Iterable[str]) -> MissingRightError:
         # DESCRIBE is all that looking takes; a reader needs READ, which includes it.

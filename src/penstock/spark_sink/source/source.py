@@ -19,7 +19,6 @@ from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
-    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
@@ -46,7 +45,7 @@ from penstock.spark_sink.source.pool import WorkerPool
 from penstock.spark_sink.source.positions import Position
 from penstock.spark_sink.source.reading import KeptConsumer, read_ranges
 from penstock.spark_sink.source.session import prepare_environment, use_this_python
-from penstock.spark_sink.source.waiting import MissingTopics, StalledLogs, warn_of_open_transactions
+from penstock.spark_sink.source.waiting import GoneTopics, StalledLogs, report_gone, warn_of_open_transactions
 
 #: Those of this process's tasks.
 _consumers = WorkerPool[KeptConsumer]()
@@ -137,15 +136,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
-        self._clock = clock
         self._kafka: OffsetReader | None = None
         #: Where the query ends, if that is fixed.
         self._target: Offsets | None = None
         #: As last seen.
         self._logs: Mapping[TopicPartition, Log] = {}
         self._stalled = StalledLogs(clock)
-        self._missing = MissingTopics(options)
-        self._triggered_at: float | None = None
+        self._gone = GoneTopics(options)
 
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
         """Return where a query without checkpoint begins."""
@@ -163,10 +160,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(starting.resolve(self._logs, self._reader().at_times))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return what maxOffsetsPerTrigger says; Spark has no limit of both kinds, so the least is held here."""
-        if self._options.max_offsets is not None:
-            return ReadMaxRows(self._options.max_offsets)
-        return ReadAllAvailable() if self._options.min_offsets is None else ReadMinRows(self._options.min_offsets)
+        """Return what maxOffsetsPerTrigger says."""
+        most = self._options.max_offsets
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of the query: what is committed now, and nothing later."""
@@ -181,45 +177,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topics = self._look(begun)
         if self._target is None:
             self._stalled.watch(self._logs)
-        # Back to 0 in a batch of its own, which is empty: the next one begins there.
-        recreated = self._missing.recreated(begun, topics)
-        # What cannot be seen stays where it is.
-        missing = {part: offset for part, offset in begun.items() if part not in self._logs and part not in recreated}
-        latest = self._missing.retained(missing, topics)
+        # What is gone stays where it is. Back to 0 goes a batch of its own, which is empty: the next one begins there.
+        latest = self._gone.fixed(begun, topics, self._logs)
         for part, log in self._logs.items():
+            if part in latest:
+                continue
             offset = begun.get(part, 0)
-            latest[part] = recreated.get(part, log.end)
-            if offset > log.end and part not in recreated:
+            latest[part] = log.end
+            if offset > log.end:
                 report_past_log(self._options, part, "from", offset, log)
                 if offset <= log.written:
                     # A transaction is open before the query's position, which stays until the end has come to it.
                     latest[part] = offset
-        if not isinstance(limit, ReadMaxRows | ReadMinRows):
-            return to_json(latest)
-        # What a log holds no more is no work: counted in, a limit would be spent on it, batch after batch.
-        first = {part: min(log.first, latest[part]) for part, log in self._logs.items()}
-        from_here = {part: max(begun.get(part, 0), first.get(part, 0)) for part in latest}
-        if self._is_too_little(sum(max(0, latest[part] - offset) for part, offset in from_here.items())):
-            # The same text as before tells Spark that there is nothing new; what is gone is logged once.
-            return to_json({part: min(begun[part], end) for part, end in latest.items() if part in begun})
         if isinstance(limit, ReadMaxRows):
-            return to_json(limited(from_here, latest, limit.max_rows))
+            # What a log holds no more is no work: counted in, a limit would be spent on it, batch after batch.
+            first = {part: min(log.first, latest[part]) for part, log in self._logs.items()}
+            from_here = {part: max(begun.get(part, 0), first.get(part, 0)) for part in latest}
+            latest = limited(from_here, latest, limit.max_rows)
         return to_json(latest)
-
-    def _is_too_little(self, behind: int) -> bool:
-        """Tell whether a batch is put off, as minOffsetsPerTrigger and maxTriggerDelay say.
-
-        As with Spark's own source, the first batch after a start is not. Where the end is fixed, none is: more would
-        never come.
-        """
-        if self._options.min_offsets is None or self._target is not None or not behind:
-            return False
-        now = self._clock()
-        waited = None if self._triggered_at is None else now - self._triggered_at
-        if waited is not None and waited < self._options.max_trigger_delay_s and behind < self._options.min_offsets:
-            return True
-        self._triggered_at = now
-        return False
 
     def _refuse_another_query(self, noted: Iterable[TopicPartition]) -> None:
         """Raise where the checkpoint's offsets are of topics of which this query reads none."""
@@ -245,7 +220,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for part in sorted(ends.keys() - self._logs.keys()):
                 # Left out, the rows of a partition that is hidden would be skipped for ever.
                 said = f"{place(part)} was to be read up to offset {ends.pop(part)}"
-                self._missing.report(part, said, topics, must_come=True)
+                report_gone(self._options, part, said, topics)
         # Cut short at an open transaction, the batch would leave out for ever what is committed later.
         return tasks(self._options, begun, ends, self._logs, must_wait=True)
 
@@ -266,9 +241,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Look at the logs, to which a fixed end is the end; return what the brokers say of the topics."""
         selection = self._options.selection
         # Of those that are known to be missing it is not asked again and again: the others would wait for it.
-        expected = {topic for topic, _ in begun if selection.covers(topic)} - self._missing.reported
+        expected = {topic for topic, _ in begun if selection.covers(topic)} - self._gone.reported
         topics = self._reader().topics(expected)
-        logs = self._reader().logs(selection.pick_existing(topics.counts))
+        logs = self._reader().logs(selection.pick(topics.counts))
         if self._target is not None:
             target = self._target
             logs = {part: replace(log, end=min(log.end, target[part])) for part, log in logs.items() if part in target}
@@ -303,7 +278,7 @@ def tasks(
                 f"{place(part)}: offsets {begin} to {first - 1} are gone, the log begins at {log.first}"
             )
         ranges.append(OffsetRange(*part, max(begin, first), min(until, log.end)))
-    pieces = cut(ranges, options.min_partitions, options.max_records_per_partition)
+    pieces = cut(ranges, options.min_partitions)
     read = [piece.part for task in pieces for piece in task]
     partitions = len(set(read))
     return [SourceTask(task, partitions, is_divided=len(read) > partitions) for task in pieces]
