@@ -9,6 +9,7 @@ from typing import Any
 from pyspark.sql.streaming.listener import SourceProgress, StreamingQueryProgress
 
 from penstock.spark_sink.progress.query_progress import QueryProgress
+from penstock.spark_sink.queries.app_sinks import AppSinks
 from penstock.spark_sink.queries.gate import Gate
 from penstock.spark_sink.queries.supervisor import SupervisedQuery
 
@@ -167,6 +168,11 @@ class FakeFleet:
 
     def leave(self) -> None:
         self.has_left = True
+
+
+def app_sinks(stop_timeout: float) -> AppSinks:
+    """Return the sinks of an app, whose queries and fleet the test brings."""
+    return AppSinks("test", [], bootstrap_servers="", config={}, telemetry=None, stop_timeout=stop_timeout)
 
 
 def woken(_batch: object, _milliseconds: int) -> None:

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin import NewTopic as KafkaTopic
 from streams import SPARK_S
-from supervised_world import World
+from supervised_world import World, app_sinks
 
 from kafka_tools import NewTopic, produce
 from penstock.dashboard.health import Health, HealthLimits
@@ -28,28 +28,27 @@ from penstock.spark_sink.progress.statistics import SinkState, SinkStatistics
 from penstock.spark_sink.queries.app_sinks import AppSinks
 from penstock.spark_sink.queries.fleet import Fleet
 from penstock.spark_sink.queries.sink_specs import SinkSpec
-from penstock.spark_sink.queries.supervisor import Supervisor
 from waiting import wait_until
 
 CHILD = Path(__file__).with_name("fleet_child.py")
 
 
 class Replica:
-    """A supervisor of one query, whose fleet is a member of a real group."""
+    """The sinks of an app with one query, whose fleet is a member of a real group."""
 
     def __init__(self, servers: str, topic: str) -> None:
         spec = SinkSpec(topics=(topic,), function=print, name="orders")
         self.fleet = Fleet(topic, [spec], servers, {"topic.metadata.refresh.interval.ms": 200}, 10.0)
         self.world = World()
-        self.supervisor = Supervisor("test", release_s=10.0)
+        self.sinks = app_sinks(10.0)
 
     def __enter__(self) -> Self:
         self.fleet.join()
-        self.supervisor.supervise([self.world.supervised], self.fleet)
+        self.sinks.supervise([self.world.supervised], self.fleet)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.supervisor.stop(10)
+        self.sinks.stop(10)
 
     @property
     def state(self) -> SinkState:

@@ -30,8 +30,6 @@ _log = logging.getLogger("penstock.spark_sink")
 CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 
 _STARTING = "startingoffsets"
-#: Options of the source that say where a query begins, in lower case.
-_WHERE = (_STARTING, "startingtimestamp", "startingoffsetsbytimestamp", "startingoffsetsbytimestampstrategy")
 
 
 def checkpoint_of(spark: SparkSession, spec: SinkSpec) -> str | None:
@@ -80,23 +78,30 @@ class Beginning(NamedTuple):
     entries: Mapping[TopicPartition, LedgerEntry] = {}
 
 
-def beginning(spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | None = False) -> Beginning:
+def beginning(
+    spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | None = False, is_local: bool = True
+) -> Beginning:
     """Return where a query begins: where the ledger says, and elsewhere as its options do.
 
-    `of_source` has the options that name brokers and topics, `progress` is what `has_progress` says of the checkpoint.
-    Where the sink's options say where to begin, they count before its `starting_offsets`. Raises `SinkError` where the
-    ledger cannot be read, `DataLossError` where a checkpoint speaks of a topic that was created again since, and
-    `BrokerConnectionError`, `MissingRightError` or `TopicNotFoundError`.
+    `of_source` has the options that name brokers and topics, `progress` is what `has_progress` says of the checkpoint;
+    the topics are looked at where the driver `is_local`, or the sink has a ledger. Where the sink's options say where
+    to begin, they count before its `starting_offsets`. Raises `SinkError` where the ledger cannot be read,
+    `DataLossError` where a checkpoint speaks of a topic that was created again since, and `BrokerConnectionError`,
+    `MissingRightError` or `TopicNotFoundError`.
     """
     given = {_STARTING: spec.starting_offsets} | {option.lower(): value for option, value in spec.options.items()}
-    if not has_ledger(spec.function):
-        return Beginning({**of_source, **given})
-    options = SourceOptions.parse({**of_source, **given}).for_stream()
+    as_given = Beginning({**of_source, **given})
+    if not (is_local or has_ledger(spec.function)):
+        return as_given
+    options = SourceOptions.parse(as_given.options).for_stream()
     reader = OffsetReader(options)
-    partitions, ids = reader.partitions(), reader.topics().ids
+    partitions = reader.partitions()
+    if not has_ledger(spec.function):
+        return as_given
+    ids = reader.topics().ids
     ledger = ledger_entries(spec.function, spec.name, partitions)
-    now = {part: LedgerEntry(0, topic_id=ids.get(part[0])) for part in partitions}
-    if again := sorted({topic for topic, n in unknown(ledger, now) if (topic, n) in ledger}):
+    new = unknown(ledger, {part: LedgerEntry(0, topic_id=ids.get(part[0])) for part in partitions})
+    if again := sorted({topic for topic, n in new if (topic, n) in ledger}):
         what = f"topic {', '.join(again)} was deleted and created again since the query {spec.name} has read it"
         if progress is not False and options.fail_on_data_loss:
             raise DataLossError(
@@ -107,12 +112,12 @@ def beginning(spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | 
             )
         _log.warning("%s%s", what, "" if progress else "; it is read from its beginning")
     if progress:
-        return Beginning({**of_source, **given})
-    begun = _begun(unknown(ledger, now), ledger, options, reader)
+        return as_given
     if ledger:
         _log.info("the query %s begins where its sink's ledger says, unless it has a checkpoint", spec.name)
+    begun = _begun(new, ledger, options, reader)
     positions = {part: entry.end for part, entry in ledger.items()} | begun
-    rest = {option: value for option, value in given.items() if option not in _WHERE}
+    rest = {option: value for option, value in given.items() if option != "startingtimestamp"}
     # Of a checkpoint that cannot be looked at it is not known that the query begins here.
     entries = {} if progress is None else {part: LedgerEntry(at, at, ids.get(part[0])) for part, at in begun.items()}
     return Beginning({**of_source, **rest, _STARTING: json.dumps(to_json(positions))}, entries)
