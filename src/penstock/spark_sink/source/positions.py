@@ -5,7 +5,7 @@ What a position means on the logs as they are is settled by `Position.resolve`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.errors import ConfigurationError, MessageFormatError, SourceError
@@ -17,7 +17,7 @@ _NO_OFFSET = -1
 _LAST_MS = 2**63 - 1
 
 #: Returns the first offset at or after a time (ms) of each partition, -1 where there is none.
-AtTimes = Callable[[Mapping[TopicPartition, int]], Offsets]
+AtTime = Callable[[int, Iterable[TopicPartition]], Offsets]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,14 @@ class Position:
             return self
         return replace(self, given={part: value for part, value in self.given.items() if part in partitions})
 
-    def resolve(self, logs: Mapping[TopicPartition, Log], at_times: AtTimes) -> Offsets:
+    def resolve(self, logs: Mapping[TopicPartition, Log], at_time: AtTime) -> Offsets:
         """Return the offsets of exactly the partitions that are read, whose logs these are.
 
         A position that lacks a partition, or names one that is not read, is a `ConfigurationError` about the option; a
         partition without a message as late as the time of a beginning is a `SourceError`.
         """
+        if isinstance(self.given, int) and self.is_time:
+            return self._at_time(self.given, logs, at_time)
         given = dict.fromkeys(logs, self.given) if isinstance(self.given, int) else self.given
         if missing := sorted(logs.keys() - given.keys()):
             raise ConfigurationError(
@@ -62,16 +64,16 @@ class Position:
             raise ConfigurationError(
                 f"the option {self.option} names {names}, which the query does not read; leave it out"
             )
-        if not self.is_time:
-            words = {part: {EARLIEST: log.first, LATEST: log.end} for part, log in logs.items()}
-            return {part: words[part].get(offset, offset) for part, offset in given.items()}
-        found = at_times(given)
+        words = {part: {EARLIEST: log.first, LATEST: log.end} for part, log in logs.items()}
+        return {part: words[part].get(offset, offset) for part, offset in given.items()}
+
+    def _at_time(self, time_ms: int, logs: Mapping[TopicPartition, Log], at_time: AtTime) -> Offsets:
+        found = at_time(time_ms, logs)
         none = sorted(part for part, offset in found.items() if offset == _NO_OFFSET)
         if none and self.option == "startingTimestamp":
             raise SourceError(
-                f"{place(none[0])} has no message at or after {given[none[0]]} ms, where the option {self.option} "
-                f"begins ({len(none)} such partitions); give an earlier time, or -1 in startingOffsets to begin at "
-                "their end"
+                f"{place(none[0])} has no message at or after {time_ms} ms, where the option {self.option} begins "
+                f"({len(none)} such partitions); give an earlier time, or -1 in startingOffsets to begin at their end"
             )
         # A message that came after the end was looked up lies past it.
         ends = {part: log.end for part, log in logs.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError, TopicNotFoundError
@@ -32,14 +33,13 @@ class Selection:
         topics = self.topics if self.pattern is None else sorted(filter(self.covers, counts))
         return [(topic, number) for topic in topics for number in range(counts.get(topic, 0))]
 
-    def pick_all(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Do the same, and raise `TopicNotFoundError` for a topic that is named and missing."""
-        if missing := sorted(set(self.topics) - counts.keys()):
+    def require(self, topics: AbstractSet[str]) -> None:
+        """Raise `TopicNotFoundError` for a topic that is named and not among those; of a pattern there may be none."""
+        if missing := sorted(set(self.topics) - topics):
             raise TopicNotFoundError(
                 f"the option subscribe names topics that do not exist: {', '.join(missing)}; create them first, or "
                 "correct the name"
             )
-        return self.pick(counts)
 
     def covers(self, topic: str) -> bool:
         """Tell whether a topic of that name is read, whether it exists or not."""

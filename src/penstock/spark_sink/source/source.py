@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.errors import ConfigurationError, SourceError
-from penstock.spark_sink.source.brokers import OffsetReader, Topics
+from penstock.spark_sink.source.brokers import OffsetReader, View
 from penstock.spark_sink.source.columns import source_schema
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import (
@@ -108,10 +108,10 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Plan the tasks on the driver."""
         options, reader = self._options, OffsetReader(self._options)
-        logs = reader.logs(reader.partitions())
+        logs = reader.first_view().logs
         starting = options.starting or Position("startingOffsets", EARLIEST)
         ending = options.ending or Position("endingOffsets", LATEST)
-        start, end = (position.resolve(logs, reader.at_times) for position in (starting, ending))
+        start, end = (position.resolve(logs, reader.at_time) for position in (starting, ending))
         for part, log in sorted(logs.items()):
             # A log that begins past the end, or ends before the start, has nothing to read: that is no mistake.
             if start[part] > end[part] and start[part] > log.first and end[part] < log.end:
@@ -146,9 +146,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
         """Return where a query without checkpoint begins."""
-        self._reader().partitions()  # one that is named and not there is a mistake, here at the beginning
-        # Where the end is fixed already, "latest" is that end: what came since must not lie past it.
-        self._look({})
+        self._see(self._reader().first_view())
         if self._options.starting is None and any(log.first < log.end for log in self._logs.values()):
             _log.warning(
                 "the query over %s begins at the end of the logs, as it has no checkpoint yet and no startingOffsets: "
@@ -157,7 +155,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._options.selection.said,
             )
         starting = self._options.starting or Position("startingOffsets", LATEST)
-        return to_json(starting.resolve(self._logs, self._reader().at_times))
+        return to_json(starting.resolve(self._logs, self._reader().at_time))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return what maxOffsetsPerTrigger says."""
@@ -174,11 +172,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where the next batch ends, within the limit; partitions that are new are taken in."""
         begun = from_json(start)
         self._refuse_another_query(begun)
-        topics = self._look(begun)
+        view = self._look(begun)
         if self._target is None:
             self._stalled.watch(self._logs)
         # What is gone stays where it is. Back to 0 goes a batch of its own, which is empty: the next one begins there.
-        latest = self._gone.fixed(begun, topics, self._logs)
+        latest = self._gone.fixed(begun, view)
         for part, log in self._logs.items():
             if part in latest:
                 continue
@@ -216,11 +214,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {part: offset for part, offset in ends.items() if offset > begun.get(part, 0)}
         # A batch that is done again after a restart was planned over logs that may have been cut or deleted since.
         if any(part not in self._logs or offset > self._logs[part].end for part, offset in ends.items()):
-            topics = self._look(ends)
+            view = self._look(ends)
             for part in sorted(ends.keys() - self._logs.keys()):
                 # Left out, the rows of a partition that is hidden would be skipped for ever.
                 said = f"{place(part)} was to be read up to offset {ends.pop(part)}"
-                report_gone(self._options, part, said, topics)
+                report_gone(self._options, part, said, view)
         # Cut short at an open transaction, the batch would leave out for ever what is committed later.
         return tasks(self._options, begun, ends, self._logs, must_wait=True)
 
@@ -237,18 +235,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._kafka = OffsetReader(self._options)
         return self._kafka
 
-    def _look(self, begun: Iterable[TopicPartition]) -> Topics:
-        """Look at the logs, to which a fixed end is the end; return what the brokers say of the topics."""
-        selection = self._options.selection
-        # Of those that are known to be missing it is not asked again and again: the others would wait for it.
-        expected = {topic for topic, _ in begun if selection.covers(topic)} - self._gone.reported
-        topics = self._reader().topics(expected)
-        logs = self._reader().logs(selection.pick(topics.counts))
+    def _look(self, begun: Iterable[TopicPartition]) -> View:
+        """Look at all that is read, with patience for what the query has begun."""
+        # Of topics that are known to be missing it is not asked again and again: the others would wait for them.
+        expected = set(filter(self._options.selection.covers, {topic for topic, _ in begun})) - self._gone.reported
+        return self._see(self._reader().view(expected))
+
+    def _see(self, view: View) -> View:
+        """Note where logs end, to which a fixed end is the end: what came since must not lie past it."""
         if self._target is not None:
             target = self._target
-            logs = {part: replace(log, end=min(log.end, target[part])) for part, log in logs.items() if part in target}
-        self._logs = logs
-        return topics
+            ends = {
+                part: replace(log, end=min(log.end, target[part])) for part, log in view.logs.items() if part in target
+            }
+            view = replace(view, logs=ends)
+        self._logs = view.logs
+        return view
 
 
 def tasks(

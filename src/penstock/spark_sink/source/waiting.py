@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import SourceError
-from penstock.spark_sink.source.brokers import Topics
+from penstock.spark_sink.source.brokers import View
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import Log, Offsets, TopicPartition, place
 
@@ -40,7 +40,7 @@ class GoneTopics:
         #: The topics of which something was reported gone and is not back.
         self.reported: set[str] = set()
 
-    def fixed(self, begun: Offsets, topics: Topics, logs: Mapping[TopicPartition, Log]) -> Offsets:
+    def fixed(self, begun: Offsets, view: View) -> Offsets:
         """Return where the query stays in partitions that have no log, and 0 for those of a topic that is another now.
 
         A topic under the same name with another id is read from its beginning. Each loss is reported once, and raises
@@ -50,31 +50,31 @@ class GoneTopics:
         gone: set[str] = set()
         for part, offset in sorted(begun.items()):
             topic, read = part[0], f"{place(part)} was read up to offset {offset}"
-            now = topics.ids.get(topic)
+            now = view.ids.get(topic)
             is_another = now is not None and self._ids.get(topic, now) != now
             if is_another:
                 self._options.report_loss(f"{read}, but the topic was deleted and created again since")
-            if part not in logs:
+            if part not in view.logs:
                 gone.add(topic)
                 if topic not in self.reported:
-                    report_gone(self._options, part, read, topics)
-            if is_another or (part not in logs and self._options.selection.covers(topic)):
+                    report_gone(self._options, part, read, view)
+            if is_another or (part not in view.logs and self._options.selection.covers(topic)):
                 fixed[part] = 0 if is_another else offset
-        self._ids |= topics.ids
+        self._ids |= view.ids
         self.reported = gone
         return fixed
 
 
-def report_gone(options: SourceOptions, part: TopicPartition, read: str, topics: Topics) -> None:
+def report_gone(options: SourceOptions, part: TopicPartition, read: str, view: View) -> None:
     """Report a partition that cannot be seen; `read` begins the sentence.
 
     Raises `MissingRightError` or `SourceError` where it is only hidden, and `DataLossError` where it is gone, unless
     `failOnDataLoss` is false.
     """
-    error = topics.refused.get(part[0])
+    error = view.refused.get(part[0])
     if not options.selection.covers(part[0]):
         options.report_loss(f"{read} and is read no more, as this query has {options.selection.said}")
-    elif error is None or topics.is_unknown(part[0]):
+    elif error is None or view.is_unknown(part[0]):
         options.report_loss(f"{read} and exists no more")
     elif is_missing_right(error):
         rights = [topic_right(Operation.READ, part[0])]
