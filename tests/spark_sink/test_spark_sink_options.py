@@ -57,32 +57,21 @@ def test_a_wrong_option_is_named(options: dict[str, str], named: str) -> None:
         SourceOptions.parse(LEAST | options)
 
 
-def test_a_pattern_matches_whole_names_and_none_of_kafkas_own() -> None:
-    options = SourceOptions.parse({"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribePattern": "or.*s|__.*"})
-
-    chosen = options.selection.pick({"orders": 2, "my-orders": 1, "orders-x": 1, "__consumer_offsets": 50, "__mine": 1})
-
-    assert chosen == [("__mine", 0), ("orders", 0), ("orders", 1)]
-
-
-def test_option_names_are_case_insensitive_and_committed_is_the_default() -> None:
-    options = SourceOptions.parse({"KAFKA.Bootstrap.Servers": "127.0.0.1:9092", "SUBSCRIBE": "a,b,a"})
-
-    assert options.selection.pick({"a": 1, "b": 1}) == [("a", 0), ("b", 0)]
-    assert options.read_committed
-    assert options.fail_on_data_loss
-
-
 @pytest.mark.parametrize(
-    ("given", "setting", "value"),
+    ("given", "chosen"),
     [
-        ({}, "group.id", "penstock-spark"),
-        ({"kafka.group.id": "mine"}, "group.id", "mine"),
-        ({"kafka.oauth_cb": "tokens:Token.of"}, "oauth_cb", "tokens:Token.of"),
+        ({"subscribePattern": "or.*s|__.*"}, ["__mine", "orders", "orders"]),
+        ({"SUBSCRIBE": "orders,my-orders,orders"}, ["orders", "orders", "my-orders"]),
     ],
 )
-def test_what_the_client_gets(given: dict[str, str], setting: str, value: str) -> None:
-    assert SourceOptions.parse(LEAST | given).client[setting] == value
+def test_topics_are_chosen_by_names_or_by_a_pattern_that_matches_none_of_kafkas_own(
+    given: dict[str, str], chosen: list[str]
+) -> None:
+    options = SourceOptions.parse({"KAFKA.Bootstrap.Servers": "127.0.0.1:9092", **given})
+    counts = {"orders": 2, "my-orders": 1, "orders-x": 1, "__consumer_offsets": 50, "__mine": 1}
+
+    assert [topic for topic, _ in options.selection.pick(counts)] == chosen
+    assert (options.read_committed, options.client["group.id"]) == (True, "penstock-spark")
 
 
 def test_positions_that_would_read_nothing_are_refused_where_they_make_no_sense() -> None:

@@ -57,16 +57,6 @@ def test_a_query_begins_and_ends_at_times(broker: DevBroker, timed: str) -> None
     assert to_the_end == {0: (3, 10), 1: (3, 5)}
 
 
-def test_a_partition_that_is_new_is_read_from_its_beginning(broker: DevBroker, timed: str) -> None:
-    reader = StreamReader(options_for(broker, subscribe=timed))
-    before = {timed: {"0": 10}}
-
-    end = reader.latestOffset(before, ReadAllAvailable())
-
-    assert end == {timed: {"0": 10, "1": 5}}
-    assert ranges(reader.partitions(before, end)) == [OffsetRange(timed, 1, 0, 5)]
-
-
 def test_committed_reads_end_where_a_transaction_is_open_and_go_on_when_it_has_ended(
     broker: DevBroker, new_topic: NewTopic, write: Write, open_transaction: Callable[[str, int], Producer]
 ) -> None:

@@ -98,16 +98,6 @@ def offsets_of(group: GroupOffsets, servers: str, topic: str, partitions: int) -
     return {number: place.offset for number, place in standing.items()}
 
 
-def test_a_groups_offsets_follow_a_query_forward_and_back(broker: DevBroker, new_topic: Callable[..., str]) -> None:
-    topic = new_topic(partitions=2)
-    group = GroupOffsets(f"shown-{topic}", bootstrap_servers=broker.bootstrap_servers)
-
-    for position in ({(topic, 0): 4, (topic, 1): 0}, {(topic, 0): 4, (topic, 1): 3}, {(topic, 0): 1, (topic, 1): 5}):
-        group.follow(position)
-
-    assert offsets_of(group, broker.bootstrap_servers, topic, 2) == {0: 1, 1: 5}
-
-
 def test_a_group_with_members_is_left_alone_with_one_warning(
     broker: DevBroker, new_topic: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
