@@ -24,8 +24,6 @@ from penstock.spark_sink.source.plan import Log, Offsets, TopicPartition, place
 #: Seconds a log's end stands still before that is logged, and between two such lines of a query.
 STALLED_S = 10.0
 REPEAT_S = 60.0
-#: Partitions that a warning names at most.
-_NAMED = 5
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -112,8 +110,6 @@ def warn_of_open_transactions(logs: Mapping[TopicPartition, Log]) -> bool:
     if not waiting:
         return False
     topic, partition = first = waiting[0]
-    others = [f"{place(part)} at offset {logs[part].end}" for part in waiting[1:_NAMED]]
-    more = f" and {len(waiting) - _NAMED} more" if len(waiting) > _NAMED else ""
     _log.warning(
         "%s waits at offset %d: a transaction is open there; %d offsets wait behind it until its producer commits or "
         "aborts, or the broker ends it (transaction.timeout.ms)%s. To find the producer, and since when it is open: "
@@ -121,7 +117,7 @@ def warn_of_open_transactions(logs: Mapping[TopicPartition, Log]) -> bool:
         place(first),
         logs[first].end,
         logs[first].written - logs[first].end,
-        f"; so do {', '.join(others)}{more}" if others else "",
+        f"; so do {len(waiting) - 1} other partitions" if len(waiting) > 1 else "",
         topic,
         partition,
     )
