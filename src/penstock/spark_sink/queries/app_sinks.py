@@ -54,10 +54,10 @@ _JOIN_S = 30.0
 class AppSinks:
     """The sinks of one app. `start` once; everything else from any thread.
 
-    One thread starts the queries, starts failed ones again and ends them. It alone changes their state, and it is this
-    replica's member of the fleet, which says what the replica runs. Other threads ask for a stop and wait, within
-    bounds, until that thread has ended. Batches under way may take `stop_timeout` seconds at a stop that names no other
-    time, and when another replica gets their sink.
+    Once the first queries have started, one thread starts others, starts failed ones again and ends them. It alone
+    changes their state, and it is this replica's member of the fleet, which says what the replica runs. Other threads
+    ask for a stop and wait, within bounds, until that thread has ended. Batches under way may take `stop_timeout`
+    seconds at a stop that names no other time, and when another replica gets their sink.
     """
 
     def __init__(
@@ -82,11 +82,9 @@ class AppSinks:
         # Plain fields: a signal handler sets them, and the thread it interrupts may hold any lock.
         self._is_stopping = False
         self._stop_by = math.inf
-        # Written by the thread, read by others when it has begun or ended.
-        self._refusal: Exception | None = None
+        # Written by the thread, read by others when it has ended.
         self._failure: SinkError | None = None
         self._is_finished = True
-        self._has_begun = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-sinks-{name}", daemon=True)
 
     def start(self) -> None:
@@ -157,32 +155,30 @@ class AppSinks:
         self.supervised = tuple(queries)
         self._fleet = fleet
         fleet.on_release = self._release
-        self._thread.start()
-        self._has_begun.wait()
-        if self._refusal is not None:
-            raise self._refusal
-
-    def _run(self) -> None:
         try:
             self._begin()
-        except Exception as error:  # noqa: BLE001 - raised to whoever called `supervise`
-            self._refusal = error
-        self._has_begun.set()
-        while not (self._is_stopping or self._failure or self._refusal):
-            self._poll()
-            time.sleep(_POLL_S)
-        self._is_finished = self._end(self.supervised, SinkState.STOPPED)
-        self._fleet.leave()
+        except BaseException:
+            self._end(self.supervised, SinkState.STOPPED, time.monotonic() + self._stop_timeout)
+            fleet.leave()
+            raise
+        self._thread.start()
 
     def _begin(self) -> None:
         deadline = time.monotonic() + _JOIN_S
-        while self._fleet.mine is None and not self._is_stopping and time.monotonic() < deadline:
+        while self._fleet.mine is None and time.monotonic() < deadline:
             self._fleet.poll(_POLL_S)
         for query in self.supervised:
             if query.name in (self._fleet.mine or ()):
                 query.begin()
             else:
                 _log.info("the query %s stands by: another replica of the app has it, or the group is late", query.name)
+
+    def _run(self) -> None:
+        while not (self._is_stopping or self._failure):
+            self._poll()
+            time.sleep(_POLL_S)
+        self._is_finished = self._end(self.supervised, SinkState.STOPPED)
+        self._fleet.leave()
 
     def _poll(self) -> None:
         try:
