@@ -171,7 +171,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
         """Return where the next batch ends, within the limit; partitions that are new are taken in."""
         begun = from_json(start)
-        self._refuse_another_query(begun)
         view = self._look(begun)
         if self._target is None:
             self._stalled.watch(self._logs)
@@ -194,15 +193,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             latest = limited(from_here, latest, limit.max_rows)
         return to_json(latest)
 
-    def _refuse_another_query(self, noted: Iterable[TopicPartition]) -> None:
-        """Raise where the checkpoint's offsets are of topics of which this query reads none."""
-        topics = sorted({topic for topic, _ in noted})
-        if topics and not any(map(self._options.selection.covers, topics)):
-            raise ConfigurationError(
-                f"the checkpoint was written by a query over {', '.join(topics)}, but this one has "
-                f"{self._options.selection.said}; give it a checkpointLocation of its own"
-            )
-
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802 - Spark's name
         """Return the ends of the logs as last seen, from which Spark's progress tells the lag."""
         return to_json({part: log.end for part, log in self._logs.items()}) or None
@@ -210,7 +200,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """Cut a batch into tasks."""
         begun, ends = from_json(start), from_json(end)
-        self._refuse_another_query(ends)
         ends = {part: offset for part, offset in ends.items() if offset > begun.get(part, 0)}
         # A batch that is done again after a restart was planned over logs that may have been cut or deleted since.
         if any(part not in self._logs or offset > self._logs[part].end for part, offset in ends.items()):
@@ -219,8 +208,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 # Left out, the rows of a partition that is hidden would be skipped for ever.
                 said = f"{place(part)} was to be read up to offset {ends.pop(part)}"
                 report_gone(self._options, part, said, view)
-        # Cut short at an open transaction, the batch would leave out for ever what is committed later.
-        return tasks(self._options, begun, ends, self._logs, must_wait=True)
+        return tasks(self._options, begun, ends, self._logs)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one task's ranges on an executor."""
@@ -254,12 +242,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def tasks(
-    options: SourceOptions, start: Offsets, end: Offsets, logs: Mapping[TopicPartition, Log], *, must_wait: bool = False
+    options: SourceOptions, start: Offsets, end: Offsets, logs: Mapping[TopicPartition, Log]
 ) -> list[InputPartition]:
-    """Return the tasks between two positions, each offset within its log, after what the logs lack is reported.
-
-    Where a transaction is open below the end, that ends the query if it `must_wait`, whatever `failOnDataLoss` says.
-    """
+    """Return the tasks between two positions, each offset within its log, after what the logs lack is reported."""
     ranges = []
     for part, until in sorted(end.items()):
         # A partition the query has not met yet is read from its very beginning.
@@ -267,13 +252,11 @@ def tasks(
         report_past_log(options, part, "from", begin, log)
         report_past_log(options, part, "up to", until, log)
         if log.end < until <= log.written:
-            text = (
+            # Cut short there, a batch of a stream would leave out for ever what is committed later.
+            raise SourceError(
                 f"{place(part)} is to be read up to offset {until}, but a transaction is open at offset {log.end}: "
-                "what lies behind it can be read when it has ended"
+                "what lies behind it can be read when it has ended; start the query again then"
             )
-            if must_wait:
-                raise SourceError(f"{text}; start the query again then")
-            options.report_loss(text, "start the query again then")
         first = min(log.first, until)
         if begin < first:
             options.report_loss(

@@ -71,7 +71,8 @@ def report_gone(options: SourceOptions, part: TopicPartition, read: str, view: V
     """
     error = view.refused.get(part[0])
     if not options.selection.covers(part[0]):
-        options.report_loss(f"{read} and is read no more, as this query has {options.selection.said}")
+        what = f"{read} and is read no more, as this query has {options.selection.said}"
+        options.report_loss(what, "give the query a checkpointLocation of its own")
     elif error is None or view.is_unknown(part[0]):
         options.report_loss(f"{read} and exists no more")
     elif is_missing_right(error):
