@@ -10,7 +10,7 @@ from typing import Any
 from penstock.spark_sink.progress.query_progress import QueryProgress
 from penstock.spark_sink.queries.app_sinks import AppSinks
 from penstock.spark_sink.queries.gate import Gate
-from penstock.spark_sink.queries.supervisor import SupervisedQuery
+from penstock.spark_sink.queries.supervised_query import SupervisedQuery
 
 FRAME: Any = object()
 PHASES = {"addBatch": 1433, "latestOffset": 169, "triggerExecution": 1877}
@@ -129,15 +129,14 @@ class World:
 class FakeFleet:
     """A fleet that gives and takes the query when the test says so."""
 
-    def __init__(self, *, begins: bool = True) -> None:
+    def __init__(self) -> None:
         self.mine: frozenset[str] | None = None
         self.on_release: Callable[[Collection[str], bool], None]
         self.has_left = False
-        self._first = frozenset(["orders"] if begins else [])
         self.news: list[Callable[[], None]] = []
 
     def poll(self, _timeout_s: float = 0.0) -> None:
-        self.mine = self._first if self.mine is None else self.mine
+        self.mine = frozenset(["orders"]) if self.mine is None else self.mine
         while self.news:
             self.news.pop(0)()
 

@@ -125,18 +125,11 @@ def test_a_trigger_that_is_none_is_refused(trigger: str) -> None:
     ("packages", "names", "text"),
     [
         (["pyspark"], ["register"], "needs the package pyspark.*pip install 'penstock\\[spark\\]'"),
-        *(
-            pytest.param(*row, marks=pytest.mark.thorough)
-            for row in (
-                (["pyarrow"], ["SqlSink"], "needs the package pyarrow.*pip install 'penstock\\[spark\\]'"),
-                (["sqlalchemy"], ["SqlSink"], "needs the package sqlalchemy.*pip install 'penstock\\[sql\\]'"),
-                (["pyiceberg"], ["IcebergSink"], "needs the package pyiceberg.*pip install 'penstock\\[iceberg\\]'"),
-                (
-                    ["pyspark.sql.streaming.datasource"],
-                    ["register"],
-                    "or of another version: .*datasource.*; install it",
-                ),
-            )
+        pytest.param(
+            ["pyspark.sql.streaming.datasource"],
+            ["register"],
+            "or of another version: .*datasource.*; install it",
+            marks=pytest.mark.thorough,
         ),
         (["sqlalchemy", "psycopg"], WITHOUT_SQL, "^" + " ".join(WITHOUT_SQL) + "$"),
     ],

@@ -35,12 +35,12 @@ def test_a_closed_gate_lets_no_batch_begin_and_says_how_spark_knows_a_stop() -> 
 class Stage:
     """The sinks of an app with queries that run batches on threads of their own, as Spark does."""
 
-    def __init__(self, count: int = 1, *, begins: bool = True, refusals: tuple[Exception, ...] = ()) -> None:
+    def __init__(self, count: int = 1, *, refusals: tuple[Exception, ...] = ()) -> None:
         self.begun, self.release = threading.Event(), threading.Event()
         self.answers: list[bool] = []
         self.worlds = [World(function=self.work) for _ in range(count)]
         self.worlds[-1].refusals = list(refusals)
-        self.world, self.fleet = self.worlds[0], FakeFleet(begins=begins)
+        self.world, self.fleet = self.worlds[0], FakeFleet()
         self.sinks = app_sinks(60)
 
     def start(self) -> Stage:
@@ -179,18 +179,6 @@ def test_a_spark_that_is_gone_ends_the_app_with_a_sentence_and_all_queries_end(
     stage.sinks.stop(5)
     assert [world.query.stops for world in stage.worlds] == [1, 0, 1]
     assert "Spark did not stop the query orders" in caplog.text
-
-
-def test_a_query_of_another_replica_stands_by_until_the_fleet_gives_it() -> None:
-    stage = Stage(begins=False).start()
-    world = stage.world
-
-    assert (world.supervised.state, world.started, stage.sinks.ended) == (SinkState.STANDBY, [], False)
-    stage.fleet.mine = frozenset(["orders", "others"])
-    wait_until(lambda: world.supervised.state is SinkState.RUNNING)
-    assert (len(world.started), world.restarts) == (1, 0)
-
-    assert stage.sinks.stop(5)
 
 
 def test_a_fleet_that_breaks_down_stops_all_queries_and_the_app() -> None:

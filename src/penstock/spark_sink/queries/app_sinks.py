@@ -32,7 +32,7 @@ from penstock.spark_sink.queries import restarts
 from penstock.spark_sink.queries.fleet import Fleet
 from penstock.spark_sink.queries.gate import BatchLeftError, Gate
 from penstock.spark_sink.queries.sink_specs import SinkSpec
-from penstock.spark_sink.queries.supervisor import HALT_S, SupervisedQuery
+from penstock.spark_sink.queries.supervised_query import HALT_S, SupervisedQuery
 from penstock.spark_sink.sinks.sink import OfQuery
 from penstock.spark_sink.source.session import is_classic, is_stopped, new_session
 
