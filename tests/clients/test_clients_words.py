@@ -239,7 +239,7 @@ def test_a_client_that_is_not_let_in_says_why_at_once(
     client = admin(servers, config)
     options = {"subscribe": "orders", **{f"kafka.{key}": value for key, value in config.items()}}
     source = OffsetReader(SourceOptions.parse({"kafka.bootstrap.servers": servers, **options}))
-    for question in (lambda: partition_counts(client, servers, timeout_s=NEVER_S), source.partitions):
+    for question in (lambda: partition_counts(client, servers, timeout_s=NEVER_S), source.first_view):
         with pytest.raises(BrokerConnectionError, match=sentence) as caught:
             question()
 

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import InputPartition
 
 from penstock.devbroker import DevBroker
 from penstock.spark_sink.source import source
-from penstock.spark_sink.source.brokers import Topics
+from penstock.spark_sink.source.brokers import View
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import Log, OffsetRange, Offsets, TopicPartition
 from penstock.spark_sink.source.pool import WorkerPool
@@ -41,24 +41,22 @@ class FakeBrokers:
         self.hidden: dict[str, int] = {}
         self.expected: list[set[str]] = []
 
-    def partitions(self) -> list[TopicPartition]:
-        return [(topic, number) for topic, count in self.counts.items() for number in range(count)]
+    def first_view(self) -> View:
+        assert not self.hidden
+        return self._view()
 
-    def topics(self, expected: Collection[str] = ()) -> Topics:
+    def view(self, expected: Collection[str] = ()) -> View:
         self.expected.append(set(expected))
-        seen = self.log_of.keys() - self.hidden.keys()
+        return self._view()
+
+    def _view(self) -> View:
+        seen = {topic: log for topic, log in self.log_of.items() if topic not in self.hidden}
+        logs = {(topic, number): log for topic, log in seen.items() for number in range(self.counts[topic])}
         refused = {topic: KafkaException(KafkaError(code)) for topic, code in self.hidden.items()}
-        return Topics(
-            {topic: self.counts[topic] for topic in seen}, {topic: self.ids[topic] for topic in seen}, refused
-        )
+        return View(logs, {topic: self.ids[topic] for topic in seen}, refused)
 
-    def logs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Log]:
-        found = {part: self.log_of[part[0]] for part in partitions}
-        assert not {topic for topic, _ in found} & self.hidden.keys(), "asked of a topic that they do not show"
-        return found
-
-    def at_times(self, times_ms: Mapping[TopicPartition, int]) -> Offsets:
-        return {part: self.log_of[part[0]].end for part in times_ms}
+    def at_time(self, _time_ms: int, parts: Iterable[TopicPartition]) -> Offsets:
+        return {part: self.log_of[part[0]].end for part in parts}
 
 
 def stream_over(brokers: FakeBrokers, clock: Callable[[], float] = time.monotonic, **options: str) -> StreamReader:

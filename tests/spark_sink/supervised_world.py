@@ -4,59 +4,40 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from types import SimpleNamespace
 from typing import Any
 
-from pyspark.sql.streaming.listener import SourceProgress, StreamingQueryProgress
-
 from penstock.spark_sink.progress.query_progress import QueryProgress
+from penstock.spark_sink.queries.app_sinks import AppSinks
 from penstock.spark_sink.queries.gate import Gate
-from penstock.spark_sink.queries.supervisor import SupervisedQuery
+from penstock.spark_sink.queries.supervised_query import SupervisedQuery
 
 FRAME: Any = object()
 PHASES = {"addBatch": 1433, "latestOffset": 169, "triggerExecution": 1877}
 IDLE = {"latestOffset": 3, "triggerExecution": 3}
 
 
-def report(  # each part of a report by its name
+def report(
     batch_id: int,
     *,
-    name: str = "orders",
     run: str = "run-1",
-    minute: int | None = None,
     rows: int = 10,
     phases: Mapping[str, int] = PHASES,
     end: object = None,
     latest: object = None,
-) -> StreamingQueryProgress:
-    """Return a report as Spark 4.3 makes it; a batch begins in the minute of its number."""
-    source = SourceProgress.fromJson(
-        {
-            "description": "PythonMicroBatchStreamWithTriggerAvailableNow@4255c707",
-            "startOffset": None,
-            "endOffset": {"orders": {"0": 4, "1": 6}} if end is None else end,
-            "latestOffset": {"orders": {"0": 8, "1": 12}} if latest is None else latest,
-            "numInputRows": rows,
-            "inputRowsPerSecond": 0.0,
-            "processedRowsPerSecond": 5.3,
-        }
+) -> Any:
+    """Return a report with what is read of those that Spark 4.3 makes."""
+    source = SimpleNamespace(
+        endOffset={"orders": {"0": 4, "1": 6}} if end is None else end,
+        latestOffset={"orders": {"0": 8, "1": 12}} if latest is None else latest,
     )
-    unused: Any = None
-    return StreamingQueryProgress(
-        id=uuid.UUID(int=7),
+    return SimpleNamespace(
         runId=run_id(run),
-        name=name,
-        timestamp=f"2026-11-26T07:{batch_id if minute is None else minute:02}:00.000Z",
         batchId=batch_id,
-        batchDuration=0,
         durationMs=dict(phases),
-        eventTime={},
-        stateOperators=[],
         sources=[source],
-        sink=unused,
         numInputRows=rows,
-        inputRowsPerSecond=0.0,
         processedRowsPerSecond=5.3,
-        observedMetrics={},
     )
 
 
@@ -72,12 +53,12 @@ class FakeQuery:
         self.runId = str(run_id(run))
         self.isActive = True
         self.status = {"isTriggerActive": False}
-        self.recentProgress: list[StreamingQueryProgress] = []
+        self.recentProgress: list[Any] = []
         self.error: BaseException | None = None
         self.stops = 0
 
     @property
-    def lastProgress(self) -> StreamingQueryProgress | None:  # noqa: N802 - Spark's name
+    def lastProgress(self) -> Any:  # noqa: N802 - Spark's name
         return self.recentProgress[-1] if self.recentProgress else None
 
     def exception(self) -> BaseException | None:
@@ -148,15 +129,14 @@ class World:
 class FakeFleet:
     """A fleet that gives and takes the query when the test says so."""
 
-    def __init__(self, *, begins: bool = True) -> None:
+    def __init__(self) -> None:
         self.mine: frozenset[str] | None = None
         self.on_release: Callable[[Collection[str], bool], None]
         self.has_left = False
-        self._first = frozenset(["orders"] if begins else [])
         self.news: list[Callable[[], None]] = []
 
     def poll(self, _timeout_s: float = 0.0) -> None:
-        self.mine = self._first if self.mine is None else self.mine
+        self.mine = frozenset(["orders"]) if self.mine is None else self.mine
         while self.news:
             self.news.pop(0)()
 
@@ -167,6 +147,11 @@ class FakeFleet:
 
     def leave(self) -> None:
         self.has_left = True
+
+
+def app_sinks(stop_timeout: float) -> AppSinks:
+    """Return the sinks of an app, whose queries and fleet the test brings."""
+    return AppSinks("test", [], bootstrap_servers="", config={}, telemetry=None, stop_timeout=stop_timeout)
 
 
 def woken(_batch: object, _milliseconds: int) -> None:

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_tools import NewTopic, Write
-from penstock.errors import ConfigurationError, MessageFormatError, RegistryConnectionError
+from penstock.errors import ConfigurationError, RegistryConnectionError
 from penstock.spark_sink import decode
-from penstock.spark_sink.source.decode.decode import Decoding, OnError, decoder
+from penstock.spark_sink.source.decode.decode import Decoding, decoder
 from registries import AVRO, JSON, HttpRegistry, http_registry, mock_registry, order, serdes_of
 
 SCHEMAS = {"avro": AVRO, "json": JSON}
@@ -56,20 +56,14 @@ def record(*fields: tuple[str, object]) -> dict[str, object]:
 
 
 def decoded(
-    registry: HttpRegistry,
-    schema: Schema,
-    values: Sequence[bytes | None],
-    message: str | None = None,
-    *,
-    on_error: OnError = OnError.REPORT,
-    position: Sequence[pa.Array] = (),
+    registry: HttpRegistry, schema: Schema, values: Sequence[bytes | None], message: str | None = None
 ) -> list[Any]:
     """Return what an executor makes of values, without Spark."""
     settings = (("url", registry.url), ("max.retries", 0))
-    decoding = Decoding(settings, json.dumps(schema.to_dict()), message, MessageField.VALUE, on_error)
+    decoding = Decoding(settings, json.dumps(schema.to_dict()), message, MessageField.VALUE)
     headers = pa.array([None] * len(values), pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
-    columns = [pa.array(values, pa.binary()), headers, *position]
-    (result,) = decoder(decoding)(iter([pa.StructArray.from_arrays(columns, [f"c{n}" for n in range(len(columns))])]))
+    columns = [pa.array(values, pa.binary()), headers]
+    (result,) = decoder(decoding)(iter([pa.StructArray.from_arrays(columns, ["data", "headers"])]))
     return list(result.to_pylist())
 
 
@@ -98,30 +92,18 @@ def test_values_become_structs_nulls_stay_and_bad_ones_say_why(
     value, headers = written(serializer, order(kind, BIG), topic)
     write(topic, 0, [(b"k", value), (b"k", None)], headers=headers)
     write(topic, 0, [(b"k", b"\0\0\0\0\x63\0garbage"), (b"k", b"")])
-    column = decode("value", {"url": registry.url}, subject=f"{topic}-value", headers="headers", on_error="report")
+    given: dict[str, Any] = {"subject": f"{topic}-value", "headers": "headers"}
+    plain, column = (decode("value", {"url": registry.url}, **given, on_error=what) for what in ("null", "report"))
 
-    frame = read(subscribe=topic, includeHeaders="true").select("offset", column.alias("order"))
-    rows = [row.order for row in frame.orderBy("offset").collect()]
+    frame = read(subscribe=topic, includeHeaders="true").select("offset", column.alias("order"), plain.alias("plain"))
+    found = frame.orderBy("offset").collect()
+    rows = [row.order for row in found]
 
     assert frame.select("order.value.*").dtypes == [("number", "bigint")]
     assert [row.value and row.value.number for row in rows] == [BIG, None, None, None]
+    assert [row.plain for row in found] == [row.value for row in rows]
     assert [row.error is None for row in rows] == [True, True, False, False]
     assert rows[2].error == ("JSONDecodeError" if kind == "json" else "SchemaRegistryError 40400")
-
-
-def test_a_bad_value_is_null_or_ends_the_query_with_its_place(registry: HttpRegistry) -> None:
-    good, reader = avro(registry, record(("number", "long")), {"number": BIG}), Schema(AVRO, "AVRO")
-    position = [pa.array(["orders"] * 2), pa.array([2, 2]), pa.array([6, 7])]
-
-    nulls = decoded(registry, reader, [good, b"secret"], on_error=OnError.NULL)
-    with pytest.raises(MessageFormatError) as raised:
-        decoded(registry, reader, [good, b"secret"], on_error=OnError.FAIL, position=position)
-
-    assert [row and row["number"] for row in nulls] == [BIG, None]
-    assert str(raised.value).startswith(
-        "the value of orders[2] at offset 7 cannot be decoded: SerializationError: Invalid magic"
-    )
-    assert "secret" not in str(raised.value)
 
 
 @pytest.mark.thorough
@@ -311,7 +293,7 @@ PROTO = descriptor_pb2.FileDescriptorProto(
         ({"schema": AVRO, "subject": "s"}, "from subject= or from schema="),
         ({"schema": AVRO, "format": "xml"}, "format must be"),
         ({"schema": AVRO, "on_error": "skip"}, "on_error must be one of"),
-        ({"schema": AVRO, "position": ["topic"]}, "position takes the columns of topic, partition and offset"),
+        ({"schema": AVRO, "on_error": "fail"}, "no on_error='fail' any more: give 'report'"),
         ({"schema": "{"}, "the reader's schema cannot be used: JSONDecodeError"),
         ({"subject": "unknown"}, "the subject unknown cannot be used: SchemaRegistryError 40400"),
         ({"schema": json.dumps(record(("next", ["null", "Order"])))}, "next is Order within Order"),
@@ -340,7 +322,7 @@ def test_credentials_never_show() -> None:
         decode("value", settings | {"basic.auth.user.info": secret}, schema=AVRO)
     with pytest.raises(ConfigurationError, match=r"Invalid url \*\*\*") as address:
         decode("value", {"url": f"me:{secret}@registry/,http://127.0.0.1:1"}, schema=AVRO)
-    decoding = Decoding(tuple(settings.items()), AVRO, None, MessageField.VALUE, OnError.NULL)
+    decoding = Decoding(tuple(settings.items()), AVRO, None, MessageField.VALUE)
 
     assert secret not in f"{refused.value!r} {malformed.value!r} {address.value!r} {decoding!r}"
     assert refused.value.__cause__ is None

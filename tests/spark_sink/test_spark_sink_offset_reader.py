@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from confluent_kafka.admin import AclOperation
 
 from penstock.clients.rights import MissingRightError
 from penstock.errors import BrokerConnectionError, SourceError, TopicNotFoundError
-from penstock.spark_sink.source.brokers import OffsetReader
+from penstock.spark_sink.source.brokers import OffsetReader, View
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import Log
 
@@ -40,25 +40,29 @@ def answered(result: object) -> Future[Any]:
     return future
 
 
-class Admin:
-    """An admin client whose answers the test gives, the last one again and again."""
+THERE = SimpleNamespace(partitions=[0], topic_id="id-1", authorized_operations=None)
+SEVEN = SimpleNamespace(offset=7)
 
-    def __init__(self, *answers: object) -> None:
-        self._answers = list(answers)
+
+class Admin:
+    """An admin client whose answers the test gives, of topics and of offsets, the last one again and again."""
+
+    def __init__(self, *topics: object, offsets: Sequence[object] = (SEVEN,)) -> None:
+        self._topics, self._offsets = list(topics or (THERE,)), list(offsets)
         self.asked = 0
 
-    def _next(self) -> object:
+    def _next(self, answers: list[object]) -> object:
         self.asked += 1
-        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        return answers.pop(0) if len(answers) > 1 else answers[0]
 
     def poll(self, _timeout: float) -> int:
         return 0
 
     def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[Any]]:
-        return {name: answered(self._next()) for name in topics.topic_names}
+        return {name: answered(self._next(self._topics)) for name in topics.topic_names}
 
     def list_offsets(self, specs: Mapping[TopicPartition, object], **_: object) -> dict[TopicPartition, Future[Any]]:
-        return {part: answered(self._next()) for part in specs}
+        return {part: answered(self._next(self._offsets)) for part in specs}
 
 
 @pytest.fixture
@@ -73,18 +77,13 @@ def view() -> Callable[..., OffsetReader]:
     return make
 
 
-THERE = SimpleNamespace(partitions=[0, 1], topic_id="id-1", authorized_operations=None)
-
-
 @pytest.mark.parametrize("code", PASSING)
 def test_what_a_broker_cannot_tell_just_now_is_asked_for_again(view: Callable[..., OffsetReader], code: int) -> None:
-    offsets, topics = Admin(code, code, SimpleNamespace(offset=7)), Admin(code, code, THERE)
+    admin = Admin(code, code, THERE, offsets=(code, code, SEVEN))
 
-    assert view(offsets).logs([PART]) == {PART: Log(7, 7, 7)}
-    found = view(topics).topics(expected={"orders"})
+    found = view(admin).view(expected={"orders"})
 
-    assert (found.counts, found.ids, found.refused) == ({"orders": 2}, {"orders": "id-1"}, {})
-    assert topics.asked == 3
+    assert found == View({PART: Log(7, 7, 7)}, {"orders": "id-1"}, {})
 
 
 @pytest.mark.parametrize(
@@ -102,33 +101,33 @@ def test_what_a_broker_cannot_tell_just_now_is_asked_for_again(view: Callable[..
 def test_an_offset_that_is_not_known_in_the_end_is_an_error_with_the_reason(
     view: Callable[..., OffsetReader], code: int, kind: type[Exception], said: str, asked: int
 ) -> None:
-    admin = Admin(code)
+    admin = Admin(offsets=(code,))
 
     with pytest.raises(kind, match=said):
-        view(admin, **{"fetchOffset.numRetries": "2"}).at_times({PART: 1})
+        view(admin, **{"fetchOffset.numRetries": "2"}).at_time(1, [PART])
 
     assert admin.asked == asked
 
 
 def test_a_client_that_asks_a_node_which_is_away_is_replaced(view: Callable[..., OffsetReader]) -> None:
-    stuck, another = Admin(KafkaError._TIMED_OUT), Admin(THERE)
+    stuck, another = Admin(KafkaError._TIMED_OUT), Admin()
     reader = view(stuck)
     reader._make_admin = lambda: another  # type: ignore[assignment,return-value] # as above
 
-    assert reader.topics(expected={"orders"}).counts == {"orders": 2}
+    assert reader.view(expected={"orders"}).logs == {PART: Log(7, 7, 7)}
 
-    assert (stuck.asked, another.asked) == (1, 1)
+    assert stuck.asked == 1
 
 
 def test_what_is_not_expected_is_told_at_once(view: Callable[..., OffsetReader]) -> None:
     unknown, forbidden = Admin(KafkaError.UNKNOWN_TOPIC_OR_PART), Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED)
 
     with pytest.raises(TopicNotFoundError, match="orders"):
-        view(unknown).partitions()
+        view(unknown).first_view()
     with pytest.raises(MissingRightError, match=r"topic orders cannot be read: User:clerk lacks .* Read on topic ord"):
-        view(forbidden, **{"kafka.sasl.username": "clerk"}).partitions()
+        view(forbidden, **{"kafka.sasl.username": "clerk"}).first_view()
     with pytest.raises(BrokerConnectionError, match="no Kafka broker answered"):
-        view(Admin(KafkaError._TRANSPORT)).partitions()
+        view(Admin(KafkaError._TRANSPORT)).first_view()
 
     assert (unknown.asked, forbidden.asked) == (1, 1)
 
@@ -136,13 +135,15 @@ def test_what_is_not_expected_is_told_at_once(view: Callable[..., OffsetReader])
 def test_a_topic_that_may_be_seen_and_not_read_is_told_before_any_task_is_planned(
     view: Callable[..., OffsetReader],
 ) -> None:
-    seen = SimpleNamespace(**vars(THERE) | {"authorized_operations": [AclOperation.DESCRIBE]})
-    readable = SimpleNamespace(**vars(THERE) | {"authorized_operations": [AclOperation.READ, AclOperation.DESCRIBE]})
+    seen = Admin(SimpleNamespace(**vars(THERE) | {"authorized_operations": [AclOperation.DESCRIBE]}))
+    readable = Admin(
+        SimpleNamespace(**vars(THERE) | {"authorized_operations": [AclOperation.READ, AclOperation.DESCRIBE]})
+    )
 
     with pytest.raises(MissingRightError, match=r"--operation Read --topic 'orders'"):
-        view(Admin(seen)).partitions()
-    assert view(Admin(readable)).partitions() == [("orders", 0), ("orders", 1)]
+        view(seen).first_view()
+    assert list(view(readable).first_view().logs) == [PART]
 
     # A query that runs keeps its position in it.
-    topics = view(Admin(seen)).topics(["orders"])
-    assert (dict(topics.counts), topics.is_unknown("orders"), list(topics.refused)) == ({}, False, ["orders"])
+    found = view(seen).view(["orders"])
+    assert (dict(found.logs), found.is_unknown("orders"), list(found.refused)) == ({}, False, ["orders"])

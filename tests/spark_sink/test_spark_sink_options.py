@@ -14,7 +14,7 @@ from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.positions import Position
 
 #: What needs no package for SQL.
-WITHOUT_SQL = ["KafkaSink", "DeltaSink", "HandlerSink", "ProgressListener", "register", "start_sink"]
+WITHOUT_SQL = ["KafkaSink", "DeltaSink", "HandlerSink", "register", "start_sink"]
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
 
 
@@ -23,7 +23,7 @@ LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
     [
         ({"startingOffset": "earliest"}, "did you mean startingOffsets"),
         ({"subscribe": " , "}, "subscribe names no topic"),
-        ({"assign": '{"orders": [0]}'}, "subscribe and assign"),
+        ({"subscribePattern": "orders"}, "subscribe and subscribePattern"),
         ({"startingOffsets": "yesterday"}, "startingOffsets"),
         ({"startingOffsets": "{}"}, "startingOffsets"),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger"),
@@ -34,30 +34,17 @@ LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
         ({"kafka.auto.offset.reset": "latest"}, "kafka.auto.offset.reset"),
         ({"kafka.enable.auto.commit": "true"}, "kafka.enable.auto.commit"),
         ({"kafka.key.deserializer": "String"}, "kafka.key.deserializer"),
-        ({"kafka.error_cb": "print"}, r"kafka\.error_cb cannot be set: the client takes a function of Python"),
-        ({"kafka.oauthbearer_token_refresh_cb": "x"}, r"kafka\.oauthbearer_token_refresh_cb cannot be set"),
         ({"kafka.logger": "x"}, r"kafka\.logger cannot be set"),
         ({"kafka.default.topic.config": "x"}, r"kafka\.default\.topic\.config cannot be set: give its settings"),
-        ({"kafka.isolation.level": "committed"}, "kafka.isolation.level"),
         ({"kafka.bootstrap.servers": " "}, "kafka.bootstrap.servers"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp must be a number of milliseconds"),
         ({"endingTimestamp": "-1"}, "endingTimestamp must be a number of milliseconds"),
         ({"startingTimestamp": str(2**63)}, f"startingTimestamp must be a number .* at most {2**63 - 1}"),
         ({"endingTimestamp": "9" * 5_000}, "endingTimestamp must be a number of milliseconds"),
-        ({"endingOffsetsByTimestamp": f'{{"orders": {{"0": {2**63}}}}}'}, "endingOffsetsByTimestamp must name times"),
-        ({"startingOffsetsByTimestamp": "{}"}, "startingOffsetsByTimestamp names no partition"),
-        ({"startingOffsetsByTimestamp": '{"orders": {"0": -1}}'}, "startingOffsetsByTimestamp must name times"),
-        ({"endingOffsetsByTimestamp": "noon"}, "endingOffsetsByTimestamp must be JSON"),
-        ({"startingOffsetsByTimestampStrategy": "earliest"}, "Strategy must be error or latest"),
-        ({"minOffsetsPerTrigger": "0"}, "minOffsetsPerTrigger"),
-        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "9, which is more than maxOffsetsPerTrigger"),
-        ({"maxTriggerDelay": "soon"}, "maxTriggerDelay must be a time such as 30s"),
-        ({"maxTriggerDelay": "5 weeks"}, "maxTriggerDelay must be a time such as 30s"),
-        ({"maxRecordsPerPartition": "0"}, "maxRecordsPerPartition"),
         ({"fetchOffset.numRetries": "-1"}, "fetchOffset.numRetries must be a whole number of at least 0"),
         ({"fetchOffset.retryIntervalMs": "1s"}, "fetchOffset.retryIntervalMs"),
         ({"kafkaConsumer.pollTimeoutMs": "0"}, "kafkaConsumer.pollTimeoutMs"),
-        ({"groupIdPrefix": " "}, "groupIdPrefix is empty"),
+        ({"groupIdPrefix": "team"}, "no option groupIdPrefix any more: give kafka.group.id"),
         # The client library ends the process that gives it an empty group.
         ({"kafka.group.id": ""}, r"kafka\.group\.id is empty"),
     ],
@@ -67,44 +54,25 @@ def test_a_wrong_option_is_named(options: dict[str, str], named: str) -> None:
         SourceOptions.parse(LEAST | options)
 
 
-@pytest.mark.parametrize("text", ["orders", "[]", '{"orders": 0}', '{"orders": [-1]}', '{"orders": [true]}'])
-def test_an_assignment_of_another_shape_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="assign must be JSON"):
-        SourceOptions.parse({"kafka.bootstrap.servers": "127.0.0.1:9092", "assign": text})
-
-
-def test_a_pattern_matches_whole_names_and_none_of_kafkas_own() -> None:
-    options = SourceOptions.parse({"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribePattern": "or.*s|__.*"})
-
-    chosen = options.selection.pick({"orders": 2, "my-orders": 1, "orders-x": 1, "__consumer_offsets": 50, "__mine": 1})
-
-    assert chosen == [("__mine", 0), ("orders", 0), ("orders", 1)]
-
-
-def test_option_names_are_case_insensitive_and_committed_is_the_default() -> None:
-    options = SourceOptions.parse({"KAFKA.Bootstrap.Servers": "127.0.0.1:9092", "SUBSCRIBE": "a,b,a"})
-
-    assert options.selection.pick({"a": 1, "b": 1}) == [("a", 0), ("b", 0)]
-    assert options.read_committed
-    assert options.fail_on_data_loss
-
-
 @pytest.mark.parametrize(
-    ("given", "setting", "value"),
+    ("given", "chosen"),
     [
-        ({}, "group.id", "penstock-spark"),
-        ({"groupIdPrefix": "team"}, "group.id", "team-penstock-spark"),
-        ({"groupIdPrefix": "team", "kafka.group.id": "mine"}, "group.id", "mine"),
-        ({"kafka.oauth_cb": "tokens:Token.of"}, "oauth_cb", "tokens:Token.of"),
+        ({"subscribePattern": "or.*s|__.*"}, ["__mine", "orders", "orders"]),
+        ({"SUBSCRIBE": "orders,my-orders,orders"}, ["orders", "orders", "my-orders"]),
     ],
 )
-def test_what_the_client_gets(given: dict[str, str], setting: str, value: str) -> None:
-    assert SourceOptions.parse(LEAST | given).client[setting] == value
+def test_topics_are_chosen_by_names_or_by_a_pattern_that_matches_none_of_kafkas_own(
+    given: dict[str, str], chosen: list[str]
+) -> None:
+    options = SourceOptions.parse({"KAFKA.Bootstrap.Servers": "127.0.0.1:9092", **given})
+    counts = {"orders": 2, "my-orders": 1, "orders-x": 1, "__consumer_offsets": 50, "__mine": 1}
+
+    assert [topic for topic, _ in options.selection.pick(counts)] == chosen
+    assert (options.read_committed, options.client["group.id"]) == (True, "penstock-spark")
 
 
 def test_positions_that_would_read_nothing_are_refused_where_they_make_no_sense() -> None:
-    at_a_time = {"endingTimestamp": "0"}, {"endingOffsetsByTimestamp": '{"orders": {"0": 0}}'}
-    for ends in ({"endingOffsets": "latest"}, *at_a_time):
+    for ends in ({"endingOffsets": "latest"}, {"endingTimestamp": "0"}):
         with pytest.raises(ConfigurationError, match=f"{next(iter(ends))} has no meaning"):
             SourceOptions.parse(LEAST | ends).for_stream()
     for wrong in ("latest", '{"orders": {"0": -1}}'):
@@ -115,20 +83,13 @@ def test_positions_that_would_read_nothing_are_refused_where_they_make_no_sense(
             SourceOptions.parse(LEAST | {"endingOffsets": wrong}).for_batch()
 
 
-def test_a_time_for_all_counts_before_times_for_each_and_those_before_offsets() -> None:
-    each, offsets = '{"orders": {"0": 7}}', '{"orders": {"0": 3}}'
+def test_a_time_counts_before_offsets() -> None:
+    offsets = '{"orders": {"0": 3}}'
     given = LEAST | {"startingOffsets": offsets, "endingOffsets": offsets}
-    by_partition = given | {"startingOffsetsByTimestamp": each, "endingOffsetsByTimestamp": each}
-    latest = {"startingOffsetsByTimestampStrategy": "LATEST"}
+    timed = SourceOptions.parse(given | {"startingTimestamp": "5", "endingTimestamp": "6"})
 
-    options = SourceOptions.parse(by_partition | {"startingTimestamp": "5", "endingTimestamp": "6"})
-    of_each = SourceOptions.parse(by_partition | latest)
-
-    assert options.starting == Position("startingTimestamp", 5, is_time=True)
-    assert options.ending == Position("endingTimestamp", 6, is_time=True, or_latest=True)
-    each_at = {"given": {("orders", 0): 7}, "is_time": True, "or_latest": True}
-    assert of_each.starting == Position("startingOffsetsByTimestamp", **each_at)
-    assert of_each.ending == Position("endingOffsetsByTimestamp", **each_at)
+    assert timed.starting == Position("startingTimestamp", 5, is_time=True)
+    assert timed.ending == Position("endingTimestamp", 6, is_time=True)
     assert SourceOptions.parse(given).starting == Position("startingOffsets", {("orders", 0): 3})
 
 
@@ -138,6 +99,8 @@ def test_a_time_for_all_counts_before_times_for_each_and_those_before_offsets() 
         ("security.protocol", 'Invalid value "***" for configuration property "security.protocol"'),
         ("fetch.message.max.bytes", 'Invalid value for configuration property "fetch.message.max.bytes"'),
         ("ssl.key.pem", "ssl.key.pem failed"),
+        ("isolation.level", 'Invalid value "***" for configuration property "isolation.level"'),
+        ("stats_cb", "expected stats_cb property as a callable function"),
         ("sasl.jaas.config", "Java JAAS configuration is not supported"),
         ("ssl.truststore.location", "Java TrustStores are not supported, use `ssl.ca.location`"),
         ("fetch.canary", 'No such configuration property: "fetch.canary"'),
@@ -162,18 +125,11 @@ def test_a_trigger_that_is_none_is_refused(trigger: str) -> None:
     ("packages", "names", "text"),
     [
         (["pyspark"], ["register"], "needs the package pyspark.*pip install 'penstock\\[spark\\]'"),
-        *(
-            pytest.param(*row, marks=pytest.mark.thorough)
-            for row in (
-                (["pyarrow"], ["SqlSink"], "needs the package pyarrow.*pip install 'penstock\\[spark\\]'"),
-                (["sqlalchemy"], ["SqlSink"], "needs the package sqlalchemy.*pip install 'penstock\\[sql\\]'"),
-                (["pyiceberg"], ["IcebergSink"], "needs the package pyiceberg.*pip install 'penstock\\[iceberg\\]'"),
-                (
-                    ["pyspark.sql.streaming.datasource"],
-                    ["register"],
-                    "or of another version: .*datasource.*; install it",
-                ),
-            )
+        pytest.param(
+            ["pyspark.sql.streaming.datasource"],
+            ["register"],
+            "or of another version: .*datasource.*; install it",
+            marks=pytest.mark.thorough,
         ),
         (["sqlalchemy", "psycopg"], WITHOUT_SQL, "^" + " ".join(WITHOUT_SQL) + "$"),
     ],

@@ -71,9 +71,9 @@ def test_a_log_that_ends_before_the_start_is_not_read_backwards() -> None:
     assert ends == {("a", 0): 7, ("a", 1): 10}
 
 
-@given(ranges, st.integers(1, 50), st.one_of(st.none(), st.integers(50_000, 10**6)))
-def test_tasks_cover_every_offset_once(given_ranges: list[OffsetRange], least: int, most: int | None) -> None:
-    tasks = [task for (task,) in cut(given_ranges, least, most)]
+@given(ranges, st.integers(1, 50))
+def test_tasks_cover_every_offset_once(given_ranges: list[OffsetRange], least: int) -> None:
+    tasks = [task for (task,) in cut(given_ranges, least)]
 
     whole = [part for part in given_ranges if part.size]
     assert all(task.size > 0 for task in tasks)
@@ -82,7 +82,6 @@ def test_tasks_cover_every_offset_once(given_ranges: list[OffsetRange], least: i
         assert (mine[0].start, mine[-1].end) == (part.start, part.end)
         assert all(before.end == after.start for before, after in pairwise(mine))
     assert len(tasks) >= min(least, sum(part.size for part in whole))
-    assert all(task.size <= (most or task.size) for task in tasks)
 
 
 @given(ranges)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
@@ -47,31 +46,15 @@ def at(seconds: float) -> str:
 
 
 def test_a_query_begins_and_ends_at_times(broker: DevBroker, timed: str) -> None:
-    each = json.dumps({timed: {"0": int(at(2)), "1": int(at(0.5))}})
-    later = json.dumps({timed: {"0": int(at(8)), "1": int(at(100))}})
-    late = {"subscribe": timed, "startingTimestamp": at(7)}
+    between = planned(broker, subscribe=timed, startingTimestamp=at(1.5), endingTimestamp=at(4))
+    to_the_end = planned(broker, subscribe=timed, startingTimestamp=at(3), endingTimestamp=str(2**63 - 1))
+    with pytest.raises(
+        SourceError, match=rf"{timed}\[1\] has no message at or after {at(7)} ms.*-1 in startingOffsets"
+    ):
+        planned(broker, subscribe=timed, startingTimestamp=at(7))
 
-    of_all = planned(broker, subscribe=timed, startingTimestamp=at(1.5), endingTimestamp=at(4))
-    of_each = planned(broker, subscribe=timed, startingOffsetsByTimestamp=each, endingOffsetsByTimestamp=later)
-    at_the_end = planned(broker, subscribe=timed, startingTimestamp=at(3), endingTimestamp=str(2**63 - 1))
-    with pytest.raises(SourceError, match=rf"{timed}\[1\] has no message at or after {at(7)} ms.*Strategy to latest"):
-        planned(broker, **late)
-    to_the_end = StreamReader(options_for(broker, **late, startingOffsetsByTimestampStrategy="latest")).initialOffset()
-
-    assert of_all == {0: (2, 4), 1: (2, 4)}
-    assert of_each == {0: (2, 8), 1: (1, 5)}
-    assert at_the_end == {0: (3, 10), 1: (3, 5)}
-    assert to_the_end == {timed: {"0": 7, "1": 5}}
-
-
-def test_a_partition_that_is_new_is_read_from_its_beginning(broker: DevBroker, timed: str) -> None:
-    reader = StreamReader(options_for(broker, subscribe=timed))
-    before = {timed: {"0": 10}}
-
-    end = reader.latestOffset(before, ReadAllAvailable())
-
-    assert end == {timed: {"0": 10, "1": 5}}
-    assert ranges(reader.partitions(before, end)) == [OffsetRange(timed, 1, 0, 5)]
+    assert between == {0: (2, 4), 1: (2, 4)}
+    assert to_the_end == {0: (3, 10), 1: (3, 5)}
 
 
 def test_committed_reads_end_where_a_transaction_is_open_and_go_on_when_it_has_ended(

@@ -7,19 +7,18 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
 from streams import SPARK_S
 from supervised_world import IDLE, FakeQuery, report
 
 from kafka_tools import committed, ends, produce
 from penstock.app import App
 from penstock.devbroker import DevBroker
-from penstock.spark_sink import ProgressListener, SqlSink
+from penstock.spark_sink import SqlSink
 from penstock.spark_sink.ledger.rules import Batch
 from penstock.spark_sink.progress.group_offsets import GroupOffsets
 from penstock.spark_sink.progress.query_progress import QueryProgress
@@ -59,33 +58,28 @@ def test_each_batch_counts_once_however_often_it_is_reported_and_an_idle_query_s
         lag=5,
         partitions=(SinkPartition("orders", 0, 4, 5), SinkPartition("orders", 1, 6, None)),
     )
-    progress.take(report(4, run="run-2"))
-    assert (progress.statistics.batches, progress.statistics.rows) == (5, 50), "a restarted query goes on counting"
-
-
-def test_a_source_that_is_not_kafkas_has_no_position() -> None:
-    progress = QueryProgress("orders")
-    progress.take(report(0, end={"logOffset": 7}, latest="None"))
-
-    shown = progress.statistics
-    assert (shown.rows, shown.partitions, shown.lag) == (10, (), None)
+    query.recentProgress = [report(4, run="run-2"), report(5, run="run-2", end={"logOffset": 7}, latest="None")]
+    progress.follow(query)
+    assert (progress.statistics.batches, progress.statistics.rows) == (6, 60), "a restarted query goes on counting"
+    assert len(progress.statistics.partitions) == 2, "a source that is not Kafka's says nothing of the position"
 
 
 def test_metrics_equal_the_reports_and_end_with_the_query(recorded: Recorded) -> None:
-    sink: Any = SimpleNamespace(ledger_key=object())
+    query: Any = FakeQuery()
+    sink = SimpleNamespace(ledger_key=object())
     stored = Batch("table orders", 7, "id", {("orders", 0): (1, 3)})
     with stored_batches.one_call(sink.ledger_key, Origin("orders", "run", "id"), stored):
         pass
-    listener = ProgressListener(recorded.telemetry(), sinks={"orders": sink})
-    for taken in (report(0), report(1, end={"orders": {"0": 5, "1": 12}})):
-        listener.onQueryProgress(cast("QueryProgressEvent", SimpleNamespace(progress=taken)))
+    progress = QueryProgress("orders", recorded.telemetry(), sink=sink)
+    query.recentProgress = [report(0), report(1, end={"orders": {"0": 5, "1": 12}})]
+    progress.follow(query)
 
     shown = {name: values(recorded, name) for name in recorded.metrics()}
     durations = {
         point.attributes["penstock.spark.phase"]: (point.count, point.sum)
         for point in recorded.points("penstock.spark.batch.duration")
     }
-    listener.onQueryTerminated(cast("QueryTerminatedEvent", SimpleNamespace(runId=taken.runId)))
+    progress.close()
 
     assert shown["penstock.spark.rows"] == {(): 20}
     assert shown["penstock.spark.rows_per_second"] == {(): 5.3}
@@ -102,16 +96,6 @@ def offsets_of(group: GroupOffsets, servers: str, topic: str, partitions: int) -
     group.close()
     standing = committed(servers, group.group, topic, partitions)
     return {number: place.offset for number, place in standing.items()}
-
-
-def test_a_groups_offsets_follow_a_query_forward_and_back(broker: DevBroker, new_topic: Callable[..., str]) -> None:
-    topic = new_topic(partitions=2)
-    group = GroupOffsets(f"shown-{topic}", bootstrap_servers=broker.bootstrap_servers)
-
-    for position in ({(topic, 0): 4, (topic, 1): 0}, {(topic, 0): 4, (topic, 1): 3}, {(topic, 0): 1, (topic, 1): 5}):
-        group.follow(position)
-
-    assert offsets_of(group, broker.bootstrap_servers, topic, 2) == {0: 1, 1: 5}
 
 
 def test_a_group_with_members_is_left_alone_with_one_warning(

@@ -13,6 +13,7 @@ from rights import give, on_group, on_topic, take
 from waiting import wait_until
 
 
+@pytest.mark.thorough
 def test_offsets_of_a_group_that_may_not_be_written_are_told_once_and_written_when_they_may(
     secured: DevBroker,
     new_user: Callable[..., User],

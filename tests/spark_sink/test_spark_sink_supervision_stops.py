@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from supervised_world import FRAME, FakeFleet, FakeQuery, World, report, woken
+from supervised_world import FRAME, FakeFleet, FakeQuery, World, app_sinks, report, woken
 
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink.progress.statistics import SinkState
 from penstock.spark_sink.queries.gate import BatchLeftError, Gate
-from penstock.spark_sink.queries.supervisor import Supervisor
 from waiting import wait_until
 
 
@@ -34,19 +33,19 @@ def test_a_closed_gate_lets_no_batch_begin_and_says_how_spark_knows_a_stop() -> 
 
 
 class Stage:
-    """A supervisor with queries that run batches on threads of their own, as Spark does."""
+    """The sinks of an app with queries that run batches on threads of their own, as Spark does."""
 
-    def __init__(self, count: int = 1, *, begins: bool = True, refusals: tuple[Exception, ...] = ()) -> None:
+    def __init__(self, count: int = 1, *, refusals: tuple[Exception, ...] = ()) -> None:
         self.begun, self.release = threading.Event(), threading.Event()
         self.answers: list[bool] = []
         self.worlds = [World(function=self.work) for _ in range(count)]
         self.worlds[-1].refusals = list(refusals)
-        self.world, self.fleet = self.worlds[0], FakeFleet(begins=begins)
-        self.supervisor = Supervisor("test", release_s=60)
+        self.world, self.fleet = self.worlds[0], FakeFleet()
+        self.sinks = app_sinks(60)
 
     def start(self) -> Stage:
         fleet: Any = self.fleet
-        self.supervisor.supervise([world.supervised for world in self.worlds], fleet)
+        self.sinks.supervise([world.supervised for world in self.worlds], fleet)
         return self
 
     def work(self, _batch: object, _batch_id: int) -> None:
@@ -72,13 +71,13 @@ class Stage:
         return self.world.gates[0].is_closed
 
     def stop(self, timeout: float) -> None:
-        """Stop the supervisor, on a thread of its own."""
-        threading.Thread(target=lambda: self.answers.append(self.supervisor.stop(timeout))).start()
+        """Stop them, on a thread of its own."""
+        threading.Thread(target=lambda: self.answers.append(self.sinks.stop(timeout))).start()
 
     def stop_twice(self) -> None:
         self.stop(600)
         wait_until(lambda: self.is_closed)
-        self.supervisor.request_stop(now=True)
+        self.sinks.request_stop(now=True)
 
     def take_away(self, *, is_lost: bool) -> None:
         """Have the query given to another replica."""
@@ -130,7 +129,7 @@ def test_a_query_ends_behind_its_batch_unless_time_or_another_replica_forbids_it
         stage.fleet.mine = frozenset(["orders"])
         wait_until(lambda: world.supervised.state is SinkState.RUNNING)
         assert (len(world.started), world.restarts) == (2, 0)
-        assert stage.supervisor.stop(5)
+        assert stage.sinks.stop(5)
     assert stage.fleet.has_left
 
 
@@ -139,10 +138,10 @@ def test_a_query_that_waits_for_its_restart_is_not_started_any_more() -> None:
     stage.world.query.end(ValueError("no room"))
     wait_until(lambda: stage.world.supervised.state is SinkState.WAITING)
 
-    assert stage.supervisor.stop(5)
+    assert stage.sinks.stop(5)
 
     assert (stage.world.supervised.state, len(stage.world.started)) == (SinkState.STOPPED, 1)
-    assert stage.supervisor.ended
+    assert stage.sinks.ended
 
 
 def test_a_query_that_does_not_start_has_those_before_it_stopped_and_leaves_the_fleet() -> None:
@@ -150,7 +149,7 @@ def test_a_query_that_does_not_start_has_those_before_it_stopped_and_leaves_the_
 
     with pytest.raises(ConfigurationError, match="wrong"):
         stage.start()
-    stage.supervisor.stop(5)
+    stage.sinks.stop(5)
 
     assert (stage.world.query.stops, stage.worlds[1].started) == (1, [])
     assert stage.fleet.has_left
@@ -175,23 +174,11 @@ def test_a_spark_that_is_gone_ends_the_app_with_a_sentence_and_all_queries_end(
     wait_until(lambda: stage.worlds[1].supervised.failure is not None)
 
     with pytest.raises(SinkError, match="Spark does not answer for the query orders: ConnectionRefusedError"):
-        stage.supervisor.raise_failure()
+        stage.sinks.raise_failure()
     stage.worlds[1].supervised.state = SinkState.RUNNING  # as where it goes during the stop
-    stage.supervisor.stop(5)
+    stage.sinks.stop(5)
     assert [world.query.stops for world in stage.worlds] == [1, 0, 1]
     assert "Spark did not stop the query orders" in caplog.text
-
-
-def test_a_query_of_another_replica_stands_by_until_the_fleet_gives_it() -> None:
-    stage = Stage(begins=False).start()
-    world = stage.world
-
-    assert (world.supervised.state, world.started, stage.supervisor.ended) == (SinkState.STANDBY, [], False)
-    stage.fleet.mine = frozenset(["orders", "others"])
-    wait_until(lambda: world.supervised.state is SinkState.RUNNING)
-    assert (len(world.started), world.restarts) == (1, 0)
-
-    assert stage.supervisor.stop(5)
 
 
 def test_a_fleet_that_breaks_down_stops_all_queries_and_the_app() -> None:
@@ -201,6 +188,6 @@ def test_a_fleet_that_breaks_down_stops_all_queries_and_the_app() -> None:
     wait_until(lambda: stage.world.query.stops == 1)
 
     with pytest.raises(SinkError, match="the app cannot share its sinks out any more: KeyError"):
-        stage.supervisor.raise_failure()
-    stage.supervisor.stop(5)
+        stage.sinks.raise_failure()
+    stage.sinks.stop(5)
     assert stage.fleet.has_left

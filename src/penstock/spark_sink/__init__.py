@@ -14,7 +14,6 @@ from penstock.errors import ConfigurationError
 if TYPE_CHECKING:
     from penstock.spark_sink.errors import DataLossError, SchemaMismatchError, SessionStoppedError
     from penstock.spark_sink.ledger.rules import LedgerEntry
-    from penstock.spark_sink.progress.listener import ProgressListener
     from penstock.spark_sink.progress.statistics import SinkPartition, SinkState, SinkStatistics
     from penstock.spark_sink.queries.query import start_sink
     from penstock.spark_sink.queries.sink_specs import RowsFunction, SinkFunction, SinkSpec
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "errors": ("DataLossError", "SchemaMismatchError", "SessionStoppedError"),
     "ledger.rules": ("LedgerEntry",),
-    "progress.listener": ("ProgressListener",),
     "progress.statistics": ("SinkPartition", "SinkState", "SinkStatistics"),
     "queries.query": ("start_sink",),
     "queries.sink_specs": ("RowsFunction", "SinkFunction", "SinkSpec"),
@@ -90,7 +88,6 @@ __all__ = [
     "KafkaSink",
     "LedgerEntry",
     "Offsets",
-    "ProgressListener",
     "Rejected",
     "RowsFunction",
     "SchemaMismatchError",

@@ -1,4 +1,4 @@
-"""Errors of the Spark engine that are told apart by type, and how a type is read in the text that Spark makes of one.
+"""Errors of the Spark engine, distinguished by type, and how a type is read in the text that Spark makes of an error.
 
 Of an exception that crosses Spark's JVM only the text of its stack is left, with a line `module.Type: message`. What
 becomes of a query hangs on the types in such lines, never on the words of a message.

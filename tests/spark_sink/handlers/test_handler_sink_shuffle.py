@@ -22,7 +22,7 @@ from penstock.spark_sink.sinks.handlers.spread import lane_column, spread
 
 #: Options of the source under which it reads two partitions of 1,500 messages.
 WHOLE: dict[str, str] = {}
-DIVIDED = {"maxRecordsPerPartition": "400"}
+DIVIDED = {"minPartitions": "8"}
 PACKED = {"endingOffsets": "small"}
 
 

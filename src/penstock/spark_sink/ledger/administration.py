@@ -107,10 +107,11 @@ def positions(
         options = {f"kafka.{name}": str(value) for name, value in without_membership(config).items()}
         topics = ",".join(sorted({topic for topic, _ in parts}))
         reader = OffsetReader(SourceOptions.parse({**options, "kafka.bootstrap.servers": servers, "subscribe": topics}))
-        reader.partitions()  # raises for a topic that is gone, or may not be read
-        ids = reader.topics().ids
-        found = {part: log.first if text == "earliest" else log.end for part, log in reader.logs(parts).items()}
-        return {part: LedgerEntry(at, at, ids.get(part[0])) for part, at in found.items()}
+        view = reader.first_view()  # raises for a topic that is gone, or may not be read
+        if gone := sorted(set(parts) - view.logs.keys()):
+            raise ConfigurationError(f"{gone[0][0]} has no partition {gone[0][1]} any more; give --forget")
+        found = {part: log.first if text == "earliest" else log.end for part, log in view.logs.items() if part in parts}
+        return {part: LedgerEntry(at, at, view.ids.get(part[0])) for part, at in found.items()}
     if _OFFSET.fullmatch(text):
         offsets: Offsets = dict.fromkeys(parts, int(text))
     else:

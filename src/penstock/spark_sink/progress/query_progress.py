@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class QueryProgress:
-    """What is shown of a query, through all its starts. One thread hands reports over; any thread may read."""
+    """What is shown of a query, through all its starts. One thread follows the query; any thread may read."""
 
     def __init__(
         self, name: str, telemetry: Telemetry | None = None, *, group: GroupOffsets | None = None, sink: object = None
@@ -50,22 +50,20 @@ class QueryProgress:
         # All of them take Spark some time, and are needed where there are several since the last time only.
         is_next = last.runId == self.run and self.batch_of_run in (last.batchId, last.batchId - 1)
         for report in (last,) if is_next else query.recentProgress:
-            self.take(report)
+            self._take(report)
 
-    def take(self, report: StreamingQueryProgress) -> None:
+    def _take(self, report: StreamingQueryProgress) -> None:
         """Take a report; reports come in their order, and a batch counts once however often it is reported."""
         if report.runId != self.run:
             self.run, self.batch_of_run = report.runId, None
-        # Else there was nothing to do: Spark says so now and then.
-        is_batch = "addBatch" in report.durationMs
-        shown = self.statistics
-        if is_batch:
-            if self.batch_of_run is not None and report.batchId <= self.batch_of_run:
-                return
+        shown = self._at(report)
+        if "addBatch" not in report.durationMs:  # there was nothing to do: Spark says so now and then
+            self.statistics = shown
+        elif self.batch_of_run is None or report.batchId > self.batch_of_run:
             self.batch_of_run = report.batchId
             seconds = {phase: taken / 1_000 for phase, taken in report.durationMs.items()}
             rows_per_s = report.processedRowsPerSecond or 0.0
-            shown = replace(
+            self.statistics = replace(
                 shown,
                 batch_id=report.batchId,
                 batches=shown.batches + 1,
@@ -73,30 +71,29 @@ class QueryProgress:
                 rows_per_s=rows_per_s if math.isfinite(rows_per_s) else 0.0,
                 batch_seconds=seconds.get("triggerExecution", 0.0),
             )
-        self.statistics = self._at(report, shown)
-        if is_batch and self._metrics is not None:
-            self._metrics.batch(seconds)
-        if is_batch and self._group is not None:
-            self._group.follow({(part.topic, part.partition): part.position for part in self.statistics.partitions})
+            if self._metrics is not None:
+                self._metrics.batch(seconds)
+            if self._group is not None:
+                self._group.follow({(part.topic, part.partition): part.position for part in shown.partitions})
 
-    def _at(self, report: StreamingQueryProgress, shown: SinkStatistics) -> SinkStatistics:
-        """Return where a query is, as its report says."""
+    def _at(self, report: StreamingQueryProgress) -> SinkStatistics:
+        """Return the statistics with where the query is, as its report says."""
         position: Offsets = {}
         latest: Offsets = {}
         for source in report.sources:
-            ends = _offsets(source.endOffset)
-            position |= ends
-            latest |= _offsets(source.latestOffset) if ends else {}
+            if ends := _offsets(source.endOffset):
+                position |= ends
+                latest |= _offsets(source.latestOffset)
         if not position:
-            return shown
+            return self.statistics
         lag = {part: max(0, latest[part] - position[part]) for part in position.keys() & latest.keys()}
         # As the sink's batches left it in this process: nobody opens the sink for it.
-        key, name = getattr(self._sink, "ledger_key", None), getattr(self._sink, "name", None) or shown.name
+        key, name = getattr(self._sink, "ledger_key", None), getattr(self._sink, "name", None) or self.statistics.name
         ledger = stored_batches.ends(key, name)
         partitions = tuple(
             SinkPartition(*part, offset, lag.get(part), ledger.get(part)) for part, offset in sorted(position.items())
         )
-        return replace(shown, lag=sum(lag.values()) if lag else None, partitions=partitions)
+        return replace(self.statistics, lag=sum(lag.values()) if lag else None, partitions=partitions)
 
     def restarted(self) -> None:
         """Count that the query is started again."""
@@ -116,9 +113,11 @@ class QueryProgress:
         )
 
     def close(self) -> None:
-        """Show no metrics any more."""
+        """Show no metrics any more, and write the last offsets of the group."""
         if self._metrics is not None:
             self._metrics.close()
+        if self._group is not None:
+            self._group.close()
 
 
 def _offsets(given: Any) -> Offsets:

@@ -6,29 +6,33 @@ Spark is imported at the start, so that an app without sinks needs none of it.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock import clients
+from penstock.clients.bounded_calls import CLOSE_S
 from penstock.clients.reading import without_membership
 from penstock.clients.requests.topics import require_topics
 from penstock.clients.rights import MissingRightError, principal_of
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SessionStoppedError
 from penstock.spark_sink.progress.group_offsets import GroupOffsets
 from penstock.spark_sink.progress.query_progress import QueryProgress
-from penstock.spark_sink.progress.statistics import SinkStatistics
+from penstock.spark_sink.progress.statistics import SinkState, SinkStatistics
+from penstock.spark_sink.queries import restarts
 from penstock.spark_sink.queries.fleet import Fleet
 from penstock.spark_sink.queries.gate import BatchLeftError, Gate
 from penstock.spark_sink.queries.sink_specs import SinkSpec
-from penstock.spark_sink.queries.supervisor import SupervisedQuery, Supervisor
+from penstock.spark_sink.queries.supervised_query import HALT_S, SupervisedQuery
 from penstock.spark_sink.sinks.sink import OfQuery
 from penstock.spark_sink.source.session import is_classic, is_stopped, new_session
 
@@ -38,11 +42,22 @@ if TYPE_CHECKING:
 
     from penstock.telemetry import Telemetry
 
+_log = logging.getLogger("penstock.spark_sink")
 
-class AppSinks(Supervisor):
+#: Seconds between two polls of the queries, and of a batch whose end is waited for.
+_POLL_S, _IDLE_POLL_S = 0.2, 0.05
+#: Seconds that a start waits for the group. A holder that finishes a batch first keeps it waiting longer; the queries
+#: are started then when the group has answered.
+_JOIN_S = 30.0
+
+
+class AppSinks:
     """The sinks of one app. `start` once; everything else from any thread.
 
-    Batches under way may take `stop_timeout` seconds at a stop that names no other time.
+    Once the first queries have started, one thread starts others, starts failed ones again and ends them. It alone
+    changes their state, and it is this replica's member of the fleet, which says what the replica runs. Other threads
+    ask for a stop and wait, within bounds, until that thread has ended. Batches under way may take `stop_timeout`
+    seconds at a stop that names no other time, and when another replica gets their sink.
     """
 
     def __init__(
@@ -55,15 +70,22 @@ class AppSinks(Supervisor):
         telemetry: Telemetry | None,
         stop_timeout: float,
     ) -> None:
-        super().__init__(name, stop_timeout)
         self._name = name
         self._specs = tuple(specs)
         self._bootstrap_servers = bootstrap_servers
         self._config = config
         self._telemetry = telemetry
         self._stop_timeout = stop_timeout
+        self.supervised: tuple[SupervisedQuery, ...] = ()
         #: What is undone when the queries have ended.
         self._ends = ExitStack()
+        # Plain fields: a signal handler sets them, and the thread it interrupts may hold any lock.
+        self._is_stopping = False
+        self._stop_by = math.inf
+        # Written by the thread, read by others when it has ended.
+        self._failure: SinkError | None = None
+        self._is_finished = True
+        self._thread = threading.Thread(target=self._run, name=f"penstock-sinks-{name}", daemon=True)
 
     def start(self) -> None:
         """Start the queries that this replica of the app has; where one fails, `stop` ends those before it.
@@ -75,28 +97,25 @@ class AppSinks(Supervisor):
         admin = clients.admin(self._bootstrap_servers, self._config)
         topics = {topic for spec in self._specs for topic in spec.topics}
         require_topics(admin, self._bootstrap_servers, topics, principal=principal_of(self._config))
-        self._fleet = Fleet(self._name, self._specs, self._bootstrap_servers, self._config, self._stop_timeout)
-        self._ends.callback(self._fleet.leave)
+        fleet = Fleet(self._name, self._specs, self._bootstrap_servers, self._config, self._stop_timeout)
+        self._ends.callback(fleet.leave)
         # Before the session: the group takes as long to answer as that takes to start.
-        self._fleet.join()
+        fleet.join()
         spark = self._session()
         register(spark)
         if is_classic(spark):
             callbacks = logging.getLogger("py4j.clientserver")
             callbacks.addFilter(_is_error)
             self._ends.callback(callbacks.removeFilter, _is_error)
-        self.supervise([self._supervised(spark, spec) for spec in self._specs], self._fleet)
+        self.supervise([self._supervised(spark, spec) for spec in self._specs], fleet)
 
     def _supervised(self, spark: SparkSession, spec: SinkSpec) -> SupervisedQuery:
-        group = None
-        if spec.group is not None:
-            group = GroupOffsets(spec.group, bootstrap_servers=self._bootstrap_servers, config=self._config)
-            self._ends.callback(group.close)
+        servers, config = self._bootstrap_servers, self._config
+        group = None if spec.group is None else GroupOffsets(spec.group, bootstrap_servers=servers, config=config)
         progress = QueryProgress(spec.name, self._telemetry, group=group, sink=spec.function)
         self._ends.callback(progress.close)
-        return SupervisedQuery(
-            spec.name, partial(self._start_query, spark, spec), allowed=spec.restarts, progress=progress
-        )
+        start = partial(self._start_query, spark, spec)
+        return SupervisedQuery(spec.name, start, allowed=spec.restarts, progress=progress)
 
     def _session(self) -> SparkSession:
         """Return the process's session, or a new one that ends with the app."""
@@ -131,6 +150,75 @@ class AppSinks(Supervisor):
         config = without_membership(clients.portable(self._config))
         return start_query(spark, spec, self._bootstrap_servers, config, gate), gate
 
+    def supervise(self, queries: Sequence[SupervisedQuery], fleet: Fleet) -> None:
+        """Start this replica's queries, or raise what keeps the first of them from starting; the others stand by."""
+        self.supervised = tuple(queries)
+        self._fleet = fleet
+        fleet.on_release = self._release
+        try:
+            self._begin()
+        except BaseException:
+            self._end(self.supervised, SinkState.STOPPED, time.monotonic() + self._stop_timeout)
+            fleet.leave()
+            raise
+        self._thread.start()
+
+    def _begin(self) -> None:
+        deadline = time.monotonic() + _JOIN_S
+        while self._fleet.mine is None and time.monotonic() < deadline:
+            self._fleet.poll(_POLL_S)
+        for query in self.supervised:
+            if query.name in (self._fleet.mine or ()):
+                query.begin()
+            else:
+                _log.info("the query %s stands by: another replica of the app has it, or the group is late", query.name)
+
+    def _run(self) -> None:
+        while not (self._is_stopping or self._failure):
+            self._poll()
+            time.sleep(_POLL_S)
+        self._is_finished = self._end(self.supervised, SinkState.STOPPED)
+        self._fleet.leave()
+
+    def _poll(self) -> None:
+        try:
+            self._fleet.poll()
+        except Exception as error:  # noqa: BLE001 - it is not known any more whose the queries are: all are stopped
+            what = "the app cannot share its sinks out any more"
+            self._failure = SinkError(f"{what}: {restarts.summary_of(error)}; start it again")
+            self._failure.__cause__ = error
+            return
+        for query in self.supervised:
+            try:
+                query.poll(is_mine=query.name in (self._fleet.mine or ()))
+            except Exception as error:  # noqa: BLE001 - a JVM that ended shows in more than one way
+                query.fail(
+                    f"Spark does not answer for the query {query.name}: {restarts.summary_of(error)}; its process has "
+                    "ended or its session was stopped: see its log, and start again",
+                    error,
+                )
+
+    def _release(self, names: Collection[str], is_lost: bool) -> None:
+        """End queries that another replica is to run, behind the batch under way unless that may run them already."""
+        released = [query for query in self.supervised if query.name in names]
+        self._end(released, SinkState.STANDBY, time.monotonic() + (0.0 if is_lost else self._stop_timeout))
+        for query in released:
+            _log.info("the query %s is given to another replica of the app", query.name)
+
+    def _end(self, queries: Sequence[SupervisedQuery], state: SinkState, deadline: float = math.inf) -> bool:
+        """Begin no batch of these queries, wait for those under way until the deadline, and end the queries."""
+        for query in queries:
+            query.close()
+        while waiting := [query for query in queries if not query.is_idle()]:
+            if time.monotonic() >= min(deadline, self._stop_by):
+                break
+            time.sleep(_IDLE_POLL_S)
+        for query in waiting:
+            _log.warning("a batch of the query %s is interrupted; the next start does it again", query.name)
+        for query in reversed(queries):
+            query.halt(state)
+        return not waiting
+
     @property
     def queries(self) -> list[StreamingQuery]:
         """Spark's queries, those that run now or ended last."""
@@ -149,16 +237,46 @@ class AppSinks(Supervisor):
             for query in self.supervised
         ]
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing runs and nothing is to be started again."""
+        return not any(query.is_going_on for query in self.supervised)
+
+    def raise_failure(self) -> None:
+        """Raise what the app stops for: the error of a query that failed and is not started again, if there is one."""
+        for failure in (self._failure, *(query.failure for query in self.supervised)):
+            if failure is not None:
+                raise failure
+
+    def request_stop(self, *, now: bool = False) -> None:
+        """Ask for a stop, `now` without the batches under way, and do not wait for it; safe in a signal handler."""
+        if now:
+            self._stop_by = time.monotonic()
+        self._is_stopping = True
+
     def stop(self, timeout: float | None = None, *, begun: float | None = None) -> bool:
         """Let the batches under way be finished and committed, begin no other, and end the queries.
 
         The batches may take `timeout` seconds, from `begun` on by the monotonic clock; the app's `stop_timeout` from
-        now on when left out. Returns whether no batch was interrupted.
+        now on when left out. Those that take more are interrupted, and done again at the next start. Returns whether
+        none was.
         """
-        allowed = self._stop_timeout if timeout is None else timeout
-        gone = 0.0 if begun is None else time.monotonic() - begun
+        allowed_s = self._stop_timeout if timeout is None else timeout
         with self._ends:
-            return super().stop(max(0.0, allowed - gone))
+            if not self._thread.ident:
+                return True
+            self._stop_by = min(self._stop_by, (time.monotonic() if begun is None else begun) + allowed_s)
+            self._is_stopping = True
+            for query in self.supervised:
+                query.close()
+            # Beyond the batches: the stop of each query, a start under way, and leaving the group. A second signal
+            # shortens the time for the batches.
+            halts_s = HALT_S * (len(self.supervised) + 1) + CLOSE_S
+            while self._thread.is_alive() and time.monotonic() < self._stop_by + halts_s:
+                self._thread.join(_IDLE_POLL_S)
+            if self._thread.is_alive():
+                _log.warning("the sinks have not ended in time: Spark does not answer; they end with this process")
+            return self._is_finished and not self._thread.is_alive()
 
 
 def _end_quietly(end: Callable[[], object]) -> None:

@@ -58,10 +58,10 @@ class Fleet:
     ) -> None:
         self.group = group_of_sinks(app)
         self.on_release: Callable[[Collection[str], bool], None] = lambda _names, _is_lost: None
-        #: Names of the sinks that the group has given to this replica, and of those that it runs though their topic is
-        #: gone; see above. Replaced as a whole. None until the group has answered.
-        self._given: frozenset[str] | None = None
-        self.kept: frozenset[str] = frozenset()
+        #: Names of the sinks that this replica runs. Replaced as a whole. None until the group has answered.
+        self.mine: frozenset[str] | None = None
+        #: Those of them whose topic is gone; see above.
+        self.kept: set[str] = set()
         self._servers, self._config = bootstrap_servers, config
         self._topics = {spec.name: spec.topics[0] for spec in specs}
         self._settings: dict[str, Any] = {
@@ -103,11 +103,6 @@ class Fleet:
             on_lost=lambda member, parts: self._revoked(member, parts, is_lost=True),
         )
 
-    @property
-    def mine(self) -> frozenset[str] | None:
-        """Names of the sinks that this replica runs; None until the group has answered."""
-        return None if self._given is None else self._given | self.kept
-
     def poll(self, timeout_s: float = 0.0) -> None:
         """Take part in the group."""
         message = None if self._member is None else self._member.poll(timeout_s)
@@ -129,19 +124,21 @@ class Fleet:
         member.incremental_assign(parts)
         member.pause(parts)
         self._logged, self._ask_at = "", 0.0
-        self._given = (self._given or frozenset()) | self._decided_by(parts)
+        given = self._decided_by(parts)
         back = {name for name in self.kept if self._is_there(name)}
         self.kept -= back
+        self.mine = (self.mine or frozenset()) - back | given
         # Another replica has what came back but was not given to this one, and may run it already.
-        self.on_release(back - self._given, True)  # noqa: FBT003 - a function's type has no names
+        self.on_release(back - given, True)  # noqa: FBT003 - a function's type has no names
 
     def _revoked(self, member: Consumer, parts: list[TopicPartition], *, is_lost: bool) -> None:
         names = self._decided_by(parts)
-        self._given = (self._given or frozenset()) - names
         if self._member is not None:  # else it leaves, and the queries have ended
             gone = {name for name in names if not self._is_there(name)}
             self.kept |= gone
-            self.on_release(names - gone, is_lost)
+            names -= gone
+            self.mine = (self.mine or frozenset()) - names
+            self.on_release(names, is_lost)
         member.incremental_unassign(parts)
 
     def _is_there(self, name: str) -> bool:

@@ -18,8 +18,6 @@ from penstock.spark_sink.queries.restarts import lacking_package
 from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.queries.starting_offsets import beginning, checkpoint_of, has_progress
 from penstock.spark_sink.sinks.sink import OfQuery, begin_ledger
-from penstock.spark_sink.source.brokers import OffsetReader
-from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.session import is_classic
 from penstock.spark_sink.source.source import register
 
@@ -101,10 +99,9 @@ def start_query(
     when = trigger_arguments(spec.trigger)
     of_source = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": ",".join(spec.topics)}
     of_source |= {f"kafka.{key}": _option_text(key, value) for key, value in config.items()}
-    begins = beginning(spec, of_source, progress=has_progress(spark, checkpoint))
-    if is_classic(spark):
-        # The driver is this process: what is wrong with the topics is raised as it is, not out of Spark's stacks.
-        OffsetReader(SourceOptions.parse(begins.options).for_stream()).partitions()
+    # Where the driver is this process, what is wrong with the topics is raised as it is, not out of Spark's stacks.
+    progress, is_local = has_progress(spark, checkpoint), is_classic(spark)
+    begins = beginning(spec, of_source, progress=progress, is_local=is_local)
     register(spark)
     frame = load(spark.readStream.format("penstock").options(**begins.options))
     if spec.rows is not None:

@@ -7,7 +7,7 @@ there (`spark_sink.errors`), Spark's by class and error condition. The words of 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from enum import Enum, auto
 
 from penstock.clients.rights import MissingRightError
 from penstock.errors import ConfigurationError, MessageFormatError, TopicNotFoundError, causes
@@ -29,9 +29,8 @@ _PERMANENT = (
     TopicNotFoundError,
 )
 
-#: The same of Spark's errors, by their class, and by its name in a stack of the JVM.
-_SPARK_KINDS = frozenset({"AnalysisException", "ParseException"})
-_SPARK_NAMES = re.compile(r"\borg\.apache\.spark\.sql\.[\w.]*(?:AnalysisException|ParseException)\b")
+#: The same of Spark's errors: their class, and its name in a stack of the JVM.
+_SPARK_KIND = re.compile(r"(?:pyspark\.errors|org\.apache\.spark\.sql)\.[\w.]*(?:AnalysisException|ParseException)\b")
 
 #: What Spark says where two queries write to one checkpoint: to the logs of its batches, or to its other files.
 _RIVAL = re.compile(r"\[CONCURRENT_STREAM_LOG_UPDATE]|Multiple streaming queries are concurrently using")
@@ -46,40 +45,41 @@ _KIND_AND_TEXT = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Warning)): (.+)$
 _NO_MODULE = re.compile(r"No module named '(penstock|confluent_kafka|pyarrow|xxhash|psycopg|sqlalchemy)\b")
 
 
-def wait_s(restarts: int) -> float:
-    """Return the seconds before the next restart, after so many in a row."""
-    return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0**restarts)
+class FailureKind(Enum):
+    """What another start of a failed query would meet."""
+
+    #: Perhaps nothing: a neighbour was away.
+    PASSING = auto()
+    #: The same failure.
+    PERMANENT = auto()
+    #: The same failure, until somebody gives a permission.
+    MISSING_RIGHT = auto()
+    #: The other query that writes to its checkpoint, unless that has ended: a frozen replica's ends once or twice.
+    RIVAL = auto()
+
+
+def kind_of(failure: BaseException) -> FailureKind:
+    """Return what another start would meet after a failure."""
+    found = [*causes(failure)]
+    found += [error for cause in found for error in errors_in(str(cause))]
+    if any(_RIVAL.search(str(cause)) for cause in found):
+        return FailureKind.RIVAL
+    if any(isinstance(cause, _PERMANENT) or _SPARK_KIND.search(f"{type(cause).__mro__} {cause}") for cause in found):
+        return FailureKind.PERMANENT
+    if any(isinstance(cause, MissingRightError) for cause in found):
+        return FailureKind.MISSING_RIGHT
+    return FailureKind.PASSING
 
 
 def is_permanent(failure: BaseException) -> bool:
-    """Return whether another start would meet the same failure, or must not be made."""
-    return any(
-        isinstance(cause, _PERMANENT)
-        or any(kind.__name__ in _SPARK_KINDS for kind in type(cause).__mro__)
-        or _SPARK_NAMES.search(str(cause)) is not None
-        for cause in _causes(failure)
-    )
-
-
-def has_rival(failure: BaseException) -> bool:
-    """Return whether a query ended because another one writes to its checkpoint."""
-    return any(_RIVAL.search(str(cause)) for cause in _causes(failure))
-
-
-def lacks_right(failure: BaseException) -> bool:
-    """Return whether a query ended because its client lacks a permission."""
-    return any(isinstance(cause, MissingRightError) for cause in _causes(failure))
-
-
-def _causes(failure: BaseException) -> Iterator[BaseException]:
-    """Yield a failure and its causes, with those that crossed Spark's JVM as text."""
-    for cause in causes(failure):
-        yield cause
-        yield from errors_in(str(cause))
+    """Tell whether another start would meet the same failure, whatever is waited for."""
+    return kind_of(failure) is FailureKind.PERMANENT
 
 
 def summary_of(failure: BaseException) -> str:
     """Return a failure in one line: its kind and the first line of its text, without Spark's wrapping."""
+    if kind_of(failure) is FailureKind.RIVAL:
+        return "another query writes to the same checkpoint: stop one, or give each a checkpoint_location of its own"
     text = str(failure).split(_PLAN, 1)[0].strip()
     within = _KIND_AND_TEXT.findall(text)
     if "\n" in text and within:

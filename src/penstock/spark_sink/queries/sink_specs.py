@@ -149,8 +149,6 @@ class SinkRegistry:
                     raise ConfigurationError(
                         f"two sinks have the {what} {value!r}; each needs its own: give one of them another {what}="
                     )
-            if group == group_of_sinks(self.name):
-                raise ConfigurationError(f"group={group!r} is the group of all sinks of the app; give another one")
             self._sinks.append(spec)
             return function
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigurationError
@@ -18,7 +18,7 @@ from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.sinks.sink import has_ledger, ledger_entries
 from penstock.spark_sink.source.brokers import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
-from penstock.spark_sink.source.plan import Offsets, TopicPartition, to_json
+from penstock.spark_sink.source.plan import TopicPartition, to_json
 from penstock.spark_sink.source.session import is_classic
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ _log = logging.getLogger("penstock.spark_sink")
 CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 
 _STARTING = "startingoffsets"
-#: Options of the source that say where a query begins, in lower case.
-_WHERE = (_STARTING, "startingtimestamp", "startingoffsetsbytimestamp", "startingoffsetsbytimestampstrategy")
 
 
 def checkpoint_of(spark: SparkSession, spec: SinkSpec) -> str | None:
@@ -80,23 +78,29 @@ class Beginning(NamedTuple):
     entries: Mapping[TopicPartition, LedgerEntry] = {}
 
 
-def beginning(spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | None = False) -> Beginning:
+def beginning(
+    spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | None = False, is_local: bool = True
+) -> Beginning:
     """Return where a query begins: where the ledger says, and elsewhere as its options do.
 
-    `of_source` has the options that name brokers and topics, `progress` is what `has_progress` says of the checkpoint.
-    Where the sink's options say where to begin, they count before its `starting_offsets`. Raises `SinkError` where the
-    ledger cannot be read, `DataLossError` where a checkpoint speaks of a topic that was created again since, and
-    `BrokerConnectionError`, `MissingRightError` or `TopicNotFoundError`.
+    `of_source` has the options that name brokers and topics, `progress` is what `has_progress` says of the checkpoint;
+    the topics are looked at where the driver `is_local`, or the sink has a ledger. Where the sink's options say where
+    to begin, they count before its `starting_offsets`. Raises `SinkError` where the ledger cannot be read,
+    `DataLossError` where a checkpoint speaks of a topic that was created again since, and `BrokerConnectionError`,
+    `MissingRightError` or `TopicNotFoundError`.
     """
     given = {_STARTING: spec.starting_offsets} | {option.lower(): value for option, value in spec.options.items()}
-    if not has_ledger(spec.function):
-        return Beginning({**of_source, **given})
-    options = SourceOptions.parse({**of_source, **given}).for_stream()
+    as_given = Beginning({**of_source, **given})
+    if not (is_local or has_ledger(spec.function)):
+        return as_given
+    options = SourceOptions.parse(as_given.options).for_stream()
     reader = OffsetReader(options)
-    partitions, ids = reader.partitions(), reader.topics().ids
-    ledger = ledger_entries(spec.function, spec.name, partitions)
-    now = {part: LedgerEntry(0, topic_id=ids.get(part[0])) for part in partitions}
-    if again := sorted({topic for topic, n in unknown(ledger, now) if (topic, n) in ledger}):
+    view = reader.first_view()
+    if not has_ledger(spec.function):
+        return as_given
+    ledger = ledger_entries(spec.function, spec.name, view.logs)
+    new = unknown(ledger, {part: LedgerEntry(0, topic_id=view.ids.get(part[0])) for part in view.logs})
+    if again := sorted({topic for topic, n in new if (topic, n) in ledger}):
         what = f"topic {', '.join(again)} was deleted and created again since the query {spec.name} has read it"
         if progress is not False and options.fail_on_data_loss:
             raise DataLossError(
@@ -107,33 +111,21 @@ def beginning(spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | 
             )
         _log.warning("%s%s", what, "" if progress else "; it is read from its beginning")
     if progress:
-        return Beginning({**of_source, **given})
-    begun = _begun(unknown(ledger, now), ledger, options, reader)
+        return as_given
     if ledger:
         _log.info("the query %s begins where its sink's ledger says, unless it has a checkpoint", spec.name)
-    positions = {part: entry.end for part, entry in ledger.items()} | begun
-    rest = {option: value for option, value in given.items() if option not in _WHERE}
-    # Of a checkpoint that cannot be looked at it is not known that the query begins here.
-    entries = {} if progress is None else {part: LedgerEntry(at, at, ids.get(part[0])) for part, at in begun.items()}
-    return Beginning({**of_source, **rest, _STARTING: json.dumps(to_json(positions))}, entries)
-
-
-def _begun(
-    new: Iterable[TopicPartition],
-    ledger: Mapping[TopicPartition, LedgerEntry],
-    options: SourceOptions,
-    reader: OffsetReader,
-) -> Offsets:
-    """Return where to begin in partitions that the ledger does not know.
-
-    A partition that came to a topic since the query began there, and a topic that was created again, are read from the
-    beginning, as a running query does. Others begin where the options say.
-    """
-    # A former version's entry says nothing of other partitions: it came with the first row of its own.
+    # A partition that came to a topic since the query began there, and a topic that was created again, are read from
+    # the beginning, as a running query does. Others begin where the options say. A former version's entry says nothing
+    # of other partitions: it came with the first row of its own.
     known = {topic for (topic, _), entry in ledger.items() if (entry.start, entry.topic_id) != (None, None)}
-    logs = reader.logs(new)
-    begun = {part: log.first for part, log in logs.items()}
-    others = {part: log for part, log in logs.items() if part[0] not in known}
+    begun = {part: view.logs[part].first for part in new}
+    others = {part: view.logs[part] for part in new if part[0] not in known}
     if others and options.starting is not None:
-        begun |= options.starting.restricted(others).resolve(others, reader.at_times)
-    return begun
+        begun |= options.starting.restricted(others).resolve(others, reader.at_time)
+    positions = {part: entry.end for part, entry in ledger.items()} | begun
+    rest = {option: value for option, value in given.items() if option != "startingtimestamp"}
+    # Of a checkpoint that cannot be looked at it is not known that the query begins here.
+    entries = (
+        {} if progress is None else {part: LedgerEntry(at, at, view.ids.get(part[0])) for part, at in begun.items()}
+    )
+    return Beginning({**of_source, **rest, _STARTING: json.dumps(to_json(positions))}, entries)

@@ -1,4 +1,4 @@
-"""What the driver asks of Kafka: which partitions there are, where their logs begin and where they end.
+"""What the driver asks of Kafka: which partitions a query reads, where their logs begin and where they end.
 
 Under read_committed a log ends at its last stable offset: an open transaction holds it there. Offsets are
 asked of the admin side: for all partitions together, with either isolation.
@@ -39,16 +39,16 @@ _UNCOMMITTED = IsolationLevel.READ_UNCOMMITTED
 
 
 @dataclass(frozen=True, slots=True)
-class Topics:
-    """What the brokers say of the topics that a query reads.
+class View:
+    """What the brokers say of all that a query reads, at one moment.
 
     Attributes:
-        counts: the number of partitions of each that can be seen.
-        ids: their ids, which a topic that is created again does not keep; none from brokers that have none.
-        refused: why others cannot be seen, or not read.
+        logs: where the log of each partition begins and ends.
+        ids: the ids of topics, which a topic that is created again does not keep; none from brokers that have none.
+        refused: why other topics cannot be seen, or not read.
     """
 
-    counts: Mapping[str, int]
+    logs: Mapping[TopicPartition, Log]
     ids: Mapping[str, str]
     refused: Mapping[str, KafkaException]
 
@@ -61,7 +61,8 @@ class Topics:
 class OffsetReader:
     """Answers the driver's questions about one query's topics and offsets. One thread uses it.
 
-    A `kafka.` option that the client library refuses is a `ConfigurationError`.
+    A `kafka.` option that the client library refuses is a `ConfigurationError`. Each question may raise
+    `BrokerConnectionError` where no broker answers, `SourceError` where a leader does not, and `MissingRightError`.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -79,42 +80,40 @@ class OffsetReader:
                 "need; instead of a trust store ssl.ca.location or ssl.ca.pem, in PEM; a key store must be PKCS#12)"
             ) from None
 
-    def partitions(self) -> list[TopicPartition]:
-        """Return the partitions the query reads, as they are now.
+    def first_view(self) -> View:
+        """Return what a query reads as it begins: all of it must be there, and be seen.
 
-        Raises `TopicNotFoundError` where a named topic or partition does not exist, `MissingRightError` where topics
-        may not be read, and `SourceError` where one cannot be seen; `BrokerConnectionError` where no broker answered.
+        Raises `TopicNotFoundError` where a named topic does not exist, and for others as all questions.
         """
-        topics = self.topics()
-        if forbidden := [name for name, error in sorted(topics.refused.items()) if is_missing_right(error)]:
+        view = self._view((), CONNECT_TIMEOUT_S)
+        if forbidden := [name for name, error in sorted(view.refused.items()) if is_missing_right(error)]:
             raise self._not_allowed(f"topic {', '.join(forbidden)} cannot be read", forbidden)
-        for name, error in sorted(topics.refused.items()):
-            if not topics.is_unknown(name):
+        for name, error in sorted(view.refused.items()):
+            if not view.is_unknown(name):
                 raise SourceError(
                     f"topic {name} cannot be seen at {self._options.bootstrap_servers}: {reason(error)}; check its "
                     "brokers"
                 )
-        return self._options.selection.pick(topics.counts)
+        self._options.selection.require({topic for topic, _ in view.logs})
+        return view
 
-    def topics(self, expected: Collection[str] = ()) -> Topics:
-        """Return which of the topics the query reads there are, and why others cannot be seen.
+    def view(self, expected: Collection[str] = ()) -> View:
+        """Return what there is of all that the query reads, and why the rest cannot be seen.
 
         Topics that are expected are asked for again, as often as the options say: a broker may not know them, or not
-        answer, for a moment. Raises `BrokerConnectionError` where none answered.
+        answer, for a moment.
         """
-        asked = set(expected)
-        if not asked:
-            return self._topics(asked)
+        if not expected:
+            return self._view(expected, CONNECT_TIMEOUT_S)
         retry = tenacity.retry_if_exception_type(BrokerConnectionError) | tenacity.retry_if_result(
-            lambda found: any(is_transient(found.refused[name]) for name in found.refused.keys() & asked)
+            lambda found: any(is_transient(found.refused[name]) for name in found.refused.keys() & set(expected))
         )
-        return self._options.retrying(retry)(self._topics, asked)
+        return self._options.retrying(retry)(self._view, expected, _QUESTION_TIMEOUT_S)
 
-    def _topics(self, expected: set[str]) -> Topics:
+    def _view(self, expected: Collection[str], timeout_s: float) -> View:
         servers, selection = self._options.bootstrap_servers, self._options.selection
-        names = selection.named if selection.pattern is None else partition_counts(self._admin, servers)
-        asked = expected.union(filter(selection.covers, names))
-        timeout_s = _QUESTION_TIMEOUT_S if expected else CONNECT_TIMEOUT_S
+        names = selection.topics if selection.pattern is None else partition_counts(self._admin, servers)
+        asked = {*expected, *filter(selection.covers, names)}
 
         def ask() -> tuple[dict[str, Any], dict[str, KafkaException]]:
             found, refused = described(self._admin, asked, timeout_s, with_operations=True)
@@ -134,49 +133,41 @@ class OffsetReader:
             # Planned all the same, its tasks would fail one after the other.
             del found[name]
             refused[name] = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "Read is not allowed"))
-        return Topics(
-            counts={name: len(topic.partitions) for name, topic in found.items()},
+        return View(
+            logs=self._logs(selection.pick({name: len(topic.partitions) for name, topic in found.items()})),
             ids={name: topic_id for name, topic in found.items() if (topic_id := id_of(topic)) is not None},
             refused=refused,
         )
 
-    def logs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Log]:
-        """Return where logs begin and end. All that is to be asked is asked at once; errors as `at_times`."""
-        parts = list(partitions)
+    def _logs(self, parts: list[TopicPartition]) -> dict[TopicPartition, Log]:
         first, last = dict.fromkeys(parts, FIRST), dict.fromkeys(parts, LAST)
         begin, end, written = self._offsets((first, self._isolation), (last, self._isolation), (last, _UNCOMMITTED))
         # The answers are not of one moment.
         return {part: Log(begin[part], end[part], max(end[part], written[part])) for part in parts}
 
-    def at_times(self, times_ms: Mapping[TopicPartition, int]) -> Offsets:
-        """Return the first offset at or after a time of each partition, -1 where no message is as late.
-
-        Raises `MissingRightError` where offsets may not be read, and `SourceError` where brokers do not answer.
-        """
-        times = {part: OffsetSpec.for_timestamp(time) for part, time in times_ms.items()}
-        return self._offsets((times, self._isolation))[0]
+    def at_time(self, time_ms: int, parts: Iterable[TopicPartition]) -> Offsets:
+        """Return the first offset at or after a time of each partition, -1 where no message is as late."""
+        time: OffsetSpec = OffsetSpec.for_timestamp(time_ms)
+        return self._offsets((dict.fromkeys(parts, time), self._isolation))[0]
 
     def _offsets(self, *questions: tuple[Mapping[TopicPartition, OffsetSpec], IsolationLevel]) -> list[Offsets]:
-        """Ask for offsets, again as often as the options say where a broker did not answer."""
+        """Ask for offsets, all at once, and again as often as the options say where a broker did not answer."""
 
         def ask() -> list[Offsets]:
             asked = [ask_offsets(self._admin, specs, _QUESTION_TIMEOUT_S, isolation) for specs, isolation in questions]
-            return [self._known(*question.wait()) for question in asked]
+            answers = [question.wait() for question in asked]
+            for part, error in (failure for _, failed in answers for failure in failed.items()):
+                if is_missing_right(error):
+                    raise self._not_allowed(f"the offsets of {place(part)} cannot be read", [part[0]]) from error
+                raise SourceError(
+                    f"the offsets of {place(part)} could not be read at {self._options.bootstrap_servers}: "
+                    f"{reason(error)}; check that its leader is up"
+                ) from error
+            return [found for found, _ in answers]
 
         if not all(specs for specs, _ in questions):
             return [{} for _ in questions]
         found: list[Offsets] = self._options.retrying(tenacity.retry_if_exception(_may_pass))(ask)
-        return found
-
-    def _known(self, found: Offsets, failed: Mapping[TopicPartition, KafkaException]) -> Offsets:
-        """Return the offsets that brokers answered."""
-        for part, error in failed.items():
-            if is_missing_right(error):
-                raise self._not_allowed(f"the offsets of {place(part)} cannot be read", [part[0]]) from error
-            raise SourceError(
-                f"the offsets of {place(part)} could not be read at {self._options.bootstrap_servers}: "
-                f"{reason(error)}; check that its leader is up"
-            ) from error
         return found
 
     def _not_allowed(self, what: str, topics: Iterable[str]) -> MissingRightError:

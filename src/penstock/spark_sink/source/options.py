@@ -1,13 +1,12 @@
 """The options of the Spark source, by the names of Spark's own Kafka source, checked once on the driver.
 
 Spark hands option names over in lower case, so they are compared so; errors use the names as documented. Which
-partitions are read is in `selection`, where a read begins and ends in `positions`.
+topics are read is in `selection`, where a read begins and ends in `positions`.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
@@ -20,7 +19,7 @@ from penstock.errors import ConfigurationError
 from penstock.options import nearest
 from penstock.spark_sink.errors import DataLossError
 from penstock.spark_sink.source.plan import EARLIEST, LATEST
-from penstock.spark_sink.source.positions import Position, ending_position, starting_position
+from penstock.spark_sink.source.positions import Position, position
 from penstock.spark_sink.source.selection import Selection, parse_selection
 
 _KAFKA = "kafka."
@@ -36,12 +35,21 @@ _OWNED = {
     "enable.partition.eof": "the source finds the end of a range by it",
     "group.protocol": "the source assigns partitions itself and joins no group",
     "key.deserializer": "key is binary; cast it in the query",
+    "logger": "the client takes an object of Python for it, and an option is text; leave it out",
     "value.deserializer": "value is binary; cast it in the query",
 }
 
-#: Spark's units of time; a number without one counts milliseconds.
-_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
-_DURATION = re.compile(r"([0-9]+) *([a-z]+)?")
+#: Options of former versions, with what to do instead.
+_REMOVED = {
+    "assign": "name the topic with subscribe, and filter the frame by its column partition",
+    "endingOffsetsByTimestamp": "give endingTimestamp, or an offset for each partition with endingOffsets",
+    "groupIdPrefix": "give kafka.group.id",
+    "maxRecordsPerPartition": "give minPartitions",
+    "maxTriggerDelay": "give the query a trigger with a longer interval",
+    "minOffsetsPerTrigger": "give the query a trigger with a longer interval",
+    "startingOffsetsByTimestamp": "give startingTimestamp, or an offset for each partition with startingOffsets",
+    "startingOffsetsByTimestampStrategy": "give -1 in startingOffsets where no message is as late",
+}
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -51,16 +59,6 @@ def _whole(option: str, text: str, least: int = 1) -> int:
     if not (stripped.isascii() and stripped.isdecimal()) or int(stripped) < least:
         raise ConfigurationError(f"the option {option} must be a whole number of at least {least}, but is {text!r}")
     return int(stripped)
-
-
-def _duration_s(option: str, text: str) -> float:
-    found = _DURATION.fullmatch(text.strip().lower())
-    if found is None or (found[2] or "ms") not in _UNITS_S:
-        raise ConfigurationError(
-            f"the option {option} must be a time such as 30s, 5m or 1h, but is {text!r}; "
-            f"units are {', '.join(_UNITS_S)}, and none means ms"
-        )
-    return int(found[1]) * _UNITS_S[found[2] or "ms"]
 
 
 def _is_second(option: str, text: str, words: tuple[str, str] = ("false", "true")) -> bool:
@@ -92,13 +90,8 @@ class SourceOptions:
     ending: Position | None = None
     #: Most offsets one micro-batch takes, over all partitions, or None.
     max_offsets: int | None = _option("maxOffsetsPerTrigger", _whole, default=None)
-    #: Least offsets that are worth a micro-batch, over all partitions, or None; and seconds after which fewer are.
-    min_offsets: int | None = _option("minOffsetsPerTrigger", _whole, default=None)
-    max_trigger_delay_s: float = _option("maxTriggerDelay", _duration_s, default=900.0)
     #: Least number of tasks, or None for one per Kafka partition, where small ones share some.
     min_partitions: int | None = _option("minPartitions", _whole, default=None)
-    #: Most offsets one task reads, or None.
-    max_records_per_partition: int | None = _option("maxRecordsPerPartition", _whole, default=None)
     fail_on_data_loss: bool = _option("failOnDataLoss", _is_second, default=True)
     include_headers: bool = _option("includeHeaders", _is_second, default=False)
     #: Whether a timestamp that Spark cannot hold is NULL; otherwise it ends the task.
@@ -144,13 +137,9 @@ class SourceOptions:
             for option, attribute in _plain().items()
             if option.lower() in given
         }
-        made = cls(servers, client, parse_selection(given), starting_position(given), ending_position(given), **plain)
-        if made.min_offsets is not None and made.min_offsets > (made.max_offsets or made.min_offsets):
-            raise ConfigurationError(
-                f"the option minOffsetsPerTrigger is {made.min_offsets}, which is more than maxOffsetsPerTrigger "
-                f"({made.max_offsets}); lower one or raise the other"
-            )
-        return made
+        return cls(
+            servers, client, parse_selection(given), position("starting", given), position("ending", given), **plain
+        )
 
     def retrying(self, retry: tenacity.retry_base) -> tenacity.Retrying:
         """Return the policy of questions for offsets: what may pass is asked again, and the last answer counts."""
@@ -193,33 +182,15 @@ def _client_settings(given: Mapping[str, str]) -> dict[str, str]:
     for name in client:
         if name in _OWNED:
             raise ConfigurationError(f"the option kafka.{name} cannot be set: {_OWNED[name]}")
-        if name == "logger" or (name.endswith("_cb") and name != "oauth_cb"):
-            raise ConfigurationError(
-                f"the option kafka.{name} cannot be set: the client takes a function of Python for it, and an option "
-                "is text; leave it out"
-            )
     # The library wants a group's name though partitions are assigned by hand and no group is ever joined.
-    prefix = given.get("groupidprefix")
-    group = GROUP if prefix is None else f"{prefix}-{GROUP}"
-    client = {"isolation.level": "read_committed", "group.id": group, **client}
-    if client["isolation.level"] not in ("read_committed", "read_uncommitted"):
-        raise ConfigurationError(
-            "the option kafka.isolation.level must be read_committed or read_uncommitted, "
-            f"but is {client['isolation.level']!r}"
-        )
-    # An empty one ends the process (confluent-kafka 2.16).
-    for option, text in (("groupIdPrefix", prefix), ("kafka.group.id", client["group.id"])):
-        if text is not None and not text.strip():
-            raise ConfigurationError(f"the option {option} is empty; name the group, or leave the option out")
+    client = {"isolation.level": "read_committed", "group.id": GROUP, **client}
+    if not client["group.id"].strip():  # it ends the process (confluent-kafka 2.16)
+        raise ConfigurationError("the option kafka.group.id is empty; name the group, or leave the option out")
     return client
 
 
 #: All options that are no fields of their own, by the names as documented, beside `kafka.*`.
-_NAMES = (
-    *("subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
-    *("startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
-    "groupIdPrefix",
-)
+_NAMES = ("subscribe", "subscribePattern", "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp")
 
 
 def _plain() -> dict[str, Field[Any]]:
@@ -229,11 +200,13 @@ def _plain() -> dict[str, Field[Any]]:
 def _refuse_unknown(given: Mapping[str, str]) -> None:
     names = (*_NAMES, *_plain())
     known = {name.lower(): name for name in names}
+    for removed, remedy in _REMOVED.items():
+        if removed.lower() in given:
+            raise ConfigurationError(f"the source penstock has no option {removed} any more: {remedy}")
     for name in given:
-        if name in known or name.startswith(_KAFKA):
-            continue
-        near = nearest(name, [*known, "kafka.bootstrap.servers"], 0.6)
-        hint = f"did you mean {known.get(near, near)}?" if near else f"it knows {', '.join(names)}"
-        raise ConfigurationError(
-            f"the source penstock has no option {name!r}; {hint} (client settings begin with kafka.)"
-        )
+        if name not in known and not name.startswith(_KAFKA):
+            near = nearest(name, [*known, "kafka.bootstrap.servers"], 0.6)
+            hint = f"did you mean {known.get(near, near)}?" if near else f"it knows {', '.join(names)}"
+            raise ConfigurationError(
+                f"the source penstock has no option {name!r}; {hint} (client settings begin with kafka.)"
+            )

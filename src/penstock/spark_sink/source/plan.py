@@ -136,26 +136,21 @@ def limited(start: Mapping[TopicPartition, int], latest: Offsets, limit: int) ->
     return ends
 
 
-def cut(
-    ranges: Iterable[OffsetRange], min_partitions: int | None = None, max_records: int | None = None
-) -> list[tuple[OffsetRange, ...]]:
+def cut(ranges: Iterable[OffsetRange], min_partitions: int | None = None) -> list[tuple[OffsetRange, ...]]:
     """Return the ranges of each task; empty ranges vanish. There is one range for each partition.
 
-    Without bounds, neighbours that are small share a task of `SMALL_TASK` offsets at most. With bounds each range is
-    cut into even pieces, in proportion to its size: into at least `min_partitions` tasks in all, of at most
-    `max_records` offsets each, and never more tasks than offsets.
+    Neighbours that are small share a task of `SMALL_TASK` offsets at most. With `min_partitions` none do, and each is
+    cut into even pieces, in proportion to its size: into at least so many tasks in all, and never more than offsets.
     """
     whole = [part for part in ranges if part.size > 0]
-    if min_partitions is None and max_records is None:
+    if min_partitions is None:
         return _packed(whole)
     total = sum(part.size for part in whole)
-    least = 0 if min_partitions is None or len(whole) >= min_partitions else min_partitions
+    least = 0 if len(whole) >= min_partitions else min_partitions
     pieces: list[tuple[OffsetRange, ...]] = []
     for part in whole:
         # Rounded up: fewer tasks than asked for would break the promise, one more does no harm.
-        for_least = -(-least * part.size // total)
-        for_size = 1 if max_records is None else -(-part.size // max_records)
-        count = min(part.size, max(1, for_least, for_size))
+        count = min(part.size, max(1, -(-least * part.size // total)))
         cuts = [part.start + part.size * piece // count for piece in range(count + 1)]
         pieces += [(OffsetRange(part.topic, part.partition, begin, end),) for begin, end in pairwise(cuts)]
     return pieces

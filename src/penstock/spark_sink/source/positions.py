@@ -1,12 +1,11 @@
-"""Where a query begins and ends: a word, an offset for each partition, or a time.
+"""Where a query begins and ends: a word, an offset for each partition, or a time, which counts before the others.
 
-Of the three ways Spark's options know, a time for all partitions counts before times for each, and those before
-offsets. What a position means on the logs as they are is settled by `Position.resolve`.
+What a position means on the logs as they are is settled by `Position.resolve`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.errors import ConfigurationError, MessageFormatError, SourceError
@@ -18,7 +17,7 @@ _NO_OFFSET = -1
 _LAST_MS = 2**63 - 1
 
 #: Returns the first offset at or after a time (ms) of each partition, -1 where there is none.
-AtTimes = Callable[[Mapping[TopicPartition, int]], Offsets]
+AtTime = Callable[[int, Iterable[TopicPartition]], Offsets]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +26,14 @@ class Position:
 
     Attributes:
         option: the option that says so, for errors.
-        given: the next offset, -2 for the first and -1 for the end; or a time in milliseconds since the epoch, which
-            stands for the first message at or after it. One for all partitions, or one for each.
+        given: the next offset, -2 for the first and -1 for the end, of all partitions or of each; or a time in
+            milliseconds since the epoch, which stands for the first message at or after it.
         is_time: whether it is a time.
-        or_latest: whether a partition without a message as late as the time is taken at its end; else it is an error.
     """
 
     option: str
     given: int | Offsets
     is_time: bool = False
-    or_latest: bool = False
 
     def names(self, word: int) -> bool:
         """Tell whether a partition is to be taken at its beginning (-2), or at its end (-1)."""
@@ -48,85 +45,64 @@ class Position:
             return self
         return replace(self, given={part: value for part, value in self.given.items() if part in partitions})
 
-    def resolve(self, logs: Mapping[TopicPartition, Log], at_times: AtTimes) -> Offsets:
+    def resolve(self, logs: Mapping[TopicPartition, Log], at_time: AtTime) -> Offsets:
         """Return the offsets of exactly the partitions that are read, whose logs these are.
 
         A position that lacks a partition, or names one that is not read, is a `ConfigurationError` about the option; a
-        partition without a message as late as the time is a `SourceError`, unless it is taken at its end then.
+        partition without a message as late as the time of a beginning is a `SourceError`.
         """
+        if isinstance(self.given, int) and self.is_time:
+            return self._at_time(self.given, logs, at_time)
         given = dict.fromkeys(logs, self.given) if isinstance(self.given, int) else self.given
         if missing := sorted(logs.keys() - given.keys()):
-            every = "milliseconds since the epoch" if self.is_time else "an offset, -2 for earliest, -1 for latest,"
             raise ConfigurationError(
-                f"the option {self.option} lacks {', '.join(map(place, missing))}; give {every} for every partition"
+                f"the option {self.option} lacks {', '.join(map(place, missing))}; give an offset, -2 for earliest, "
+                "-1 for latest, for every partition"
             )
         if foreign := sorted(given.keys() - logs.keys()):
             names = ", ".join(map(place, foreign))
             raise ConfigurationError(
                 f"the option {self.option} names {names}, which the query does not read; leave it out"
             )
-        if not self.is_time:
-            words = {part: {EARLIEST: log.first, LATEST: log.end} for part, log in logs.items()}
-            return {part: words[part].get(offset, offset) for part, offset in given.items()}
-        found = at_times(given)
+        words = {part: {EARLIEST: log.first, LATEST: log.end} for part, log in logs.items()}
+        return {part: words[part].get(offset, offset) for part, offset in given.items()}
+
+    def _at_time(self, time_ms: int, logs: Mapping[TopicPartition, Log], at_time: AtTime) -> Offsets:
+        found = at_time(time_ms, logs)
         none = sorted(part for part, offset in found.items() if offset == _NO_OFFSET)
-        if none and not self.or_latest:
+        if none and self.option == "startingTimestamp":
             raise SourceError(
-                f"{place(none[0])} has no message at or after {given[none[0]]} ms, where the option {self.option} "
-                f"begins ({len(none)} such partitions); give an earlier time, or set "
-                "startingOffsetsByTimestampStrategy to latest to begin there at the end"
+                f"{place(none[0])} has no message at or after {time_ms} ms, where the option {self.option} begins "
+                f"({len(none)} such partitions); give an earlier time, or -1 in startingOffsets to begin at their end"
             )
         # A message that came after the end was looked up lies past it.
         ends = {part: log.end for part, log in logs.items()}
         return {part: ends[part] if offset == _NO_OFFSET else min(offset, ends[part]) for part, offset in found.items()}
 
 
-def starting_position(given: Mapping[str, str]) -> Position | None:
-    """Return where a query begins, or None where no option says so. Names of options are in lower case.
+def position(side: str, given: Mapping[str, str]) -> Position | None:
+    """Return where a query begins ("starting") or a batch query ends ("ending"), or None where no option says so.
 
-    A `ConfigurationError` names an option that is wrong.
+    Names of options are in lower case. A `ConfigurationError` names an option that is wrong.
     """
-    strategy = given.get("startingoffsetsbytimestampstrategy", "error").strip().lower()
-    if strategy not in ("error", "latest"):
-        raise ConfigurationError(
-            "the option startingOffsetsByTimestampStrategy must be error or latest; "
-            "it says what is done where no message is as late as the time given"
-        )
-    return _position("starting", given, or_latest=strategy == "latest")
-
-
-def ending_position(given: Mapping[str, str]) -> Position | None:
-    """Return where a batch query ends, or None where no option says so; as `starting_position`."""
-    return _position("ending", given, or_latest=True)
-
-
-def _position(side: str, given: Mapping[str, str], *, or_latest: bool) -> Position | None:
-    for_all, for_each, offsets = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
-    if (text := given.get(for_all.lower())) is not None:
+    timestamp, offsets = f"{side}Timestamp", f"{side}Offsets"
+    if (text := given.get(timestamp.lower())) is not None:
         text = text.strip()
         if not (text.isascii() and text.isdecimal()) or len(text) > len(str(_LAST_MS)) or int(text) > _LAST_MS:
             raise ConfigurationError(
-                f"the option {for_all} must be a number of milliseconds since the epoch, at most {_LAST_MS}, but is "
+                f"the option {timestamp} must be a number of milliseconds since the epoch, at most {_LAST_MS}, but is "
                 f"{text!r}"
             )
-        return Position(for_all, int(text), is_time=True, or_latest=or_latest)
-    if (text := given.get(for_each.lower())) is not None:
-        times = _by_partition(for_each, text, 'JSON such as {"orders": {"0": 1700000000000}}')
-        if min(times.values()) < 0 or max(times.values()) > _LAST_MS:
-            raise ConfigurationError(f"the option {for_each} must name times in milliseconds, from 0 to {_LAST_MS}")
-        return Position(for_each, times, is_time=True, or_latest=or_latest)
-    if (text := given.get(offsets.lower())) is not None:
-        word = {"earliest": EARLIEST, "latest": LATEST}.get(text.strip().lower())
-        return Position(offsets, _by_partition(offsets, text, "earliest, latest or JSON") if word is None else word)
-    return None
-
-
-def _by_partition(option: str, text: str, what: str) -> Offsets:
-    """Return the numbers that an option has by partition."""
+        return Position(timestamp, int(text), is_time=True)
+    if (text := given.get(offsets.lower())) is None:
+        return None
+    word = {"earliest": EARLIEST, "latest": LATEST}.get(text.strip().lower())
+    if word is not None:
+        return Position(offsets, word)
     try:
-        numbers = parse_offsets(text)
+        by_partition = parse_offsets(text)
     except MessageFormatError as error:
-        raise ConfigurationError(f"the option {option} must be {what}: {error}") from error
-    if not numbers:
-        raise ConfigurationError(f"the option {option} names no partition; name every one that is read")
-    return numbers
+        raise ConfigurationError(f"the option {offsets} must be earliest, latest or JSON: {error}") from error
+    if not by_partition:
+        raise ConfigurationError(f"the option {offsets} names no partition; name every one that is read")
+    return Position(offsets, by_partition)

@@ -1,10 +1,10 @@
-"""Which partitions a query reads: by the names of topics, by a pattern, or partition by partition."""
+"""Which topics a query reads: by their names, or by a pattern."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError, TopicNotFoundError
@@ -20,83 +20,51 @@ class Selection:
 
     Attributes:
         said: the option that says so, for errors.
-        named: the topics that are named, each with the partitions that are, or None for all.
+        topics: the topics that are named.
         pattern: matches the whole names of topics, except Kafka's own; None where topics are named.
     """
 
     said: str
-    named: Mapping[str, tuple[int, ...] | None]
+    topics: tuple[str, ...]
     pattern: str | None = None
 
     def pick(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return the chosen partitions, given the number of partitions of every topic.
+        """Return the chosen partitions that exist, given the number of partitions of every topic."""
+        topics = self.topics if self.pattern is None else sorted(filter(self.covers, counts))
+        return [(topic, number) for topic in topics for number in range(counts.get(topic, 0))]
 
-        A topic or a partition that is named and missing is a `TopicNotFoundError`; of a pattern there may be none yet.
-        """
-        option = self.said.partition("=")[0]
-        if missing := sorted(self.named.keys() - counts.keys()):
+    def require(self, topics: AbstractSet[str]) -> None:
+        """Raise `TopicNotFoundError` for a topic that is named and not among those; of a pattern there may be none."""
+        if missing := sorted(set(self.topics) - topics):
             raise TopicNotFoundError(
-                f"the option {option} names topics that do not exist: {', '.join(missing)}; create them first, or "
+                f"the option subscribe names topics that do not exist: {', '.join(missing)}; create them first, or "
                 "correct the name"
             )
-        for topic, numbers in self.named.items():
-            if numbers and max(numbers) >= counts[topic]:
-                raise TopicNotFoundError(
-                    f"{option} names {topic}[{max(numbers)}], but the topic has {counts[topic]} partitions; correct "
-                    "the number, which starts at 0"
-                )
-        return self.pick_existing(counts)
-
-    def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return the chosen partitions that exist."""
-        topics = self.named if self.pattern is None else sorted(filter(self.covers, counts))
-        return [
-            (topic, number)
-            for topic in topics
-            for number in range(counts.get(topic, 0))
-            if (chosen := self.named.get(topic)) is None or number in chosen
-        ]
 
     def covers(self, topic: str) -> bool:
-        """Tell whether a topic of that name is read, in whole or in part, whether it exists or not."""
+        """Tell whether a topic of that name is read, whether it exists or not."""
         if self.pattern is None:
-            return topic in self.named
+            return topic in self.topics
         return topic not in _INTERNAL and re.fullmatch(self.pattern, topic) is not None
 
 
 def parse_selection(given: Mapping[str, str]) -> Selection:
     """Return what the options, by names in lower case, choose; `ConfigurationError` where that is not one thing."""
-    chosen = [name for name in ("subscribe", "subscribePattern", "assign") if name.lower() in given]
+    chosen = [name for name in ("subscribe", "subscribePattern") if name.lower() in given]
     if len(chosen) != 1:
         found = " and ".join(chosen) or "none"
-        raise ConfigurationError(
-            f"give exactly one of the options subscribe, subscribePattern and assign; found {found}"
-        )
+        raise ConfigurationError(f"give exactly one of the options subscribe and subscribePattern; found {found}")
     text = given[chosen[0].lower()].strip()
     said = f"{chosen[0]}={text}"
     if chosen[0] == "subscribe":
         topics = [name.strip() for name in text.split(",") if name.strip()]
         if not topics:
             raise ConfigurationError("the option subscribe names no topic; give one or several, with commas")
-        return Selection(said, dict.fromkeys(topics))
-    if chosen[0] == "assign":
-        return Selection(said, _assigned(text))
+        return Selection(said, tuple(dict.fromkeys(topics)))
     try:
         re.compile(text)
     except re.error as error:
         raise ConfigurationError(
             f"the option subscribePattern is no regular expression: {error}; correct it"
         ) from error
-    return Selection(said, {}, text)
-
-
-def _assigned(text: str) -> dict[str, tuple[int, ...]]:
-    try:
-        shaped = json.loads(text)
-        if shaped and all(type(number) is int and number >= 0 for numbers in shaped.values() for number in numbers):
-            return {topic: tuple(numbers) for topic, numbers in shaped.items()}
-    except (ValueError, AttributeError, TypeError):
-        pass  # no JSON, or none of this shape
-    raise ConfigurationError(
-        'the option assign must be JSON that lists partitions per topic, such as {"orders": [0, 1]}'
-    )
+    return Selection(said, (), text)

@@ -90,12 +90,6 @@ def use_this_python(spark: SparkSession) -> None:
     context: Any = spark.sparkContext
     if str(context.master).startswith("local"):
         context.pythonExec = sys.executable
-    else:
-        _log.info(
-            "Spark's workers start with the %s of their PATH; where it has no penstock, set PYSPARK_PYTHON to one that "
-            "has it",
-            context.pythonExec,
-        )
 
 
 def prepare_environment(spark: SparkSession, source: str) -> None:

@@ -19,14 +19,13 @@ from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
-    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.errors import ConfigurationError, SourceError
-from penstock.spark_sink.source.brokers import OffsetReader, Topics
+from penstock.spark_sink.source.brokers import OffsetReader, View
 from penstock.spark_sink.source.columns import source_schema
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import (
@@ -46,7 +45,7 @@ from penstock.spark_sink.source.pool import WorkerPool
 from penstock.spark_sink.source.positions import Position
 from penstock.spark_sink.source.reading import KeptConsumer, read_ranges
 from penstock.spark_sink.source.session import prepare_environment, use_this_python
-from penstock.spark_sink.source.waiting import MissingTopics, StalledLogs, warn_of_open_transactions
+from penstock.spark_sink.source.waiting import GoneTopics, StalledLogs, report_gone, warn_of_open_transactions
 
 #: Those of this process's tasks.
 _consumers = WorkerPool[KeptConsumer]()
@@ -109,10 +108,10 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Plan the tasks on the driver."""
         options, reader = self._options, OffsetReader(self._options)
-        logs = reader.logs(reader.partitions())
+        logs = reader.first_view().logs
         starting = options.starting or Position("startingOffsets", EARLIEST)
         ending = options.ending or Position("endingOffsets", LATEST)
-        start, end = (position.resolve(logs, reader.at_times) for position in (starting, ending))
+        start, end = (position.resolve(logs, reader.at_time) for position in (starting, ending))
         for part, log in sorted(logs.items()):
             # A log that begins past the end, or ends before the start, has nothing to read: that is no mistake.
             if start[part] > end[part] and start[part] > log.first and end[part] < log.end:
@@ -137,21 +136,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
-        self._clock = clock
         self._kafka: OffsetReader | None = None
         #: Where the query ends, if that is fixed.
         self._target: Offsets | None = None
         #: As last seen.
         self._logs: Mapping[TopicPartition, Log] = {}
         self._stalled = StalledLogs(clock)
-        self._missing = MissingTopics(options)
-        self._triggered_at: float | None = None
+        self._gone = GoneTopics(options)
 
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
         """Return where a query without checkpoint begins."""
-        self._reader().partitions()  # one that is named and not there is a mistake, here at the beginning
-        # Where the end is fixed already, "latest" is that end: what came since must not lie past it.
-        self._look({})
+        self._see(self._reader().first_view())
         if self._options.starting is None and any(log.first < log.end for log in self._logs.values()):
             _log.warning(
                 "the query over %s begins at the end of the logs, as it has no checkpoint yet and no startingOffsets: "
@@ -160,13 +155,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._options.selection.said,
             )
         starting = self._options.starting or Position("startingOffsets", LATEST)
-        return to_json(starting.resolve(self._logs, self._reader().at_times))
+        return to_json(starting.resolve(self._logs, self._reader().at_time))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return what maxOffsetsPerTrigger says; Spark has no limit of both kinds, so the least is held here."""
-        if self._options.max_offsets is not None:
-            return ReadMaxRows(self._options.max_offsets)
-        return ReadAllAvailable() if self._options.min_offsets is None else ReadMinRows(self._options.min_offsets)
+        """Return what maxOffsetsPerTrigger says."""
+        most = self._options.max_offsets
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of the query: what is committed now, and nothing later."""
@@ -177,58 +171,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
         """Return where the next batch ends, within the limit; partitions that are new are taken in."""
         begun = from_json(start)
-        self._refuse_another_query(begun)
-        topics = self._look(begun)
+        view = self._look(begun)
         if self._target is None:
             self._stalled.watch(self._logs)
-        # Back to 0 in a batch of its own, which is empty: the next one begins there.
-        recreated = self._missing.recreated(begun, topics)
-        # What cannot be seen stays where it is.
-        missing = {part: offset for part, offset in begun.items() if part not in self._logs and part not in recreated}
-        latest = self._missing.retained(missing, topics)
+        # What is gone stays where it is. Back to 0 goes a batch of its own, which is empty: the next one begins there.
+        latest = self._gone.fixed(begun, view)
         for part, log in self._logs.items():
+            if part in latest:
+                continue
             offset = begun.get(part, 0)
-            latest[part] = recreated.get(part, log.end)
-            if offset > log.end and part not in recreated:
+            latest[part] = log.end
+            if offset > log.end:
                 report_past_log(self._options, part, "from", offset, log)
                 if offset <= log.written:
                     # A transaction is open before the query's position, which stays until the end has come to it.
                     latest[part] = offset
-        if not isinstance(limit, ReadMaxRows | ReadMinRows):
-            return to_json(latest)
-        # What a log holds no more is no work: counted in, a limit would be spent on it, batch after batch.
-        first = {part: min(log.first, latest[part]) for part, log in self._logs.items()}
-        from_here = {part: max(begun.get(part, 0), first.get(part, 0)) for part in latest}
-        if self._is_too_little(sum(max(0, latest[part] - offset) for part, offset in from_here.items())):
-            # The same text as before tells Spark that there is nothing new; what is gone is logged once.
-            return to_json({part: min(begun[part], end) for part, end in latest.items() if part in begun})
         if isinstance(limit, ReadMaxRows):
-            return to_json(limited(from_here, latest, limit.max_rows))
+            # What a log holds no more is no work: counted in, a limit would be spent on it, batch after batch.
+            first = {part: min(log.first, latest[part]) for part, log in self._logs.items()}
+            from_here = {part: max(begun.get(part, 0), first.get(part, 0)) for part in latest}
+            latest = limited(from_here, latest, limit.max_rows)
         return to_json(latest)
-
-    def _is_too_little(self, behind: int) -> bool:
-        """Tell whether a batch is put off, as minOffsetsPerTrigger and maxTriggerDelay say.
-
-        As with Spark's own source, the first batch after a start is not. Where the end is fixed, none is: more would
-        never come.
-        """
-        if self._options.min_offsets is None or self._target is not None or not behind:
-            return False
-        now = self._clock()
-        waited = None if self._triggered_at is None else now - self._triggered_at
-        if waited is not None and waited < self._options.max_trigger_delay_s and behind < self._options.min_offsets:
-            return True
-        self._triggered_at = now
-        return False
-
-    def _refuse_another_query(self, noted: Iterable[TopicPartition]) -> None:
-        """Raise where the checkpoint's offsets are of topics of which this query reads none."""
-        topics = sorted({topic for topic, _ in noted})
-        if topics and not any(map(self._options.selection.covers, topics)):
-            raise ConfigurationError(
-                f"the checkpoint was written by a query over {', '.join(topics)}, but this one has "
-                f"{self._options.selection.said}; give it a checkpointLocation of its own"
-            )
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802 - Spark's name
         """Return the ends of the logs as last seen, from which Spark's progress tells the lag."""
@@ -237,17 +200,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """Cut a batch into tasks."""
         begun, ends = from_json(start), from_json(end)
-        self._refuse_another_query(ends)
         ends = {part: offset for part, offset in ends.items() if offset > begun.get(part, 0)}
         # A batch that is done again after a restart was planned over logs that may have been cut or deleted since.
         if any(part not in self._logs or offset > self._logs[part].end for part, offset in ends.items()):
-            topics = self._look(ends)
+            view = self._look(ends)
             for part in sorted(ends.keys() - self._logs.keys()):
                 # Left out, the rows of a partition that is hidden would be skipped for ever.
                 said = f"{place(part)} was to be read up to offset {ends.pop(part)}"
-                self._missing.report(part, said, topics, must_come=True)
-        # Cut short at an open transaction, the batch would leave out for ever what is committed later.
-        return tasks(self._options, begun, ends, self._logs, must_wait=True)
+                report_gone(self._options, part, said, view)
+        return tasks(self._options, begun, ends, self._logs)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one task's ranges on an executor."""
@@ -262,27 +223,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._kafka = OffsetReader(self._options)
         return self._kafka
 
-    def _look(self, begun: Iterable[TopicPartition]) -> Topics:
-        """Look at the logs, to which a fixed end is the end; return what the brokers say of the topics."""
-        selection = self._options.selection
-        # Of those that are known to be missing it is not asked again and again: the others would wait for it.
-        expected = {topic for topic, _ in begun if selection.covers(topic)} - self._missing.reported
-        topics = self._reader().topics(expected)
-        logs = self._reader().logs(selection.pick_existing(topics.counts))
+    def _look(self, begun: Iterable[TopicPartition]) -> View:
+        """Look at all that is read, with patience for what the query has begun."""
+        # Of topics that are known to be missing it is not asked again and again: the others would wait for them.
+        expected = set(filter(self._options.selection.covers, {topic for topic, _ in begun})) - self._gone.reported
+        return self._see(self._reader().view(expected))
+
+    def _see(self, view: View) -> View:
+        """Note where logs end, to which a fixed end is the end: what came since must not lie past it."""
         if self._target is not None:
             target = self._target
-            logs = {part: replace(log, end=min(log.end, target[part])) for part, log in logs.items() if part in target}
-        self._logs = logs
-        return topics
+            ends = {
+                part: replace(log, end=min(log.end, target[part])) for part, log in view.logs.items() if part in target
+            }
+            view = replace(view, logs=ends)
+        self._logs = view.logs
+        return view
 
 
 def tasks(
-    options: SourceOptions, start: Offsets, end: Offsets, logs: Mapping[TopicPartition, Log], *, must_wait: bool = False
+    options: SourceOptions, start: Offsets, end: Offsets, logs: Mapping[TopicPartition, Log]
 ) -> list[InputPartition]:
-    """Return the tasks between two positions, each offset within its log, after what the logs lack is reported.
-
-    Where a transaction is open below the end, that ends the query if it `must_wait`, whatever `failOnDataLoss` says.
-    """
+    """Return the tasks between two positions, each offset within its log, after what the logs lack is reported."""
     ranges = []
     for part, until in sorted(end.items()):
         # A partition the query has not met yet is read from its very beginning.
@@ -290,20 +252,18 @@ def tasks(
         report_past_log(options, part, "from", begin, log)
         report_past_log(options, part, "up to", until, log)
         if log.end < until <= log.written:
-            text = (
+            # Cut short there, a batch of a stream would leave out for ever what is committed later.
+            raise SourceError(
                 f"{place(part)} is to be read up to offset {until}, but a transaction is open at offset {log.end}: "
-                "what lies behind it can be read when it has ended"
+                "what lies behind it can be read when it has ended; start the query again then"
             )
-            if must_wait:
-                raise SourceError(f"{text}; start the query again then")
-            options.report_loss(text, "start the query again then")
         first = min(log.first, until)
         if begin < first:
             options.report_loss(
                 f"{place(part)}: offsets {begin} to {first - 1} are gone, the log begins at {log.first}"
             )
         ranges.append(OffsetRange(*part, max(begin, first), min(until, log.end)))
-    pieces = cut(ranges, options.min_partitions, options.max_records_per_partition)
+    pieces = cut(ranges, options.min_partitions)
     read = [piece.part for task in pieces for piece in task]
     partitions = len(set(read))
     return [SourceTask(task, partitions, is_divided=len(read) > partitions) for task in pieces]

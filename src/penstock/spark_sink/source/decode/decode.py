@@ -7,7 +7,7 @@ were written with, once for each in a process. Values go through Arrow, without 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
@@ -24,7 +24,7 @@ from pyspark.sql.types import StringType, StructType
 
 from penstock import options as check
 from penstock.consumer.handlers.serialization.serdes import classified, describe
-from penstock.errors import ConfigurationError, MessageFormatError, RegistryConnectionError
+from penstock.errors import ConfigurationError, RegistryConnectionError
 from penstock.spark_sink.source.decode.avro import AvroReader
 from penstock.spark_sink.source.decode.json_schema import JsonReader
 from penstock.spark_sink.source.decode.protobuf import ProtobufReader
@@ -43,7 +43,6 @@ class OnError(Enum):
     """What becomes of a value that cannot be read."""
 
     NULL = "null"
-    FAIL = "fail"
     REPORT = "report"
 
 
@@ -57,7 +56,6 @@ class Decoding:
     schema: str
     message: str | None
     field: MessageField
-    on_error: OnError
 
 
 def decode(
@@ -71,7 +69,6 @@ def decode(
     headers: Column | str | None = None,
     is_key: bool = False,
     on_error: str = "null",
-    position: Sequence[Column | str] = (),
 ) -> Column:
     """Return a column of values that a schema registry's serializers wrote, with the types of the reader's schema.
 
@@ -86,9 +83,8 @@ def decode(
         message: the message's name in a schema of Protobuf; its first when left out.
         headers: the column `headers` of the source, where schema ids may stand in headers.
         is_key: whether the column holds keys, whose ids stand in another header.
-        on_error: what a value becomes that cannot be read: "null"; "fail" ends the query; with "report" the column is
-            a struct of `value` and `error`, the reason as text.
-        position: the columns of topic, partition and offset, for the error of "fail".
+        on_error: what a value becomes that cannot be read: "null"; with "report" the column is a struct of `value` and
+            `error`, the reason as text.
 
     Returns:
         The column; NULL where the given one is NULL.
@@ -105,23 +101,24 @@ def decode(
         found = Schema(schema, format.upper())
     else:
         raise ConfigurationError(f"format must be 'avro', 'json' or 'protobuf', but is {format!r}")
-    if len(position) not in (0, 3):
-        raise ConfigurationError(f"position takes the columns of topic, partition and offset, but has {len(position)}")
-    where = MessageField.KEY if is_key else MessageField.VALUE
+    if on_error == "fail":
+        raise ConfigurationError(
+            "decode has no on_error='fail' any more: give 'report', and let raise_error() of Spark end the query"
+        )
     action = check.choice("on_error", on_error, OnError)
-    text = json.dumps(found.to_dict())
-    decoding = Decoding(tuple(sorted(registry.items())), text, message, where, action)
-    result = from_arrow_type(_asked("the reader's schema", lambda: reader_of(decoding)).type)
-    if action is OnError.REPORT:
-        result = StructType().add("value", result).add("error", StringType())
+    where = MessageField.KEY if is_key else MessageField.VALUE
+    decoding = Decoding(tuple(sorted(registry.items())), json.dumps(found.to_dict()), message, where)
+    value = from_arrow_type(_asked("the reader's schema", lambda: reader_of(decoding)).type)
+    result = StructType().add("value", value).add("error", StringType())
     # Not deterministic, so that Spark does not decode once for a filter and once more for the rows that pass it.
     udf: Any = F.arrow_udf(decoder(decoding), result).asNondeterministic()  # type: ignore[attr-defined] # has no types
-    parts = [column, F.lit(None) if headers is None else headers, *position]
-    decoded: Column = udf(F.struct(*(_column(part).alias(f"c{number}") for number, part in enumerate(parts))))
-    return decoded
+    decoded: Column = udf(F.struct(_column(column).alias("data"), _column(headers).alias("headers")))
+    return decoded if action is OnError.REPORT else decoded.getField("value")
 
 
-def _column(given: Column | str) -> Column:
+def _column(given: Column | str | None) -> Column:
+    if given is None:
+        return F.lit(None)
     return F.col(given) if isinstance(given, str) else given
 
 
@@ -164,13 +161,14 @@ def decoder(decoding: Decoding) -> Callable[[Iterator[pa.Array]], Iterator[pa.Ar
         reader = reader_of(decoding)
         reader.forget_failures()
         for batch in batches:
-            yield _decoded(reader, decoding, batch)
+            yield _decoded(reader, decoding.field, batch)
 
     return decoded
 
 
-def _decoded(reader: Reader, decoding: Decoding, batch: pa.StructArray) -> pa.Array:
-    data, headers, *position = (part.to_pylist() for part in batch.flatten())
+def _decoded(reader: Reader, where: MessageField, batch: pa.StructArray) -> pa.Array:
+    """Return a struct of the value and of the reason why there is none, for each row."""
+    data, headers = (part.to_pylist() for part in batch.flatten())
     values: list[object] = [None] * len(data)
     errors: list[str | None] = [None] * len(data)
     for number, value in enumerate(data):
@@ -178,22 +176,13 @@ def _decoded(reader: Reader, decoding: Decoding, batch: pa.StructArray) -> pa.Ar
             continue
         named = [(header["key"], header["value"]) for header in headers[number] or ()]
         try:
-            values[number] = reader.value(value, named, decoding.field)
+            values[number] = reader.value(value, named, where)
         except RegistryConnectionError:
             raise
         except Exception as error:  # noqa: BLE001 - bytes that nobody wrote so may do anything to a parser
             errors[number] = _reason(error)
     column = _column_of(reader, values, errors)
-    if decoding.on_error is OnError.REPORT:
-        return pa.StructArray.from_arrays([column, pa.array(errors, pa.string())], ["value", "error"])
-    for number, error_text in enumerate(errors):
-        if error_text is not None and decoding.on_error is OnError.FAIL:
-            place = " of {}[{}] at offset {}".format(*(part[number] for part in position)) if position else ""
-            raise MessageFormatError(
-                f"the {decoding.field.value}{place} cannot be decoded: {error_text}; with on_error='report' such "
-                "values can be sent to dead letters"
-            )
-    return column
+    return pa.StructArray.from_arrays([column, pa.array(errors, pa.string())], ["value", "error"])
 
 
 def _column_of(reader: Reader, values: list[object], errors: list[str | None]) -> pa.Array:
