@@ -174,7 +174,7 @@ def test_whatever_fails_each_message_has_the_results_of_one_call_whole_once_and_
             ]
             together = sorted((row for rows in tasks for row in rows), key=lambda row: (row.source, row.offset))
             try:
-                list(kafka_publication.publish_rows(target, Batch("", -1), together, WorkerPool()))
+                kafka_publication.publish_rows(target, Batch("", -1), together, WorkerPool())
                 break
             except SinkError:
                 runs += 1

@@ -5,7 +5,7 @@ Executors publish, one source partition at a time; a Kafka transaction holds row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame
@@ -17,19 +17,16 @@ from penstock.clients.rights import Right
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks.kafka_ledger import (
     LEDGER_TOPIC,
-    KafkaLedger,
     Target,
-    read_ledger,
     require_settings,
     require_target,
 )
 from penstock.spark_sink.sinks.kafka_publication import PUBLISHED, PublishingSink
-from penstock.spark_sink.sinks.kafka_publisher import write_ledger
+from penstock.spark_sink.sinks.kafka_publisher import change_ledger
 from penstock.spark_sink.sinks.position import require_columns
-from penstock.spark_sink.source.plan import TopicPartition
+from penstock.spark_sink.sinks.sink import Changes
 
 #: Column that names the topic of a row, where the sink names none.
 TARGET_TOPIC = "target_topic"
@@ -107,17 +104,13 @@ class KafkaSink(PublishingSink):
         """
         self._publish(batch, batch_id, self._as_messages)
 
-    def ledger(self) -> dict[str, dict[TopicPartition, LedgerEntry]]:
-        """Return what the ledger's topic has of each sink, by their names. Raises as `ledger_entries`."""
-        return read_ledger(self._target(), KafkaLedger.read_all)
-
-    def write_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry | None]) -> None:
+    def write_ledger(self, query: str, entries: Changes) -> None:
         """Have the ledger of a sink hold these entries, None for none; `SinkError` where it cannot.
 
         What a query of that name publishes at the moment is refused and tried again, by the new entries.
         """
         for whole in (True, False):  # a sink goes by either kind of transactional ids
-            write_ledger(replace(self._target(), name=query, whole=whole), entries)
+            change_ledger(replace(self._target(), name=query, whole=whole), entries, lambda _held: entries)
 
     def least_rights(self, _topics: Iterable[str]) -> list[Right]:
         """Return the rights that its client needs, save those on topics that the rows name."""

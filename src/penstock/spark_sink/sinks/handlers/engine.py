@@ -1,4 +1,4 @@
-"""The consumer's lanes over the rows of one task: how they are put there, and who serves them.
+"""What Spark calls in a task: the consumer's lanes over its rows, rows to publish and a report out.
 
 A task has its rows to itself and in order, so there is no rebalance and nothing to commit; every other rule of lanes,
 parked keys and batches is the consumer's (`consumer/execution/lanes`). Where all handlers are plain functions, the
@@ -14,12 +14,17 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import asdict
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING
 
+import pyarrow as pa
+from pyspark import TaskContext
+
+from penstock.clients.gc_pause import imports_set_aside
 from penstock.consumer.assignments import Assignment, Fetch
 from penstock.consumer.execution.handler_calls import serve
 from penstock.consumer.execution.lane_plan import LanePlan
@@ -27,13 +32,11 @@ from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
-from penstock.consumer.failures.limits import DeadLetterLimit, DeadLetterLimits
+from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.environment.lifespan import enter_all
-from penstock.consumer.handlers.environment.middleware import MiddlewareSpec
-from penstock.consumer.handlers.environment.worker_resource import WorkerResource
-from penstock.consumer.handlers.handler import Handler, Kind
+from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.outbox.handler_results import HandlerResults
 from penstock.consumer.routes import Routes
 from penstock.consumer.settings import ConsumerSettings
@@ -41,8 +44,13 @@ from penstock.errors import PenstockError, SinkError
 from penstock.message import Record, calling_handlers_of
 from penstock.offsets import Block, Tracker
 from penstock.routing import Run, Scheduler
-from penstock.spark_sink.sinks.handlers.report import Counts
+from penstock.spark_sink.sinks.handlers.pickling import unpack
+from penstock.spark_sink.sinks.handlers.report import Counts, TaskReport
 from penstock.spark_sink.sinks.handlers.results import ResultRows
+from penstock.spark_sink.sinks.handlers.rows import TaskRows
+
+if TYPE_CHECKING:
+    from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 
 _log = logging.getLogger("penstock.handler_sink")
 
@@ -89,44 +97,17 @@ class Progress(Tracker):
         return self.taken - self.done - self.waiting
 
 
-@dataclass(frozen=True, slots=True)
-class TaskWork:
-    """What every task of a batch does: those settings of `HandlerSink` that tasks have. Picklable.
-
-    `publishes` says whether the sink may publish anything.
-    """
-
-    group: str
-    handlers: Mapping[str, Handler]
-    _: KW_ONLY
-    middlewares: Sequence[MiddlewareSpec] = ()
-    lifespans: Sequence[Callable[[], Any]] = ()
-    resources: Sequence[WorkerResource[Any]] = ()
-    dead_letter_limit: DeadLetterLimit | None = None
-    max_parked: int = 1_000
-    max_parked_bytes: int = 32 * 1024 * 1024
-    max_concurrency: int = 1_000
-    atomic_batches: bool = False
-    publishes: bool = False
-    notes_senders: bool = False
-
-    @classmethod
-    def of(cls, sink: object, **own: Any) -> TaskWork:
-        """Return the work of the tasks of a `HandlerSink`, with what is not a setting of the sink."""
-        return cls(**{each.name: getattr(sink, each.name) for each in fields(cls) if each.name not in own}, **own)
-
-
 class TaskEngine:
     """Handles the rows of one task. Its methods are for the task's thread.
 
     Args:
-        work: what is done with them.
+        sink: says what is done with them.
         stretches: the rows; each stretch is of one source partition, and its offsets rise.
         results: takes what handlers return, and dead letters.
     """
 
-    def __init__(self, work: TaskWork, stretches: Iterator[list[Record]], results: ResultRows) -> None:
-        self._work = work
+    def __init__(self, sink: HandlerSink, stretches: Iterator[list[Record]], results: ResultRows) -> None:
+        self._sink = sink
         self._stretches = stretches
         #: What is left of the stretch at hand; None once there are no more rows.
         self._stretch: list[Record] | None = []
@@ -138,15 +119,15 @@ class TaskEngine:
         self._was_idle = False
         self._progress = Progress()
         self._timers = Timers()
-        limits = DeadLetterLimits(work.dead_letter_limit, lambda: self._counts().handled, _ENDS)
-        self._publisher = DeadLetterPublisher(work.group, time, self._timers, limits, results, fail=self._fail)
-        settings = ConsumerSettings(workers=1, max_concurrency=work.max_concurrency)
-        most = max(handler.batch for handler in work.handlers.values())
+        limits = DeadLetterLimits(sink.dead_letter_limit, lambda: self._counts().handled, _ENDS)
+        self._publisher = DeadLetterPublisher(sink.group, time, self._timers, limits, results, fail=self._fail)
+        settings = ConsumerSettings(workers=1, max_concurrency=sink.max_concurrency)
+        most = max(handler.batch for handler in sink.handlers.values())
         #: More rows are put on lanes while fewer are on their way: enough for every lane of a handler to have a full
         #: batch.
-        self._window = max(2 * work.max_concurrency, _LEAST_WINDOW, most)
-        has_tasks = any(handler.kind is Kind.TASK for handler in work.handlers.values())
-        plan = LanePlan(work.handlers.values(), settings, self._window // most if has_tasks else 1)
+        self._window = max(2 * sink.max_concurrency, _LEAST_WINDOW, most)
+        has_tasks = any(handler.kind is Kind.TASK for handler in sink.handlers.values())
+        plan = LanePlan(sink.handlers.values(), settings, self._window // most if has_tasks else 1)
         self._scheduler: Scheduler[Fetch, Record] = Scheduler(plan.queues)
         self._processor = LaneProcessor(
             time,
@@ -159,12 +140,12 @@ class TaskEngine:
             fail=self._fail,
         )
         #: Where the task's thread calls handlers itself.
-        self._slot = ExecutionSlot(Kind.THREAD, f"penstock-task-{work.group}")
+        self._slot = ExecutionSlot(Kind.THREAD, f"penstock-task-{sink.group}")
         #: What calls them else.
         self._executor: ThreadsAndTasks | None = None
         if has_tasks:
             self._executor = ThreadsAndTasks(
-                work.group,
+                sink.group,
                 settings,
                 plan=plan,
                 clock=time,
@@ -172,18 +153,18 @@ class TaskEngine:
                 processor=self._processor,
                 closing=self._close_resources,
             )
-        self._contexts = ContextFactory(work.group)
+        self._contexts = ContextFactory(sink.group)
         routes = Routes(
-            work.group,
+            sink.group,
             time,
             partial(plan.lanes_of, self._scheduler.lanes),
-            middlewares=work.middlewares,
+            middlewares=sink.middlewares,
             contexts=self._contexts,
             telemetry=None,
         )
         #: One for all partitions of a topic, so that a batch may have messages of several.
         self._topics: dict[str, Assignment] = {}
-        for topic, handler in work.handlers.items():
+        for topic, handler in sink.handlers.items():
             routes.add(topic, handler)
             routes[topic].linger = math.inf  # a batch goes when it is full, or nothing more can join it
             self._topics[topic] = assignment = Assignment(topic, -1, routes[topic], start=0)
@@ -192,11 +173,11 @@ class TaskEngine:
     def enter(self, around: ExitStack) -> None:
         """Begin the lifespans and what calls handlers; `around` ends both, worker resources in between."""
         executor = self._executor
-        around.enter_context(calling_handlers_of(self._work.group))
+        around.enter_context(calling_handlers_of(self._sink.group))
         if executor is not None:
             around.callback(executor.close)
         run_async = None if executor is None else executor.run_async
-        self._contexts.state = enter_all(self._work.lifespans, around, run_async)
+        self._contexts.state = enter_all(self._sink.lifespans, around, run_async)
         around.callback(self._close)
         if executor is not None:
             executor.start()
@@ -250,8 +231,8 @@ class TaskEngine:
     def _feed(self) -> bool:
         """Put rows on lanes; returns whether there were any, and room for them."""
         progress = self._progress
-        room = self._work.max_parked - progress.waiting
-        if room <= 0 or progress.waiting_bytes >= self._work.max_parked_bytes or not self._has_rows():
+        room = self._sink.max_parked - progress.waiting
+        if room <= 0 or progress.waiting_bytes >= self._sink.max_parked_bytes or not self._has_rows():
             # Nothing more can join a batch now.
             self._serve_partial_batches()
             return False
@@ -325,8 +306,48 @@ class TaskEngine:
         self._close_resources()
 
     def _close_resources(self) -> None:
-        for resource in self._work.resources:
+        for resource in self._sink.resources:
             resource.close()
+
+
+def run_task(sink: HandlerSink, batches: Iterator[pa.RecordBatch], task: int, attempt: int) -> Iterator[pa.RecordBatch]:
+    """Handle the rows of a task, by its number; yields rows of `results`, of which the last has its report.
+
+    `attempt` is how often the task had failed before. Raises as `TaskEngine.run` and `TaskEngine.finish`.
+    """
+    begun = time.monotonic()
+    rows = TaskRows(batches, sink.handlers.keys(), publishes=sink.has_ledger)
+    results = ResultRows(publishes=sink.has_ledger, whole=sink.atomic_batches)
+    engine = TaskEngine(sink, rows.stretches(), results)
+    with ExitStack() as around:
+        engine.enter(around)
+        for _ in engine.run():
+            yield from results.full()
+    report = TaskReport(
+        **asdict(engine.finish()),
+        task=task,
+        attempt=attempt,
+        heaviest_lane=max(rows.lanes.values(), default=0),
+        seconds=time.monotonic() - begun,
+    )
+    yield from results.end(rows.last, report)
+
+
+def handling(packed: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what Spark calls in each task, given the packed sink."""
+
+    def handle(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = next((batch for batch in batches if batch.num_rows), None)
+        if first is None:
+            # No lifespan for nothing.
+            return
+        context = TaskContext.get()
+        if context is None:
+            raise SinkError("a handler sink's task was run outside of Spark; give the sink to foreachBatch")
+        yield from run_task(unpack(packed), chain((first,), batches), context.partitionId(), context.attemptNumber())
+        imports_set_aside("handling")
+
+    return handle
 
 
 def _places(fetch: Fetch, records: Sequence[Record]) -> dict[int, list[int]]:

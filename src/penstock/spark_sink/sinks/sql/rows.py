@@ -52,9 +52,7 @@ class Report:
         """Add what another task did."""
         self.copied |= other.copied
         self.rejected += other.rejected
-        self.offsets.rows += other.offsets.rows
-        for part, span in other.offsets.spans.items():
-            self.offsets.add(part, span, other.offsets.applied.get(part, 0))
+        self.offsets.add(other.offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +104,7 @@ class Deduplication:
         require_position(rows, f"table {self.settings.table}")
         spans = offset_spans(rows)
         left, applied = unapplied(rows, spans, self.ledger)
-        offsets.rows += rows.num_rows
-        for part, span in spans.items():
-            offsets.add(part, span, applied.get(part, 0))
+        offsets.add(OffsetStatistics(rows.num_rows, spans, applied))
         return left
 
     def _storable(self, rows: pa.Table, report: Report) -> pa.Table:
