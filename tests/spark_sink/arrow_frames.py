@@ -114,7 +114,7 @@ class ArrowFrame:
         """The same frame."""
         return self
 
-    def mapInArrow(self, task: Any, _schema: str) -> ArrowFrame:  # noqa: N802 - Spark's name
+    def mapInArrow(self, task: Any, _schema: StructType) -> ArrowFrame:  # noqa: N802 - Spark's name
         """Run the task on every part."""
         self.answers = []
         size = max(1, math.ceil(self.rows.num_rows / self.parts))

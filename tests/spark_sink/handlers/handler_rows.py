@@ -86,7 +86,7 @@ def publish_task(
         options |= {"name": "billing", "bootstrap_servers": "nowhere:1"}
     with mock.patch.object(HandlerSink, "_require_picklable"):
         sink = HandlerSink(handlers, group="billing", parallelism=1, **options)
-    table = pa.Table.from_batches(list(run_rows(sink, batches_of(rows), task=2, attempt=1)))
+    table = pa.Table.from_batches(list(run_rows(sink, batches_of(rows), publishes=publishes, task=2, attempt=1)))
     table = table.sort_by([(name, "ascending") for name in ORDER])
     found = list(rows_of(table.to_batches(), "billing", reports))
     return found, from_json(*reports)

@@ -9,6 +9,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
+from pyspark.sql.types import BinaryType, StructType
 
 from penstock.clients.rights import MissingRightError
 from penstock.errors import ConfigurationError, SinkError
@@ -21,6 +22,8 @@ from penstock.spark_sink.source.source import SourceTask
 #: `spark.driver.maxResultSize`, is twice as much by default.
 MAX_BATCH_BYTES: Final = 512 * 1024 * 1024
 
+#: The frame of what tasks yield for the driver.
+PICKLED: Final = StructType().add("pickled", BinaryType())
 #: What tasks raise.
 _RAISED = (SinkError, MissingRightError, ConfigurationError)
 
@@ -69,6 +72,16 @@ def whole_partitions(batch: DataFrame) -> int | None:
     except (AttributeError, Py4JError):
         return None
     return first.partitions if isinstance(first, SourceTask) and not first.is_divided else None
+
+
+def as_row(what: object) -> pa.RecordBatch:
+    """Return what a task yields for the driver as the row of `PICKLED`."""
+    return pa.RecordBatch.from_pydict({"pickled": pa.array([pickle.dumps(what)], pa.binary())})
+
+
+def from_row(row: Row) -> Any:
+    """Return what a task of this query gave to `as_row`."""
+    return pickle.loads(bytes(row["pickled"]))  # noqa: S301 - see above
 
 
 def run_job(job: DataFrame, before: str = "") -> list[Row]:

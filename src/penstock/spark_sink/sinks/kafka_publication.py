@@ -6,7 +6,6 @@ they are written down: a task that publishes and is tried again publishes the sa
 
 from __future__ import annotations
 
-import pickle
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from pyspark.sql.types import StructType
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger.rules import Batch, OffsetStatistics, warn_left_out
-from penstock.spark_sink.sinks.frames import run_job
+from penstock.spark_sink.sinks.frames import PICKLED, as_row, from_row, run_job
 from penstock.spark_sink.sinks.kafka_ledger import SLOTS, Target, ledger_options, read_ledger
 from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher, change_ledger, publishing
 from penstock.spark_sink.sinks.planned_offsets import micro_batch
@@ -54,9 +53,6 @@ PUBLISHED = pa.schema(
     }
 )
 
-#: What a task yields for the driver: pickled, what it published, and the reports that came with its rows.
-_SEEN = "seen binary"
-
 
 def published(rows: DataFrame, target: Target, batch: Batch, parallelism: int) -> DataFrame:
     """Return the frame whose job publishes a batch, of columns `PUBLISHED`; its rows are for `conclude`.
@@ -71,7 +67,7 @@ def published(rows: DataFrame, target: Target, batch: Batch, parallelism: int) -
         marks = rows.sparkSession.sql(query, args=[topic for topic, *_ in ends])
         rows = rows.unionByName(marks.coalesce(1), allowMissingColumns=True)
     lanes = rows.repartitionById(1 if target.whole else parallelism, slot_column()).sortWithinPartitions(*ORDER)
-    return lanes.mapInArrow(PublishTask(target, batch), _SEEN)
+    return lanes.mapInArrow(PublishTask(target, batch), PICKLED)
 
 
 def slot_column() -> Column:
@@ -91,7 +87,7 @@ class PublishTask:
         """Yield what was published, and the reports that came with the rows."""
         reports: list[bytes] = []
         found = publish_rows(self.target, self.batch, rows_of(batches, self.target.name, reports))
-        yield pa.RecordBatch.from_pydict({"seen": pa.array([pickle.dumps((found, reports))], pa.binary())})
+        yield as_row((found, reports))
         imports_set_aside("publishing")
 
 
@@ -158,7 +154,7 @@ def conclude(batch: Batch, tasks: Iterable[SparkRow]) -> list[bytes]:
     """Warn of rows that were left out, and return the reports that came with the rows."""
     published, reports = OffsetStatistics(), list[bytes]()
     for task in tasks:
-        found, others = pickle.loads(bytes(task["seen"]))  # noqa: S301 - made by the task, in this query
+        found, others = from_row(task)
         published.add(found)
         reports += others
     warn_left_out(batch.batch_id, batch.target, published)
@@ -197,6 +193,15 @@ class PublishingSink(LedgerSink):
     ) -> None:
         if (target := self._target()) is not None:
             change_ledger(replace(target, name=query), parts, change)
+
+    def write_ledger(self, query: str, entries: Changes) -> None:
+        """Have the ledger of a sink hold these entries, None for none; `SinkError` where it cannot.
+
+        What a query of that name publishes at the moment is refused and tried again, by the new entries.
+        """
+        if (target := self._target()) is not None:
+            for whole in (True, False):  # a sink goes by either kind of transactional ids
+                change_ledger(replace(target, name=query, whole=whole), entries, lambda _held: entries)
 
     @property
     def ledger_key(self) -> Hashable:

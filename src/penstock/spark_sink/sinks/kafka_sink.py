@@ -6,7 +6,7 @@ Executors publish, one source partition at a time; a Kafka transaction holds row
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
@@ -24,9 +24,7 @@ from penstock.spark_sink.sinks.kafka_ledger import (
     require_target,
 )
 from penstock.spark_sink.sinks.kafka_publication import PUBLISHED, PublishingSink
-from penstock.spark_sink.sinks.kafka_publisher import change_ledger
 from penstock.spark_sink.sinks.position import require_columns
-from penstock.spark_sink.sinks.sink import Changes
 
 #: Column that names the topic of a row, where the sink names none.
 TARGET_TOPIC = "target_topic"
@@ -103,14 +101,6 @@ class KafkaSink(PublishingSink):
             BrokerConnectionError: no broker answered.
         """
         self._publish(batch, batch_id, self._as_messages)
-
-    def write_ledger(self, query: str, entries: Changes) -> None:
-        """Have the ledger of a sink hold these entries, None for none; `SinkError` where it cannot.
-
-        What a query of that name publishes at the moment is refused and tried again, by the new entries.
-        """
-        for whole in (True, False):  # a sink goes by either kind of transactional ids
-            change_ledger(replace(self._target(), name=query, whole=whole), entries, lambda _held: entries)
 
     def least_rights(self, _topics: Iterable[str]) -> list[Right]:
         """Return the rights that its client needs, save those on topics that the rows name."""

@@ -14,12 +14,12 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -32,11 +32,13 @@ from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
-from penstock.consumer.failures.limits import DeadLetterLimits
+from penstock.consumer.failures.limits import DeadLetterLimit, DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.environment.lifespan import enter_all
-from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.environment.middleware import MiddlewareSpec
+from penstock.consumer.handlers.environment.worker_resource import WorkerResource
+from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.outbox.handler_results import HandlerResults
 from penstock.consumer.routes import Routes
 from penstock.consumer.settings import ConsumerSettings
@@ -48,9 +50,6 @@ from penstock.spark_sink.sinks.handlers.pickling import unpack
 from penstock.spark_sink.sinks.handlers.report import Counts, TaskReport
 from penstock.spark_sink.sinks.handlers.results import ResultRows
 from penstock.spark_sink.sinks.handlers.rows import TaskRows
-
-if TYPE_CHECKING:
-    from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 
 _log = logging.getLogger("penstock.handler_sink")
 
@@ -97,17 +96,33 @@ class Progress(Tracker):
         return self.taken - self.done - self.waiting
 
 
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """Those settings of `HandlerSink` that tasks need; what they mean stands there."""
+
+    handlers: Mapping[str, Handler]
+    group: str = field(kw_only=True)
+    middlewares: Sequence[MiddlewareSpec] = field(default=(), kw_only=True)
+    lifespans: Sequence[Callable[[], Any]] = field(default=(), kw_only=True)
+    resources: Sequence[WorkerResource[Any]] = field(default=(), kw_only=True)
+    max_concurrency: int = field(default=1_000, kw_only=True)
+    max_parked: int = field(default=1_000, kw_only=True)
+    max_parked_bytes: int = field(default=32 * 1024 * 1024, kw_only=True)
+    dead_letter_limit: DeadLetterLimit | None = field(default=None, kw_only=True)
+    atomic_batches: bool = field(default=False, kw_only=True)
+
+
 class TaskEngine:
     """Handles the rows of one task. Its methods are for the task's thread.
 
     Args:
-        sink: says what is done with them.
+        work: what is done with them.
         stretches: the rows; each stretch is of one source partition, and its offsets rise.
         results: takes what handlers return, and dead letters.
     """
 
-    def __init__(self, sink: HandlerSink, stretches: Iterator[list[Record]], results: ResultRows) -> None:
-        self._sink = sink
+    def __init__(self, work: TaskSettings, stretches: Iterator[list[Record]], results: ResultRows) -> None:
+        self._work = work
         self._stretches = stretches
         #: What is left of the stretch at hand; None once there are no more rows.
         self._stretch: list[Record] | None = []
@@ -119,15 +134,15 @@ class TaskEngine:
         self._was_idle = False
         self._progress = Progress()
         self._timers = Timers()
-        limits = DeadLetterLimits(sink.dead_letter_limit, lambda: self._counts().handled, _ENDS)
-        self._publisher = DeadLetterPublisher(sink.group, time, self._timers, limits, results, fail=self._fail)
-        settings = ConsumerSettings(workers=1, max_concurrency=sink.max_concurrency)
-        most = max(handler.batch for handler in sink.handlers.values())
+        limits = DeadLetterLimits(work.dead_letter_limit, lambda: self._counts().handled, _ENDS)
+        self._publisher = DeadLetterPublisher(work.group, time, self._timers, limits, results, fail=self._fail)
+        settings = ConsumerSettings(workers=1, max_concurrency=work.max_concurrency)
+        most = max(handler.batch for handler in work.handlers.values())
         #: More rows are put on lanes while fewer are on their way: enough for every lane of a handler to have a full
         #: batch.
-        self._window = max(2 * sink.max_concurrency, _LEAST_WINDOW, most)
-        has_tasks = any(handler.kind is Kind.TASK for handler in sink.handlers.values())
-        plan = LanePlan(sink.handlers.values(), settings, self._window // most if has_tasks else 1)
+        self._window = max(2 * work.max_concurrency, _LEAST_WINDOW, most)
+        has_tasks = any(handler.kind is Kind.TASK for handler in work.handlers.values())
+        plan = LanePlan(work.handlers.values(), settings, self._window // most if has_tasks else 1)
         self._scheduler: Scheduler[Fetch, Record] = Scheduler(plan.queues)
         self._processor = LaneProcessor(
             time,
@@ -140,12 +155,12 @@ class TaskEngine:
             fail=self._fail,
         )
         #: Where the task's thread calls handlers itself.
-        self._slot = ExecutionSlot(Kind.THREAD, f"penstock-task-{sink.group}")
+        self._slot = ExecutionSlot(Kind.THREAD, f"penstock-task-{work.group}")
         #: What calls them else.
         self._executor: ThreadsAndTasks | None = None
         if has_tasks:
             self._executor = ThreadsAndTasks(
-                sink.group,
+                work.group,
                 settings,
                 plan=plan,
                 clock=time,
@@ -153,18 +168,18 @@ class TaskEngine:
                 processor=self._processor,
                 closing=self._close_resources,
             )
-        self._contexts = ContextFactory(sink.group)
+        self._contexts = ContextFactory(work.group)
         routes = Routes(
-            sink.group,
+            work.group,
             time,
             partial(plan.lanes_of, self._scheduler.lanes),
-            middlewares=sink.middlewares,
+            middlewares=work.middlewares,
             contexts=self._contexts,
             telemetry=None,
         )
         #: One for all partitions of a topic, so that a batch may have messages of several.
         self._topics: dict[str, Assignment] = {}
-        for topic, handler in sink.handlers.items():
+        for topic, handler in work.handlers.items():
             routes.add(topic, handler)
             routes[topic].linger = math.inf  # a batch goes when it is full, or nothing more can join it
             self._topics[topic] = assignment = Assignment(topic, -1, routes[topic], start=0)
@@ -173,11 +188,11 @@ class TaskEngine:
     def enter(self, around: ExitStack) -> None:
         """Begin the lifespans and what calls handlers; `around` ends both, worker resources in between."""
         executor = self._executor
-        around.enter_context(calling_handlers_of(self._sink.group))
+        around.enter_context(calling_handlers_of(self._work.group))
         if executor is not None:
             around.callback(executor.close)
         run_async = None if executor is None else executor.run_async
-        self._contexts.state = enter_all(self._sink.lifespans, around, run_async)
+        self._contexts.state = enter_all(self._work.lifespans, around, run_async)
         around.callback(self._close)
         if executor is not None:
             executor.start()
@@ -231,8 +246,8 @@ class TaskEngine:
     def _feed(self) -> bool:
         """Put rows on lanes; returns whether there were any, and room for them."""
         progress = self._progress
-        room = self._sink.max_parked - progress.waiting
-        if room <= 0 or progress.waiting_bytes >= self._sink.max_parked_bytes or not self._has_rows():
+        room = self._work.max_parked - progress.waiting
+        if room <= 0 or progress.waiting_bytes >= self._work.max_parked_bytes or not self._has_rows():
             # Nothing more can join a batch now.
             self._serve_partial_batches()
             return False
@@ -306,19 +321,22 @@ class TaskEngine:
         self._close_resources()
 
     def _close_resources(self) -> None:
-        for resource in self._sink.resources:
+        for resource in self._work.resources:
             resource.close()
 
 
-def run_task(sink: HandlerSink, batches: Iterator[pa.RecordBatch], task: int, attempt: int) -> Iterator[pa.RecordBatch]:
+def run_task(
+    work: TaskSettings, batches: Iterator[pa.RecordBatch], *, publishes: bool, task: int, attempt: int
+) -> Iterator[pa.RecordBatch]:
     """Handle the rows of a task, by its number; yields rows of `results`, of which the last has its report.
 
-    `attempt` is how often the task had failed before. Raises as `TaskEngine.run` and `TaskEngine.finish`.
+    `publishes` says whether the sink may publish anything, and `attempt` how often the task had failed before. Raises
+    as `TaskEngine.run` and `TaskEngine.finish`.
     """
     begun = time.monotonic()
-    rows = TaskRows(batches, sink.handlers.keys(), publishes=sink.has_ledger)
-    results = ResultRows(publishes=sink.has_ledger, whole=sink.atomic_batches)
-    engine = TaskEngine(sink, rows.stretches(), results)
+    rows = TaskRows(batches, work.handlers.keys(), publishes=publishes)
+    results = ResultRows(publishes=publishes, whole=work.atomic_batches)
+    engine = TaskEngine(work, rows.stretches(), results)
     with ExitStack() as around:
         engine.enter(around)
         for _ in engine.run():
@@ -334,7 +352,7 @@ def run_task(sink: HandlerSink, batches: Iterator[pa.RecordBatch], task: int, at
 
 
 def handling(packed: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what Spark calls in each task, given the packed sink."""
+    """Return what Spark calls in each task, given the packed work."""
 
     def handle(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first = next((batch for batch in batches if batch.num_rows), None)
@@ -344,7 +362,8 @@ def handling(packed: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.
         context = TaskContext.get()
         if context is None:
             raise SinkError("a handler sink's task was run outside of Spark; give the sink to foreachBatch")
-        yield from run_task(unpack(packed), chain((first,), batches), context.partitionId(), context.attemptNumber())
+        sink, place = unpack(packed), {"task": context.partitionId(), "attempt": context.attemptNumber()}
+        yield from run_task(sink, chain((first,), batches), publishes=sink.has_ledger, **place)
         imports_set_aside("handling")
 
     return handle

@@ -11,10 +11,10 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from pyspark.sql import DataFrame
 from pyspark.sql import Row as SparkRow
@@ -26,7 +26,7 @@ from penstock import options as check
 from penstock.clients.reading import without_membership
 from penstock.clients.requests.topics import TopicSpec, partition_counts
 from penstock.clients.rights import MissingRightError, Right
-from penstock.consumer import DeadLetterLimit, Handler, MiddlewareSpec, OnFailure, WorkerResource
+from penstock.consumer import Handler, OnFailure
 from penstock.consumer.execution.lane_plan import require_one_kind
 from penstock.consumer.handlers.environment.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.functions import name_of
@@ -37,7 +37,7 @@ from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.frames import run_job
 from penstock.spark_sink.sinks.handlers import overlap
-from penstock.spark_sink.sinks.handlers.engine import handling
+from penstock.spark_sink.sinks.handlers.engine import TaskSettings, handling
 from penstock.spark_sink.sinks.handlers.pickling import made_by, pack, require_packable, unpack
 from penstock.spark_sink.sinks.handlers.report import BatchReport, HandlerMetrics, from_json
 from penstock.spark_sink.sinks.handlers.spread import spread
@@ -73,7 +73,7 @@ class _ProcessState:
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerSink(PublishingSink):
+class HandlerSink(TaskSettings, PublishingSink):
     """Calls handlers for the messages of micro-batches, on executors. Made by `App.handler_sink`, or by hand.
 
     Use it with `writeStream.foreachBatch(sink)` or `start_sink`, over frames with the columns of the source, `headers`
@@ -114,23 +114,13 @@ class HandlerSink(PublishingSink):
         ConfigurationError: an option is wrong, or a handler has one that cannot be kept on executors.
     """
 
-    handlers: Mapping[str, Handler]
-    group: str = field(kw_only=True)
     parallelism: int = field(kw_only=True)
     bootstrap_servers: str | None = field(default=None, kw_only=True)
     config: ClientConfig = field(default_factory=dict, repr=False, kw_only=True)
-    middlewares: Sequence[MiddlewareSpec] = field(default=(), kw_only=True)
-    lifespans: Sequence[Callable[[], Any]] = field(default=(), kw_only=True)
-    resources: Sequence[WorkerResource[Any]] = field(default=(), kw_only=True)
-    max_concurrency: int = field(default=1_000, kw_only=True)
-    max_parked: int = field(default=1_000, kw_only=True)
-    max_parked_bytes: int = field(default=32 * 1024 * 1024, kw_only=True)
-    dead_letter_limit: DeadLetterLimit | None = field(default=None, kw_only=True)
     headers: bool = field(default=True, kw_only=True)
     telemetry: Telemetry | None = field(default=None, kw_only=True, repr=False)
     name: str | None = field(default=None, kw_only=True)
     ledger_topic: str = field(default=LEDGER_TOPIC, kw_only=True)
-    atomic_batches: bool = field(default=False, kw_only=True)
     overlap: Literal["refused", "allowed"] = field(default="refused", kw_only=True)
     _process: _ProcessState = field(default_factory=_ProcessState, init=False, repr=False, compare=False)
 

@@ -18,7 +18,7 @@ import tenacity
 
 from penstock.clients.rights import Right
 from penstock.database_url import parse_database_url
-from penstock.spark_sink.ledger.rules import Batch
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.sinks.frames import numbered
 from penstock.spark_sink.sinks.planned_offsets import micro_batch, numbered_batch
 from penstock.spark_sink.sinks.sink import Changes, Entries, LedgerSink, origin_of, stored_batches
@@ -137,7 +137,7 @@ class SqlSink(SqlSinkSettings, LedgerSink):
         """
         return {part: entry.end for part, entry in self.ledger().get(self.name or query, {}).items()}
 
-    def ledger(self) -> dict[str, Entries]:
+    def ledger(self) -> dict[str, dict[TopicPartition, LedgerEntry]]:
         """Return what the ledger has of each query that fills the table, by their names. Raises as `position` does."""
         return {owner.query: entries for owner, entries in self._read_all().items() if owner.target == self.table}
 

@@ -7,7 +7,6 @@ to open one takes longer than to copy the rows of a small batch.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from sqlalchemy.sql.elements import quoted_name
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.database_url import parse_database_url
-from penstock.spark_sink.sinks.frames import cores_of, run_job
+from penstock.spark_sink.sinks.frames import PICKLED, as_row, cores_of, from_row, run_job
 from penstock.spark_sink.sinks.sql.databases.database import ROW, Server
 from penstock.spark_sink.sinks.sql.databases.errors import without_values
 from penstock.spark_sink.sinks.sql.rows import Deduplication, Report
@@ -126,7 +125,7 @@ class StagingTask:
                 report.copied[attempt] += piece.num_rows
         # More than may be refused end the batch anyway.
         report.rejected = sorted(report.rejected)[: settings.most_rejects + 1]
-        yield pa.RecordBatch.from_pydict({"report": pa.array([pickle.dumps(report)], pa.binary())})
+        yield as_row(report)
         imports_set_aside("staging")
 
 
@@ -139,10 +138,10 @@ def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Repo
     # core has two Python workers, of the source and of the sink, and each of them may have been the sink's.
     cores = cores_of(batch)
     task = replace(task, keeps_session=cores is not None and 2 * cores <= max_connections)
-    job = _numbered_columns(batch).coalesce(max_connections).mapInArrow(task, "report binary")
+    job = _numbered_columns(batch).coalesce(max_connections).mapInArrow(task, PICKLED)
     report = Report()
     for row in run_job(job):
-        report.add(pickle.loads(bytes(row["report"])))  # noqa: S301 - made by the task, in this query
+        report.add(from_row(row))
     return report
 
 
