@@ -24,6 +24,7 @@ from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES, collected
 from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.position import (
     POSITION,
+    numbers,
     offset_spans,
     require_columns,
     require_position,
@@ -338,7 +339,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
 def _newest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return the newest row of each key by offset; of one offset, that of the highest partition and topic."""
     ordered = rows.sort_by([(name, "ascending") for name in ("offset", "partition", "topic")])
-    numbered = ordered.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
+    numbered = ordered.append_column(_ROW, numbers(0, rows.num_rows))
     last = numbered.group_by(list(key)).aggregate([(_ROW, "max")])
     return ordered.take(last[f"{_ROW}_max"])
 
