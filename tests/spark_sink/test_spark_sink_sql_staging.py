@@ -184,6 +184,7 @@ def test_what_no_batch_asks_for_is_removed_after_a_while_and_with_the_process(
     wait_until(lambda: stages(server) == [] and server.rows(sessions) == [])
 
 
+@pytest.mark.thorough
 def test_names_that_spark_does_not_find_are_staged_by_no_more_tasks_than_may_connect(
     spark: SparkSession, postgresql: TestDatabase
 ) -> None:
