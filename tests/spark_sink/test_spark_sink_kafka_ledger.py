@@ -69,7 +69,7 @@ class Worker:
 
     def writers(self) -> list[TransactionalWriter]:
         """Return the producers that it keeps."""
-        return [writer for idle in self.kept._idle for writer, _ in idle.kept._idle.values()]
+        return [writer for idle in self.kept._idle for writer in idle.kept._idle.values()]
 
 
 @pytest.fixture

@@ -114,9 +114,8 @@ class SinkPublisher:
     def __init__(self, target: Target) -> None:
         self._target = target
         self.ledger = KafkaLedger(target)
-        #: By transactional id: a producer without an open transaction, whose last one is known to have ended, and the
-        #: ledger's entries as it has last read or written them.
-        self._idle: dict[str, tuple[TransactionalWriter, Changes]] = {}
+        #: By transactional id: a producer without an open transaction, whose last one is known to have ended.
+        self._idle: dict[str, TransactionalWriter] = {}
 
     def release(self) -> bool:
         """Tell whether another task may use it."""
@@ -126,7 +125,7 @@ class SinkPublisher:
         """Close the ledger's reader and the producers."""
         self.ledger.close()
         while self._idle:
-            self._idle.popitem()[1][0].close()
+            self._idle.popitem()[1].close()
 
     def publish(self, batch: Batch, rows: Sequence[Row]) -> int:
         """Publish rows of a batch and the ledger after them in one transaction.
@@ -183,26 +182,19 @@ class SinkPublisher:
         raise AssertionError("tenacity ends with a result or an error")
 
     def _write(self, transactional_id: str, sources: Sequence[TopicPartition], decide: Decide) -> Sequence[Row]:
-        writer, known = self._idle.pop(transactional_id, (None, {}))
+        writer = self._idle.pop(transactional_id, None) or _take_id(self._target, transactional_id)
         is_known = False
         try:
-            held = {} if writer is None else self.ledger.read(sources)
-            if writer is not None and any(known.get(source, entry) != entry for source, entry in held.items()):
-                # Somebody has published by this id since, so that the broker would refuse the commit.
-                writer.close()
-                writer = None
-            if writer is None:
-                writer = _take_id(self._target, transactional_id)
-                held = self.ledger.read(sources)
-            rows, entries = decide(held)
+            # Of a producer that is kept, too: another one may have taken the id since, and published.
+            rows, entries = decide(self.ledger.read(sources))
             is_known = not (rows or entries) or _in_one_transaction(writer, self._target, rows, entries)
         finally:
-            if writer is not None and not is_known:
+            if not is_known:
                 writer.close()
         if is_known:
-            self._idle[transactional_id] = writer, {**known, **held, **entries}
+            self._idle[transactional_id] = writer
             if len(self._idle) > MOST_PRODUCERS:
-                self._idle.pop(next(iter(self._idle)))[0].close()
+                self._idle.pop(next(iter(self._idle))).close()
         return rows
 
 
