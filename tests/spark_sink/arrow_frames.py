@@ -66,7 +66,8 @@ class Pairs:
 class ArrowFrame:
     """A frame instead of Spark's: each part is one task; a part that is lost runs twice and counts once.
 
-    `between` is called when all tasks are done and nothing is merged.
+    `between` is called when all tasks are done and nothing is merged. Its session has so many `cores`, None where that
+    is not known.
     """
 
     rows: pa.Table
@@ -77,6 +78,7 @@ class ArrowFrame:
     query: str = ""
     checkpoint: str = "kept"
     batch: int = 0
+    cores: int | None = None
     plan: Mapping[TopicPartition, tuple[int, int]] | None = None
     answers: list[dict[str, Any]] = field(default_factory=list)
 
@@ -97,6 +99,7 @@ class ArrowFrame:
         if not self.run and not self.query:
             properties = {}
         session = mock.Mock(**{"sparkContext.getLocalProperty.side_effect": properties.get})
+        session.sparkContext.defaultParallelism = self.cores
         running = session._jsparkSession.sharedState().activeStreamingQueries().get
         running.return_value.name.return_value = self.query
         if self.plan is not None:
@@ -111,7 +114,7 @@ class ArrowFrame:
         """The same frame."""
         return self
 
-    def mapInArrow(self, task: Any, _schema: str) -> ArrowFrame:  # noqa: N802 - Spark's name
+    def mapInArrow(self, task: Any, _schema: StructType) -> ArrowFrame:  # noqa: N802 - Spark's name
         """Run the task on every part."""
         self.answers = []
         size = max(1, math.ceil(self.rows.num_rows / self.parts))

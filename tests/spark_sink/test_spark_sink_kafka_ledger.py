@@ -31,7 +31,7 @@ from penstock.spark_sink.sinks.kafka_ledger import (
     slot_of,
 )
 from penstock.spark_sink.sinks.kafka_publication import publish_rows, slot_column
-from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher, begin_ledger
+from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher, change_ledger
 from penstock.spark_sink.source.pool import WorkerPool
 from waiting import wait_until
 
@@ -51,8 +51,9 @@ class Worker:
         return Row(source, offset, self._topic, b"k", b"%d-%d" % (source[1], offset), ())
 
     def publish(self, rows: list[Row], batch: int = 0) -> list[int]:
-        """Publish rows in a task, and return how many of each transaction had been published before."""
-        return [one["applied"] for one in publish_rows(self.target, Batch("sink", batch, "query"), rows, self.kept)]
+        """Publish rows in a task, and return how many of each source partition had been published before."""
+        applied = publish_rows(self.target, Batch("sink", batch, "query"), rows, self.kept).applied
+        return [applied.get(source, 0) for source in dict.fromkeys(row.source for row in rows)]
 
     def applied(self, first: int, last: int, batch: int = 0) -> list[int]:
         """Publish offsets of both source partitions; returns as `publish`."""
@@ -68,7 +69,7 @@ class Worker:
 
     def writers(self) -> list[TransactionalWriter]:
         """Return the producers that it keeps."""
-        return [writer for idle in self.kept._idle for writer, _ in idle.kept._idle.values()]
+        return [writer for idle in self.kept._idle for writer in idle.kept._idle.values()]
 
 
 @pytest.fixture
@@ -223,10 +224,10 @@ def test_where_a_query_begins_is_written_though_the_ledger_has_no_leader_at_firs
         return real(ledger, sources)
 
     monkeypatch.setattr(KafkaLedger, "read", read)
-    begin_ledger(target, {SOURCE: LedgerEntry(7, 7)})
+    change_ledger(target, [SOURCE], lambda _held: {SOURCE: LedgerEntry(7, 7)})
 
     assert not errors
-    assert read_ledger(target, KafkaLedger.read_all)[target.name] == {SOURCE: LedgerEntry(7, 7)}
+    assert read_ledger(target)[target.name] == {SOURCE: LedgerEntry(7, 7)}
 
 
 def test_the_ledger_is_read_past_what_others_have_open_in_it(

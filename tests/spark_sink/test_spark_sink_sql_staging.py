@@ -1,9 +1,10 @@
-"""What `SqlSink` keeps of a server between the micro-batches of a query, and what ends it."""
+"""What `SqlSink` keeps of a server between micro-batches, on the driver and in Python workers, and what ends it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import sqlalchemy as sa
@@ -15,9 +16,11 @@ from penstock.database_url import parse_database_url
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.sinks.sql import stages as ways
+from penstock.spark_sink.sinks.sql import staging_task
 from penstock.spark_sink.sinks.sql.databases import database_of, mysql
 from penstock.spark_sink.sinks.sql.databases import postgresql as postgresql_module
-from penstock.spark_sink.sinks.sql.staging_task import in_tasks
+from penstock.spark_sink.sinks.sql.rows import Report
+from penstock.spark_sink.sinks.sql.staging_task import TaskSession, run_tasks
 from penstock.spark_sink.source import pool
 from penstock.spark_sink.source.pool import WorkerPool
 from waiting import wait_until
@@ -182,26 +185,70 @@ def test_what_no_batch_asks_for_is_removed_after_a_while_and_with_the_process(
 
 
 @pytest.mark.thorough
-def test_connections_are_bounded_and_what_reads_and_transforms_is_not(
+def test_names_that_spark_does_not_find_are_staged_by_no_more_tasks_than_may_connect(
     spark: SparkSession, postgresql: TestDatabase
 ) -> None:
     rows = [("orders", 0, n, f"k{n % 50}", n) for n in range(400)]
     parallel = spark.sparkContext.parallelize(rows, 6)
     many = spark.createDataFrame(parallel, "topic STRING, partition INT, offset BIGINT, `a.b``c` STRING, price BIGINT")
-    cores = spark.sparkContext.defaultParallelism
-    assert cores > 1
+    reports: list[Report] = []
 
-    def plan(most: int) -> tuple[int, bool]:
-        spread = in_tasks(many, most)
-        return spread.rdd.getNumPartitions(), "Exchange" in spread._jdf.queryExecution().toString()  # type: ignore[attr-defined] # to look at the plan
+    def run(*given: Any) -> Report:
+        reports.append(run_tasks(*given))
+        return reports[-1]
 
-    assert plan(1) == (1, True)
-    assert plan(cores) == (cores, False)
-    assert plan(16) == (6, False)
-    SqlSink(postgresql.url, "newest", ["a.b`c"], max_connections=1)(many, 0)
+    with mock.patch.object(ways, "run_tasks", run):
+        SqlSink(postgresql.url, "newest", ["a.b`c"], max_connections=2)(many, 0)
 
     newest = {f"k{n % 50}": n for n in range(400)}
     assert dict(postgresql.rows('SELECT "a.b`c", price FROM newest')) == newest  # type: ignore[arg-type] # two columns
+    assert len(reports[0].copied) == 2
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool[TaskSession]]:
+    """Return the sessions that this worker keeps for tasks, which end with the test."""
+    made = WorkerPool[TaskSession]()
+    monkeypatch.setattr(staging_task, "_sessions", made)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("cores", "opened"), [(2, 1), (3, 4)])
+def test_tasks_keep_their_session_where_all_workers_stay_within_the_bound(
+    server: TestDatabase, sessions: WorkerPool[TaskSession], cores: int, opened: int
+) -> None:
+    sink = totals_sink(server, max_connections=4)
+
+    with mock.patch.object(TaskSession, "__init__", autospec=True, side_effect=TaskSession.__init__) as made:
+        for number in range(2):
+            sink(batch(number, cores=cores), number)  # by two tasks
+
+    assert made.call_count == opened
+    assert len(sessions._idle) == (1 if opened == 1 else 0)
+    assert totals(server) == expected(2)
+
+
+def test_a_kept_session_that_the_server_has_ended_is_opened_again_and_one_that_failed_is_closed(
+    server: TestDatabase, sessions: WorkerPool[TaskSession], caplog: pytest.LogCaptureFixture
+) -> None:
+    sink, (listed, end) = totals_sink(server), SESSIONS[server.kind]
+    sink(batch(0, cores=2), 0)
+    assert len(server.rows(listed)) == 2
+
+    for (session,) in server.rows(listed):
+        server.execute(end.format(session))
+    sink(batch(1, cores=2), 1)
+    assert "is tried again" not in caplog.text
+    with (
+        mock.patch.object(type(sink.database), "stage", side_effect=ZeroDivisionError),
+        pytest.raises(ZeroDivisionError),
+    ):
+        sink(batch(2, cores=2), 2)
+
+    assert not sessions._idle
+    sink(batch(2, cores=2), 2)
+    assert totals(server) == expected(3)
 
 
 def test_a_staging_table_that_a_crash_has_emptied_is_noticed(server: TestDatabase) -> None:

@@ -25,7 +25,7 @@ from databases import LOST, TestDatabase, new_database
 from kafka_tools import read_all
 from penstock.clients import factory
 from penstock.spark_sink import KafkaSink, SqlSink
-from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, warn_left_out
 from penstock.spark_sink.sinks import kafka_publication, kafka_publisher, lake_sink
 from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher
@@ -221,7 +221,8 @@ class Kafka(SinkUnderTest):
         ordered = sorted(made + ends, key=lambda row: row[:2])
         kept, what = WorkerPool[SinkPublisher](), Batch("sink one", batch, known.get("checkpoint", "kept"), plan)
         try:
-            kafka_publication.conclude(what, kafka_publication.publish_rows(self.target, what, ordered, kept))
+            seen = kafka_publication.publish_rows(self.target, what, ordered, kept)
+            warn_left_out(what.batch_id, what.target, seen)
         finally:
             kept.close()
 

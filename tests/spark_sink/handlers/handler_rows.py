@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 
 from penstock.consumer import Handler, retry
 from penstock.message import Message
-from penstock.spark_sink.sinks.handlers import task
-from penstock.spark_sink.sinks.handlers.engine import TaskWork
+from penstock.spark_sink import HandlerSink
+from penstock.spark_sink.sinks.handlers.engine import run_task as run_rows
 from penstock.spark_sink.sinks.handlers.report import TaskReport, from_json
 from penstock.spark_sink.sinks.handlers.rows import LANE
 from penstock.spark_sink.sinks.kafka_publication import ORDER, rows_of
@@ -81,8 +82,11 @@ def publish_task(
 ) -> tuple[list[Published], TaskReport]:
     """Run a task whose sink publishes; return what it gives, in the order in which that is published."""
     reports: list[bytes] = []
-    work = TaskWork("billing", handlers, publishes=publishes, **options)
-    table = pa.Table.from_batches(list(task.run_task(work, batches_of(rows), task=2, attempt=1)))
+    if publishes:
+        options |= {"name": "billing", "bootstrap_servers": "nowhere:1"}
+    with mock.patch.object(HandlerSink, "_require_picklable"):
+        sink = HandlerSink(handlers, group="billing", parallelism=1, **options)
+    table = pa.Table.from_batches(list(run_rows(sink, batches_of(rows), publishes=publishes, task=2, attempt=1)))
     table = table.sort_by([(name, "ascending") for name in ORDER])
     found = list(rows_of(table.to_batches(), "billing", reports))
     return found, from_json(*reports)

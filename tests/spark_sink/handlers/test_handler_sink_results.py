@@ -6,27 +6,18 @@ import asyncio
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from handler_rows import ONCE, Row, failing, publish_task, quickly, run_task
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from penstock import Outgoing
 from penstock.consumer import DeadLetterLimit, handler
 from penstock.consumer.handlers.handler import Handler
 from penstock.errors import SinkError
 from penstock.message import Message
-from penstock.spark_sink.ledger.rules import Batch
-from penstock.spark_sink.sinks import kafka_publication
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
-from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.kafka_publisher import Row as Published
-from penstock.spark_sink.sinks.kafka_publisher import publishing
 from penstock.spark_sink.sinks.sink import has_ledger
-from penstock.spark_sink.source.plan import TopicPartition
-from penstock.spark_sink.source.pool import WorkerPool
 
 
 def shown(rows: Sequence[Published]) -> list[tuple[int, str | None, bytes | None]]:
@@ -124,69 +115,6 @@ def test_a_batch_as_a_whole_is_published_once_only_where_all_is_one_transaction(
 def test_a_sink_without_a_name_refuses_what_handlers_return() -> None:
     with pytest.raises(SinkError, match=r"two returned messages.*give it name="):
         run_task([Row(b"x", 0)], {"orders": handler(two)})
-
-
-class Ledger:
-    """Publishes into a list with a ledger beside it, both or neither, and fails where it is told to."""
-
-    def __init__(self, faults: Iterator[str]) -> None:
-        self.visible: list[Published] = []
-        self.next: dict[TopicPartition, int] = {}
-        self.faults = faults
-
-    def publish(self, _batch: Batch, rows: Sequence[Published]) -> int:
-        fault = next(self.faults, "")
-        left = [row for row in rows if row.offset >= self.next.get(row.source, 0)]
-        if fault != "before":
-            self.visible += [row for row in left if row.target_topic is not None]
-            self.next |= {row.source: row.offset + 1 for row in left}
-        if fault:
-            raise SinkError(f"killed {fault} the commit")
-        return publishing(rows) - publishing(left)
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    faults=st.lists(st.sampled_from(["", "before", "after"]), max_size=6),
-    piece=st.integers(1, 4),
-    counts=st.lists(st.lists(st.integers(0, 2), min_size=8, max_size=8), min_size=7, max_size=7),
-)
-def test_whatever_fails_each_message_has_the_results_of_one_call_whole_once_and_in_order(
-    faults: list[str], piece: int, counts: list[list[int]]
-) -> None:
-    """A batch of two partitions is handed over until it is published; at each call handlers return something else."""
-    ledger, runs = Ledger(iter(faults)), 0
-    target = Target("there:1", {}, "name", "ledger")
-    rows = [Row(b"k%d" % (n % 3), n // 2, partition=n % 2) for n in range(8)]
-
-    def work(message: Message) -> list[Outgoing]:
-        made = counts[runs][message.partition * 4 + message.offset]
-        return [Outgoing("a", f"{runs}/{number}") for number in range(made)]
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(kafka_publication, "SinkPublisher", lambda _target: MagicMock(publish=ledger.publish))
-        patched.setattr(kafka_publication, "PIECE_ROWS", piece)
-        while True:
-            # Two tasks, each with some keys; what they return is brought together by source partition.
-            tasks = [
-                publish_task([row for row in rows if (row.key == b"k0") is mine], {"orders": handler(work)})[0]
-                for mine in (True, False)
-            ]
-            together = sorted((row for rows in tasks for row in rows), key=lambda row: (row.source, row.offset))
-            try:
-                list(kafka_publication.publish_rows(target, Batch("", -1), together, WorkerPool()))
-                break
-            except SinkError:
-                runs += 1
-
-    assert ledger.next == {("orders", 0): 4, ("orders", 1): 4}
-    for partition in (0, 1):
-        of_partition = [row for row in ledger.visible if row.source[1] == partition]
-        assert [row.offset for row in of_partition] == sorted(row.offset for row in of_partition)
-        for offset in range(4):
-            values = [(row.value or b"").decode() for row in of_partition if row.offset == offset]
-            place = partition * 4 + offset
-            assert values in [[f"{run}/{n}" for n in range(counts[run][place])] for run in range(runs + 1)]
 
 
 def sink_of(one: Handler, **options: Any) -> HandlerSink:

@@ -20,7 +20,7 @@ from penstock.consumer import CallNext, WorkerResource, handler
 from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
 from penstock.errors import SinkError
 from penstock.message import Message, handler_thread
-from penstock.spark_sink.sinks.handlers.rows import MOST_SENDERS, lane_numbers
+from penstock.spark_sink.sinks.handlers.rows import lane_numbers
 
 
 def test_a_row_is_a_message_with_all_that_the_source_tells_of_it() -> None:
@@ -158,23 +158,6 @@ def test_an_async_handler_that_fails_for_good_ends_what_is_under_way_and_what_su
         run_task(rows, {"orders": handler(work, retry=ONCE)}, lifespans=(span,))
 
     assert ended == [0, "lifespan"]
-
-
-def test_a_task_names_the_senders_that_were_sampled_as_many_as_it_may_and_only_where_it_is_asked_to() -> None:
-    def row_of(number: int, flags: str) -> Row:
-        parent = f"00-{number + 1:032x}-00000000000000ab-{flags}".encode()
-        return Row(b"k", number, headers=[("other", b"01"), ("traceparent", parent)])
-
-    rows = [row_of(0, "01"), row_of(1, "00"), Row(b"k", 2), row_of(0, "01"), row_of(3, "03"), row_of(4, "zz")]
-    handlers = {"orders": handler(lambda _: None)}
-
-    report = run_task(rows, handlers, notes_senders=True)
-    many = run_task([row_of(number, "01") for number in range(MOST_SENDERS + 9)], handlers, notes_senders=True)
-
-    assert [int(sender[3:35], 16) for sender in report.senders] == [1, 4]
-    assert len(many.senders) == MOST_SENDERS
-    assert run_task(rows, handlers).senders == []
-    assert run_task([Row(b"k", 0)], handlers, notes_senders=True).senders == []
 
 
 def columns_of(rows: list[Row]) -> dict[str, pa.Array]:

@@ -70,12 +70,24 @@ class OffsetStatistics:
     spans: dict[TopicPartition, Span] = field(default_factory=dict)
     applied: dict[TopicPartition, int] = field(default_factory=dict)
 
-    def add(self, part: TopicPartition, span: Span, applied: int) -> None:
-        """Count offsets of a partition, and how many of its rows were applied before."""
+    def see(self, part: TopicPartition, span: Span) -> None:
+        """Take note of offsets of a partition."""
         held = self.spans.get(part, span)
         self.spans[part] = Span(min(held.first, span.first), max(held.last, span.last))
+
+    def count(self, part: TopicPartition, rows: int, applied: int) -> None:
+        """Count rows of a partition, of which some were applied before."""
+        self.rows += rows
         if applied:
             self.applied[part] = self.applied.get(part, 0) + applied
+
+    def add(self, other: OffsetStatistics) -> None:
+        """Add what another task has seen."""
+        self.rows += other.rows
+        for part, span in other.spans.items():
+            self.see(part, span)
+        for part, applied in other.applied.items():
+            self.count(part, 0, applied)
 
 
 class Rule(Enum):

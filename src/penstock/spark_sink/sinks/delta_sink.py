@@ -29,7 +29,8 @@ from deltalake.fs import DeltaStorageHandler
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import not_empty
 from penstock.spark_sink.ledger.rules import LedgerEntry
-from penstock.spark_sink.sinks.lake_sink import Changes, LakeSink, Ledger
+from penstock.spark_sink.sinks.lake_sink import LakeSink, Ledger
+from penstock.spark_sink.sinks.sink import Changes
 from penstock.spark_sink.source.plan import TopicPartition
 
 #: Ends of the application ids whose versions tell where the last batch of a partition was planned to start, and which

@@ -7,10 +7,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
+from pyspark.sql.types import BinaryType, StructType
 
-from penstock.errors import SinkError
+from penstock.clients.rights import MissingRightError
+from penstock.errors import ConfigurationError, SinkError
+from penstock.spark_sink.errors import error_of, errors_in
 from penstock.spark_sink.ledger.rules import BATCHES
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.source.source import SourceTask
@@ -18,6 +21,11 @@ from penstock.spark_sink.source.source import SourceTask
 #: Bytes of Arrow that a batch on the driver may have, unless a sink says so; Spark's own bound on what it collects,
 #: `spark.driver.maxResultSize`, is twice as much by default.
 MAX_BATCH_BYTES: Final = 512 * 1024 * 1024
+
+#: The frame of what tasks yield for the driver.
+PICKLED: Final = StructType().add("pickled", BinaryType())
+#: What tasks raise.
+_RAISED = (SinkError, MissingRightError, ConfigurationError)
 
 
 def tasks_of(batch: DataFrame) -> int | None:
@@ -64,6 +72,28 @@ def whole_partitions(batch: DataFrame) -> int | None:
     except (AttributeError, Py4JError):
         return None
     return first.partitions if isinstance(first, SourceTask) and not first.is_divided else None
+
+
+def as_row(what: object) -> pa.RecordBatch:
+    """Return what a task yields for the driver as the row of `PICKLED`."""
+    return pa.RecordBatch.from_pydict({"pickled": pa.array([pickle.dumps(what)], pa.binary())})
+
+
+def from_row(row: Row) -> Any:
+    """Return what a task of this query gave to `as_row`."""
+    return pickle.loads(bytes(row["pickled"]))  # noqa: S301 - see above
+
+
+def run_job(job: DataFrame, before: str = "") -> list[Row]:
+    """Return the rows of a job of Spark's; raise what its tasks raised in one sentence, with `before` in front."""
+    try:
+        return job.collect()
+    except Exception as error:
+        found = [named for named in errors_in(str(error)) if isinstance(named, _RAISED)]
+        if not found:
+            raise
+        # Not chained: what Spark says repeats it within two stacks, and what a handler raised may hold the message.
+        raise error_of(type(found[-1]), f"{before}{found[-1]}") from None
 
 
 def collected(batch: DataFrame, most_bytes: int, batch_id: int, target: str) -> pa.Table:

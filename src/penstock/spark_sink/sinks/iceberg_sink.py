@@ -42,7 +42,9 @@ from penstock.clients.bounded_calls import BackgroundCall, LeftBehind, NotAnswer
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import not_empty, positive
 from penstock.spark_sink.ledger.rules import LedgerEntry
-from penstock.spark_sink.sinks.lake_sink import Changes, LakeSink, Ledger, one_zero
+from penstock.spark_sink.sinks.lake_sink import LakeSink, Ledger, one_zero
+from penstock.spark_sink.sinks.position import numbers
+from penstock.spark_sink.sinks.sink import Changes
 
 #: The ledger in the summary of a snapshot, and the table's property that says that there is one.
 _LEDGER = "penstock.ledger"
@@ -285,6 +287,6 @@ def _without(rows: pa.Table, keys: pa.Table) -> pa.Table:
     """Return the rows whose key is none of these."""
     names = keys.column_names
     own = one_zero(rows.select(names), names).cast(keys.schema)
-    numbered = own.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
+    numbered = own.append_column(_ROW, numbers(0, rows.num_rows))
     left = numbered.join(keys, names, join_type="left anti")[_ROW]
     return rows.take(left.take(pc.sort_indices(left)))

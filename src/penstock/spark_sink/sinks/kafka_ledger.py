@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import shlex
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaError, KafkaException, Message
 from xxhash import xxh3_64_intdigest
@@ -27,10 +26,9 @@ from penstock.clients.rights import Operation, Right, principal_of, topic_right,
 from penstock.errors import ConfigurationError, MessageFormatError, SinkError
 from penstock.options import ClientConfig, not_empty, reserved
 from penstock.spark_sink.ledger.rules import LedgerEntry
+from penstock.spark_sink.sinks.sink import Entries
 from penstock.spark_sink.source.options import GROUP
 from penstock.spark_sink.source.plan import TopicPartition
-
-T = TypeVar("T")
 
 #: Topic of the ledger, where a sink names none.
 LEDGER_TOPIC = "penstock.spark-ledger"
@@ -143,8 +141,8 @@ def require_target(target: Target, topics: Collection[str], made: Sequence[Topic
         require_topics(admin, target.servers, topics, principal=principal)
 
 
-def read_ledger(target: Target, read: Callable[[KafkaLedger], dict[T, Any]]) -> dict[T, Any]:
-    """Return what `read` finds in the ledger of a sink; nothing where it has no topic yet.
+def read_ledger(target: Target) -> dict[str, Entries]:
+    """Return what a ledger has of each sink, by their names; nothing where it has no topic yet.
 
     Raises:
         MissingRightError: the client may not read the ledger.
@@ -159,7 +157,7 @@ def read_ledger(target: Target, read: Callable[[KafkaLedger], dict[T, Any]]) -> 
         return {}
     with closing(KafkaLedger(target)) as ledger:
         try:
-            return read(ledger)
+            return ledger.read_all()
         except KafkaException as error:
             raise SinkError(
                 f"the ledger {target.ledger} of sink {target.name} could not be read: {reason(error)}; check the "
@@ -180,7 +178,7 @@ class KafkaLedger:
         self._positions: dict[Place, int] = {}
         self._known: dict[bytes, LedgerEntry] = {}
 
-    def read(self, sources: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
+    def read(self, sources: Iterable[TopicPartition]) -> Entries:
         """Return the entries of those source partitions that the ledger knows.
 
         Waits for transactions that others have open in the same partitions of the ledger: behind them may be what is
@@ -191,13 +189,13 @@ class KafkaLedger:
         self._catch_up({ledger_partition(key) for key in keys.values()})
         return {source: self._known[key] for source, key in keys.items() if key in self._known}
 
-    def read_all(self) -> dict[str, dict[TopicPartition, LedgerEntry]]:
+    def read_all(self) -> dict[str, Entries]:
         """Return the entries of all sinks, by their names. Records by other keys than a ledger's are passed over.
 
         Raises as `read`.
         """
         self._catch_up(range(PARTITIONS))
-        found: dict[str, dict[TopicPartition, LedgerEntry]] = {}
+        found: dict[str, Entries] = {}
         for key, entry in self._known.items():
             with suppress(ValueError, TypeError):
                 name, topic, partition = json.loads(key)

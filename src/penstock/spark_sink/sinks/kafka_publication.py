@@ -6,29 +6,26 @@ they are written down: a task that publishes and is tried again publishes the sa
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import Row as SparkRow
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.clients.gc_pause import imports_set_aside
-from penstock.clients.rights import MissingRightError
-from penstock.errors import ConfigurationError, SinkError
-from penstock.spark_sink.errors import error_of, errors_in
-from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, OffsetStatistics, warn_left_out
+from penstock.errors import SinkError
+from penstock.spark_sink.ledger.rules import Batch, OffsetStatistics, warn_left_out
+from penstock.spark_sink.sinks.frames import PICKLED, as_row, from_row, run_job
 from penstock.spark_sink.sinks.kafka_ledger import SLOTS, Target, ledger_options, read_ledger
-from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher, begin_ledger, publishing
+from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher, change_ledger, publishing
 from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.position import POSITION, require_position, steps
-from penstock.spark_sink.sinks.sink import origin_of, stored_batches
+from penstock.spark_sink.sinks.sink import Changes, Entries, LedgerSink, origin_of, stored_batches
 from penstock.spark_sink.source.plan import TopicPartition
 from penstock.spark_sink.source.pool import WorkerPool
 
@@ -56,20 +53,6 @@ PUBLISHED = pa.schema(
     }
 )
 
-#: What a task yields for the driver: of a transaction how many rows of a source partition, or of a whole batch, it had,
-#: and how many of them were published before; or a report that came with the rows.
-_OUTCOME = pa.schema(
-    {
-        "topic": pa.string(),
-        "partition": pa.int32(),
-        "rows": pa.int64(),
-        "applied": pa.int64(),
-        "report": pa.binary(),
-    }
-)
-#: The same as a row of Spark, or of Arrow.
-Outcome = SparkRow | dict[str, Any]
-
 
 def published(rows: DataFrame, target: Target, batch: Batch, parallelism: int) -> DataFrame:
     """Return the frame whose job publishes a batch, of columns `PUBLISHED`; its rows are for `conclude`.
@@ -84,7 +67,7 @@ def published(rows: DataFrame, target: Target, batch: Batch, parallelism: int) -
         marks = rows.sparkSession.sql(query, args=[topic for topic, *_ in ends])
         rows = rows.unionByName(marks.coalesce(1), allowMissingColumns=True)
     lanes = rows.repartitionById(1 if target.whole else parallelism, slot_column()).sortWithinPartitions(*ORDER)
-    return lanes.mapInArrow(PublishTask(target, batch), from_arrow_schema(_OUTCOME))
+    return lanes.mapInArrow(PublishTask(target, batch), PICKLED)
 
 
 def slot_column() -> Column:
@@ -101,11 +84,10 @@ class PublishTask:
     batch: Batch
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the outcome of each transaction, then the reports that came with the rows."""
+        """Yield what was published, and the reports that came with the rows."""
         reports: list[bytes] = []
-        for outcome in publish_rows(self.target, self.batch, rows_of(batches, self.target.name, reports)):
-            yield pa.RecordBatch.from_pylist([outcome], schema=_OUTCOME)
-        yield pa.RecordBatch.from_pylist([{"report": report} for report in reports], schema=_OUTCOME)
+        found = publish_rows(self.target, self.batch, rows_of(batches, self.target.name, reports))
+        yield as_row((found, reports))
         imports_set_aside("publishing")
 
 
@@ -155,60 +137,36 @@ _publishers = WorkerPool[SinkPublisher]()
 
 def publish_rows(
     target: Target, batch: Batch, rows: Iterable[Row], publishers: WorkerPool[SinkPublisher] = _publishers
-) -> Iterator[dict[str, Any]]:
-    """Publish rows of a batch, sorted by source partition and offset; yield the outcome of each transaction.
+) -> OffsetStatistics:
+    """Publish rows of a batch, sorted by source partition and offset; return how many, and how many were before.
 
     By a publisher of `publishers`, or of what this process keeps. No two tasks at a time have rows of one slot. Raises
     `SinkError` or `MissingRightError` for the first transaction that fails.
     """
+    found = OffsetStatistics()
     with publishers.lend(target, lambda: SinkPublisher(target)) as publisher:
         for piece in pieces(rows, whole=target.whole):
-            topic, partition = piece[0].source
-            applied = publisher.publish(batch, piece)
-            yield {
-                "topic": topic,
-                "partition": partition,
-                "rows": publishing(piece),
-                "applied": applied,
-                "report": None,
-            }
+            found.count(piece[0].source, publishing(piece), publisher.publish(batch, piece))
+    return found
 
 
-def run_job(job: DataFrame, batch_id: int) -> list[SparkRow]:
-    """Return the rows of a job of Spark's; raise what its tasks raised as errors of ours, in one sentence."""
-    try:
-        return job.collect()
-    except Exception as error:
-        kinds = (SinkError, MissingRightError, ConfigurationError)
-        found = [named for named in errors_in(str(error)) if isinstance(named, kinds)]
-        if not found:
-            raise
-        # Not chained: what Spark says repeats it within two stacks, and what a handler raised may hold the message.
-        raise error_of(type(found[-1]), f"batch {batch_id}: {found[-1]}") from None
-
-
-def conclude(batch: Batch, outcomes: Iterable[Outcome]) -> list[bytes]:
+def conclude(batch: Batch, tasks: Iterable[SparkRow]) -> list[bytes]:
     """Warn of rows that were left out, and return the reports that came with the rows."""
-    reports, statistics = [], OffsetStatistics()
-    for row in outcomes:
-        if row["report"] is not None:
-            reports.append(row["report"])
-            continue
-        statistics.rows += row["rows"]
-        if row["applied"]:
-            part = row["topic"], row["partition"]
-            statistics.applied[part] = statistics.applied.get(part, 0) + row["applied"]
-    warn_left_out(batch.batch_id, batch.target, statistics)
+    published, reports = OffsetStatistics(), list[bytes]()
+    for task in tasks:
+        found, others = from_row(task)
+        published.add(found)
+        reports += others
+    warn_left_out(batch.batch_id, batch.target, published)
     return reports
 
 
-class PublishingSink(ABC):
-    """What sinks that publish to Kafka share: their ledger is a topic."""
+class PublishingSink(LedgerSink):
+    """What sinks that publish to Kafka share: their ledger is a topic, by the sinks' own names."""
 
     __slots__ = ()
 
     bootstrap_servers: str | None
-    name: str | None
     ledger_topic: str
     parallelism: int
 
@@ -225,21 +183,25 @@ class PublishingSink(ABC):
         """Whether it remembers what it has published."""
         return self._target() is not None
 
-    def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
-        """Return what the ledger has of some partitions. The sink's own name counts.
-
-        Raises:
-            MissingRightError: the client may not read the ledger.
-            SinkError: the ledger cannot be read.
-            BrokerConnectionError: no broker answered.
-        """
+    def ledger(self) -> dict[str, Entries]:
+        """Return what the ledger's topic has of each sink, by their names."""
         target = self._target()
-        return {} if target is None else read_ledger(target, lambda ledger: ledger.read(partitions))
+        return {} if target is None else read_ledger(target)
 
-    def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
-        """Write where a query begins, in partitions that the ledger does not know; `SinkError` where it cannot."""
+    def _change_ledger(
+        self, query: str, parts: Collection[TopicPartition], change: Callable[[Entries], Changes]
+    ) -> None:
         if (target := self._target()) is not None:
-            begin_ledger(target, entries)
+            change_ledger(replace(target, name=query), parts, change)
+
+    def write_ledger(self, query: str, entries: Changes) -> None:
+        """Have the ledger of a sink hold these entries, None for none; `SinkError` where it cannot.
+
+        What a query of that name publishes at the moment is refused and tried again, by the new entries.
+        """
+        if (target := self._target()) is not None:
+            for whole in (True, False):  # a sink goes by either kind of transactional ids
+                change_ledger(replace(target, name=query, whole=whole), entries, lambda _held: entries)
 
     @property
     def ledger_key(self) -> Hashable:
@@ -251,7 +213,7 @@ class PublishingSink(ABC):
         batch: DataFrame,
         batch_id: int,
         made: Callable[[DataFrame], DataFrame],
-        run: Callable[[DataFrame, int], list[SparkRow]] = run_job,
+        run: Callable[[DataFrame, str], list[SparkRow]] = run_job,
     ) -> list[bytes]:
         """Publish the rows that are made of a batch, of columns `PUBLISHED`; return the reports that came with them."""
         target = self._target()
@@ -263,4 +225,4 @@ class PublishingSink(ABC):
             self.check(batch.schema)
         what = micro_batch(batch, batch_id, origin, f"sink {target.name}", ledger_options(target.ledger))
         with stored_batches.one_call(self.ledger_key, origin, what):
-            return conclude(what, run(published(made(batch), target, what, self.parallelism), batch_id))
+            return conclude(what, run(published(made(batch), target, what, self.parallelism), f"batch {batch_id}: "))

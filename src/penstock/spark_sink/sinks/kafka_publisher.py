@@ -14,7 +14,7 @@ stands in the ledger that is read here, or this producer is fenced, and step 3 f
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -33,7 +33,7 @@ from penstock.clients.transactional.faults import Blamed, blamed
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.errors import PenstockError, SinkError
-from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, Span, unknown
+from penstock.spark_sink.ledger.rules import Batch, Span
 from penstock.spark_sink.sinks.kafka_ledger import (
     ANSWER_S,
     TRANSACTION_TIMEOUT_S,
@@ -43,6 +43,7 @@ from penstock.spark_sink.sinks.kafka_ledger import (
     ledger_key,
     ledger_partition,
 )
+from penstock.spark_sink.sinks.sink import Changes, Entries
 from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
 _log = logging.getLogger("penstock.spark_sink")
@@ -68,10 +69,6 @@ _FINAL = frozenset(
 )
 #: What a transaction fails with, and the next try may not.
 Failure = (KafkaException, UnknownEndError, NotOpenedError, IdLostError, BufferError)
-
-Ledger = Mapping[TopicPartition, LedgerEntry]
-#: Entries that a transaction sets; None removes one.
-Entries = Mapping[TopicPartition, LedgerEntry | None]
 
 
 class Row(NamedTuple):
@@ -103,8 +100,8 @@ def publishing(rows: Iterable[Row]) -> int:
     return sum(1 for row in rows if row.target_topic is not None)
 
 
-#: Makes of the ledger's entries what a transaction writes.
-Changes = Callable[[Ledger], tuple[Sequence[Row], Entries]]
+#: Makes of the ledger's entries what a transaction writes: rows, and what is to stand in the ledger.
+Decide = Callable[[Entries], tuple[Sequence[Row], Changes]]
 
 
 class SinkPublisher:
@@ -117,9 +114,8 @@ class SinkPublisher:
     def __init__(self, target: Target) -> None:
         self._target = target
         self.ledger = KafkaLedger(target)
-        #: By transactional id: a producer without an open transaction, whose last one is known to have ended, and the
-        #: ledger's entries as it has last read or written them.
-        self._idle: dict[str, tuple[TransactionalWriter, Entries]] = {}
+        #: By transactional id: a producer without an open transaction, whose last one is known to have ended.
+        self._idle: dict[str, TransactionalWriter] = {}
 
     def release(self) -> bool:
         """Tell whether another task may use it."""
@@ -129,7 +125,7 @@ class SinkPublisher:
         """Close the ledger's reader and the producers."""
         self.ledger.close()
         while self._idle:
-            self._idle.popitem()[1][0].close()
+            self._idle.popitem()[1].close()
 
     def publish(self, batch: Batch, rows: Sequence[Row]) -> int:
         """Publish rows of a batch and the ledger after them in one transaction.
@@ -148,15 +144,15 @@ class SinkPublisher:
         planned = {part: (start, min(ends[part], end)) for part, (start, end) in batch.planned.items() if part in ends}
         part_of_batch = replace(batch, planned=planned)
 
-        def changes(held: Ledger) -> tuple[Sequence[Row], Entries]:
+        def decide(held: Entries) -> tuple[Sequence[Row], Changes]:
             below = part_of_batch.applied_below(held)
             left = [row for row in rows if row.offset >= below.get(row.source, 0)]
             return left, part_of_batch.entries_after(held, spans)
 
-        return publishing(rows) - publishing(self.write(rows, list(ends), changes))
+        return publishing(rows) - publishing(self.write(rows, list(ends), decide))
 
-    def write(self, rows: Sequence[Row], sources: Sequence[TopicPartition], changes: Changes) -> Sequence[Row]:
-        """Write what `changes` makes of the ledger's entries: some of the rows, which are returned, and entries.
+    def write(self, rows: Sequence[Row], sources: Sequence[TopicPartition], decide: Decide) -> Sequence[Row]:
+        """Write what `decide` makes of the ledger's entries: some of the rows, which are returned, and entries.
 
         The source partitions are of one transactional id. Raises `SinkError` or `MissingRightError`.
         """
@@ -171,7 +167,7 @@ class SinkPublisher:
                 reraise=True,
             ):
                 with attempt:
-                    return self._write(transactional_id, sources, changes)
+                    return self._write(transactional_id, sources, decide)
         except Failure as error:
             missing = _missing_rights(target, topics, error)
             if not any(right.resource is Resource.TRANSACTIONAL_ID for right in missing):
@@ -185,27 +181,20 @@ class SinkPublisher:
             ) from error
         raise AssertionError("tenacity ends with a result or an error")
 
-    def _write(self, transactional_id: str, sources: Sequence[TopicPartition], changes: Changes) -> Sequence[Row]:
-        writer, known = self._idle.pop(transactional_id, (None, {}))
+    def _write(self, transactional_id: str, sources: Sequence[TopicPartition], decide: Decide) -> Sequence[Row]:
+        writer = self._idle.pop(transactional_id, None) or _take_id(self._target, transactional_id)
         is_known = False
         try:
-            held = {} if writer is None else self.ledger.read(sources)
-            if writer is not None and any(known.get(source, entry) != entry for source, entry in held.items()):
-                # Somebody has published by this id since, so that the broker would refuse the commit.
-                writer.close()
-                writer = None
-            if writer is None:
-                writer = _take_id(self._target, transactional_id)
-                held = self.ledger.read(sources)
-            rows, entries = changes(held)
+            # Of a producer that is kept, too: another one may have taken the id since, and published.
+            rows, entries = decide(self.ledger.read(sources))
             is_known = not (rows or entries) or _in_one_transaction(writer, self._target, rows, entries)
         finally:
-            if writer is not None and not is_known:
+            if not is_known:
                 writer.close()
         if is_known:
-            self._idle[transactional_id] = writer, {**known, **held, **entries}
+            self._idle[transactional_id] = writer
             if len(self._idle) > MOST_PRODUCERS:
-                self._idle.pop(next(iter(self._idle)))[0].close()
+                self._idle.pop(next(iter(self._idle))).close()
         return rows
 
 
@@ -236,7 +225,7 @@ def _take_id(target: Target, transactional_id: str) -> TransactionalWriter:
     return writer
 
 
-def _in_one_transaction(writer: TransactionalWriter, target: Target, rows: Sequence[Row], entries: Entries) -> bool:
+def _in_one_transaction(writer: TransactionalWriter, target: Target, rows: Sequence[Row], entries: Changes) -> bool:
     """Publish rows and the ledger after them; tell whether the producer may serve again. Raises as `Failure` says."""
     writer.begin()
     written = (
@@ -317,28 +306,21 @@ def _places(rows: Sequence[Row]) -> str:
     )
 
 
-def begin_ledger(target: Target, entries: Ledger) -> None:
-    """Write where a query begins, in partitions that the ledger does not know.
+def change_ledger(target: Target, parts: Iterable[TopicPartition], change: Callable[[Entries], Changes]) -> None:
+    """Write what `change` makes of the ledger's entries of some partitions.
 
     By the transactional ids that the partitions' rows are published by, so that no copy of the query publishes
     meanwhile. Its topic exists. Raises `SinkError` or `MissingRightError` where the ledger cannot be read or written.
     """
-    _write_entries(target, entries, lambda parts, held: ([], unknown(held, {part: entries[part] for part in parts})))
-
-
-def write_ledger(target: Target, entries: Entries) -> None:
-    """Have the ledger hold these entries, whatever it has of their partitions; as `begin_ledger`."""
-    _write_entries(target, entries, lambda parts, _held: ([], {part: entries[part] for part in parts}))
-
-
-def _write_entries(
-    target: Target,
-    parts: Iterable[TopicPartition],
-    changes: Callable[[Sequence[TopicPartition], Ledger], tuple[Sequence[Row], Entries]],
-) -> None:
     by_id: dict[str, list[TopicPartition]] = {}
     for part in parts:
         by_id.setdefault(target.transactional_id(part), []).append(part)
     with closing(SinkPublisher(target)) as publisher:
-        for of_id in by_id.values():
-            publisher.write([], of_id, partial(changes, of_id))
+        for own in by_id.values():
+            publisher.write([], own, partial(_without_rows, change, own))
+
+
+def _without_rows(
+    change: Callable[[Entries], Changes], own: Collection[TopicPartition], held: Entries
+) -> tuple[Sequence[Row], Changes]:
+    return [], {part: entry for part, entry in change(held).items() if part in own}

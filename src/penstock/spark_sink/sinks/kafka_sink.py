@@ -5,8 +5,8 @@ Executors publish, one source partition at a time; a Kafka transaction holds row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
@@ -17,19 +17,14 @@ from penstock.clients.rights import Right
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks.kafka_ledger import (
     LEDGER_TOPIC,
-    KafkaLedger,
     Target,
-    read_ledger,
     require_settings,
     require_target,
 )
 from penstock.spark_sink.sinks.kafka_publication import PUBLISHED, PublishingSink
-from penstock.spark_sink.sinks.kafka_publisher import write_ledger
 from penstock.spark_sink.sinks.position import require_columns
-from penstock.spark_sink.source.plan import TopicPartition
 
 #: Column that names the topic of a row, where the sink names none.
 TARGET_TOPIC = "target_topic"
@@ -106,18 +101,6 @@ class KafkaSink(PublishingSink):
             BrokerConnectionError: no broker answered.
         """
         self._publish(batch, batch_id, self._as_messages)
-
-    def ledger(self) -> dict[str, dict[TopicPartition, LedgerEntry]]:
-        """Return what the ledger's topic has of each sink, by their names. Raises as `ledger_entries`."""
-        return read_ledger(self._target(), KafkaLedger.read_all)
-
-    def write_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry | None]) -> None:
-        """Have the ledger of a sink hold these entries, None for none; `SinkError` where it cannot.
-
-        What a query of that name publishes at the moment is refused and tried again, by the new entries.
-        """
-        for whole in (True, False):  # a sink goes by either kind of transactional ids
-            write_ledger(replace(self._target(), name=query, whole=whole), entries)
 
     def least_rights(self, _topics: Iterable[str]) -> list[Right]:
         """Return the rights that its client needs, save those on topics that the rows name."""

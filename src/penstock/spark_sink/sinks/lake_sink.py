@@ -6,8 +6,8 @@ between makes the commit fail; the batch then begins again with the table and th
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -19,18 +19,19 @@ import tenacity
 from penstock.errors import ConfigurationError, PenstockError, SinkError
 from penstock.options import names, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, OffsetStatistics, unknown, warn_left_out
+from penstock.spark_sink.ledger.rules import Batch, OffsetStatistics, warn_left_out
 from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES, collected
 from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.position import (
     POSITION,
+    numbers,
     offset_spans,
     require_columns,
     require_position,
     require_position_types,
     unapplied,
 )
-from penstock.spark_sink.sinks.sink import arrow_schema, origin_of, stored_batches
+from penstock.spark_sink.sinks.sink import Changes, Entries, LedgerSink, arrow_schema, origin_of, stored_batches
 from penstock.spark_sink.source.plan import TopicPartition
 
 if TYPE_CHECKING:
@@ -45,13 +46,11 @@ _ROW = "penstock_row"
 TableT = TypeVar("TableT")
 T = TypeVar("T")
 #: Entries by query.
-Ledger = dict[str, dict[TopicPartition, LedgerEntry]]
-#: The entries of one query that a commit sets; None removes one.
-Changes = Mapping[TopicPartition, LedgerEntry | None]
+Ledger = dict[str, Entries]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LakeSink(ABC, Generic[TableT]):
+class LakeSink(LedgerSink, Generic[TableT]):
     """A sink whose rows and ledger change in one commit.
 
     Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is an
@@ -125,7 +124,7 @@ class LakeSink(ABC, Generic[TableT]):
 
     def _entries(
         self, table: TableT, query: str, partitions: Iterable[TopicPartition], _query_id: str | None = None
-    ) -> dict[TopicPartition, LedgerEntry]:
+    ) -> Entries:
         """Return the entries of partitions for a batch of Spark's query of this id."""
         ledger = self._read(table).get(query, {})
         return {part: ledger[part] for part in partitions if part in ledger}
@@ -171,40 +170,28 @@ class LakeSink(ABC, Generic[TableT]):
                 rows.select(stored).schema,
             )
 
-    def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
-        """Return what the ledger has of some partitions. The sink's own name counts.
-
-        Raises `SinkError` if the table cannot be read.
-        """
-        return self._from_ledger(lambda table: self._entries(table, self.name, partitions))
-
     def ledger(self) -> Ledger:
-        """Return the entries of all queries that fill the table. Raises as `ledger_entries` does."""
+        """Return the entries of all queries that fill the table."""
         return self._from_ledger(self._read)
+
+    def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> Entries:
+        """Return what the ledger has of some partitions."""
+        return self._from_ledger(lambda table: self._entries(table, self.name, partitions))
 
     def _from_ledger(self, read: Callable[[TableT], dict[T, Any]]) -> dict[T, Any]:
         what = f"the ledger of {self._target} cannot be read"
         return self._with_table(what, lambda table: {} if table is None else read(table))
 
-    def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
-        """Write where a query begins, in partitions that the ledger does not know. Raises as `ledger_entries` does."""
-        self._change(self.name, lambda table: unknown(self._entries(table, self.name, entries), entries))
-
-    def write_ledger(self, query: str, entries: Changes) -> None:
-        """Set entries of a query on purpose, or remove them where they are None, in a commit of its own.
-
-        Raises `SinkError` if there is no table or it cannot be written.
-        """
-        self._change(query, lambda _table: entries)
-
-    def _change(self, query: str, changes: Callable[[TableT], Changes]) -> None:
-        def change(table: TableT | None) -> None:
+    def _change_ledger(
+        self, query: str, _parts: Collection[TopicPartition], change: Callable[[Entries], Changes]
+    ) -> None:
+        def written(table: TableT | None) -> None:
             if table is None:
                 raise SinkError(f"there is no {self._target}, and so no ledger; the sink's check makes it")
-            if changed := changes(table):
+            if changed := change(self._read(table).get(query, {})):
                 self._commit(table, query, changed, self._columns(table).empty_table(), pa.schema([]))
 
-        self._with_table(f"the ledger of {self._target} cannot be written", change)
+        self._with_table(f"the ledger of {self._target} cannot be written", written)
 
     def _check_settings(self) -> None:
         """Check what the sinks of all formats have; a `ConfigurationError` names a wrong setting."""
@@ -352,7 +339,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
 def _newest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return the newest row of each key by offset; of one offset, that of the highest partition and topic."""
     ordered = rows.sort_by([(name, "ascending") for name in ("offset", "partition", "topic")])
-    numbered = ordered.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
+    numbered = ordered.append_column(_ROW, numbers(0, rows.num_rows))
     last = numbered.group_by(list(key)).aggregate([(_ROW, "max")])
     return ordered.take(last[f"{_ROW}_max"])
 

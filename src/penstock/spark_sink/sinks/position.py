@@ -98,3 +98,8 @@ def unapplied(
             applied[part] = pc.sum(below).as_py()
             rows = rows.filter(pc.invert(below))
     return rows, applied
+
+
+def numbers(first: int, count: int) -> pa.Array:
+    """Return so many whole numbers from the first on; made of a `range`, each would be an object of Python first."""
+    return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=first - 1)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from uuid import uuid4
 
 from penstock.errors import SinkError
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, unknown
 from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
 if TYPE_CHECKING:
@@ -83,6 +84,51 @@ def begin_ledger(sink: object, query: str, entries: Mapping[TopicPartition, Ledg
     begin = getattr(sink, "begin_ledger", None)
     if callable(begin) and entries:
         begin(query, entries)
+
+
+Entries = dict[TopicPartition, LedgerEntry]
+#: Entries of one query that are to stand; None removes one.
+Changes = Mapping[TopicPartition, LedgerEntry | None]
+
+
+class LedgerSink(ABC):
+    """A sink of penstock's. Its ledger belongs to queries by name: by the sink's own, where it has one.
+
+    Each method raises `SinkError` where the ledger cannot be read or written, and `MissingRightError` where a
+    permission is missing for it.
+    """
+
+    __slots__ = ()
+
+    name: str | None
+
+    @property
+    @abstractmethod
+    def ledger_key(self) -> Hashable:
+        """What tells its ledger from those of others in this process."""
+
+    @abstractmethod
+    def ledger(self) -> dict[str, Entries]:
+        """Return what the ledger has of each query that fills the target, by their names."""
+
+    @abstractmethod
+    def _change_ledger(
+        self, query: str, parts: Collection[TopicPartition], change: Callable[[Entries], Changes]
+    ) -> None:
+        """Write what `change` makes of a query's entries, of these partitions at least, while nobody else writes."""
+
+    def ledger_entries(self, query: str, partitions: Iterable[TopicPartition]) -> Entries:
+        """Return what the ledger has of some partitions."""
+        known = self.ledger().get(self.name or query, {})
+        return {part: known[part] for part in partitions if part in known}
+
+    def begin_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
+        """Write where a query begins, in partitions that the ledger does not know."""
+        self._change_ledger(self.name or query, entries, lambda known: unknown(known, entries))
+
+    def write_ledger(self, query: str, entries: Changes) -> None:
+        """Have the ledger of a query hold these entries, None for none. It waits for a batch that is being stored."""
+        self._change_ledger(query, entries, lambda _known: entries)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,13 @@
 """The span of a batch of a Spark query: `process {query}`, current while its function runs on the driver.
 
-A batch has too many senders to name: it is linked to those whose messages were sampled, as many as a span may have, as
-far as the sink tells them (`link_senders`). So a batch has a span whatever part of the messages is sampled.
+It has no links: a batch has too many senders to name. So it has a span whatever part of the messages is sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from opentelemetry import context as context_api
 from opentelemetry.context import Context
@@ -18,16 +17,12 @@ from opentelemetry.util.types import AttributeValue
 from penstock.errors import class_name
 from penstock.telemetry import names
 from penstock.telemetry.settings import Telemetry
-from penstock.telemetry.spans.propagation import TRACEPARENT, sampled_context
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: Links of a batch: as many as a span has by OpenTelemetry's default.
-MOST_LINKS: Final = 128
-
-_links_suppressed = SuppressedErrors("of Spark")
+_suppressed = SuppressedErrors("of Spark")
 
 
 class BatchSpans:
@@ -87,12 +82,7 @@ def is_within_span() -> bool:
     return get_current_span().is_recording()
 
 
-def link_senders(parents: Iterable[str], rows: int) -> None:
-    """Link the current span to the senders of a batch, given the `traceparent` of messages; note how many it had."""
-    span = get_current_span()
-    with _links_suppressed.instead_of_raising():
-        span.set_attribute(names.BATCH_MESSAGE_COUNT, rows)
-        for parent in list(dict.fromkeys(parents))[:MOST_LINKS]:
-            sender = sampled_context([(TRACEPARENT, parent)])
-            if sender is not None:
-                span.add_link(sender)
+def count_messages(messages: int) -> None:
+    """Note on the current span how many messages a batch had."""
+    with _suppressed.instead_of_raising():
+        get_current_span().set_attribute(names.BATCH_MESSAGE_COUNT, messages)

@@ -1,4 +1,4 @@
-"""The consumer's lanes over the rows of one task: how they are put there, and who serves them.
+"""What Spark calls in a task: the consumer's lanes over its rows, rows to publish and a report out.
 
 A task has its rows to itself and in order, so there is no rebalance and nothing to commit; every other rule of lanes,
 parked keys and batches is the consumer's (`consumer/execution/lanes`). Where all handlers are plain functions, the
@@ -16,10 +16,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
+import pyarrow as pa
+from pyspark import TaskContext
+
+from penstock.clients.gc_pause import imports_set_aside
 from penstock.consumer.assignments import Assignment, Fetch
 from penstock.consumer.execution.handler_calls import serve
 from penstock.consumer.execution.lane_plan import LanePlan
@@ -41,8 +46,10 @@ from penstock.errors import PenstockError, SinkError
 from penstock.message import Record, calling_handlers_of
 from penstock.offsets import Block, Tracker
 from penstock.routing import Run, Scheduler
-from penstock.spark_sink.sinks.handlers.report import Counts
+from penstock.spark_sink.sinks.handlers.pickling import unpack
+from penstock.spark_sink.sinks.handlers.report import Counts, TaskReport
 from penstock.spark_sink.sinks.handlers.results import ResultRows
+from penstock.spark_sink.sinks.handlers.rows import TaskRows
 
 _log = logging.getLogger("penstock.handler_sink")
 
@@ -90,30 +97,19 @@ class Progress(Tracker):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskWork:
-    """What every task of a batch does: those settings of `HandlerSink` that tasks have. Picklable.
+class TaskSettings:
+    """Those settings of `HandlerSink` that tasks need; what they mean stands there."""
 
-    `publishes` says whether the sink may publish anything.
-    """
-
-    group: str
     handlers: Mapping[str, Handler]
-    _: KW_ONLY
-    middlewares: Sequence[MiddlewareSpec] = ()
-    lifespans: Sequence[Callable[[], Any]] = ()
-    resources: Sequence[WorkerResource[Any]] = ()
-    dead_letter_limit: DeadLetterLimit | None = None
-    max_parked: int = 1_000
-    max_parked_bytes: int = 32 * 1024 * 1024
-    max_concurrency: int = 1_000
-    atomic_batches: bool = False
-    publishes: bool = False
-    notes_senders: bool = False
-
-    @classmethod
-    def of(cls, sink: object, **own: Any) -> TaskWork:
-        """Return the work of the tasks of a `HandlerSink`, with what is not a setting of the sink."""
-        return cls(**{each.name: getattr(sink, each.name) for each in fields(cls) if each.name not in own}, **own)
+    group: str = field(kw_only=True)
+    middlewares: Sequence[MiddlewareSpec] = field(default=(), kw_only=True)
+    lifespans: Sequence[Callable[[], Any]] = field(default=(), kw_only=True)
+    resources: Sequence[WorkerResource[Any]] = field(default=(), kw_only=True)
+    max_concurrency: int = field(default=1_000, kw_only=True)
+    max_parked: int = field(default=1_000, kw_only=True)
+    max_parked_bytes: int = field(default=32 * 1024 * 1024, kw_only=True)
+    dead_letter_limit: DeadLetterLimit | None = field(default=None, kw_only=True)
+    atomic_batches: bool = field(default=False, kw_only=True)
 
 
 class TaskEngine:
@@ -125,7 +121,7 @@ class TaskEngine:
         results: takes what handlers return, and dead letters.
     """
 
-    def __init__(self, work: TaskWork, stretches: Iterator[list[Record]], results: ResultRows) -> None:
+    def __init__(self, work: TaskSettings, stretches: Iterator[list[Record]], results: ResultRows) -> None:
         self._work = work
         self._stretches = stretches
         #: What is left of the stretch at hand; None once there are no more rows.
@@ -327,6 +323,50 @@ class TaskEngine:
     def _close_resources(self) -> None:
         for resource in self._work.resources:
             resource.close()
+
+
+def run_task(
+    work: TaskSettings, batches: Iterator[pa.RecordBatch], *, publishes: bool, task: int, attempt: int
+) -> Iterator[pa.RecordBatch]:
+    """Handle the rows of a task, by its number; yields rows of `results`, of which the last has its report.
+
+    `publishes` says whether the sink may publish anything, and `attempt` how often the task had failed before. Raises
+    as `TaskEngine.run` and `TaskEngine.finish`.
+    """
+    begun = time.monotonic()
+    rows = TaskRows(batches, work.handlers.keys(), publishes=publishes)
+    results = ResultRows(publishes=publishes, whole=work.atomic_batches)
+    engine = TaskEngine(work, rows.stretches(), results)
+    with ExitStack() as around:
+        engine.enter(around)
+        for _ in engine.run():
+            yield from results.full()
+    report = TaskReport(
+        **asdict(engine.finish()),
+        task=task,
+        attempt=attempt,
+        heaviest_lane=max(rows.lanes.values(), default=0),
+        seconds=time.monotonic() - begun,
+    )
+    yield from results.end(rows.last, report)
+
+
+def handling(packed: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what Spark calls in each task, given the packed work."""
+
+    def handle(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = next((batch for batch in batches if batch.num_rows), None)
+        if first is None:
+            # No lifespan for nothing.
+            return
+        context = TaskContext.get()
+        if context is None:
+            raise SinkError("a handler sink's task was run outside of Spark; give the sink to foreachBatch")
+        sink, place = unpack(packed), {"task": context.partitionId(), "attempt": context.attemptNumber()}
+        yield from run_task(sink, chain((first,), batches), publishes=sink.has_ledger, **place)
+        imports_set_aside("handling")
+
+    return handle
 
 
 def _places(fetch: Fetch, records: Sequence[Record]) -> dict[int, list[int]]:

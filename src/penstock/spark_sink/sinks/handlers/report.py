@@ -52,14 +52,12 @@ class TaskReport(Counts):
         attempt: 0, or how often it had failed before.
         heaviest_lane: messages of its largest lane: of one key, where few keys share it.
         seconds: how long it took, waits for retries included.
-        senders: `traceparent` of messages whose senders were sampled, some of them; none without telemetry.
     """
 
     task: int
     attempt: int
     heaviest_lane: int
     seconds: float
-    senders: Sequence[str] = ()
 
 
 def to_json(report: TaskReport) -> bytes:

@@ -26,12 +26,6 @@ _US_PER_MS = 1000
 #: A timestamp in the client's form, a type and milliseconds, where there is none.
 _NO_TIMESTAMP = (0, -1)
 
-#: Most senders that a task names.
-MOST_SENDERS = 32
-#: The last characters of a `traceparent` whose flags say that it is sampled (W3C Trace Context), and its most bytes.
-_SAMPLED = frozenset(b"13579bdf")
-_MOST_TRACE_BYTES = 512
-
 
 class TaskRows:
     """The rows of a task, and what is noted of them as they are taken.
@@ -39,19 +33,14 @@ class TaskRows:
     Attributes:
         lanes: rows of each lane.
         last: the last offset of each source partition, where the sink publishes.
-        senders: `traceparent` of the first messages that are sampled, where that is wanted.
     """
 
-    def __init__(
-        self, batches: Iterable[pa.RecordBatch], topics: Collection[str], *, publishes: bool, notes_senders: bool
-    ) -> None:
+    def __init__(self, batches: Iterable[pa.RecordBatch], topics: Collection[str], *, publishes: bool) -> None:
         self._batches = batches
         self._topics = topics
         self._publishes = publishes
-        self._notes_senders = notes_senders
         self.lanes: Counter[int] = Counter()
         self.last: Offsets = {}
-        self.senders: dict[str, None] = {}
 
     def stretches(self) -> Iterator[list[Record]]:
         """Return the rows in their order, each stretch of one source partition with rising offsets.
@@ -64,19 +53,8 @@ class TaskRows:
                 self.lanes[found["values"]] += found["counts"]
             for part, span in offset_spans(pa.Table.from_batches([batch])).items() if self._publishes else ():
                 self.last[part] = max(span.last, self.last.get(part, span.last))
-            if self._notes_senders and len(self.senders) < MOST_SENDERS and "headers" in batch.schema.names:
-                self._note_senders(batch.column("headers").flatten())
             for part_of_batch in steps(batch):
                 yield from _by_partition({name: part_of_batch.column(name) for name in batch.schema.names})
-
-    def _note_senders(self, headers: pa.Array) -> None:
-        parents = pc.struct_field(headers, "value").filter(pc.equal(pc.struct_field(headers, "key"), "traceparent"))
-        for parent in parents:
-            text: bytes = (parent.as_py() or b"")[:_MOST_TRACE_BYTES]
-            if text and text[-1] in _SAMPLED:
-                self.senders[text.decode("latin-1")] = None
-                if len(self.senders) == MOST_SENDERS:
-                    return
 
 
 def lane_numbers(orderings: Mapping[str, Ordering], columns: Mapping[str, pa.Array]) -> pa.Array:

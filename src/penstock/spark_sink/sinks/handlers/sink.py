@@ -11,10 +11,10 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from pyspark.sql import DataFrame
 from pyspark.sql import Row as SparkRow
@@ -26,7 +26,7 @@ from penstock import options as check
 from penstock.clients.reading import without_membership
 from penstock.clients.requests.topics import TopicSpec, partition_counts
 from penstock.clients.rights import MissingRightError, Right
-from penstock.consumer import DeadLetterLimit, Handler, MiddlewareSpec, OnFailure, WorkerResource
+from penstock.consumer import Handler, OnFailure
 from penstock.consumer.execution.lane_plan import require_one_kind
 from penstock.consumer.handlers.environment.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.functions import name_of
@@ -35,22 +35,22 @@ from penstock.consumer.polling.health.startup_checks import output_topics
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError
+from penstock.spark_sink.sinks.frames import run_job
 from penstock.spark_sink.sinks.handlers import overlap
-from penstock.spark_sink.sinks.handlers.engine import TaskWork
+from penstock.spark_sink.sinks.handlers.engine import TaskSettings, handling
 from penstock.spark_sink.sinks.handlers.pickling import made_by, pack, require_packable, unpack
 from penstock.spark_sink.sinks.handlers.report import BatchReport, HandlerMetrics, from_json
 from penstock.spark_sink.sinks.handlers.spread import spread
-from penstock.spark_sink.sinks.handlers.task import handling
 from penstock.spark_sink.sinks.kafka_ledger import (
     LEDGER_TOPIC,
     Target,
     require_settings,
     require_target,
 )
-from penstock.spark_sink.sinks.kafka_publication import PUBLISHED, PublishingSink, run_job
+from penstock.spark_sink.sinks.kafka_publication import PUBLISHED, PublishingSink
 from penstock.spark_sink.sinks.position import require_columns
 from penstock.telemetry import Telemetry
-from penstock.telemetry.spans.batches import BatchSpans, is_within_span, link_senders
+from penstock.telemetry.spans.batches import BatchSpans, count_messages, is_within_span
 
 _log = logging.getLogger("penstock.handler_sink")
 
@@ -73,7 +73,7 @@ class _ProcessState:
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerSink(PublishingSink):
+class HandlerSink(TaskSettings, PublishingSink):
     """Calls handlers for the messages of micro-batches, on executors. Made by `App.handler_sink`, or by hand.
 
     Use it with `writeStream.foreachBatch(sink)` or `start_sink`, over frames with the columns of the source, `headers`
@@ -114,23 +114,13 @@ class HandlerSink(PublishingSink):
         ConfigurationError: an option is wrong, or a handler has one that cannot be kept on executors.
     """
 
-    handlers: Mapping[str, Handler]
-    group: str = field(kw_only=True)
     parallelism: int = field(kw_only=True)
     bootstrap_servers: str | None = field(default=None, kw_only=True)
     config: ClientConfig = field(default_factory=dict, repr=False, kw_only=True)
-    middlewares: Sequence[MiddlewareSpec] = field(default=(), kw_only=True)
-    lifespans: Sequence[Callable[[], Any]] = field(default=(), kw_only=True)
-    resources: Sequence[WorkerResource[Any]] = field(default=(), kw_only=True)
-    max_concurrency: int = field(default=1_000, kw_only=True)
-    max_parked: int = field(default=1_000, kw_only=True)
-    max_parked_bytes: int = field(default=32 * 1024 * 1024, kw_only=True)
-    dead_letter_limit: DeadLetterLimit | None = field(default=None, kw_only=True)
     headers: bool = field(default=True, kw_only=True)
     telemetry: Telemetry | None = field(default=None, kw_only=True, repr=False)
     name: str | None = field(default=None, kw_only=True)
     ledger_topic: str = field(default=LEDGER_TOPIC, kw_only=True)
-    atomic_batches: bool = field(default=False, kw_only=True)
     overlap: Literal["refused", "allowed"] = field(default="refused", kw_only=True)
     _process: _ProcessState = field(default_factory=_ProcessState, init=False, repr=False, compare=False)
 
@@ -250,19 +240,19 @@ class HandlerSink(PublishingSink):
             texts = self._publish(batch, batch_id, self._handled, run)
         else:
             self.check(batch.schema)
-            texts = [row["value"] for row in run(self._handled(batch).select("value"), batch_id)]
+            texts = [row["value"] for row in run(self._handled(batch).select("value"), f"batch {batch_id}: ")]
         tasks = [from_json(text) for text in texts]
         self._publish_report(BatchReport(batch_id=batch_id, tasks=tasks, parallelism=self.parallelism))
 
     def _handled(self, batch: DataFrame) -> DataFrame:
         """Return the frame whose job handles a batch, with what its handlers return and reports of its tasks."""
         rows = spread(batch, self.handlers, self.parallelism)
-        return rows.mapInArrow(handling(pack(self._work())), from_arrow_schema(PUBLISHED))
+        return rows.mapInArrow(handling(pack(self)), from_arrow_schema(PUBLISHED))
 
-    def _run(self, kill_delay_s: float, job: DataFrame, batch_id: int) -> list[SparkRow]:
+    def _run(self, kill_delay_s: float, job: DataFrame, before: str) -> list[SparkRow]:
         """Run Spark's job; where it fails, return when no task of it handles anything any more."""
         try:
-            return run_job(job, batch_id)
+            return run_job(job, before)
         except Exception as error:
             # Where there is one task and it reported its failure, none is left.
             if self.parallelism > 1 or not isinstance(error, SinkError | MissingRightError):
@@ -282,10 +272,7 @@ class HandlerSink(PublishingSink):
             if process.metrics is None:
                 process.metrics = HandlerMetrics(self.telemetry, self.group)
             process.metrics.record(report)
-            link_senders((sender for task in report.tasks for sender in task.senders), report.rows)
-
-    def _work(self) -> TaskWork:
-        return TaskWork.of(self, publishes=self.has_ledger, notes_senders=self.telemetry is not None)
+            count_messages(report.rows)
 
     def _target(self) -> Target | None:
         if self.name is None or self.bootstrap_servers is None:
@@ -319,7 +306,7 @@ class HandlerSink(PublishingSink):
         for resource in self.resources:
             require_packable(made_by(resource).__qualname__, resource)
         # All together: what only fails in company.
-        require_packable(f"what the tasks of {self.group} do", self._work())
+        require_packable(f"what the tasks of {self.group} do", self)
 
     def __reduce__(self) -> tuple[Callable[[bytes], HandlerSink], tuple[bytes]]:
         """Be pickled as a whole, so that a resource stays the one that its handlers use; telemetry stays here."""
@@ -332,4 +319,8 @@ class HandlerSink(PublishingSink):
 
 
 def _rebuilt(packed: bytes) -> HandlerSink:
-    return HandlerSink(**unpack(packed))
+    """Return a sink of settings that were checked where it was made."""
+    made = object.__new__(HandlerSink)
+    for name, value in {**unpack(packed), "telemetry": None, "_process": _ProcessState()}.items():
+        object.__setattr__(made, name, value)
+    return made

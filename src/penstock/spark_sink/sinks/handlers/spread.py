@@ -6,19 +6,19 @@ be the consumer's. Spark computes it by itself, without a step through Python, u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined] # it has no types
 
 from penstock.consumer.handlers.handler import Handler, SpaceNumbers, orderings_of, space_of
-from penstock.consumer.handlers.options.ordering import Keyless, Order
+from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
 from penstock.spark_sink.sinks.frames import tasks_of, whole_partitions
-from penstock.spark_sink.sinks.handlers.pickling import pack
-from penstock.spark_sink.sinks.handlers.rows import COLUMNS, LANE
-from penstock.spark_sink.sinks.handlers.task import routing
+from penstock.spark_sink.sinks.handlers.pickling import pack, unpack
+from penstock.spark_sink.sinks.handlers.rows import COLUMNS, LANE, lane_numbers
 from penstock.spark_sink.sinks.position import POSITION
 
 #: Lanes for each task, as many as a worker has: the largest tells how much of a batch one key is.
@@ -34,7 +34,7 @@ def spread(batch: DataFrame, handlers: Mapping[str, Handler], parallelism: int) 
     if all(handler.key is None for handler in handlers.values()):
         lane = lane_column(handlers, lanes)
     else:
-        number = arrow_udf(routing(pack(orderings_of(handlers, lanes)), columns), "int")
+        number = arrow_udf(lanes_by_keys(pack(orderings_of(handlers, lanes)), columns), "int")
         lane = cast("Column", number(*map(F.col, columns)))
     rows = batch.select(*columns).withColumn(LANE, lane)
     orders = {handler.order for handler in handlers.values()}
@@ -76,3 +76,18 @@ def _hash(order: Order, keyless: Keyless, space: int) -> Column:
     return F.when(F.col("key").isNotNull(), by_key).otherwise(
         by_partition if keyless is Keyless.PARTITION else by_place
     )
+
+
+def lanes_by_keys(packed: bytes, names: Sequence[str]) -> Callable[..., pa.Array]:
+    """Return what Spark calls to find rows' lanes where a user's function gives the keys.
+
+    Given are the packed orders of the topics and the columns' names.
+    """
+    orderings: dict[str, Ordering] = {}
+
+    def lanes(*columns: pa.Array) -> pa.Array:
+        if not orderings:
+            orderings.update(unpack(packed))
+        return lane_numbers(orderings, dict(zip(names, columns, strict=True)))
+
+    return lanes

@@ -24,9 +24,10 @@ import sqlalchemy as sa
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, warn_left_out
 from penstock.spark_sink.sinks.position import POSITION
+from penstock.spark_sink.sinks.sink import Entries
 from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_row, facts_of, without_values
 from penstock.spark_sink.sinks.sql.dead_letters import Rejected
-from penstock.spark_sink.sinks.sql.ledger import Entries, Owner, lock_ledger, write_ledger
+from penstock.spark_sink.sinks.sql.ledger import Owner, lock_ledger, write_ledger
 from penstock.spark_sink.sinks.sql.rows import Deduplication, staged_schema
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
 from penstock.spark_sink.sinks.sql.stages import DriverStage, Staged, open_stage

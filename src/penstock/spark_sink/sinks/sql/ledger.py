@@ -6,7 +6,7 @@ and then finds its own rows applied. Queries of other names have rows of their o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from sqlalchemy.sql.elements import quoted_name
 
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import LedgerEntry
+from penstock.spark_sink.sinks.sink import Changes, Entries
 from penstock.spark_sink.sinks.sql.databases.database import Database, ExactText
 from penstock.spark_sink.source.plan import TopicPartition
 
@@ -65,9 +66,6 @@ class Owner:
         return sa.and_(ledger.c.query == self.query, ledger.c.target == self.target)
 
 
-Entries = dict[TopicPartition, LedgerEntry]
-
-
 def read_ledger(connection: sa.Connection, ledger: sa.Table, owner: Owner | None = None) -> dict[Owner, Entries]:
     """Return what the ledger, also that of a former version, has of one query and table, or of each, without a lock."""
     every = sa.select(sa.text("*")).select_from(ledger)
@@ -114,9 +112,7 @@ def _entries(connection: sa.Connection, statement: sa.Select[Any]) -> dict[Owner
     return found
 
 
-def write_ledger(
-    connection: sa.Connection, ledger: sa.Table, owner: Owner, entries: Mapping[TopicPartition, LedgerEntry | None]
-) -> None:
+def write_ledger(connection: sa.Connection, ledger: sa.Table, owner: Owner, entries: Changes) -> None:
     """Write the entries of partitions, whose rows exist and are locked; None for none, which takes no right more."""
     names = {"next_offset": "end", "start_offset": "start"} | {n: n for n in ("topic_id", "query_id", "batch_id")}
     statement = (

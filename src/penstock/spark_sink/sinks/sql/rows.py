@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.spark_sink.ledger.rules import OffsetStatistics
-from penstock.spark_sink.sinks.position import POSITION, offset_spans, require_position, unapplied
+from penstock.spark_sink.sinks.position import POSITION, numbers, offset_spans, require_position, unapplied
 from penstock.spark_sink.sinks.sql.databases.database import DIGITS, ROW
 from penstock.spark_sink.sinks.sql.dead_letters import Rejected
 from penstock.spark_sink.source.plan import Offsets
@@ -52,9 +52,7 @@ class Report:
         """Add what another task did."""
         self.copied |= other.copied
         self.rejected += other.rejected
-        self.offsets.rows += other.offsets.rows
-        for part, span in other.offsets.spans.items():
-            self.offsets.add(part, span, other.offsets.applied.get(part, 0))
+        self.offsets.add(other.offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +84,8 @@ class Deduplication:
             if not fresh.num_rows:
                 continue
             # Where rows are equal in everything else, the one that came later is the newer.
-            numbers = pa.array(range(numbered, numbered + fresh.num_rows), pa.int64())
+            pending.append(fresh.append_column(ROW, numbers(numbered, fresh.num_rows)).cast(self.schema))
             numbered += fresh.num_rows
-            pending.append(fresh.append_column(ROW, numbers).cast(self.schema))
             size, rows = size + fresh.nbytes, rows + fresh.num_rows
             if rows >= _PIECE_ROWS or size >= _PIECE_BYTES:
                 piece = self._reduced(pending)
@@ -106,9 +103,7 @@ class Deduplication:
         require_position(rows, f"table {self.settings.table}")
         spans = offset_spans(rows)
         left, applied = unapplied(rows, spans, self.ledger)
-        offsets.rows += rows.num_rows
-        for part, span in spans.items():
-            offsets.add(part, span, applied.get(part, 0))
+        offsets.add(OffsetStatistics(rows.num_rows, spans, applied))
         return left
 
     def _storable(self, rows: pa.Table, report: Report) -> pa.Table:
@@ -159,7 +154,7 @@ class Deduplication:
         grouped = (
             grouped.rename_columns([*groups, *sums])
             .take(order)
-            .append_column("place", pa.array(range(rows.num_rows), pa.int64()))
+            .append_column("place", numbers(0, rows.num_rows))
             # One thread: an executor has one core for this task, and sums of floating numbers stay the same.
             .group_by(groups, use_threads=False)
             .aggregate([("place", "max"), *((name, "sum") for name in sums)])

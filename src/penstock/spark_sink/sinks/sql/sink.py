@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,14 +18,13 @@ import tenacity
 
 from penstock.clients.rights import Right
 from penstock.database_url import parse_database_url
-from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, unknown
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.sinks.frames import numbered
 from penstock.spark_sink.sinks.planned_offsets import micro_batch, numbered_batch
-from penstock.spark_sink.sinks.sink import origin_of, stored_batches
+from penstock.spark_sink.sinks.sink import Changes, Entries, LedgerSink, origin_of, stored_batches
 from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
 from penstock.spark_sink.sinks.sql.databases.errors import TransientSinkError, shown, without_values
 from penstock.spark_sink.sinks.sql.ledger import (
-    Entries,
     Owner,
     ledger_table,
     lock_ledger,
@@ -48,7 +47,7 @@ _WAIT = tenacity.wait_exponential(multiplier=0.2, max=10) + tenacity.wait_random
 
 
 @dataclass(frozen=True, slots=True)
-class SqlSink(SqlSinkSettings):
+class SqlSink(SqlSinkSettings, LedgerSink):
     """Writes micro-batches into a table of SQLite, PostgreSQL, MySQL or MariaDB, each row once whatever is repeated.
 
     Use it with `writeStream.foreachBatch(sink)`, once for each batch and table. The frame carries `topic`,
@@ -138,11 +137,6 @@ class SqlSink(SqlSinkSettings):
         """
         return {part: entry.end for part, entry in self.ledger().get(self.name or query, {}).items()}
 
-    def ledger_entries(self, query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
-        """Return what the ledger has of some partitions. Raises as `position` does."""
-        known = self.ledger().get(self.name or query, {})
-        return {part: known[part] for part in partitions if part in known}
-
     def ledger(self) -> dict[str, dict[TopicPartition, LedgerEntry]]:
         """Return what the ledger has of each query that fills the table, by their names. Raises as `position` does."""
         return {owner.query: entries for owner, entries in self._read_all().items() if owner.target == self.table}
@@ -161,24 +155,9 @@ class SqlSink(SqlSinkSettings):
             require_ledger(self.ledger_table, {column["name"] for column in columns})
             return read_ledger(connection, ledger)
 
-    def begin_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
-        """Write where a query begins, in partitions that the ledger does not know. Raises as `position` does."""
-        self._write(self.name or query, entries, lambda known: unknown(known, entries))
-
-    def write_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry | None]) -> None:
-        """Have the ledger of a query hold these entries, None for none. Raises as `position` does.
-
-        It waits for a batch that is being stored.
-        """
-        self._write(query, entries, lambda _known: entries)
-
-    def _write(
-        self,
-        query: str,
-        parts: Collection[TopicPartition],
-        change: Callable[[Entries], Mapping[TopicPartition, LedgerEntry | None]],
+    def _change_ledger(
+        self, query: str, parts: Collection[TopicPartition], change: Callable[[Entries], Changes]
     ) -> None:
-        """Lock what the ledger has of partitions, and write what `change` makes of it."""
         owner = Owner(query, self.table)
         with self._session() as connection:
             ledger = prepare_ledger(self, connection)

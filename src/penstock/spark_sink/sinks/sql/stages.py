@@ -23,8 +23,9 @@ import sqlalchemy as sa
 
 from penstock.errors import SinkError
 from penstock.spark_sink.sinks.frames import collected
+from penstock.spark_sink.sinks.sink import Entries
 from penstock.spark_sink.sinks.sql.databases.database import Server
-from penstock.spark_sink.sinks.sql.ledger import Entries, Owner, read_ledger
+from penstock.spark_sink.sinks.sql.ledger import Owner, read_ledger
 from penstock.spark_sink.sinks.sql.rows import Deduplication, Report, staged_schema
 from penstock.spark_sink.sinks.sql.settings import STAGING, SqlSinkSettings
 from penstock.spark_sink.sinks.sql.staging_task import ATTEMPT, StagingTask, run_tasks, stage_table
