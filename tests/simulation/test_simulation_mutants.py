@@ -147,14 +147,14 @@ def shares_lanes(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_what_is_in_the_handler_for_done(patch: pytest.MonkeyPatch) -> None:
-    """A run is told to be one message further than it is."""
-    finished = ExecutionSlot.finished
+    """A slice is told to be one message further than it is."""
+    place = ExecutionSlot.place_in_run
 
-    def one_further(self: ExecutionSlot) -> Any:
-        found = finished(self)
-        return None if found is None else (found[0], range(found[1].start, found[1].stop + 1))
+    def one_further(self: ExecutionSlot) -> int | None:
+        found = place(self)
+        return None if found is None else found + 1
 
-    patch.setattr(ExecutionSlot, "finished", one_further)
+    patch.setattr(ExecutionSlot, "place_in_run", one_further)
 
 
 def chooses_lanes_by_chance(patch: pytest.MonkeyPatch) -> None:

@@ -30,11 +30,9 @@ class Run(Generic[OwnerT, RecordT]):
     #: The messages, in offset order, and the place of each in its owner's block.
     records: list[RecordT]
     indexes: list[int]
-    #: The first message not taken yet. Written by the lane's holder only.
+    #: The first message that is not done, parked or gathered yet. Written by the lane's holder, and while the holder is
+    #: at a slice of the run under a lock of theirs by others who complete its first messages.
     next: int = field(default=0, init=False)
-    #: The offsets of messages that a filter refused, rising; None while there are none, as in nearly all runs. Written
-    #: by the holder, each before it goes on to the next.
-    refused: list[int] | None = field(default=None, init=False)
 
 
 class Call(Protocol):

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import cast
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, Fetch
@@ -32,8 +31,8 @@ from penstock.errors import raised
 from penstock.message import Record, handler_thread
 from penstock.routing import Scheduler
 
-#: Seconds: a handler that takes longer, on the average, waits for something.
-_QUICK_S = 50e-6
+#: The part of a slice, which is a millisecond: a handler that takes more, on the average, waits for something.
+_QUICK = 0.05
 #: Seconds in one message while lanes wait after which a thread counts as stuck.
 _STUCK_S = 0.001
 #: Seconds after which a slice is cut: it was to take far less.
@@ -74,7 +73,7 @@ class Worker:
         self.retired = False
 
     def _main(self) -> None:
-        pool, slot = self._pool, self.slot
+        pool, slot, scheduler = self._pool, self.slot, self._pool.scheduler
         slot.thread_id = threading.get_ident()
         handler_thread.group = pool.name
         if pool.core is not None:
@@ -83,31 +82,26 @@ class Worker:
             if self._takes_over is not None:
                 taken, begun = self._takes_over
                 self._takes_over = None
-                self._process(taken, begun)
+                serve(taken, slot, pool.processor, begun)
             while self.tokens.get():
                 while not self.retired:
-                    lane = pool.scheduler.take(self.queue, slot.owed_s)
+                    lane = scheduler.take(self.queue, slot.owed_s)
                     if lane is None:
                         self.asleep = True
                         # Again: a lane that became ready before that was written is seen by nobody else.
-                        lane = pool.scheduler.take(self.queue, slot.owed_s)
+                        lane = scheduler.take(self.queue, slot.owed_s)
                         if lane is None:
                             break
                         self.asleep = False
-                    self._process(lane)
+                    # Where the lane is ready again, this thread looks next, and finds it or one that is older.
+                    serve(lane, slot, pool.processor)
+                    pool.note_pace(slot.slice_size)
         except CallAbandonedError as error:
             error.call.ended.set_result(None)
         except:  # noqa: E722 - see `raised`; a defect must stop the consumer, not one thread in silence
             pool.processor.fail(raised())
         finally:
             pool.closing()
-
-    def _process(self, lane: ConsumerLane, begun: Begun | None = None) -> None:
-        slot, processor = self.slot, self._pool.processor
-        before, since = slot.handled, time.perf_counter()
-        # Where the lane is ready again, this thread looks next, and finds it or one that is older.
-        serve(lane, slot, processor, self._pool.now, begun)
-        self._pool.note_duration((time.perf_counter() - since) / max(1, slot.handled - before))
 
 
 class WorkerPool:
@@ -140,8 +134,8 @@ class WorkerPool:
         #: The slots of all threads there ever were, for one that ends may still be in its last handler, and no count
         #: may fall. It only grows, by `_grow`; any thread reads it, and sees a whole list.
         self.slots: list[ExecutionSlot] = []
-        #: Seconds that a handler takes, about. Any worker writes; a lost update does no harm.
-        self._typical_s = 1.0
+        # The part of a slice that a message takes, on the average. Any worker writes; a lost update does no harm.
+        self._slow_share = 1.0
         self.workers: list[Worker] = []
         self._grow(workers)
 
@@ -182,10 +176,6 @@ class WorkerPool:
             for worker in self.workers:
                 self._wake(worker)
 
-    def interrupt(self, seen: SeenCall) -> bool:
-        """Raise `HandlerTimeLimitError` in a call; return whether it was under way. On the poll thread."""
-        return seen.slot.guard.interrupt(seen.holds, cast("int", seen.slot.thread_id))
-
     def abandon(self, seen: SeenCall, failure: Failed) -> bool:
         """Give a call up with its thread: another goes on with this failure. On the poll thread.
 
@@ -206,8 +196,8 @@ class WorkerPool:
     def _replace(self, worker: Worker, takes_over: tuple[ConsumerLane, Begun]) -> None:
         """Have another thread take the slot of a worker, what it is at, and its place in the pool."""
         slot = worker.slot
-        # The thread has its guard in hand until its call ends: the slot's next calls are another's.
-        slot.guard = CallGuard()
+        # The thread has these in hand until its call ends: the slot's next calls are another's.
+        slot.guard, slot.results, slot.refused = CallGuard(), slot.results.copy(), slot.refused.copy()
         successor = Worker(self, slot, worker.queue, takes_over)
         successor.asleep = False
         with self._lock:
@@ -217,9 +207,9 @@ class WorkerPool:
         successor.tokens.put(_END if successor.retired else _WAKE)
         successor.thread.start()
 
-    def note_duration(self, seconds: float) -> None:
-        """Note how long a message took, on the average of a lane."""
-        self._typical_s += (seconds - self._typical_s) * _LAST
+    def note_pace(self, slice_size: int) -> None:
+        """Note how many messages fit into a slice, by those of a lane: that says how long one took."""
+        self._slow_share += (1 / slice_size - self._slow_share) * _LAST
 
     def wake(self, queues: Sequence[int]) -> None:
         """Have ready lanes served, given the ready queue of each lane that became ready."""
@@ -230,7 +220,7 @@ class WorkerPool:
         if not queues:
             return
         wanted = len(queues)
-        if self._typical_s < _QUICK_S:
+        if self._slow_share < _QUICK:
             if not all(worker.asleep for worker in self.workers):
                 return
             wanted = 1

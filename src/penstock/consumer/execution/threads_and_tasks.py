@@ -65,7 +65,7 @@ class ThreadsAndTasks(Executor):
             )
 
     @property
-    def slots(self) -> list[ExecutionSlot]:
+    def slots(self) -> list[ExecutionSlot]:  # type: ignore[override] # nobody sets it
         """Where messages may be in a handler."""
         return [slot for pool in (self.threads, self.tasks) if pool is not None for slot in pool.slots]
 
@@ -114,12 +114,6 @@ class ThreadsAndTasks(Executor):
     def wake_idle(self) -> bool:
         """Wake idle threads where lanes wait and busy ones are stuck; return whether lanes wait and some are idle."""
         return self.threads is not None and self.threads.wake_idle()
-
-    def interrupt(self, seen: SeenCall) -> bool:
-        """Raise `HandlerTimeLimitError` in a thread's call, or cancel a task's."""
-        if seen.slot.kind is Kind.TASK:
-            return self.tasks is not None and self.tasks.cancel(seen)
-        return self.threads is not None and self.threads.interrupt(seen)
 
     def abandon(self, seen: SeenCall, failure: Failed) -> bool:
         """Give a thread's call up, with the thread. A task's holds no thread, and its loop is no other's to take."""

@@ -71,6 +71,7 @@ class BatchProcessor:
         if batch:
             outcome = yield from self._hand_over(batch, most, slot)
             now = self._now()
+            slot.note_pace(now - slot.started, len(batch))
             slot.note_latency(now - slot.started, now, len(batch))
             if outcome is None:
                 batch.complete()

@@ -217,7 +217,7 @@ class TaskEngine:
         try:
             self._timers.serve(time.monotonic())
             if self._executor is None and (lane := self._scheduler.take(0)) is not None:
-                serve(lane, self._slot, self._processor, time.monotonic)
+                serve(lane, self._slot, self._processor)
                 return True
         except Exception as error:  # noqa: BLE001 - raised by `run`, as what ends a lane in another thread
             self._fail(error)
