@@ -39,7 +39,6 @@ from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
 from penstock.consumer.polling.committing.commits import Commits
 from penstock.consumer.polling.committing.consumer_commits import ConsumerCommits
 from penstock.consumer.polling.committing.transactional_commits import TransactionalCommits
-from penstock.consumer.polling.drain import Drain
 from penstock.consumer.polling.fetcher import Fetcher
 from penstock.consumer.polling.flow_control.app_pauses import AppPauses
 from penstock.consumer.polling.flow_control.back_pressure import BackPressure
@@ -324,19 +323,10 @@ class Engine:
                 gather_s=min(0.005, self.settings.transaction_interval / 20) if self.settings.exactly_once else 0.0,
             ),
             commits=self.commits,
-            drain=Drain(
-                log=DrainLog(self.group),
-                clock=self.clock,
-                stop_request=self.stop_request,
-                assignments=self.assignments,
-                scheduler=self.scheduler,
-                processor=self.processor,
-                publisher=self.dead_letter_publisher,
-                outbox=self.outbox,
-                back_pressure=self.back_pressure,
-                commits=self.commits,
-                token_buckets=self.routes.token_buckets,
-            ),
+            back_pressure=self.back_pressure,
+            processor=self.processor,
+            publisher=self.dead_letter_publisher,
+            drain_log=DrainLog(self.group),
             topic_search=search,
             topic_watch=topics,
             log_ends=LogEnds(self.assignments),
