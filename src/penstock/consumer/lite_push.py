@@ -114,8 +114,6 @@ class LitePushConsumer:
             group,
             self._settings,
             plan=engine.lane_plan,
-            clock=engine.clock,
-            scheduler=engine.scheduler,
             processor=engine.processor,
             closing=self._close_resources,
         )

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar, cast
 
-from penstock.consumer.assignments import ConsumerLane, Fetch
+from penstock.consumer.assignments import ConsumerLane
 from penstock.consumer.execution.executor import LoopLag
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Slice
@@ -30,7 +30,6 @@ from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, failure_of
 from penstock.errors import StoppedError, raised
 from penstock.message import Message, Record, handler_thread
-from penstock.routing import Scheduler
 
 _log = logging.getLogger(__name__)
 
@@ -66,15 +65,13 @@ class TaskPool:
     def __init__(
         self,
         name: str,
-        *,
         max_concurrency: int,
         queue: int,
-        scheduler: Scheduler[Fetch, Record],
         processor: LaneProcessor,
         closing: Callable[[], None],
     ) -> None:
         self._queue = queue
-        self._scheduler = scheduler
+        self._scheduler = processor.scheduler
         self._processor = processor
         self._closing = closing
         self._loop = new_event_loop()

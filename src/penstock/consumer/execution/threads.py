@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
-from penstock.clients.cluster import Clock
-from penstock.consumer.assignments import ConsumerLane, Fetch
+from penstock.consumer.assignments import ConsumerLane
 from penstock.consumer.execution.handler_calls import Begun, serve
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.one_core import core_for_workers, stay_on
@@ -27,9 +26,9 @@ from penstock.consumer.execution_slot import ExecutionSlot, SeenCall
 from penstock.consumer.handlers.call_guard import CallAbandonedError, CallGuard
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
+from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import raised
-from penstock.message import Record, handler_thread
-from penstock.routing import Scheduler
+from penstock.message import handler_thread
 
 #: The part of a slice, which is a millisecond: a handler that takes more, on the average, waits for something.
 _QUICK = 0.05
@@ -110,22 +109,16 @@ class WorkerPool:
     def __init__(
         self,
         name: str,
-        *,
-        workers: int,
-        pinned: bool,
-        one_core: bool,
-        clock: Clock,
-        scheduler: Scheduler[Fetch, Record],
+        settings: ConsumerSettings,
         processor: LaneProcessor,
         closing: Callable[[], None],
     ) -> None:
         self.name = name
-        self.scheduler = scheduler
+        self.scheduler = processor.scheduler
         self.processor = processor
-        self._pinned = pinned
+        self._pinned = settings.pinned
         #: The core on which all workers run, or None where the system chooses.
-        self.core = core_for_workers() if one_core else None
-        self.now = clock.monotonic
+        self.core = core_for_workers() if settings.one_core else None
         self.closing = closing
         self._lock = threading.Lock()
         self._started = False
@@ -137,7 +130,7 @@ class WorkerPool:
         # The part of a slice that a message takes, on the average. Any worker writes; a lost update does no harm.
         self._slow_share = 1.0
         self.workers: list[Worker] = []
-        self._grow(workers)
+        self._grow(settings.workers)
 
     def _grow(self, count: int) -> None:
         for _ in range(count):
@@ -231,16 +224,15 @@ class WorkerPool:
 
         On the poll thread, at each of its steps; it cuts slices in which handlers have become slow, too.
         """
-        slow_since = self.now() - _CUT_S
+        now = self.processor.now()
         for slot in self.slots:
-            slot.cut_slice(slow_since)
+            slot.cut_slice(now - _CUT_S)
         if self._pinned or not self.scheduler.waiting(0):
             return False
         workers = self.workers
         awake = [worker.slot for worker in workers if not worker.asleep]
-        stuck_before = self.now() - _STUCK_S
         some_sleep = len(awake) < len(workers)
-        if some_sleep and not any(slot.record is None or slot.started > stuck_before for slot in awake):
+        if some_sleep and not any(slot.record is None or slot.started > now - _STUCK_S for slot in awake):
             # Twice as many each time: a thousand lanes are not a thousand blocked handlers yet.
             self._wake_some(min(self.scheduler.waiting(0), max(1, len(awake))))
         return some_sleep

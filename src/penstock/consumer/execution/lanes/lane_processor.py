@@ -52,7 +52,7 @@ class LaneProcessor:
         fail: Callable[[BaseException], None],
         one_partition: bool = False,
     ) -> None:
-        self._now = clock.monotonic
+        self.now = clock.monotonic
         self._run_seconds = run_seconds
         self.scheduler = scheduler
         #: Has the lanes of these ready queues processed. Any thread.
@@ -90,7 +90,7 @@ class LaneProcessor:
 
     def process(self, lane: ConsumerLane, slot: ExecutionSlot) -> LaneProcessing:  # noqa: C901, PLR0912, PLR0915 - the main path in one piece, for speed
         """Process a lane until it is empty, or the time slice is over: `slot.deadline`, which its executor may cut."""
-        now, runs, parked_keys = self._now, lane.runs, lane.parked
+        now, runs, parked_keys = self.now, lane.runs, lane.parked
         slot.lane, slot.submit = lane, self._submit
         time = began = now()
         slot.deadline = began + self._run_seconds * slot.slices
@@ -214,7 +214,7 @@ class LaneProcessor:
     ) -> Generator[Work, Outcome, bool]:
         """Process runs that were set aside, as far as tokens and full batches go. Returns False when time is over."""
         self.set_aside.drop_inactive(aside)
-        now = self._now()
+        now = self.now()
         while aside.runs:
             fetch = slot.fetch = aside.runs[0].owner
             route = fetch.assignment.route
@@ -235,7 +235,7 @@ class LaneProcessor:
             if (yield from self._batches.process(lane, aside, slot)):
                 self.set_aside.await_token(lane, name, aside)
                 return True
-            now = self._now()
+            now = self.now()
         self.set_aside.forget(lane, name, aside, now)
         return True
 

@@ -167,8 +167,6 @@ class TaskEngine:
                 work.group,
                 settings,
                 plan=plan,
-                clock=time,
-                scheduler=self._scheduler,
                 processor=self._processor,
                 closing=self._close_resources,
             )
