@@ -50,7 +50,7 @@ class Handled:
             self.act()
 
 
-def test_messages_of_which_each_takes_its_time_are_a_slice_each_until_the_lanes_time_is_over() -> None:
+def test_messages_of_which_each_takes_its_time_are_handed_over_until_the_lanes_time_is_over() -> None:
     slot = ExecutionSlot(Kind.THREAD, "slot")
     stepped = SteppedEngine({"t": handler(lambda _message: stepped.clock.advance(0.004))}, run_seconds=0.01)
     stepped.feed("t", *_TEN)
@@ -60,7 +60,8 @@ def test_messages_of_which_each_takes_its_time_are_a_slice_each_until_the_lanes_
         lengths += _serve(stepped, slot)
         handled.append(slot.handled)
 
-    assert lengths == [1] * 10
+    # Each slice has all that is there, and ends with the message at which the time is over.
+    assert lengths == [10, 7, 4, 1]
     assert handled == [3, 6, 9, 10]
     assert stepped.of("t").tracker.watermark == 10
 
@@ -80,7 +81,7 @@ def test_a_slice_that_is_cut_ends_with_the_message_under_way_and_the_rest_comes_
 
     lengths = _serve(stepped, slot)
 
-    assert lengths == [10, 1, 2, 3]
+    assert lengths == [10, 6]
     assert handled.values == [value for _, value in _TEN]
     assert stepped.of("t").tracker.watermark == slot.handled == 10
 

@@ -10,6 +10,7 @@ run is shown in the slot only while a slice of it is under way; the holder takes
 from __future__ import annotations
 
 import threading
+import time
 from asyncio import Task
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -26,15 +27,17 @@ from penstock.reports.latencies import BOUNDARIES_S, BUCKETS
 
 
 class Slice(list[Record]):
-    """Consecutive messages of a run, to be handed over one after another: of slow handlers one, of quick ones many.
+    """Consecutive messages of a run, to be handed over one after another.
 
     Each is made the slot's `record`, then `slot.prepare` makes of it what the handler is given. What the handler
     returned is put into `slot.results`, what the filter refused into `slot.refused`. It goes on to the next while
     handlers are done and the assignment is active; a failure and a completion that is put off end it. An executor
     begins with the first in any case.
 
-    A slice takes a moment, by how long those before it took, so a thread does not look at the clock within; should
-    handlers become slow in the middle of one, the poll thread cuts it.
+    A slice of quick messages takes a moment, by how long those before it took, so a thread does not look at the clock
+    within; should handlers become slow in the middle of one, the poll thread cuts it. Where the slot's `slice_size` is
+    1, messages are slow, and a look at the clock costs nothing beside them: each that has results ends the slice, and
+    so does the slot's deadline.
     """
 
     __slots__ = ("assignment",)
@@ -60,6 +63,8 @@ Submit = Callable[[ConsumerLane, Sequence[Item], Sequence[Result]], None]
 #: Seconds that a slice may take, by how long those before it took, and the messages of one at most.
 _SLICE_S = 0.001
 _MOST = 256
+#: Messages of a slice of slow ones at most: they take longer than a time slice of a thread.
+MOST_SLOW = 32
 #: Of so many quick messages, one slice's latencies are noted for all.
 _SAMPLE = 16
 
@@ -81,7 +86,7 @@ class ExecutionSlot:
     #: Time slices that a lane has here, and when the lane is to be given back.
     slices: int = 1
     deadline: float = field(default=0.0, init=False)
-    #: How many messages the next slice of a run has at most.
+    #: How many messages the next slice of a run has at most; 1 where they are slow.
     slice_size: int = field(default=1, init=False)
     #: The slice under way, or the last one; and its run, which is None when the slice has ended.
     slice: Slice | None = field(default=None, init=False)
@@ -100,7 +105,7 @@ class ExecutionSlot:
     #: Of a batch in the handler, all that its messages belong to.
     fetches: Sequence[Fetch] = field(default=(), init=False)
     #: The message in the handler (of a batch the first) and since when on the engine's clock; None between two. Of a
-    #: slice, since when its first was.
+    #: slice of quick messages, since when its first was.
     record: Record | None = field(default=None, init=False)
     started: float = field(default=0.0, init=False)
     #: What is called with what the lane processor yields, and then with what that returned.
@@ -110,6 +115,8 @@ class ExecutionSlot:
     make_results: MakeResults = field(default=_nothing, init=False)
     #: Takes the results of messages of a slice.
     submit: Submit = field(default=_nothing, init=False)
+    #: The engine's clock.
+    now: Callable[[], float] = field(default=time.monotonic, init=False)
     #: The thread, and for a task the task, that runs it: for a look at its stack.
     thread_id: int | None = field(default=None, init=False)
     task: Task[None] | None = field(default=None, init=False)
@@ -202,21 +209,20 @@ class ExecutionSlot:
         first, run.next = run.next, stop
         if first == stop:
             return
-        fetch, indexes = run.owner, run.indexes
+        fetch, indexes, refused = run.owner, run.indexes, 0
+        if self.refused:
+            # Some may be of messages that are just begun.
+            end = run.records[stop].offset() if stop < len(indexes) else self.refused[-1] + 1
+            refused = bisect_left(self.refused, end)
+            del self.refused[:refused]
         if self.results:
             done = self._submit_results(run, first, stop)
         else:
             done = indexes if stop - first == len(indexes) else indexes[first:stop]
         if done:
             fetch.assignment.tracker.complete(fetch.block, done)
-            self.handled += len(done)
-        if self.refused:
-            # Some may be of messages that are just begun.
-            end = run.records[stop].offset() if stop < len(indexes) else self.refused[-1] + 1
-            count = bisect_left(self.refused, end)
-            del self.refused[:count]
-            self.handled -= count
-            self.filtered += count
+            self.handled += len(done) - refused
+            self.filtered += refused
 
     def _submit_results(self, run: ConsumerRun, first: int, stop: int) -> list[int]:
         """Submit results of messages of a run; return the indexes of those without any."""

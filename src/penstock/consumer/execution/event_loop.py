@@ -29,7 +29,7 @@ from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, failure_of
 from penstock.errors import StoppedError, raised
-from penstock.message import Message, Record, handler_thread
+from penstock.message import handler_thread
 
 _log = logging.getLogger(__name__)
 
@@ -221,8 +221,13 @@ class TaskPool:
                         records = work if isinstance(work, Slice) else None
                         for record in records or _ALONE:
                             try:
-                                message = work if record is None else _prepared(slot, record)
-                                if message is not None:
+                                message: object = work
+                                if record is not None:
+                                    slot.record = record
+                                    message = slot.prepare(record)
+                                if message is None and record is not None:
+                                    slot.refused.append(record.offset())
+                                else:
                                     outcome = await slot.invoke(message)  # type: ignore[misc] # of a task: an `async def`
                                     if outcome is not None and not isinstance(outcome, DeferredCompletion):
                                         outcome = slot.make_results(outcome, message)
@@ -242,9 +247,11 @@ class TaskPool:
                             if isinstance(outcome, Results):
                                 slot.results.append((record, outcome))
                                 outcome = None
+                            if outcome is not None or len(records) == 1 or not records.assignment.active:
+                                break
                             # Beside an `await` a look at the clock is nothing: there are too many slots for others to.
                             slot.started = clock()
-                            if outcome is not None or slot.started >= slot.deadline or not records.assignment.active:
+                            if slot.started >= slot.deadline or (slot.results and slot.slice_size == 1):
                                 break
                 except StopIteration:
                     pass
@@ -290,12 +297,3 @@ class TaskPool:
         elif self.thread.is_alive():
             self._call(self._loop.stop)
             self.thread.join(_JOIN_STUCK_S if self._stuck else _JOIN_S)
-
-
-def _prepared(slot: ExecutionSlot, record: Record) -> Message | None:
-    """Return what the handler is given for a record of a slice; None where the filter refuses it."""
-    slot.record = record
-    message = slot.prepare(record)
-    if message is None:
-        slot.refused.append(record.offset())
-    return message

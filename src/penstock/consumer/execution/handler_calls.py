@@ -68,9 +68,9 @@ def _call(slot: ExecutionSlot, work: object) -> Outcome:
         return Failed(raised())
 
 
-def _call_each(slot: ExecutionSlot, records: Slice, left: Iterator[Record], context: Context) -> object:
+def _call_each(slot: ExecutionSlot, records: Slice, left: Iterator[Record], context: Context) -> object:  # noqa: C901 - in one piece, for speed
     invoke, prepare, results, refused = slot.invoke, slot.prepare, slot.results, slot.refused
-    assignment, is_plain = records.assignment, prepare is Message
+    assignment, is_plain, is_slow = records.assignment, prepare is Message, slot.slice_size == 1
     message: Message | None
     try:
         for record in left:
@@ -90,6 +90,12 @@ def _call_each(slot: ExecutionSlot, records: Slice, left: Iterator[Record], cont
                     results.append((record, made))
             if not assignment.active:
                 return None
+            # One that was cut ends here, and its thread may have no slot any more.
+            if is_slow and len(records) > 1:
+                time = slot.now()
+                if results or time >= slot.deadline:
+                    return None
+                slot.started = time
             if context:
                 return _LEFT_BEHIND
     except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure

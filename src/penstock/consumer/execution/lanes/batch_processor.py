@@ -31,7 +31,7 @@ from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited, Route, UndecodableError
 from penstock.consumer.outbox.handler_results import HandlerResults, Tries
 from penstock.errors import BatchError, PenstockError
-from penstock.message import Message
+from penstock.message import FetchedMessage, Message
 from penstock.routing import KeyState
 
 #: A message that waits, with its key.
@@ -281,10 +281,12 @@ def _take_stretch(run: ConsumerRun, route: Route, batch: Batch, slot: ExecutionS
     records = run.records[run.next : run.next + route.batch - len(batch)]
     messages: list[Message] = []
     try:
-        if prepare is Message:  # nothing of the user's that may hang or fail
-            messages += map(Message, records)
-        else:
-            for record in records:
+        for record in records:
+            if prepare is Message:  # nothing of the user's that may hang or fail
+                message = FetchedMessage()
+                message._record = record  # noqa: SLF001 - see there
+                messages.append(message)
+            else:
                 slot.record = record
                 messages.append(prepare(record))  # type: ignore[arg-type] # no filter refuses it
     except UndecodableError:

@@ -27,7 +27,16 @@ from penstock.consumer.execution.lanes.admission import Admission
 from penstock.consumer.execution.lanes.batch_processor import BatchProcessor
 from penstock.consumer.execution.lanes.parked_key_processor import ParkedKeyProcessor
 from penstock.consumer.execution.lanes.set_aside import SetAside
-from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Slice, Unfinished, Work, place_of
+from penstock.consumer.execution_slot import (
+    MOST_SLOW,
+    ExecutionSlot,
+    LaneProcessing,
+    Outcome,
+    Slice,
+    Unfinished,
+    Work,
+    place_of,
+)
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
@@ -91,7 +100,7 @@ class LaneProcessor:
     def process(self, lane: ConsumerLane, slot: ExecutionSlot) -> LaneProcessing:  # noqa: C901, PLR0912, PLR0915 - the main path in one piece, for speed
         """Process a lane until it is empty, or the time slice is over: `slot.deadline`, which its executor may cut."""
         now, runs, parked_keys = self.now, lane.runs, lane.parked
-        slot.lane, slot.submit = lane, self._submit
+        slot.lane, slot.submit, slot.now = lane, self._submit, now
         time = began = now()
         slot.deadline = began + self._run_seconds * slot.slices
         # A worker that owes time to runs takes those that it finds.
@@ -140,7 +149,8 @@ class LaneProcessor:
             records = run.records
             place = run.next
             while place < len(records):
-                stop = min(place + slot.slice_size, len(records))
+                size = slot.slice_size
+                stop = min(place + (size if size > 1 else MOST_SLOW), len(records))
                 if parked_keys:
                     stop = self._next_parked(lane, run, place, stop)
                     if stop == place:
@@ -155,7 +165,7 @@ class LaneProcessor:
                 outcome = yield taken
                 record, before, first = slot.record, time, place
                 time = now()
-                # An outcome, a cut or a revocation ends a slice before its last record.
+                # An outcome, a cut, a revocation or the deadline ends a slice before its last record.
                 place = stop if record is records[stop - 1] else 1 + cast("int", place_of(record, run, first))
                 slot.note_slice(time - before, place - first, time)
                 slot.end_slice(run, place if outcome is None else place - 1)
