@@ -206,7 +206,7 @@ class ExecutionSlot:
 
     def _complete(self, run: ConsumerRun, stop: int) -> None:
         """Complete messages, and submit their results; called with the lock held."""
-        first, run.next = run.next, stop
+        first = run.next
         if first == stop:
             return
         fetch, indexes, refused = run.owner, run.indexes, 0
@@ -223,6 +223,8 @@ class ExecutionSlot:
             fetch.assignment.tracker.complete(fetch.block, done)
             self.handled += len(done) - refused
             self.filtered += refused
+        # Last: what a task of Spark may not publish ends it, and its run is where it was.
+        run.next = stop
 
     def _submit_results(self, run: ConsumerRun, first: int, stop: int) -> list[int]:
         """Submit results of messages of a run; return the indexes of those without any."""
