@@ -12,8 +12,8 @@ from penstock.testing import TestApp
 THREE_TIMES = retry(attempts=3, wait=tenacity.wait_fixed(1))
 
 
-def an_app() -> App:
-    return App("app", bootstrap_servers="unused:1")
+def an_app(workers: int = 16) -> App:
+    return App("app", bootstrap_servers="unused:1", workers=workers)
 
 
 def test_a_plain_handler_sees_how_often_its_message_was_tried_before() -> None:
@@ -56,7 +56,7 @@ def test_rounds_of_a_retry_topic_go_on_counting_and_the_place_stays_that_of_the_
 
 
 def test_the_messages_of_a_batch_count_each_for_itself() -> None:
-    app, seen = an_app(), list[list[tuple[bytes | None, int]]]()
+    app, seen = an_app(workers=1), list[list[tuple[bytes | None, int]]]()
 
     @app.handler("t", batch=3, retry=retry(attempts=2, wait=tenacity.wait_fixed(1)), on_failure="drop")
     def handle(messages: list[Message]) -> None:
@@ -65,17 +65,10 @@ def test_the_messages_of_a_batch_count_each_for_itself() -> None:
             raise ValueError
 
     with TestApp(app) as test:
-        for number in range(4):
-            test.send("t", str(number), key="k")
+        for number, key in enumerate("kjkk"):
+            test.send("t", str(number), key=key, partition=0)
         test.advance(20)
 
-    assert seen == [
-        [(b"0", 0), (b"1", 0), (b"2", 0)],
-        [(b"0", 1), (b"1", 1), (b"2", 1)],
-        # The policy gave the batch up: now each alone.
-        [(b"0", 2)],
-        [(b"1", 2)],
-        [(b"1", 3)],
-        [(b"2", 2)],
-        [(b"3", 0)],
-    ]
+    assert seen[:2] == [[(b"0", 0), (b"1", 0), (b"2", 0)], [(b"0", 1), (b"1", 1), (b"2", 1)]]
+    # The policy gave the batch up: now each alone.
+    assert sorted(seen[2:]) == [[(b"0", 2)], [(b"1", 2)], [(b"2", 2)], [(b"3", 0)]]

@@ -19,7 +19,6 @@ from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
 from penstock.consumer.handlers.route import Route
 from penstock.consumer.polling.committing.consumer_commits import ConsumerCommits
 from penstock.consumer.polling.committing.transactional_commits import TransactionalCommits
-from penstock.offsets import decode
 from penstock.testing import TestClock
 
 
@@ -205,30 +204,18 @@ def scattered(assignment: Assignment) -> None:
     assignment.tracker.complete(block, draw.sample(range(1, 5000), 2500))
 
 
-def test_a_map_that_the_broker_finds_too_long_is_halved_at_once_until_it_is_taken(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_where_the_broker_refuses_a_map_commits_go_on_without_maps(caplog: pytest.LogCaptureFixture) -> None:
     assignments, consumer = Assignments(), client(position=15)
     scattered(an_assignment(assignments))
     commits = ConsumerCommits(assignments, 1.0, time)
-    too_large = KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE)
 
     commits.tick(consumer, 100.0)
-    whole = len(consumer.metadata[-1])
-    while len(consumer.metadata[-1]) > 100:
-        commits.on_commit(too_large, [TopicPartition("topic", 0, 10)])
+    for _ in range(2):
+        commits.on_commit(KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE), [TopicPartition("topic", 0, 10)])
         # At the next turn of the loop, not after the interval.
         commits.tick(consumer, 100.01)
-    commits.on_commit(None, [TopicPartition("topic", 0, 10)])
-    commits.tick(consumer, 102.0)
 
-    lengths = [len(text) for text in consumer.metadata]
-    assert whole > 100
-    assert all(later <= former // 2 for former, later in pairwise(lengths))
-    told = decode(10, consumer.metadata[-1])
-    assert told is not None
-    assert set(told.done) <= set(assignments.all()[0].tracker.gaps())
-    assert commits.failed == len(lengths) - 1
+    assert [len(text) > 100 for text in consumer.metadata] == [True, False, False]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "offset.metadata.max.bytes" in caplog.text
 
@@ -244,13 +231,6 @@ def test_a_revocation_commits_without_a_map_where_the_broker_does_not_take_it() 
 
     assert (consumer.group[0].offset, consumer.group[0].metadata) == (10, "")
     assert assignment.acknowledged
-    # The refusal is heard later, when nobody has the partition any more: it says nothing of the maps of others.
-    assignments.remove([assignment])
-    commits.on_commit(KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE), [TopicPartition("topic", 0, 10)])
-    commits.on_commit(None, [TopicPartition("topic", 0, 10)])
-    scattered(an_assignment(assignments))
-    commits.tick(consumer, 100.0)
-    assert len(consumer.metadata[-1]) > 100
 
 
 def test_a_commit_of_a_revocation_that_is_not_answered_in_time_is_said_to_be_unknown(

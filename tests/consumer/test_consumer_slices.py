@@ -6,10 +6,13 @@ from collections.abc import Callable
 
 from tests.consumer.stepped_engine import SteppedEngine
 
-from penstock.consumer import Kind, handler
+from penstock.consumer import Kind, handler, retry
 from penstock.consumer.execution.handler_calls import call
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Slice, complete_finished
+from penstock.consumer.handlers.call_guard import CallGuard
+from penstock.errors import HandlerTimeLimitError
 from penstock.message import Message
+from penstock.outgoing import Outgoing
 
 _TEN = [(b"k%d" % number, b"%d" % number) for number in range(10)]
 
@@ -26,7 +29,7 @@ def _serve(stepped: SteppedEngine, slot: ExecutionSlot) -> list[int]:
             work = processing.send(outcome)
             assert isinstance(work, Slice)
             lengths.append(len(work))
-            outcome = call(slot, work, stepped.clock.monotonic)
+            outcome = call(slot, work)
     except StopIteration:
         slot.leave()
         stepped.engine.scheduler.give_back(lane)
@@ -75,12 +78,10 @@ def test_a_slice_that_is_cut_ends_with_the_message_under_way_and_the_rest_comes_
 
     handled.act = become_slow
     stepped.feed("t", *_TEN)
-    began = stepped.clock.monotonic()
 
     lengths = _serve(stepped, slot)
 
     assert lengths == [10, 6]
-    assert slot.started == began + 0.1
     assert handled.values == [value for _, value in _TEN]
     assert stepped.of("t").tracker.watermark == slot.handled == 10
 
@@ -116,21 +117,60 @@ def test_a_failure_in_a_slice_parks_its_key_alone() -> None:
     assert stepped.of("t").tracker.gaps() == [range(4, 10), range(11, 12)]
 
 
-def test_what_a_filter_refused_in_a_slice_is_done_and_counted_while_a_handler_behind_it_hangs() -> None:
+def test_what_a_slice_has_done_counts_and_is_sent_while_a_handler_behind_it_hangs() -> None:
     slot = ExecutionSlot(Kind.THREAD, "slot")
     slot.slice_size = 10
-    seen: list[tuple[int, int, int]] = []
-    handled = Handled(b"6")
-    stepped = SteppedEngine({"t": handler(handled, filter=lambda message: int(message.value or 0) % 2 == 0)})
+    seen: list[tuple[int, int, int, int]] = []
 
-    def look() -> None:
-        complete_finished([slot])
-        seen.append((slot.handled_so_far, slot.filtered_so_far, stepped.of("t").tracker.watermark))
+    def handle(message: Message) -> Outgoing | None:
+        if message.value == b"6":
+            for _ in range(2):
+                complete_finished([slot])
+                counts = (slot.handled, slot.filtered, stepped.engine.outbox.waiting)
+                seen.append((*counts, stepped.of("t").tracker.watermark))
+        return Outgoing("results", message.value) if message.value in (b"2", b"8") else None
 
-    handled.act = look
+    stepped = SteppedEngine({"t": handler(handle, filter=lambda message: int(message.value or 0) % 2 == 0)})
     stepped.feed("t", *_TEN)
 
     _serve(stepped, slot)
+    stepped.send_out()
+    in_flight = stepped.of("t").tracker.in_flight
+    stepped.deliveries.acknowledge()
 
-    assert seen == [(3, 3, 6)]
-    assert (slot.handled, slot.filtered, stepped.of("t").tracker.watermark) == (5, 5, 10)
+    # 0 and 4 are handled, 1, 3 and 5 refused, and the result of 2 is on its way: each once, however often one looks.
+    assert seen == [(2, 3, 1, 2)] * 2
+    assert (slot.handled, slot.filtered, in_flight) == (3, 5, 2)
+    assert stepped.deliveries.sent == [("results", b"2"), ("results", b"8")]
+    assert stepped.of("t").tracker.watermark == 10
+
+
+class Late(CallGuard):
+    """A guard of a call in which the time limit arrives once the handler has returned."""
+
+    def settle(self) -> None:
+        """Raise it the first time."""
+        if self.is_interrupted:
+            self.is_interrupted = False
+            raise HandlerTimeLimitError
+
+
+def test_a_message_whose_time_limit_comes_when_its_handler_has_returned_results_publishes_none_of_them() -> None:
+    slot = ExecutionSlot(Kind.THREAD, "slot")
+    slot.slice_size, slot.guard = 10, Late()
+
+    def handle(message: Message) -> Outgoing:
+        if message.value == b"3":
+            assert slot.slice is not None
+            slot.slice.cut()
+            slot.guard.is_interrupted = True
+        return Outgoing("results", message.value)
+
+    stepped = SteppedEngine({"t": handler(handle, retry=retry(attempts=1), on_failure="drop")})
+    stepped.feed("t", *_TEN)
+
+    _serve(stepped, slot)
+    stepped.send_out()
+
+    assert [value for _, value in stepped.deliveries.sent] == [value for _, value in _TEN if value != b"3"]
+    assert (slot.failed, slot.dropped, slot.results) == (1, 1, [])

@@ -32,14 +32,8 @@ def event_loop_in_use(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 def running(one: Handler, max_concurrency: int = 1) -> Iterator[SteppedEngine]:
     """Run a handler's messages, fed by hand, on a loop with its real thread."""
     stepped = SteppedEngine({"t": one})
-    pool = TaskPool(
-        "t",
-        max_concurrency=max_concurrency,
-        queue=stepped.engine.lane_plan.task_queue,
-        scheduler=stepped.engine.scheduler,
-        processor=stepped.engine.processor,
-        closing=lambda: None,
-    )
+    engine = stepped.engine
+    pool = TaskPool("t", max_concurrency, engine.lane_plan.task_queue, engine.processor, lambda: None)
     stepped.engine.executor = pool
     pool.thread.start()
     try:

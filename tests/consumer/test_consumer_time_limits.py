@@ -28,6 +28,7 @@ from penstock.consumer.handlers.route import Failed
 from penstock.consumer.inspection.lane_depths import lane_depths
 from penstock.errors import HandlerTimeLimitError, NotGivenUpError, WorkersBlockedError
 from penstock.message import Message
+from penstock.outgoing import Outgoing
 from penstock.testing import TestApp, TestBroker
 from penstock.testing.stepped_engine import SteppedWorker
 from support.consumers import Handled, app_of, consumer_of
@@ -233,7 +234,9 @@ def on_threads(
 ) -> Iterator[tuple[LitePushConsumer, Any, TestBroker]]:
     """Run worker threads. The poll loop takes steps while the test waits for something; the test moves the clock."""
     broker = TestBroker()
-    settings = {name: options.pop(name) for name in ("workers", "lanes_per_worker") if name in options}
+    settings = {
+        name: options.pop(name) for name in ("workers", "lanes_per_worker", "commit_interval") if name in options
+    }
     consumer = consumer_of(broker, {"t": handler(function, **options)}, **settings)
     loop = consumer._loop = consumer._engine.connect(broker)
     consumer._executor.start()
@@ -315,6 +318,32 @@ def test_a_call_that_does_not_return_loses_its_message_and_its_place_and_keeps_i
         assert hangs.overlaps == []
         assert consumer.statistics().abandoned_calls == 0
         assert len({worker.thread.name for worker in consumer._executor.threads.workers}) == 4  # type: ignore[union-attr] # it has threads
+
+
+def test_results_of_the_slice_in_which_a_call_hangs_are_published_by_the_thread_that_takes_over() -> None:
+    hangs = Hangs()
+
+    def handle(message: Message) -> Outgoing:
+        hangs(message)
+        return Outgoing("results", message.value)
+
+    # Nothing is committed meanwhile: that would publish them before.
+    options = {"time_limit": LIMIT_S, "on_failure": "drop", "workers": 4, "commit_interval": 1e9}
+    with on_threads(handle, **options) as (consumer, until, broker):
+        broker.create_topic("results", 1)
+        for number in range(200):
+            broker.produce("t", b"%d" % number, key=b"k")
+        until(lambda: len(hangs.done) == 200)
+        for value in (b"last", b"hang"):
+            broker.produce("t", value, key=b"k")
+        until(lambda: hangs.hangs == 1)
+        waiting = [len(slot.results) for slot in consumer._executor.slots if slot.record is not None]
+        hang_over(until, broker, lambda: True)
+        until(lambda: len(broker.records("results")) == 201)
+        hangs.released.set()
+
+        assert waiting == [1]
+        assert broker.records("results")[-1].value() == b"last"
 
 
 def test_where_half_of_the_workers_are_left_behind_the_app_ends_and_asks_for_a_new_process() -> None:

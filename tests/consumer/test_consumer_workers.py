@@ -8,22 +8,13 @@ from typing import Any
 
 from stepped_engine import SteppedEngine
 
-from penstock.consumer import handler
+from penstock.consumer import ConsumerSettings, handler
 from penstock.consumer.execution.threads import WorkerPool
 
 
 def test_no_place_where_a_handler_may_run_is_out_of_sight_while_workers_go() -> None:
     engine = SteppedEngine({"t": handler(lambda _: None)}).engine
-    pool = WorkerPool(
-        "t",
-        workers=5,
-        pinned=False,
-        one_core=False,
-        clock=engine.clock,
-        scheduler=engine.scheduler,
-        processor=engine.processor,
-        closing=lambda: None,
-    )
+    pool = WorkerPool("t", ConsumerSettings(workers=5), engine.processor, lambda: None)
     seen: list[int] = []
 
     def looks(frame: FrameType, _event: str, _argument: object) -> Any:

@@ -149,34 +149,6 @@ def test_an_offset_completed_twice_is_an_error_and_the_counts_stay_right() -> No
     assert tracker.in_flight == 1
 
 
-def test_what_is_completed_early_may_be_named_once_more_by_its_run_and_not_twice() -> None:
-    tracker = Tracker(0)
-    block = tracker.register(range(6), size_bytes=60)
-
-    tracker.complete_early(block, [0, 1])
-    early = (tracker.watermark, tracker.in_flight, tracker.bytes_in_flight)
-    tracker.complete(block, [0, 1, 2])
-    late = (tracker.watermark, tracker.in_flight, tracker.bytes_in_flight)
-    # Seen while the run was under way, told when it was over.
-    tracker.complete_early(block, [0, 1, 2])
-    tracker.complete(block, [1])
-
-    assert (early, late) == ((2, 4, 40), (3, 3, 30))
-    with pytest.raises(ValueError, match="1 of 1 offsets from 0 were done before"):
-        _ = tracker.in_flight
-    assert tracker.in_flight == 3
-
-
-def test_a_block_that_is_wholly_done_early_is_gone_when_its_run_ends() -> None:
-    tracker = Tracker(0)
-    block = tracker.register(range(2), size_bytes=2)
-
-    tracker.complete_early(block, [0, 1])
-    tracker.complete(block, range(2))
-
-    assert (tracker.watermark, tracker.in_flight, tracker.bytes_in_flight) == (2, 0, 0)
-
-
 def test_offsets_that_go_back_are_refused() -> None:
     tracker = Tracker(0)
     tracker.register([5, 6])

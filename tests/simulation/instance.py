@@ -171,7 +171,7 @@ class Instance:
     def stop(self) -> None:
         """Begin to drain."""
         if self.state is State.RUNNING:
-            self._drain_until = self.loop.drain.begin()
+            self._drain_until = self.loop.begin_drain()
             self.state = State.DRAINING
 
     # Its workers

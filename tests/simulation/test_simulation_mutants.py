@@ -147,14 +147,14 @@ def shares_lanes(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_what_is_in_the_handler_for_done(patch: pytest.MonkeyPatch) -> None:
-    """A run is told to be one message further than it is."""
-    finished = ExecutionSlot.finished
+    """A slice is told to be one message further than it is."""
+    place = ExecutionSlot.place_in_run
 
-    def one_further(self: ExecutionSlot) -> Any:
-        found = finished(self)
-        return None if found is None else (found[0], range(found[1].start, found[1].stop + 1))
+    def one_further(self: ExecutionSlot) -> int | None:
+        found = place(self)
+        return None if found is None else found + 1
 
-    patch.setattr(ExecutionSlot, "finished", one_further)
+    patch.setattr(ExecutionSlot, "place_in_run", one_further)
 
 
 def chooses_lanes_by_chance(patch: pytest.MonkeyPatch) -> None:
@@ -527,6 +527,16 @@ def is_done_before_its_results(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HandlerResults, "_ended", end_once)
 
 
+def takes_the_results_of_a_slice_for_written(patch: pytest.MonkeyPatch) -> None:
+    """Messages of a slice that have results are done with the others of it."""
+
+    def drop(self: ExecutionSlot, run: Any, first: int, stop: int) -> list[int]:
+        self.results.clear()
+        return cast("list[int]", run.indexes[first:stop])
+
+    patch.setattr(ExecutionSlot, "_submit_results", drop)
+
+
 def forgets_a_refusal(patch: pytest.MonkeyPatch) -> None:
     """What a broker refused is done."""
     end = HandlerResults._ended
@@ -611,6 +621,7 @@ PLANTS: list[tuple[Plant, Run, str]] = [
     (publishes_what_the_map_has_no_room_for, EXACTLY_ONCE, "E3"),
     (forgets_a_refusal, EXACTLY_ONCE, "I3"),
     (is_done_before_its_results, AT_LEAST_ONCE, "I3|I4|not done"),
+    (takes_the_results_of_a_slice_for_written, AT_LEAST_ONCE, "I3|not done"),
     (forgets_a_refusal, AT_LEAST_ONCE, "I3|not done"),
     (sends_the_newest_first, AT_LEAST_ONCE, "E5"),
     (loses_what_a_failed_producer_had, AT_LEAST_ONCE, "I3"),

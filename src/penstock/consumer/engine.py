@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 from penstock.clients.cluster import Clock, Cluster
 from penstock.clients.rights import Right
 from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, Fetch
-from penstock.consumer.execution.executor import Executor, ManualExecutor
+from penstock.consumer.execution.executor import Executor
 from penstock.consumer.execution.lane_plan import LanePlan
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.time_limits import TimeLimits
@@ -39,7 +39,6 @@ from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
 from penstock.consumer.polling.committing.commits import Commits
 from penstock.consumer.polling.committing.consumer_commits import ConsumerCommits
 from penstock.consumer.polling.committing.transactional_commits import TransactionalCommits
-from penstock.consumer.polling.drain import Drain
 from penstock.consumer.polling.fetcher import Fetcher
 from penstock.consumer.polling.flow_control.app_pauses import AppPauses
 from penstock.consumer.polling.flow_control.back_pressure import BackPressure
@@ -87,7 +86,7 @@ class Engine:
         self.settings = settings
         self.clock = clock
         #: What calls the handlers. Replaced before `connect`, by who runs the engine.
-        self.executor: Executor = ManualExecutor()
+        self.executor: Executor = Executor()
         self.stop_request = StopRequest(settings, clock)
         self.fail = self.stop_request.fail
         self.lane_plan = LanePlan(self.all_handlers, settings)
@@ -201,6 +200,7 @@ class Engine:
     def _busy(self, assignments: Sequence[Assignment]) -> list[str]:
         # Asked by the poll thread in a revocation: nobody else would learn of what brokers acknowledge meanwhile.
         self.time_limits.check(self.clock.monotonic())
+        self._complete_finished()
         busy = self.processor.busy_with(self.slots(), assignments)
         self.outbox.serve()
         self.outbox.expedite()
@@ -323,19 +323,10 @@ class Engine:
                 gather_s=min(0.005, self.settings.transaction_interval / 20) if self.settings.exactly_once else 0.0,
             ),
             commits=self.commits,
-            drain=Drain(
-                log=DrainLog(self.group),
-                clock=self.clock,
-                stop_request=self.stop_request,
-                assignments=self.assignments,
-                scheduler=self.scheduler,
-                processor=self.processor,
-                publisher=self.dead_letter_publisher,
-                outbox=self.outbox,
-                back_pressure=self.back_pressure,
-                commits=self.commits,
-                token_buckets=self.routes.token_buckets,
-            ),
+            back_pressure=self.back_pressure,
+            processor=self.processor,
+            publisher=self.dead_letter_publisher,
+            drain_log=DrainLog(self.group),
             topic_search=search,
             topic_watch=topics,
             log_ends=LogEnds(self.assignments),
@@ -376,7 +367,7 @@ class Engine:
         return ConsumerStatistics(
             received=self.router.received,
             restored=self.router.restored,
-            handled=sum(slot.handled_so_far for slot in slots) + self.results.handled,
+            handled=sum(slot.handled for slot in slots) + self.results.handled,
             failed=sum(slot.failed for slot in slots),
             over_time_limit=sum(slot.over_time_limit for slot in slots),
             abandoned_calls=len(abandoned),
@@ -387,7 +378,7 @@ class Engine:
             retry_topic=publisher.retries,
             published=self.results.published,
             dropped=sum(slot.dropped for slot in slots),
-            filtered=sum(slot.filtered_so_far for slot in slots),
+            filtered=sum(slot.filtered for slot in slots),
             in_flight=sum(partition.in_flight for partition in partitions),
             parked_keys=sum(len(lane.parked) for lane in scheduler.lanes),
             held_keys=sum(

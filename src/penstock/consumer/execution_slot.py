@@ -1,20 +1,27 @@
-"""Execution slots: where handlers are called, and what passes between them and the lane processor."""
+"""Execution slots: where handlers are called, and what passes between them and the lane processor.
+
+Messages are completed by the slice, by whoever comes first: the holder of the lane once the slice has ended, or another
+thread that wants to know what is done while a handler of the slice takes its time (`complete_finished`). Both hold the
+slot's lock, and both move `run.next` past what they complete, so each message is completed once. How far a slice has
+come costs the main path nothing: `record` is written at each message anyway, and all before it in the run is done. The
+run is shown in the slot only while a slice of it is under way; the holder takes it away under the lock.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from asyncio import Task
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import methodcaller
 
-from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerRun, Fetch
+from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerRun, Fetch, Item
 from penstock.consumer.handlers.call_guard import CallGuard
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
-from penstock.consumer.handlers.results import Results
-from penstock.consumer.handlers.route import Failed, Invoke, MakeResults, Prepare, Route, failure_of
-from penstock.errors import raised
+from penstock.consumer.handlers.results import Result, Results
+from penstock.consumer.handlers.route import Failed, Invoke, MakeResults, Prepare, Route
 from penstock.message import Message, Record
 from penstock.reports.latencies import BOUNDARIES_S, BUCKETS
 
@@ -22,23 +29,22 @@ from penstock.reports.latencies import BOUNDARIES_S, BUCKETS
 class Slice(list[Record]):
     """Consecutive messages of a run, to be handed over one after another.
 
-    Each is made the slot's `record`, then `slot.prepare` makes of it what the handler is given. It goes on to the next
-    while handlers are done and the assignment is active; an outcome ends it. `slot.record` says what was taken,
-    so an executor begins with the first in any case.
+    Each is made the slot's `record`, then `slot.prepare` makes of it what the handler is given. What the handler
+    returned is put into `slot.results`, what the filter refused into `slot.refused`. It goes on to the next while
+    handlers are done and the assignment is active; a failure and a completion that is put off end it. An executor
+    begins with the first in any case.
 
-    A thread looks at the clock only where handlers are slow. Else a slice takes a moment, by how long those before it
-    took; should handlers become slow in the middle of one, the poll thread cuts it.
+    A slice of quick messages takes a moment, by how long those before it took, so a thread does not look at the clock
+    within; should handlers become slow in the middle of one, the poll thread cuts it. Where the slot's `slice_size` is
+    1, messages are slow, and a look at the clock costs nothing beside them: each that has results ends the slice, and
+    so does the slot's deadline.
     """
 
-    __slots__ = ("assignment", "deadline", "is_slow")
+    __slots__ = ("assignment",)
 
     # Set by who makes the slice: an `__init__` here would cost as much as all else of it.
     #: What all of them belong to.
     assignment: Assignment
-    #: When the lane is to be given back. Whoever looks at the clock after a message goes no further from then on.
-    deadline: float
-    #: Whether each message is expected to take long, so that a look at the clock after it costs nothing beside it.
-    is_slow: bool
 
     def cut(self) -> None:
         """End the slice with the message that is being handled. Any thread."""
@@ -49,12 +55,13 @@ class Slice(list[Record]):
 #: What a handler is given, and what came of it: None when it is done.
 Work = Message | list[Message]
 Outcome = Failed | DeferredCompletion | Results | None
+#: What ends a slice.
+Unfinished = Failed | DeferredCompletion
+#: Has results written, and then messages done: of a lane, for these items.
+Submit = Callable[[ConsumerLane, Sequence[Item], Sequence[Result]], None]
 
-_OFFSET_OF = methodcaller("offset")
-
-
-#: Seconds that a slice of quick messages may take, by how long those before it took; and the messages of one at most.
-SLICE_S = 0.001
+#: Seconds that a slice may take, by how long those before it took, and the messages of one at most.
+_SLICE_S = 0.001
 _MOST = 256
 #: Messages of a slice of slow ones at most: they take longer than a time slice of a thread.
 MOST_SLOW = 32
@@ -70,17 +77,24 @@ def _nothing(*_: object) -> None:
 class ExecutionSlot:
     """Where handlers are called: a worker thread or a task. Its fields are written by it alone, read by any thread.
 
-    A thread whose call is abandoned loses its slot to its successor, and `guard` with it.
+    Save `handled` and `filtered`, which are written under the lock. A thread whose call is abandoned loses its slot to
+    its successor, and with it `guard`, `results` and `refused`.
     """
 
     kind: Kind
     name: str
-    #: Time slices that a lane has here.
+    #: Time slices that a lane has here, and when the lane is to be given back.
     slices: int = 1
-    #: How many messages the next slice of a run has at most; of 1 at most, it has all and is a slow one.
+    deadline: float = field(default=0.0, init=False)
+    #: How many messages the next slice of a run has at most; 1 where they are slow.
     slice_size: int = field(default=1, init=False)
-    #: The slice under way, or the last one.
+    #: The slice under way, or the last one; and its run, which is None when the slice has ended.
     slice: Slice | None = field(default=None, init=False)
+    run: ConsumerRun | None = field(default=None, init=False)
+    #: Of messages of that run, in their order: the results of those that have some, and the offsets of those that the
+    #: filter refused.
+    results: list[tuple[Record, Results]] = field(default_factory=list, init=False)
+    refused: list[int] = field(default_factory=list, init=False)
     #: The lane that is processed here, and of a thread what processes it; None between lanes.
     lane: ConsumerLane | None = field(default=None, init=False)
     processing: LaneProcessing | None = field(default=None, init=False)
@@ -94,13 +108,15 @@ class ExecutionSlot:
     #: slice of quick messages, since when its first was.
     record: Record | None = field(default=None, init=False)
     started: float = field(default=0.0, init=False)
-    #: The run whose messages are handled one by one and completed together, until the lane is given back.
-    run: ConsumerRun | None = field(default=None, init=False)
     #: What is called with what the lane processor yields, and then with what that returned.
     invoke: Invoke = field(default=_nothing, init=False)
     #: Makes what is handed over of a record; None of one that the filter refuses.
     prepare: Prepare = field(default=Message, init=False)
     make_results: MakeResults = field(default=_nothing, init=False)
+    #: Takes the results of messages of a slice.
+    submit: Submit = field(default=_nothing, init=False)
+    #: The engine's clock.
+    now: Callable[[], float] = field(default=time.monotonic, init=False)
     #: The thread, and for a task the task, that runs it: for a look at its stack.
     thread_id: int | None = field(default=None, init=False)
     task: Task[None] | None = field(default=None, init=False)
@@ -116,6 +132,7 @@ class ExecutionSlot:
     handler_times: list[int] = field(default_factory=lambda: [0] * BUCKETS, init=False)
     done_times: list[int] = field(default_factory=lambda: [0] * BUCKETS, init=False)
     unsampled: int = field(default=0, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def enter(self, route: Route) -> None:
         """Call what a route calls from now on."""
@@ -134,23 +151,19 @@ class ExecutionSlot:
             return True
         return any(fetch.assignment in assignments for fetch in fetches)
 
-    def refuse(self, record: Record) -> None:
-        """Note that the filter refuses a record of the run under way, before the next is begun."""
-        run = self.run
-        if run is None:
-            return
-        if run.refused is None:
-            run.refused = [record.offset()]
-        else:
-            run.refused.append(record.offset())
-
-    def note_duration(self, seconds: float, count: int, now: float) -> None:
-        """Note how long so many messages took, which are just done, to choose how many the next slice has."""
-        fitting = _MOST if seconds <= 0.0 else int(SLICE_S * count / seconds)
-        self.slice_size = max(1, min(fitting, 2 * self.slice_size, _MOST))
+    def note_slice(self, seconds: float, count: int, now: float) -> None:
+        """Note how long so many messages of a slice took, which are just done."""
+        self.note_pace(seconds, count)
         self.unsampled += count
-        if self.unsampled >= _SAMPLE:
+        if self.unsampled >= _SAMPLE or self.slice_size == 1:
             self.note_latency(seconds / count, now, count)
+
+    def note_pace(self, seconds: float, count: int) -> None:
+        """Choose how many messages the next slice has, by how long so many took."""
+        size = min(2 * self.slice_size, _MOST)
+        if (fitting := _SLICE_S * count) < size * seconds:
+            size = int(fitting / seconds) or 1
+        self.slice_size = size
 
     def note_latency(self, call_s: float, now: float, count: int) -> None:
         """Count so many messages, which are just done, with those not counted yet, by how long they took.
@@ -170,41 +183,65 @@ class ExecutionSlot:
         if under_way is not None and len(under_way) > 1 and self.started < before:
             under_way.cut()
 
-    def finished(self) -> tuple[ConsumerRun, range] | None:
-        """Return the run under way here and the places of it that are done but not completed yet. Any thread.
+    def end_slice(self, run: ConsumerRun, stop: int) -> None:
+        """Complete the messages of a run before a place, the first that a slice has left. By the holder of its lane."""
+        with self._lock:
+            self.run = None
+            self._complete(run, stop)
+        if self.results:
+            # Of a message that failed all the same: its time limit came when its handler had returned.
+            self.results.clear()
 
-        It costs the main path nothing: `record` is written at each message anyway. While it is a record of the run, all
-        between `run.next` and that record is done, for the lane processor moves `run.next` past what it parks, or
-        completes, before it goes on to another record. `run.next` is read last and only rises: a reader may miss what
-        is done, and never takes for done what is not.
-        """
-        record = self.record
-        run = self.run
-        if record is None or run is None:
-            return None
+    def complete_finished(self) -> None:
+        """Complete the messages of the slice under way before the one that is in the handler. Any thread."""
+        with self._lock:
+            run, place = self.run, self.place_in_run()
+            if run is not None and place is not None:
+                self._complete(run, place)
+
+    def place_in_run(self) -> int | None:
+        """Return the place in its run of the message of a slice that is in the handler; None where there is none."""
+        run, record = self.run, self.record
+        return None if run is None or record is None else place_of(record, run, run.next)
+
+    def _complete(self, run: ConsumerRun, stop: int) -> None:
+        """Complete messages, and submit their results; called with the lock held."""
         first = run.next
-        place = place_of(record, run, first)
-        if place == len(run.records) or run.records[place] is not record:  # between two runs, or at a parked message
-            return None
-        return run, range(first, place)
+        if first == stop:
+            return
+        fetch, indexes, refused = run.owner, run.indexes, 0
+        if self.refused:
+            # Some may be of messages that are just begun.
+            end = run.records[stop].offset() if stop < len(indexes) else self.refused[-1] + 1
+            refused = bisect_left(self.refused, end)
+            del self.refused[:refused]
+        if self.results:
+            done = self._submit_results(run, first, stop)
+        else:
+            done = indexes if stop - first == len(indexes) else indexes[first:stop]
+        if done:
+            fetch.assignment.tracker.complete(fetch.block, done)
+            self.handled += len(done) - refused
+            self.filtered += refused
+        # Last: what a task of Spark may not publish ends it, and its run is where it was.
+        run.next = stop
 
-    @property
-    def handled_so_far(self) -> int:
-        """Messages whose handler returned here, with those that are not completed yet. Any thread."""
-        # In this order: what is completed in between counts neither way for a moment, and never twice.
-        handled = self.handled
-        finished = self.finished()
-        if finished is None:
-            return handled
-        run, places = finished
-        return handled + len(places) - count_refused(run, places.start, places.stop)
-
-    @property
-    def filtered_so_far(self) -> int:
-        """Messages that the filter refused here, with those that are not completed yet. Any thread."""
-        filtered = self.filtered
-        finished = self.finished()
-        return filtered + (0 if finished is None else count_refused(finished[0], finished[1].start, finished[1].stop))
+    def _submit_results(self, run: ConsumerRun, first: int, stop: int) -> list[int]:
+        """Submit results of messages of a run; return the indexes of those without any."""
+        fetch, indexes, records, lane = run.owner, run.indexes, run.records, self.lane
+        done: list[int] = []
+        at, count = first, 0
+        for record, results in self.results:
+            while at < stop and records[at] is not record:
+                at += 1
+            if at == stop or lane is None:  # of messages that are just begun
+                break
+            self.submit(lane, ((fetch, indexes[at], record),), results.messages)
+            done += indexes[first:at]
+            first, count = at + 1, count + 1
+        del self.results[:count]
+        done += indexes[first:stop]
+        return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,68 +257,24 @@ class SeenCall:
         under_way = self.slot.slice
         if under_way is not None:
             under_way.cut()
-            # Its thread looks at the clock after the call; so it ends the slice, and writes no time to the slot.
-            under_way.deadline = 0.0
         return self.slot.record is self.record and self.slot.started == self.started
 
 
-def place_of(record: Record, run: ConsumerRun, first: int) -> int:
-    """Return the place of a record in a run, from `first` on. One that is not there has the place it would have."""
-    # By offset, for they rise in a run. Never by equality: the client's records compare by all they hold.
-    return bisect_left(run.records, record.offset(), first, key=_OFFSET_OF)
-
-
-def count_refused(run: ConsumerRun, first: int, stop: int) -> int:
-    """Return how many messages of a run, by their places, the filter refused. Any thread, once they are behind it."""
-    refused = run.refused
-    if not refused or first == stop:
-        return 0
-    end = bisect_right(refused, run.records[stop - 1].offset())
-    return end - bisect_left(refused, run.records[first].offset(), 0, end)
+def place_of(record: Record, run: ConsumerRun, first: int) -> int | None:
+    """Return the place of a record in a run, from `first` on."""
+    # Never by equality: the client's records compare by all they hold.
+    return next((place for place in range(first, len(run.records)) if run.records[place] is record), None)
 
 
 def complete_finished(slots: Iterable[ExecutionSlot]) -> None:
-    """Complete what is done of the runs under way: a handler that hangs must not hide its finished predecessors.
+    """Complete what is done of the slices under way: a handler that hangs must not hide its finished predecessors.
 
-    Any thread. The lane processor completes these messages again at the end of their runs; the tracker knows.
+    Any thread.
     """
     for slot in slots:
-        finished = slot.finished()
-        if finished is not None and finished[1]:
-            run, places = finished
-            run.owner.assignment.tracker.complete_early(run.owner.block, run.indexes[places.start : places.stop])
+        if slot.run is not None:
+            slot.complete_finished()
 
 
+#: Steps of the lane processor: it yields what is to be handled, and is sent what came of it.
 LaneProcessing = Generator[Work | Slice, Outcome, None]
-#: The same, message by message.
-SteppedProcessing = Generator[Work, Outcome, None]
-
-
-def message_by_message(processing: LaneProcessing, slot: ExecutionSlot, now: Callable[[], float]) -> SteppedProcessing:
-    """Yield what the lane processor yields, the messages of a slice one at a time: for who takes steps."""
-    outcome: Outcome = None
-    while True:
-        try:
-            work = processing.send(outcome)
-        except StopIteration:
-            return
-        if not isinstance(work, Slice):
-            outcome = yield work
-            continue
-        for record in work:
-            slot.record = record
-            try:
-                message = slot.prepare(record)
-            except:  # noqa: E722 - see `raised`; the user's code: it is this message's failure
-                outcome = failure_of(raised())
-                break
-            outcome = None
-            if message is None:
-                slot.refuse(record)
-            else:
-                outcome = yield message
-            if outcome is not None or not work.assignment.active:
-                break
-            slot.started = now()
-            if slot.started >= work.deadline:
-                break

@@ -114,8 +114,6 @@ class LitePushConsumer:
             group,
             self._settings,
             plan=engine.lane_plan,
-            clock=engine.clock,
-            scheduler=engine.scheduler,
             processor=engine.processor,
             closing=self._close_resources,
         )
@@ -308,12 +306,12 @@ class LitePushConsumer:
                 _log.warning("%s was still in its handler; its message is handled again", name)
             if self._engine.telemetry is not None:
                 self._engine.telemetry.close()
-        return self._loop.drain.finished
+        return self._loop.drained
 
     @property
     def unfinished(self) -> int:
         """Messages that were not done when a stop ran out of time, or was asked not to wait; 0 before that."""
-        return 0 if self._loop is None else self._loop.drain.log.unfinished
+        return 0 if self._loop is None else self._loop.drain_log.unfinished
 
     def close(self) -> None:
         """End the event loop, which outlives `stop` for those who still run something on it."""

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from types import MappingProxyType
+from typing import NamedTuple
 
 from sortedcontainers import SortedDict
 
@@ -37,10 +37,23 @@ class CommitPoint:
     metadata: str
 
 
+class Load(NamedTuple):
+    """What one assignment has in flight."""
+
+    #: Registered offsets that are not done, and the bytes of their messages; each counts as the mean of its fetch.
+    messages: int
+    bytes: int
+    #: Those of them that are parked, and the bytes of these.
+    parked: int
+    parked_bytes: int
+    #: Bytes that wait to be sent for such messages, beside those of the messages.
+    unsent_bytes: int
+
+
 class Block:
     """The offsets of one fetch of one partition. Made by `Tracker.register`, changed only by its tracker."""
 
-    __slots__ = ("bytes_left", "done", "early", "left", "offsets", "size_bytes")
+    __slots__ = ("bytes_left", "done", "left", "offsets", "size_bytes")
 
     def __init__(self, offsets: Sequence[int], size_bytes: int) -> None:
         contiguous = offsets[-1] - offsets[0] == len(offsets) - 1
@@ -50,8 +63,6 @@ class Block:
         self.done = bytearray(len(offsets))
         #: How many are not done.
         self.left = len(offsets)
-        #: Places that were marked done before the run they are of was completed, which names them once more.
-        self.early: set[int] = set()
         #: Bytes of all messages; those not done count with their share, for the messages are not measured one by one.
         self.size_bytes = size_bytes
         #: The share of those not done, as the tracker has it in its sum.
@@ -125,19 +136,6 @@ class Tracker:
         if len(updates) > _MAX_UPDATES:
             self._apply_if_free()
 
-    def complete_early(self, block: Block, indexes: Sequence[int]) -> None:
-        """Mark the beginning of a run done while the rest is still being handled. By readers: it takes the lock.
-
-        The run's own completion names these places again, and may have done so already, in whichever order the two
-        come: it is applied first where it was queued before, and passes over what is marked where it comes later.
-        """
-        with self._lock:
-            self._apply_updates()
-            new = [index for index in indexes if not block.done[index]]
-            if new:
-                self._mark(block, [new])
-                block.early.update(new)
-
     def park(self, count: int, size_bytes: int) -> None:
         """Count messages in flight as parked; negative numbers take them back. Never waits."""
         self._updates.append((None, (count, size_bytes, 0)))
@@ -195,10 +193,7 @@ class Tracker:
         if not left and changed:
             del self._blocks[block.offsets[0]]
         if changed != named:
-            early = block.early.intersection(chain.from_iterable(runs))
-            block.early -= early
-            if repeated := named - changed - len(early):
-                return f"{repeated} of {named} offsets from {block.offsets[0]} were done before"
+            return f"{named - changed} of {named} offsets from {block.offsets[0]} were done before"
         return None
 
     def advance(self, position: int) -> None:
@@ -211,33 +206,27 @@ class Tracker:
         """The next offset to fetch, as far as is known here."""
         return self._position
 
+    def load(self) -> Load:
+        """Return what is in flight, as of one moment."""
+        with self._lock:
+            self._apply_updates()
+            return Load(self._in_flight, self._bytes_in_flight, self._parked, self._parked_bytes, self._unsent_bytes)
+
     @property
     def in_flight(self) -> int:
         """How many registered offsets are not done."""
-        with self._lock:
-            self._apply_updates()
-            return self._in_flight
+        return self.load().messages
 
     @property
     def parked(self) -> tuple[int, int]:
         """How many of those in flight are parked, and their bytes."""
-        with self._lock:
-            self._apply_updates()
-            return self._parked, self._parked_bytes
+        load = self.load()
+        return load.parked, load.parked_bytes
 
     @property
     def bytes_in_flight(self) -> int:
         """Bytes of the messages that are not done; each counts as the mean of those it was fetched with."""
-        with self._lock:
-            self._apply_updates()
-            return self._bytes_in_flight
-
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes that wait to be sent for messages that are not done, beside those of the messages."""
-        with self._lock:
-            self._apply_updates()
-            return self._unsent_bytes
+        return self.load().bytes
 
     @property
     def watermark(self) -> int:

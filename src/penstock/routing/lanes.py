@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
@@ -30,11 +30,9 @@ class Run(Generic[OwnerT, RecordT]):
     #: The messages, in offset order, and the place of each in its owner's block.
     records: list[RecordT]
     indexes: list[int]
-    #: The first message not taken yet. Written by the lane's holder only.
+    #: The first message that is not done, parked or gathered yet. Written by the lane's holder, and while the holder is
+    #: at a slice of the run under a lock of theirs by others who complete its first messages.
     next: int = field(default=0, init=False)
-    #: The offsets of messages that a filter refused, rising; None while there are none, as in nearly all runs. Written
-    #: by the holder, each before it goes on to the next.
-    refused: list[int] | None = field(default=None, init=False)
 
 
 class Call(Protocol):
@@ -99,10 +97,8 @@ class ParkedKey(Generic[OwnerT, RecordT]):
     attempts: int = 0
     #: The class of what it failed with last.
     failed_with: str = ""
-    #: How often the head was handed over behind others, with them, before it was the head; and how often the messages
-    #: behind it were, in their order: those it does not reach never were. Made at need, for handlers of batches only.
-    tries_behind_others: int = 0
-    tries_of_waiting: deque[int] | None = None
+    #: How often messages that wait were handed over behind a head, with it, by owner and place: in batches only.
+    tries_behind: dict[tuple[OwnerT, int], int] = field(default_factory=dict)
     #: How many messages, from the head on, are tried one at a time where others come in batches.
     tried_alone: int = 0
     #: The keys, this one included, whose messages failed together as one batch: they are tried again so.
@@ -163,30 +159,18 @@ class ParkedKey(Generic[OwnerT, RecordT]):
     @property
     def tries(self) -> int:
         """How often the head was handed over."""
-        return self.tries_behind_others + self.attempts
+        return self.tries_behind.get(self.waiting[0][:2], 0) + self.attempts
 
-    def tries_behind(self, place: int) -> int:
-        """Return how often a message that waits was handed over; those behind the head have places from 1 on."""
-        tries = self.tries_of_waiting
-        return 0 if tries is None or place > len(tries) else tries[place - 1]
-
-    def count_behind(self, count: int) -> None:
-        """Note that so many messages behind the head were handed over with it, and wait again."""
-        if not count:
-            return
-        if self.tries_of_waiting is None:
-            self.tries_of_waiting = deque()
-        tries = self.tries_of_waiting
-        for place in range(min(count, len(tries))):
-            tries[place] += 1
-        tries.extend([1] * (count - len(tries)))
+    def count_behind(self, items: Iterable[tuple[OwnerT, int, RecordT]]) -> None:
+        """Note that messages behind the head were handed over with it, and wait again."""
+        for owner, place, _ in items:
+            self.tries_behind[owner, place] = self.tries_behind.get((owner, place), 0) + 1
 
     def next_head(self) -> None:
         """Remove the head; the next message starts with a clean count."""
-        self.waiting.popleft()
+        self.tries_behind.pop(self.waiting.popleft()[:2], None)
         self.attempts = self.over_time_limit = 0
         self.failed_with = ""
-        self.tries_behind_others = self.tries_of_waiting.popleft() if self.tries_of_waiting else 0
         self.tried_alone = max(0, self.tried_alone - 1)
         self.state = WAITING
         self.due_at = 0.0

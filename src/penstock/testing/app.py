@@ -144,7 +144,7 @@ class TestApp:
         try:
             if loop is None or loop.stop_request.failure is not None:
                 return False
-            deadline = loop.drain.begin()
+            deadline = loop.begin_drain()
             over = False
             while not over:
                 before = self._traces()
@@ -154,7 +154,7 @@ class TestApp:
                     self._move(min(deadline, consumer.next_due()))
             if loop.stop_request.failure is not None:
                 raise loop.stop_request.failure
-            return loop.drain.finished
+            return loop.drained
         finally:
             self._end()
 

@@ -6,7 +6,7 @@ when anything happens, and time moves only when the driver moves it: where the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import Message as ClientMessage
@@ -15,27 +15,21 @@ from confluent_kafka import TopicPartition
 from penstock.clients.cluster import RebalanceCallback
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
-from penstock.consumer.execution.executor import ManualExecutor
-from penstock.consumer.execution_slot import (
-    ExecutionSlot,
-    Outcome,
-    SeenCall,
-    SteppedProcessing,
-    Work,
-    message_by_message,
-)
+from penstock.consumer.execution.executor import Executor
+from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, SeenCall, Slice, Work
 from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.environment.middleware import MiddlewareSpec
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.patterns import TopicPatterns
-from penstock.consumer.handlers.route import Failed
+from penstock.consumer.handlers.results import Results
+from penstock.consumer.handlers.route import Failed, failure_of
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.statistics import ConsumerStatistics
 from penstock.consumer.polling.flow_control.back_pressure import GRACE_S
 from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.settings import ConsumerSettings
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, raised
 from penstock.testing.memory.broker import TestBroker
 from penstock.testing.memory.client.consumer_client import MemoryConsumer
 from penstock.testing.memory.clock import TestClock
@@ -115,6 +109,41 @@ class SteppedClient:
         return self.inner.commit(offsets=offsets, asynchronous=asynchronous)
 
 
+#: What the lane processor yields, message by message.
+SteppedProcessing = Generator[Work, Outcome, None]
+
+
+def message_by_message(processing: LaneProcessing, slot: ExecutionSlot, now: Callable[[], float]) -> SteppedProcessing:
+    """Yield what the lane processor yields, the messages of a slice one at a time: for who takes steps."""
+    outcome: Outcome = None
+    while True:
+        try:
+            work = processing.send(outcome)
+        except StopIteration:
+            return
+        if not isinstance(work, Slice):
+            outcome = yield work
+            continue
+        for record in work:
+            slot.record = record
+            try:
+                message = slot.prepare(record)
+            except:  # noqa: E722 - see `raised`; the user's code: it is this message's failure
+                outcome = failure_of(raised())
+                break
+            outcome = None if message is None else (yield message)
+            if message is None:
+                slot.refused.append(record.offset())
+            elif isinstance(outcome, Results):
+                slot.results.append((record, outcome))
+                outcome = None
+            if outcome is not None or not work.assignment.active:
+                break
+            slot.started = now()
+            if slot.started >= slot.deadline:
+                break
+
+
 class SteppedWorker:
     """What a worker thread or a task does, step by step: it serves the lanes of a queue of the engine's scheduler."""
 
@@ -177,7 +206,7 @@ class SteppedWorker:
         return successor
 
 
-class SteppedExecutor(ManualExecutor):
+class SteppedExecutor(Executor):
     """Abandons the calls of threads; to be interrupted is nothing that a driver's call would heed."""
 
     def __init__(self) -> None:

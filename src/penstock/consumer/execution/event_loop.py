@@ -4,8 +4,9 @@ The loop runs on a thread of its own. All fields of the pool are that thread's, 
 reach it through `call_soon_threadsafe`. A task serves lane after lane until none is ready, and ends.
 
 A task for each message would cost more than the message. So one serves many, as long as they leave nothing behind: once
-a handler has changed a context variable, or was asked to cancel and went on, its task leaves what is next to a new one,
-in the middle of a lane too. Each handler finds the context variables that the loop began with.
+a handler has changed a context variable, or was asked to cancel and went on, its task gives its lane back after that
+message, in the middle of a run too, and ends: what is next is a new task's. Each handler finds the context variables
+that the loop began with.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar, cast
 
-from penstock.consumer.assignments import ConsumerLane, Fetch
+from penstock.consumer.assignments import ConsumerLane
 from penstock.consumer.execution.executor import LoopLag
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
-from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, SeenCall, Slice, Work
+from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Slice
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, failure_of
 from penstock.errors import StoppedError, raised
-from penstock.message import Record, handler_thread
-from penstock.routing import Scheduler
+from penstock.message import handler_thread
 
 _log = logging.getLogger(__name__)
 
@@ -64,15 +65,13 @@ class TaskPool:
     def __init__(
         self,
         name: str,
-        *,
         max_concurrency: int,
         queue: int,
-        scheduler: Scheduler[Fetch, Record],
         processor: LaneProcessor,
         closing: Callable[[], None],
     ) -> None:
         self._queue = queue
-        self._scheduler = scheduler
+        self._scheduler = processor.scheduler
         self._processor = processor
         self._closing = closing
         self._loop = new_event_loop()
@@ -89,7 +88,7 @@ class TaskPool:
         self._name = name
         #: The context variables that every handler finds. Written before the first task is made.
         self._context = contextvars.copy_context()
-        #: Stations of tasks: those in use and, for later tasks, those that are not. It only grows.
+        #: Slots of tasks: those in use and, for later tasks, those that are not. It only grows.
         self.slots: list[ExecutionSlot] = []
         self._free: list[ExecutionSlot] = []
         #: When the loop last came round; a loop that is blocked stays behind. Any thread reads it. Not by the loop's
@@ -112,18 +111,6 @@ class TaskPool:
         """Have at most so many handlers under way from now on; those too many end after the lane they are at."""
         self._limit = max_concurrency
         self._call(self._pump)
-
-    def cancel(self, seen: SeenCall) -> bool:
-        """Cancel the task of a call, where that is under way. Any thread."""
-
-        def cancel() -> None:
-            # On the loop's thread: where the record is still there, its task waits within the handler.
-            task = seen.slot.task
-            if task is not None and seen.holds():
-                task.cancel()
-
-        self._call(cancel)
-        return True
 
     def run(self, awaitable: Awaitable[ResultT]) -> Future[ResultT]:
         """Run something else on the loop. Any thread but the loop's."""
@@ -193,18 +180,12 @@ class TaskPool:
             if lane is None:
                 self._free.append(slot)
                 return
-            self._running += 1
             self._begin(lane, slot)
 
-    def _begin(
-        self,
-        lane: ConsumerLane,
-        slot: ExecutionSlot,
-        processing: LaneProcessing | None = None,
-        work: Work | Slice | None = None,
-    ) -> None:
-        """Let a new task serve a lane; where another task has begun with it, from what is to be handled next on."""
-        task = self._loop.create_task(self._serve_lanes(lane, slot, processing, work), context=self._context.copy())
+    def _begin(self, lane: ConsumerLane, slot: ExecutionSlot) -> None:
+        """Let a new task serve a lane."""
+        self._running += 1
+        task = self._loop.create_task(self._serve_lanes(lane, slot), context=self._context.copy())
         slot.task = task
         self._tasks.add(task)
         task.add_done_callback(self._finished)
@@ -220,49 +201,36 @@ class TaskPool:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._processor.fail(error)
         if not self._ended:
-            # One that a handler cancelled took no next lane.
+            # One that left something behind took no next lane.
             self._pump()
 
-    async def _serve_lanes(  # noqa: C901, PLR0912, PLR0915 - in one piece: a call for each lane costs as much as the lane
-        self,
-        lane: ConsumerLane | None,
-        slot: ExecutionSlot,
-        processing: LaneProcessing | None,
-        work: Work | Slice | None,
-    ) -> None:
+    async def _serve_lanes(self, lane: ConsumerLane | None, slot: ExecutionSlot) -> None:  # noqa: C901, PLR0912, PLR0915 - in one piece: a call for each lane costs as much as the lane
         """Serve lane after lane until none is ready, or until a handler has left something behind."""
         take, give_back, start = self._scheduler.take, self._scheduler.give_back, self._processor.process
         clock, context, copied = time.monotonic, self._context, contextvars.copy_context
         cancelling = cast("asyncio.Task[None]", asyncio.current_task()).cancelling
-        # Whether the handler left something behind, and whether another task has the slot and what it is at.
-        tainted = moved = False
+        is_tainted = False
         try:
             while lane is not None:
-                if processing is None:
-                    processing = start(lane, slot)
-                send = processing.send
+                send = start(lane, slot).send
                 outcome: Outcome = None
                 try:
                     while True:
-                        if work is None:
-                            work = send(outcome)
-                            if tainted:
-                                # What is done is completed by now: a task that is cancelled at its begin loses none.
-                                moved = True
-                                break
+                        work = send(outcome)
                         outcome = None
                         records = work if isinstance(work, Slice) else None
                         for record in records or _ALONE:
                             try:
+                                message: object = work
                                 if record is not None:
                                     slot.record = record
-                                    work = slot.prepare(record)
-                                if work is not None:
-                                    outcome = await slot.invoke(work)  # type: ignore[misc] # of a task: an `async def`
+                                    message = slot.prepare(record)
+                                if message is None and record is not None:
+                                    slot.refused.append(record.offset())
+                                else:
+                                    outcome = await slot.invoke(message)  # type: ignore[misc] # of a task: an `async def`
                                     if outcome is not None and not isinstance(outcome, DeferredCompletion):
-                                        outcome = slot.make_results(outcome, work)
-                                elif record is not None:
-                                    slot.refuse(record)
+                                        outcome = slot.make_results(outcome, message)
                             except asyncio.CancelledError as error:
                                 if self._ended:
                                     raise
@@ -272,41 +240,35 @@ class TaskPool:
                                 outcome = failure_of(raised())
                             # Equal contexts are one object inside as a rule, so this costs next to nothing.
                             if (copied() != context or cancelling()) and not self._ended:
-                                tainted = True
-                            if outcome is not None or tainted:
+                                # The lane is given back after this message, and what is next is a new task's.
+                                is_tainted, slot.deadline = True, 0.0
+                            if record is None or records is None:
                                 break
-                            if records is None or not records.assignment.active:
+                            if isinstance(outcome, Results):
+                                slot.results.append((record, outcome))
+                                outcome = None
+                            if outcome is not None or len(records) == 1 or not records.assignment.active:
                                 break
                             # Beside an `await` a look at the clock is nothing: there are too many slots for others to.
                             slot.started = clock()
-                            if slot.started >= records.deadline:
+                            if slot.started >= slot.deadline or (slot.results and slot.slice_size == 1):
                                 break
-                        work = None
                 except StopIteration:
                     pass
                 finally:
-                    if not moved:
-                        slot.leave()
-                        # The lane may be ready again: this task looks next, and finds it or one that is older.
-                        give_back(lane)
-                if moved:
-                    self._begin(lane, slot, processing, work)
-                    return
-                processing = None
+                    slot.leave()
+                    # The lane may be ready again: this task looks next, and finds it or one that is older.
+                    give_back(lane)
                 now = clock()
-                if now >= self._round_at and not tainted:
+                if now >= self._round_at and not is_tainted:
                     # An `await` that waits for nothing does not go through the loop.
                     self._round_at = now + _ROUND_S
                     await asyncio.sleep(0)
-                lane = None if self._ended or self._running > self._limit else take(self._queue, slot.owed_s)
-                if tainted and lane is not None:
-                    moved = True
-                    self._begin(lane, slot)
-                    return
+                ends = is_tainted or self._ended or self._running > self._limit
+                lane = None if ends else take(self._queue, slot.owed_s)
         finally:
-            if not moved:
-                self._running -= 1
-                self._free.append(slot)
+            self._running -= 1
+            self._free.append(slot)
 
     def end_handlers(self, timeout: float) -> list[str]:
         """Begin nothing more, cancel the handlers under way and wait for them; return their slots' names."""

@@ -1,12 +1,16 @@
-"""The executor: what calls the handlers of a consumer. Threads, tasks and tests implement it."""
+"""The executor: what calls the handlers of a consumer. This one leaves that to whoever drives the engine by hand."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, cast
 
 from penstock.consumer.execution_slot import ExecutionSlot, SeenCall
+from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
+
+_log = logging.getLogger(__name__)
 
 
 class LoopLag(NamedTuple):
@@ -16,12 +20,11 @@ class LoopLag(NamedTuple):
     thread_id: int | None
 
 
-class Executor(Protocol):
+class Executor:
     """Takes ready lanes from the scheduler and calls handlers for what `LaneProcessor.process` yields. Thread-safe."""
 
-    @property
-    def slots(self) -> Sequence[ExecutionSlot]:
-        """Where messages may be in a handler: all slots there ever were, so that no count falls."""
+    #: Where messages may be in a handler: all slots there ever were, so that no count falls.
+    slots: Sequence[ExecutionSlot] = ()
 
     def wake(self, queues: Sequence[int]) -> None:
         """Have ready lanes served, given the ready queue of each lane that became ready."""
@@ -38,12 +41,26 @@ class Executor(Protocol):
         """How many worker threads there are."""
         return 0
 
-    def interrupt(self, _seen: SeenCall) -> bool:
+    def interrupt(self, seen: SeenCall) -> bool:
         """Raise `HandlerTimeLimitError` in a call, or cancel its task; return whether that can be, and it goes on.
 
         On the poll thread, as `abandon`.
         """
-        return False
+        slot, task = seen.slot, seen.slot.task
+        if slot.kind is Kind.THREAD:
+            return slot.guard.interrupt(seen.holds, cast("int", slot.thread_id))
+
+        def cancel() -> None:
+            # On the loop's thread: where the record is still there, its task waits within the handler.
+            if task is not None and task is slot.task and seen.holds():
+                task.cancel()
+
+        try:
+            if task is not None:
+                task.get_loop().call_soon_threadsafe(cancel)
+        except RuntimeError:  # the loop is closed: the consumer has ended
+            _log.debug("the event loop of %s has ended", slot.name)
+        return task is not None
 
     def abandon(self, _seen: SeenCall, _failure: Failed) -> bool:
         """Go on without a call that does not return, as if it had failed so; return whether that can be.
@@ -55,12 +72,3 @@ class Executor(Protocol):
     def loop_lag(self) -> LoopLag:
         """Return for how long the event loop has not come round."""
         return LoopLag(0.0, None)
-
-
-class ManualExecutor(Executor):
-    """Calls nothing by itself: whoever drives the engine takes lanes, calls handlers and keeps `slots`."""
-
-    slots: Sequence[ExecutionSlot] = ()
-
-    def wake(self, queues: Sequence[int]) -> None:
-        """Do nothing: lanes are taken when the driver says so."""

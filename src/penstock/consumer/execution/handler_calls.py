@@ -5,8 +5,7 @@ Handlers may raise what they like: it is a failure of that message.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import Context
 from typing import Any
 
@@ -23,14 +22,11 @@ from penstock.message import FetchedMessage, Message, Record
 Begun = tuple[LaneProcessing, Outcome]
 
 
-class _LeftBehind:
-    """A message was handled, and has left a context variable behind."""
+#: A message was handled, and has left a context variable behind.
+_LEFT_BEHIND = object()
 
 
-_LEFT_BEHIND = _LeftBehind()
-
-
-def call(slot: ExecutionSlot, work: object, now: Callable[[], float] = time.monotonic) -> Outcome:
+def call(slot: ExecutionSlot, work: object) -> Outcome:
     """Call a slot's handler for a message, a batch or the records of a slice; return what came of it, or of the last.
 
     Raises `CallAbandonedError` where the thread has no slot any more.
@@ -45,9 +41,9 @@ def call(slot: ExecutionSlot, work: object, now: Callable[[], float] = time.mono
         guard.is_calling = True
         if isinstance(work, Slice):
             left = iter(work)
-            while isinstance(outcome, _LeftBehind):
+            while outcome is _LEFT_BEHIND:
                 context = Context()
-                outcome = context.run(_call_each, slot, work, left, now, context)
+                outcome = context.run(_call_each, slot, work, left, context)
         else:
             outcome = Context().run(_call, slot, work)
         guard.is_calling = False
@@ -72,11 +68,9 @@ def _call(slot: ExecutionSlot, work: object) -> Outcome:
         return Failed(raised())
 
 
-def _call_each(
-    slot: ExecutionSlot, records: Slice, left: Iterator[Record], now: Callable[[], float], context: Context
-) -> Outcome | _LeftBehind:
-    invoke, prepare, assignment, is_slow = slot.invoke, slot.prepare, records.assignment, records.is_slow
-    is_plain = prepare is Message
+def _call_each(slot: ExecutionSlot, records: Slice, left: Iterator[Record], context: Context) -> object:  # noqa: C901 - in one piece, for speed
+    invoke, prepare, results, refused = slot.invoke, slot.prepare, slot.results, slot.refused
+    assignment, is_plain, is_slow = records.assignment, prepare is Message, slot.slice_size == 1
     message: Message | None
     try:
         for record in left:
@@ -87,18 +81,19 @@ def _call_each(
             else:
                 message = prepare(record)
             if message is None:
-                slot.refuse(record)
-            # `call`, written out: it is most of what an empty handler costs.
-            elif (returned := invoke(message)) is not None and (
-                isinstance(returned, DeferredCompletion)
-                or (returned := slot.make_results(returned, message)) is not None
-            ):
-                return returned
+                refused.append(record.offset())
+            # `_call`, written out: it is most of what an empty handler costs.
+            elif (returned := invoke(message)) is not None:
+                if isinstance(returned, DeferredCompletion):
+                    return returned
+                if (made := slot.make_results(returned, message)) is not None:
+                    results.append((record, made))
             if not assignment.active:
                 return None
-            if is_slow:
-                time = now()
-                if time >= records.deadline:
+            # One that was cut ends here, and its thread may have no slot any more.
+            if is_slow and len(records) > 1:
+                time = slot.now()
+                if results or time >= slot.deadline:
                     return None
                 slot.started = time
             if context:
@@ -112,7 +107,6 @@ def serve(
     lane: ConsumerLane,
     slot: ExecutionSlot,
     processor: LaneProcessor,
-    now: Callable[[], float],
     begun: Begun | None = None,
 ) -> None:
     """Process a lane that the caller holds, with handlers called in this thread, and give it back.
@@ -126,7 +120,7 @@ def serve(
     is_holder = True
     try:
         while True:
-            outcome = call(slot, send(outcome), now)
+            outcome = call(slot, send(outcome))
     except StopIteration:
         pass
     except CallAbandonedError:

@@ -17,10 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import cast
 
-from penstock.clients.cluster import Clock
-from penstock.consumer.assignments import ConsumerLane, Fetch
+from penstock.consumer.assignments import ConsumerLane
 from penstock.consumer.execution.handler_calls import Begun, serve
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.one_core import core_for_workers, stay_on
@@ -28,12 +26,12 @@ from penstock.consumer.execution_slot import ExecutionSlot, SeenCall
 from penstock.consumer.handlers.call_guard import CallAbandonedError, CallGuard
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
+from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import raised
-from penstock.message import Record, handler_thread
-from penstock.routing import Scheduler
+from penstock.message import handler_thread
 
-#: Seconds: a handler that takes longer, on the average, waits for something.
-_QUICK_S = 50e-6
+#: The part of a slice, which is a millisecond: a handler that takes more, on the average, waits for something.
+_QUICK = 0.05
 #: Seconds in one message while lanes wait after which a thread counts as stuck.
 _STUCK_S = 0.001
 #: Seconds after which a slice is cut: it was to take far less.
@@ -74,7 +72,7 @@ class Worker:
         self.retired = False
 
     def _main(self) -> None:
-        pool, slot = self._pool, self.slot
+        pool, slot, scheduler = self._pool, self.slot, self._pool.scheduler
         slot.thread_id = threading.get_ident()
         handler_thread.group = pool.name
         if pool.core is not None:
@@ -83,31 +81,26 @@ class Worker:
             if self._takes_over is not None:
                 taken, begun = self._takes_over
                 self._takes_over = None
-                self._process(taken, begun)
+                serve(taken, slot, pool.processor, begun)
             while self.tokens.get():
                 while not self.retired:
-                    lane = pool.scheduler.take(self.queue, slot.owed_s)
+                    lane = scheduler.take(self.queue, slot.owed_s)
                     if lane is None:
                         self.asleep = True
                         # Again: a lane that became ready before that was written is seen by nobody else.
-                        lane = pool.scheduler.take(self.queue, slot.owed_s)
+                        lane = scheduler.take(self.queue, slot.owed_s)
                         if lane is None:
                             break
                         self.asleep = False
-                    self._process(lane)
+                    # Where the lane is ready again, this thread looks next, and finds it or one that is older.
+                    serve(lane, slot, pool.processor)
+                    pool.note_pace(slot.slice_size)
         except CallAbandonedError as error:
             error.call.ended.set_result(None)
         except:  # noqa: E722 - see `raised`; a defect must stop the consumer, not one thread in silence
             pool.processor.fail(raised())
         finally:
             pool.closing()
-
-    def _process(self, lane: ConsumerLane, begun: Begun | None = None) -> None:
-        slot, processor = self.slot, self._pool.processor
-        before, since = slot.handled, time.perf_counter()
-        # Where the lane is ready again, this thread looks next, and finds it or one that is older.
-        serve(lane, slot, processor, self._pool.now, begun)
-        self._pool.note_duration((time.perf_counter() - since) / max(1, slot.handled - before))
 
 
 class WorkerPool:
@@ -116,22 +109,16 @@ class WorkerPool:
     def __init__(
         self,
         name: str,
-        *,
-        workers: int,
-        pinned: bool,
-        one_core: bool,
-        clock: Clock,
-        scheduler: Scheduler[Fetch, Record],
+        settings: ConsumerSettings,
         processor: LaneProcessor,
         closing: Callable[[], None],
     ) -> None:
         self.name = name
-        self.scheduler = scheduler
+        self.scheduler = processor.scheduler
         self.processor = processor
-        self._pinned = pinned
+        self._pinned = settings.pinned
         #: The core on which all workers run, or None where the system chooses.
-        self.core = core_for_workers() if one_core else None
-        self.now = clock.monotonic
+        self.core = core_for_workers() if settings.one_core else None
         self.closing = closing
         self._lock = threading.Lock()
         self._started = False
@@ -140,10 +127,10 @@ class WorkerPool:
         #: The slots of all threads there ever were, for one that ends may still be in its last handler, and no count
         #: may fall. It only grows, by `_grow`; any thread reads it, and sees a whole list.
         self.slots: list[ExecutionSlot] = []
-        #: Seconds that a handler takes, about. Any worker writes; a lost update does no harm.
-        self._typical_s = 1.0
+        # The part of a slice that a message takes, on the average. Any worker writes; a lost update does no harm.
+        self._slow_share = 1.0
         self.workers: list[Worker] = []
-        self._grow(workers)
+        self._grow(settings.workers)
 
     def _grow(self, count: int) -> None:
         for _ in range(count):
@@ -182,10 +169,6 @@ class WorkerPool:
             for worker in self.workers:
                 self._wake(worker)
 
-    def interrupt(self, seen: SeenCall) -> bool:
-        """Raise `HandlerTimeLimitError` in a call; return whether it was under way. On the poll thread."""
-        return seen.slot.guard.interrupt(seen.holds, cast("int", seen.slot.thread_id))
-
     def abandon(self, seen: SeenCall, failure: Failed) -> bool:
         """Give a call up with its thread: another goes on with this failure. On the poll thread.
 
@@ -206,8 +189,8 @@ class WorkerPool:
     def _replace(self, worker: Worker, takes_over: tuple[ConsumerLane, Begun]) -> None:
         """Have another thread take the slot of a worker, what it is at, and its place in the pool."""
         slot = worker.slot
-        # The thread has its guard in hand until its call ends: the slot's next calls are another's.
-        slot.guard = CallGuard()
+        # The thread has these in hand until its call ends: the slot's next calls are another's.
+        slot.guard, slot.results, slot.refused = CallGuard(), slot.results.copy(), slot.refused.copy()
         successor = Worker(self, slot, worker.queue, takes_over)
         successor.asleep = False
         with self._lock:
@@ -217,9 +200,9 @@ class WorkerPool:
         successor.tokens.put(_END if successor.retired else _WAKE)
         successor.thread.start()
 
-    def note_duration(self, seconds: float) -> None:
-        """Note how long a message took, on the average of a lane."""
-        self._typical_s += (seconds - self._typical_s) * _LAST
+    def note_pace(self, slice_size: int) -> None:
+        """Note how many messages fit into a slice, by those of a lane: that says how long one took."""
+        self._slow_share += (1 / slice_size - self._slow_share) * _LAST
 
     def wake(self, queues: Sequence[int]) -> None:
         """Have ready lanes served, given the ready queue of each lane that became ready."""
@@ -230,7 +213,7 @@ class WorkerPool:
         if not queues:
             return
         wanted = len(queues)
-        if self._typical_s < _QUICK_S:
+        if self._slow_share < _QUICK:
             if not all(worker.asleep for worker in self.workers):
                 return
             wanted = 1
@@ -241,16 +224,15 @@ class WorkerPool:
 
         On the poll thread, at each of its steps; it cuts slices in which handlers have become slow, too.
         """
-        slow_since = self.now() - _CUT_S
+        now = self.processor.now()
         for slot in self.slots:
-            slot.cut_slice(slow_since)
+            slot.cut_slice(now - _CUT_S)
         if self._pinned or not self.scheduler.waiting(0):
             return False
         workers = self.workers
         awake = [worker.slot for worker in workers if not worker.asleep]
-        stuck_before = self.now() - _STUCK_S
         some_sleep = len(awake) < len(workers)
-        if some_sleep and not any(slot.record is None or slot.started > stuck_before for slot in awake):
+        if some_sleep and not any(slot.record is None or slot.started > now - _STUCK_S for slot in awake):
             # Twice as many each time: a thousand lanes are not a thousand blocked handlers yet.
             self._wake_some(min(self.scheduler.waiting(0), max(1, len(awake))))
         return some_sleep

@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from penstock.clients.cluster import Clock
-from penstock.consumer.assignments import Fetch
 from penstock.consumer.execution.event_loop import TaskPool
 from penstock.consumer.execution.executor import Executor, LoopLag
 from penstock.consumer.execution.lane_plan import LanePlan
@@ -18,8 +16,6 @@ from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import ConfigurationError
-from penstock.message import Record
-from penstock.routing import Scheduler
 
 ResultT = TypeVar("ResultT")
 
@@ -33,39 +29,19 @@ class ThreadsAndTasks(Executor):
         settings: ConsumerSettings,
         *,
         plan: LanePlan,
-        clock: Clock,
-        scheduler: Scheduler[Fetch, Record],
         processor: LaneProcessor,
         closing: Callable[[], None],
     ) -> None:
         self._name = name
         self._is_pinned = settings.pinned
         self._task_queue = plan.task_queue
-        self.threads: WorkerPool | None = None
-        if plan.has_threads:
-            self.threads = WorkerPool(
-                name,
-                workers=settings.workers,
-                pinned=settings.pinned,
-                one_core=settings.one_core,
-                clock=clock,
-                scheduler=scheduler,
-                processor=processor,
-                closing=closing,
-            )
+        self.threads = WorkerPool(name, settings, processor, closing) if plan.has_threads else None
         self.tasks: TaskPool | None = None
         if plan.has_tasks:
-            self.tasks = TaskPool(
-                name,
-                max_concurrency=settings.max_concurrency,
-                queue=plan.task_queue,
-                scheduler=scheduler,
-                processor=processor,
-                closing=closing,
-            )
+            self.tasks = TaskPool(name, settings.max_concurrency, plan.task_queue, processor, closing)
 
     @property
-    def slots(self) -> list[ExecutionSlot]:
+    def slots(self) -> list[ExecutionSlot]:  # type: ignore[override] # nobody sets it
         """Where messages may be in a handler."""
         return [slot for pool in (self.threads, self.tasks) if pool is not None for slot in pool.slots]
 
@@ -114,12 +90,6 @@ class ThreadsAndTasks(Executor):
     def wake_idle(self) -> bool:
         """Wake idle threads where lanes wait and busy ones are stuck; return whether lanes wait and some are idle."""
         return self.threads is not None and self.threads.wake_idle()
-
-    def interrupt(self, seen: SeenCall) -> bool:
-        """Raise `HandlerTimeLimitError` in a thread's call, or cancel a task's."""
-        if seen.slot.kind is Kind.TASK:
-            return self.tasks is not None and self.tasks.cancel(seen)
-        return self.threads is not None and self.threads.interrupt(seen)
 
     def abandon(self, seen: SeenCall, failure: Failed) -> bool:
         """Give a thread's call up, with the thread. A task's holds no thread, and its loop is no other's to take."""

@@ -1,7 +1,8 @@
 """The poll loop: one thread owns the Kafka consumer. It alone polls, commits, pauses and serves rebalances.
 
 It never waits for a handler, save within the budget of a revocation, so the poll interval is met whatever handlers do.
-`run` is the body of that thread; a simulation takes the same steps one by one.
+It goes on polling while it drains: what was taken in is finished, committed, and only then the group is left. `run` is
+the body of that thread; a simulation takes the same steps one by one.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.clients.cluster import Clock
-from penstock.consumer.assignments import Assignments
+from penstock.clients.cluster import Clock, ConsumerClient
+from penstock.consumer.assignments import Assignments, PauseReason
 from penstock.consumer.execution.executor import Executor
+from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.time_limits import TimeLimits
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.options.rate_limits import TokenBucket
+from penstock.consumer.inspection.drain_report import DrainLog
 from penstock.consumer.inspection.watchdog import Watchdog
 from penstock.consumer.outbox.outbox import Outbox
 from penstock.consumer.polling.committing.commits import Commits
-from penstock.consumer.polling.drain import Drain
 from penstock.consumer.polling.fetcher import SATURATED_S, Fetcher
+from penstock.consumer.polling.flow_control.back_pressure import BackPressure
 from penstock.consumer.polling.group.membership import Membership
 from penstock.consumer.polling.health.log_ends import LogEnds
 from penstock.consumer.polling.health.lost_positions import LostPositions
@@ -31,6 +35,7 @@ from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
 from penstock.errors import raised
+from penstock.routing import KeyState
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +67,10 @@ class PollLoop:
     router: Router
     fetcher: Fetcher
     commits: Commits
-    drain: Drain
+    back_pressure: BackPressure
+    processor: LaneProcessor
+    publisher: DeadLetterPublisher
+    drain_log: DrainLog
     topic_search: TopicSearch
     topic_watch: TopicWatch
     log_ends: LogEnds
@@ -71,6 +79,8 @@ class PollLoop:
     rights_watch: RightsWatch
     time_limits: TimeLimits
     watchdog: Watchdog
+    #: Whether a drain ended with nothing left. Written before the group is left; any thread reads it.
+    drained: bool = field(default=False, init=False)
     # Whether lanes wait while workers are idle: then the next step comes soon.
     _workers_wanted: bool = field(default=False, init=False)
     # When it is logged that no partition is assigned, on the engine's clock; None where that was logged.
@@ -86,7 +96,7 @@ class PollLoop:
             self.membership.join()
             while not self.stop_request.is_requested:
                 self.step()
-            self.drain.begin()
+            self.begin_drain()
             while not self.drain_step(self.stop_request.end_by):
                 pass
         except:  # noqa: E722 - see `raised`; waiters must hear of it
@@ -149,18 +159,66 @@ class PollLoop:
     def _some_in_flight(self) -> bool:
         return any(assignment.tracker.in_flight for assignment in self.assignments.all())
 
+    def begin_drain(self) -> float:
+        """Have batches that are not full served too; return when the drain must end, on the engine's clock."""
+        self.stop_request.drain()
+        self.processor.drain()
+        now, end_by = self.clock.monotonic(), self.stop_request.end_by
+        self.drain_log.begin(self.assignments.all(), now, max(0.0, end_by - now))
+        return end_by
+
     def drain_step(self, deadline: float) -> bool:
         """Go on draining, and keep polling, so that the group keeps this member. Returns whether it is over."""
-        self.drain.stop_fetching(self.membership.client)
+        client = self.membership.client
+        for assignment in self.assignments.all():
+            # New assignments come while it lasts.
+            if assignment.paused is not PauseReason.STOPPING:
+                self.back_pressure.pause(client, assignment, PauseReason.STOPPING)
         self._do_due_work()
         client = self.membership.client
-        if self.drain.is_over(client, deadline):
+        if self._is_drained(client, deadline):
             return True
         message = client.poll(SATURATED_S)
         if message is not None:
             # Fetched before the pause took hold. It is out of the client, so it must be tracked.
             self.fetcher.route([message])
         return False
+
+    def _is_drained(self, client: ConsumerClient, deadline: float) -> bool:
+        """Commit and return True once nothing is left to wait for, or the time is over."""
+        assignments, now = self.assignments.all(), self.clock.monotonic()
+        waits = self._waits_for(now, deadline)
+        time_is_over = now >= deadline or self.stop_request.leaves_now
+        if time_is_over or not waits:
+            self.drained = not any(assignment.tracker.in_flight for assignment in assignments)
+            if self.commits.commit_drained(client, now) or time_is_over:
+                if waits:
+                    self.drain_log.cut_short(assignments, waits)
+                return True
+        self.drain_log.go_on(assignments, now, deadline - now, waits)
+        return False
+
+    def _waits_for(self, now: float, deadline: float) -> list[str]:
+        """Return what the drain waits for, in words."""
+        # Lanes before and after all else: what a handler leaves behind (a retry, a completion, a dead letter) is there
+        # before its lane is given back, and what brings a lane back does so before it is gone.
+        scheduler = self.processor.scheduler
+        idle = scheduler.idle
+        # Copies, made in one step: holders of lanes change the dictionaries meanwhile.
+        parked = (key for lane in scheduler.lanes if lane.parked for key in list(lane.parked.values()))
+        reasons = {
+            "completions are put off": self.processor.deferred,
+            "results, dead letters or messages for a retry topic are not written": self.outbox.waiting,
+            "dead letters or messages for a retry topic were refused, and are written again": self.publisher.held,
+            "some wait for their handler's rate": any(
+                bucket.next_release(now) is not None for bucket in self.token_buckets
+            ),
+            "some wait for their next try": any(
+                key.state is KeyState.WAITING and not key.is_blocked and key.due_at < deadline for key in parked
+            ),
+        }
+        at_work = [] if idle and scheduler.idle else ["some are in a handler or next in line"]
+        return at_work + [why for why, holds in reasons.items() if holds]
 
     def shut_out(self) -> str | None:
         """Return why the brokers do not take this member, or None where it was not refused lately. Any thread."""

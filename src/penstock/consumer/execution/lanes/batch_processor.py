@@ -31,11 +31,11 @@ from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited, Route, UndecodableError
 from penstock.consumer.outbox.handler_results import HandlerResults, Tries
 from penstock.errors import BatchError, PenstockError
-from penstock.message import Message
+from penstock.message import FetchedMessage, Message
 from penstock.routing import KeyState
 
-#: A message that waits, with its key and its place behind that key's head.
-Waiting = tuple[Hashable, int, Item]
+#: A message that waits, with its key.
+Waiting = tuple[Hashable, Item]
 
 
 class BatchProcessor:
@@ -71,6 +71,7 @@ class BatchProcessor:
         if batch:
             outcome = yield from self._hand_over(batch, most, slot)
             now = self._now()
+            slot.note_pace(now - slot.started, len(batch))
             slot.note_latency(now - slot.started, now, len(batch))
             if outcome is None:
                 batch.complete()
@@ -159,7 +160,7 @@ class BatchProcessor:
         # Keys at whose next message nothing more may be handed over: that is decided when it is the head.
         ended: set[Hashable] = set()
         room = most - 1
-        for key, place, item in heapq.merge(*lines, key=lambda waiting: _place(waiting[2])):
+        for key, item in heapq.merge(*lines, key=lambda waiting: _place(waiting[1])):
             if len(batch) == most or len(ended) == len(keys):
                 break
             message: object = None
@@ -167,9 +168,9 @@ class BatchProcessor:
                 message, room = first, most
             elif len(batch) < room and key not in ended:
                 parked = lane.parked[key]
-                attempts = parked.tries_behind(place) if place else parked.tries
+                tries = parked.tries if item is parked.waiting[0] else parked.tries_behind.get(item[:2], 0)
                 slot.record = item[2]
-                message = self._admission.readmit(item[0].assignment.route, key, item[2], now, attempts)
+                message = self._admission.readmit(item[0].assignment.route, key, item[2], now, tries)
             if isinstance(message, Message):
                 batch.add(key, item, message)
             else:
@@ -179,10 +180,10 @@ class BatchProcessor:
     def _line(self, key: Hashable, parked: ConsumerParked, head: Item, limit: int) -> Iterator[Waiting]:
         """Yield what waits for a key and may be in a batch with a head."""
         name = self._name_of(head[0].assignment)
-        for place, item in enumerate(islice(parked.waiting, limit)):
+        for item in islice(parked.waiting, limit):
             if not self._is_of(name, item):
                 return
-            yield key, place, item
+            yield key, item
 
     def _is_of(self, name: Hashable, item: Item) -> bool:
         """Tell whether a message that waits may be in a batch with others."""
@@ -250,7 +251,7 @@ class BatchProcessor:
                 self._parking.defer_head(lane, key, heads[key], result, slot)
             else:
                 self._parking.fail_head(lane, key, heads[key], result, slot, failed_batch=failed_batch)
-            lane.parked[key].count_behind(len(behind))
+            lane.parked[key].count_behind(items[place] for place in behind)
 
     def _done(
         self,
@@ -280,10 +281,12 @@ def _take_stretch(run: ConsumerRun, route: Route, batch: Batch, slot: ExecutionS
     records = run.records[run.next : run.next + route.batch - len(batch)]
     messages: list[Message] = []
     try:
-        if prepare is Message:  # nothing of the user's that may hang or fail
-            messages += map(Message, records)
-        else:
-            for record in records:
+        for record in records:
+            if prepare is Message:  # nothing of the user's that may hang or fail
+                message = FetchedMessage()
+                message._record = record  # noqa: SLF001 - see there
+                messages.append(message)
+            else:
                 slot.record = record
                 messages.append(prepare(record))  # type: ignore[arg-type] # no filter refuses it
     except UndecodableError:

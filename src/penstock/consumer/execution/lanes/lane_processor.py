@@ -4,8 +4,9 @@
 and returns when the lane is to be given back. A worker thread calls the handler, a task on the event loop awaits it, a
 simulation does either when it likes: the rules are written once, here. So the generator itself never waits.
 
-New messages that no limit holds are yielded by the `Slice`, for a step of a generator and a look at the clock cost as
-much as a quick handler. How it is worked through stands there.
+New messages that no limit holds are yielded by the `Slice`, and completed by the slice, for a step of a generator and a
+look at the clock cost as much as a quick handler. How it is worked through stands there, in
+`penstock.consumer.execution_slot`.
 
 One generator at a time holds a lane (the scheduler guarantees it), so what it does to the lane's runs, parked keys and
 runs that were set aside needs no lock. Revocation: the poll thread sets `assignment.active = False` and then reads
@@ -18,6 +19,7 @@ holder sets runs aside first and then reads `draining`.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from typing import cast
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import Assignment, ConsumerAside, ConsumerLane, ConsumerRun, Fetch
@@ -27,19 +29,17 @@ from penstock.consumer.execution.lanes.parked_key_processor import ParkedKeyProc
 from penstock.consumer.execution.lanes.set_aside import SetAside
 from penstock.consumer.execution_slot import (
     MOST_SLOW,
-    SLICE_S,
     ExecutionSlot,
     LaneProcessing,
     Outcome,
     Slice,
+    Unfinished,
     Work,
-    count_refused,
     place_of,
 )
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
-from penstock.consumer.handlers.results import Results
 from penstock.consumer.outbox.handler_results import HandlerResults, RefusedResults
 from penstock.message import Record
 from penstock.routing import Scheduler
@@ -61,7 +61,7 @@ class LaneProcessor:
         fail: Callable[[BaseException], None],
         one_partition: bool = False,
     ) -> None:
-        self._now = clock.monotonic
+        self.now = clock.monotonic
         self._run_seconds = run_seconds
         self.scheduler = scheduler
         #: Has the lanes of these ready queues processed. Any thread.
@@ -77,7 +77,7 @@ class LaneProcessor:
         #: What is to be given up. Any thread.
         self.give_ups = self._parking.give_ups
         self._admission = Admission(self._parking)
-        self._results = results
+        self._submit = results.submit
         self._batches = BatchProcessor(clock, self._admission, self._parking, self.set_aside, results)
         self._parked_keys = ParkedKeyProcessor(clock, self._admission, self._parking, self.set_aside, self._batches)
 
@@ -98,24 +98,24 @@ class LaneProcessor:
                 self.wake_key(lane, name)
 
     def process(self, lane: ConsumerLane, slot: ExecutionSlot) -> LaneProcessing:  # noqa: C901, PLR0912, PLR0915 - the main path in one piece, for speed
-        """Process a lane until it is empty, or the time slice is over."""
-        now, runs, parked_keys = self._now, lane.runs, lane.parked
-        slot.lane = lane
+        """Process a lane until it is empty, or the time slice is over: `slot.deadline`, which its executor may cut."""
+        now, runs, parked_keys = self.now, lane.runs, lane.parked
+        slot.lane, slot.submit, slot.now = lane, self._submit, now
         time = began = now()
-        deadline = began + self._run_seconds * slot.slices
+        slot.deadline = began + self._run_seconds * slot.slices
         # A worker that owes time to runs takes those that it finds.
         if lane.due and lane.serves_due and not (slot.owed_s and runs):
-            goes_on = yield from self._process_woken(lane, slot, deadline)
+            goes_on = yield from self._process_woken(lane, slot)
             # Runs that waited meanwhile get as much time before what is woken next, in this lane and from this worker.
             time = now()
             lane.owed_s = slot.owed_s = time - began
-            if not goes_on:
+            if not goes_on or time >= slot.deadline:
                 return
         entered = None
         while runs:
             for name, aside in self.set_aside.overtaken(lane) if lane.aside else ():
                 entered = None
-                if not (yield from self._process_aside(lane, name, aside, slot, deadline)):
+                if not (yield from self._process_aside(lane, name, aside, slot)):
                     return
             run = runs[0]
             fetch = slot.fetch = run.owner
@@ -138,67 +138,52 @@ class LaneProcessor:
                 or (lane.aside and route.token_bucket in lane.aside)
             ):
                 name, aside = self.set_aside.put(lane)
-                goes_on = aside.awaits_token or (yield from self._process_aside(lane, name, aside, slot, deadline))
+                goes_on = aside.awaits_token or (yield from self._process_aside(lane, name, aside, slot))
                 time = now()
                 if slot.owed_s or lane.owed_s:
                     _repay(lane, slot, time - began)
-                if not goes_on:
+                if not goes_on or time >= slot.deadline:
                     return
                 continue
             # The main path, in this generator itself: delegating costs at each lane.
             records = run.records
-            slot.run = run
-            place = first = run.next
+            place = run.next
             while place < len(records):
                 size = slot.slice_size
                 stop = min(place + (size if size > 1 else MOST_SLOW), len(records))
                 if parked_keys:
                     stop = self._next_parked(lane, run, place, stop)
                     if stop == place:
-                        self._complete(run, first, place, slot)
                         item = (fetch, run.indexes[place], records[place])
                         self._parking.append(lane, self._admission.identity(item), item)
-                        place = first = run.next = place + 1
+                        place = run.next = place + 1
                         continue
-                slot.started, begun = time, place
-                slot.record = records[place]
                 taken = Slice(records[place:stop])
-                taken.assignment, taken.deadline, taken.is_slow = assignment, deadline, size == 1
-                slot.slice = taken
+                taken.assignment = assignment
+                # The run last: see `ExecutionSlot.complete_finished`.
+                slot.started, slot.record, slot.slice, slot.run = time, taken[0], taken, run
                 outcome = yield taken
-                record, before = slot.record, time
+                record, before, first = slot.record, time, place
                 time = now()
                 # An outcome, a cut, a revocation or the deadline ends a slice before its last record.
-                place = stop if record is records[stop - 1] else place_of(record, run, place) + 1
-                # Slow ones go on as they are.
-                took_s, count = time - before, place - begun
-                if size > 1 or took_s < SLICE_S * count:
-                    slot.note_duration(took_s, count, time)
-                else:
-                    slot.note_latency(took_s / count, time, count)
+                place = stop if record is records[stop - 1] else 1 + cast("int", place_of(record, run, first))
+                slot.note_slice(time - before, place - first, time)
+                slot.end_slice(run, place if outcome is None else place - 1)
                 if outcome is not None:
-                    self._complete(run, first, place - 1, slot)
-                    item = (fetch, run.indexes[place - 1], record)
-                    if isinstance(outcome, Results):
-                        self._results.submit(lane, (item,), outcome.messages)
-                    else:
-                        self._parking.park_unfinished(lane, self._admission.identity(item), item, outcome, slot)
-                    # Before the next record is begun: see `ExecutionSlot.finished`.
-                    first = run.next = place
+                    item, unfinished = (fetch, run.indexes[place - 1], record), cast("Unfinished", outcome)
+                    self._parking.park_unfinished(lane, self._admission.identity(item), item, unfinished, slot)
+                    run.next = place
                 # What was parked now may be a key of what a filter is asked for first.
-                if time >= deadline or not assignment.active or (parked_keys and route.filters):
+                if time >= slot.deadline or not assignment.active or (parked_keys and route.filters):
                     break
-            self._complete(run, first, place, slot)
             if place == len(records):
                 runs.popleft()
             if slot.owed_s or lane.owed_s:
                 _repay(lane, slot, time - began)
-            if time >= deadline:
+            if time >= slot.deadline:
                 return
 
-    def _process_woken(
-        self, lane: ConsumerLane, slot: ExecutionSlot, deadline: float
-    ) -> Generator[Work, Outcome, bool]:
+    def _process_woken(self, lane: ConsumerLane, slot: ExecutionSlot) -> Generator[Work, Outcome, bool]:
         """Process what was woken in a lane. Returns False when the lane is to be given back."""
         while lane.due:
             key = lane.due.pop(0)
@@ -208,9 +193,9 @@ class LaneProcessor:
             parked, aside = lane.parked.get(key), lane.aside.get(key)
             if parked is not None and self.give_ups and self._parking.give_up_if_asked(lane, key, parked):
                 continue
-            if parked is not None and not (yield from self._parked_keys.process(lane, key, parked, slot, deadline)):
+            if parked is not None and not (yield from self._parked_keys.process(lane, key, parked, slot)):
                 return False
-            if aside is not None and not (yield from self._process_aside(lane, key, aside, slot, deadline)):
+            if aside is not None and not (yield from self._process_aside(lane, key, aside, slot)):
                 return False
         return True
 
@@ -227,20 +212,6 @@ class LaneProcessor:
             return
         self._parking.park_refused(lane, key, refused, slot)
 
-    @staticmethod
-    def _complete(run: ConsumerRun, first: int, stop: int, slot: ExecutionSlot) -> None:
-        count = stop - first
-        if not count:
-            return
-        fetch, indexes = run.owner, run.indexes
-        fetch.assignment.tracker.complete(fetch.block, indexes if count == len(indexes) else indexes[first:stop])
-        run.next = stop
-        if run.refused:
-            refused = count_refused(run, first, stop)
-            count -= refused
-            slot.filtered += refused
-        slot.handled += count
-
     def _next_parked(self, lane: ConsumerLane, run: ConsumerRun, place: int, stop: int) -> int:
         """Return the place of the first message from `place` on whose key is parked, `stop` at most."""
         for at in range(place, stop):
@@ -249,11 +220,11 @@ class LaneProcessor:
         return stop
 
     def _process_aside(
-        self, lane: ConsumerLane, name: Hashable, aside: ConsumerAside, slot: ExecutionSlot, deadline: float
+        self, lane: ConsumerLane, name: Hashable, aside: ConsumerAside, slot: ExecutionSlot
     ) -> Generator[Work, Outcome, bool]:
         """Process runs that were set aside, as far as tokens and full batches go. Returns False when time is over."""
         self.set_aside.drop_inactive(aside)
-        now = self._now()
+        now = self.now()
         while aside.runs:
             fetch = slot.fetch = aside.runs[0].owner
             route = fetch.assignment.route
@@ -268,13 +239,13 @@ class LaneProcessor:
             if waits and not self.set_aside.is_overtaken(lane, aside):
                 self.set_aside.wake_at(until, now, lane, name, aside)
                 return True
-            if now >= deadline:
+            if now >= slot.deadline:
                 self.set_aside.put_back(lane, aside)
                 return False
             if (yield from self._batches.process(lane, aside, slot)):
                 self.set_aside.await_token(lane, name, aside)
                 return True
-            now = self._now()
+            now = self.now()
         self.set_aside.forget(lane, name, aside, now)
         return True
 

@@ -35,7 +35,7 @@ class ParkedKeyProcessor:
         self._batches = batches
 
     def process(
-        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, slot: ExecutionSlot, deadline: float
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, slot: ExecutionSlot
     ) -> Generator[Work, Outcome, bool]:
         """Try the head, and on success what waits behind it. Returns False when the lane is to be given back."""
         while parked.waiting:
@@ -53,7 +53,7 @@ class ParkedKeyProcessor:
                 not_due, key = key, key.key
                 if not _join_own_key(lane, not_due, parked, item):
                     return True
-            if now >= deadline:
+            if now >= slot.deadline:
                 lane.due.insert(0, key)
                 return False
             slot.started, slot.record = now, record

@@ -9,7 +9,7 @@ that arrives after a newer one takes the group back, with success reported for b
 the next is sent without it; when all answers are there, the commit points are sent once more.
 
 A broker may be set to take less metadata than Kafka does by default. Then commits would fail for ever, so they are made
-again at once with half of the map, down to none: what is cut off is done again some day, the rest is committed.
+again at once without maps.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ _IDLE_S = 4.0
 #: a drain waits for it they do not grow.
 _RETRY_S = 0.5
 _MOST_RETRY_S = 16.0
-#: Characters below which a map is not worth writing: seven are its envelope.
-_SHORTEST_MAP = 16
 
 
 class ConsumerCommits(Commits):
@@ -69,7 +67,7 @@ class ConsumerCommits(Commits):
         # How many commits have failed since the last that did not, and whether the end of a drain has begun to commit.
         self._failures = 0
         self._draining = False
-        # Characters of an offset map that the broker is believed to take.
+        # Characters of an offset map that the broker is believed to take: 0 once it has refused one.
         self._map_chars = MAX_METADATA_CHARS
 
     def tick(self, client: ConsumerClient, now: float) -> None:
@@ -253,7 +251,7 @@ class ConsumerCommits(Commits):
         if self.on_result is not None:
             self.on_result(partitions, why)
         if error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
-            self._shorten(partitions)
+            self._leave_maps_out()
             return
         again_s = self._retry_soon()
         if is_missing_right(error):
@@ -272,22 +270,14 @@ class ConsumerCommits(Commits):
         self._next = min(self._next, now + min(wait_s, self.interval_s))
         return max(0.0, self._next - now)
 
-    def _shorten(self, partitions: Sequence[TopicPartition]) -> None:
-        """Commit again at once, with a shorter map: the broker took none of this length."""
-        found = [self._assignments.get(partition.topic, partition.partition) for partition in partitions]
-        longest = max((len(assignment.committed.metadata) for assignment in found if assignment is not None), default=0)
-        if not longest:
-            # They were revoked meanwhile, so its length is not known.
-            return
-        first = self._map_chars == MAX_METADATA_CHARS
-        self._map_chars = min(self._map_chars, longest) // 2
-        if self._map_chars < _SHORTEST_MAP:
-            self._map_chars = 0
+    def _leave_maps_out(self) -> None:
+        """Commit again at once, and from now on, without maps: the broker does not take one."""
         self._next = 0.0
-        if first:
-            _log.warning(
-                "the broker refuses commit metadata of %d characters, which tells what is done above the committed "
-                "offset; from now on it is cut to what the broker takes, and messages that were done are handled again "
-                "after a restart or a rebalance; set offset.metadata.max.bytes to 4096 on the brokers, and start again",
-                longest,
-            )
+        if not self._map_chars:
+            return
+        self._map_chars = 0
+        _log.warning(
+            "the broker refuses commit metadata of less than 4,096 characters, which says what is done above the "
+            "committed offset; from now on it is left out, and messages that were done are handled again after a "
+            "restart or a rebalance; set offset.metadata.max.bytes to 4096 on the brokers, and start again"
+        )

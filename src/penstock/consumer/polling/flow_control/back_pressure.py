@@ -105,12 +105,11 @@ class BackPressure:
         loads = []
         self._some_hold_few = False
         for assignment in assignments:
-            parked, parked_bytes = assignment.tracker.parked
-            in_flight, in_bytes = assignment.tracker.in_flight, assignment.tracker.bytes_in_flight
+            in_flight, in_bytes, parked, parked_bytes, unsent_bytes = assignment.tracker.load()
             # In flight each message has the mean size of its fetch, parked it has its own. Small ones parked out of
             # large ones must not count as healthy for ever, nor large ones make room for others.
             healthy_bytes = max(0, in_bytes - max(parked_bytes, in_bytes * parked // max(1, in_flight)))
-            healthy_bytes += assignment.tracker.unsent_bytes
+            healthy_bytes += unsent_bytes
             # What it does not hold of its share is kept for it.
             taken += max(share, healthy_bytes)
             if healthy_bytes < share:

@@ -163,8 +163,6 @@ class TaskEngine:
                 work.group,
                 settings,
                 plan=plan,
-                clock=time,
-                scheduler=self._scheduler,
                 processor=self._processor,
                 closing=self._close_resources,
             )
@@ -213,7 +211,7 @@ class TaskEngine:
         try:
             self._timers.serve(time.monotonic())
             if self._executor is None and (lane := self._scheduler.take(0)) is not None:
-                serve(lane, self._slot, self._processor, time.monotonic)
+                serve(lane, self._slot, self._processor)
                 return True
         except Exception as error:  # noqa: BLE001 - raised by `run`, as what ends a lane in another thread
             self._fail(error)
