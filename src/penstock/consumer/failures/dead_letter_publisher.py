@@ -24,13 +24,13 @@ from confluent_kafka import KafkaError
 
 from penstock.clients.cluster import Clock
 from penstock.clients.kafka_errors import is_missing_right, reason
-from penstock.clients.rights import THIS_CLIENT, Operation, missing_right_text, topic_right
+from penstock.clients.rights import THIS_CLIENT
 from penstock.consumer.assignments import Assignment, Item
 from penstock.consumer.failures.dead_letter_reasons import DeadLetterReasons
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.results import Result
-from penstock.consumer.outbox.outbox import Submission, Submits
+from penstock.consumer.outbox.outbox import Submission, Submits, why_refused
 from penstock.consumer.retry_topics import headers as retry_headers
 from penstock.consumer.retry_topics import origin_of, retry_topic, tries_before
 from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, write
@@ -219,7 +219,7 @@ class DeadLetterPublisher:
 
     def _send_again(self, message: ExhaustedMessage, topic: str, error: KafkaError) -> None:
         """Keep a message that was refused for now, and send it again after a while."""
-        now, why = self._clock.monotonic(), self._why(topic, error)
+        now, why = self._clock.monotonic(), why_refused(topic, error, self.principal)
         # That nothing gets into the topic is logged once in a while, not for each message.
         is_for_topic = is_missing_right(error)
         if not is_for_topic or now - self._logged_at.get(topic, -_LOG_AGAIN_S) >= _LOG_AGAIN_S:
@@ -260,15 +260,3 @@ class DeadLetterPublisher:
         return handler.dead_letter_topic.replace("{topic}", source), write(
             handler.dead_letter_format, message.record, origin
         )
-
-    def _why(self, topic: str, error: KafkaError) -> str:
-        """Return why a message was not written; where a right is missing, with what gives it."""
-        if not is_missing_right(error):
-            return reason(error)
-        text = missing_right_text(
-            f"nothing can be written to {topic}", [topic_right(Operation.WRITE, topic)], self.principal
-        )
-        if error.code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
-            # Since Kafka 2.8 whoever may write to a topic may do so idempotently.
-            text += "; a broker before 2.8 asks for --operation IdempotentWrite --cluster as well"
-        return f"{text} ({reason(error)})"
