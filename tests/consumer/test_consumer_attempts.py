@@ -34,27 +34,6 @@ def test_a_plain_handler_sees_how_often_its_message_was_tried_before() -> None:
     assert seen == [(b"good", 0), (b"bad", 0), (b"bad", 1), (b"bad", 2), (b"behind", 0)]
 
 
-def test_rounds_of_a_retry_topic_go_on_counting_and_the_place_stays_that_of_the_origin() -> None:
-    app, seen = an_app(), list[tuple[str, int, int]]()
-
-    @app.handler(
-        "t", retry=retry(attempts=2, wait=tenacity.wait_fixed(1)), retry_delays=[30.0, 60.0], on_failure="dead_letter"
-    )
-    def handle(message: Message) -> None:
-        seen.append((message.topic, message.offset, message.attempt))
-        if message.value == b"bad":
-            raise ValueError
-
-    with TestApp(app) as test:
-        test.send("t", "good")
-        test.send("t", "bad")
-        test.advance(200)
-        (letter,) = test.dead_letters("t")
-
-    assert seen == [("t", 0, 0), *(("t", 1, attempt) for attempt in range(6))]
-    assert letter.header("__dlq.errors.delivery.count") == b"6"
-
-
 def test_the_messages_of_a_batch_count_each_for_itself() -> None:
     app, seen = an_app(), list[list[tuple[bytes | None, int]]]()
 

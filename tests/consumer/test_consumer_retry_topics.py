@@ -15,7 +15,6 @@ from penstock.consumer.retry_topics import (
     ORIGIN,
     ROUND,
     TRIES,
-    RetryHeaders,
     former_retry_topics,
     headers,
     origin_of,
@@ -224,16 +223,6 @@ def test_a_dead_letter_counts_the_tries_of_all_rounds_and_a_forged_count_is_not_
     assert letter.header("__dlq.errors.delivery.count") == b"9"
     assert [tries_before(record((TRIES, text)), "t") for text in (b"7", b"-1", b"x", b"9" * 40)] == [7, 0, 0, 0]
     assert tries_before(record((TRIES, b"7"), topic="t"), "t") == 0
-
-
-def test_a_wait_is_never_longer_than_the_delay_of_its_topic_and_the_rounds_never_more_than_there_are() -> None:
-    read_headers = RetryHeaders(30.0, 2)
-
-    assert read_headers.wait(record((DUE, b"999999999999999")), 50.0) == 30.0
-    assert read_headers.wait(record((DUE, b"60000")), 50.0) == 10.0
-    assert read_headers.wait(record((DUE, b"10")), 50.0) == 0.0
-    assert read_headers.wait(record(), 50.0) == 0.0
-    assert [read_headers.rounds(record((ROUND, text))) for text in (b"0", b"1", b"2", b"3", b"x")] == [1, 1, 2, 2, 2]
 
 
 def test_a_retry_topic_is_called_by_group_topic_and_delay() -> None:

@@ -62,6 +62,8 @@ _LOOK_S = 0.005
 #: Messages in one transaction, and their bytes, at most.
 _MOST_MESSAGES = 20_000
 _MOST_BYTES = 32 * 1024 * 1024
+#: Submissions that are sent without waiting for more.
+_FULL = 5_000
 #: Bytes below which one submission alone is not to blame for a transaction that takes too long.
 _LARGE_BYTES = 1024 * 1024
 #: Seconds before a silent topic is tried again; how many brokers that are well may take for it is the runner's to know.
@@ -80,7 +82,6 @@ class TransactionalOutbox(Outbox):
 
     #: It has a thread of its own.
     needs_serving = False
-    _full = 5_000
 
     def __init__(
         self,
@@ -145,6 +146,11 @@ class TransactionalOutbox(Outbox):
         self._thread.start()
 
     # Other threads
+
+    def serve(self) -> None:
+        """Begin the next transaction where many wait for it."""
+        if len(self._queue) >= _FULL:
+            self.expedite()
 
     def expedite(self) -> None:
         """Begin the next transaction at once. Any thread."""
