@@ -22,10 +22,11 @@ from penstock.consumer.assignments import Assignments
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.lanes.set_aside import SetAside
 from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage, Fate
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage
 from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.options.ordering import Ordering
+from penstock.consumer.message_sizes import size_in_bytes
 from penstock.consumer.outbox import plain_outbox, transactional_outbox
 from penstock.consumer.outbox.handler_results import HandlerResults
 from penstock.consumer.outbox.outbox import Submission
@@ -74,7 +75,8 @@ def gives_up_what_cannot_be_written(patch: pytest.MonkeyPatch) -> None:
     def give_up(self: DeadLetterPublisher, one: ExhaustedMessage, *_: object) -> None:
         fetch, index, _record = one.item
         fetch.assignment.tracker.complete(fetch.block, (index,))
-        one.settle(Fate.WRITTEN)
+        fetch.assignment.tracker.park(-1, -size_in_bytes(one.record))
+        one.settle(KeyState.DONE)
 
     patch.setattr(DeadLetterPublisher, "_send_again", give_up)
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
 from functools import partial
+from typing import Any, Protocol
 
 from confluent_kafka import KafkaError
 
@@ -30,12 +30,14 @@ from penstock.consumer.failures.dead_letter_reasons import DeadLetterReasons
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.results import Result
+from penstock.consumer.message_sizes import size_in_bytes
 from penstock.consumer.outbox.outbox import Submission, Submits, why_refused
 from penstock.consumer.retry_topics import headers as retry_headers
 from penstock.consumer.retry_topics import origin_of, retry_topic, tries_before
 from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, write
 from penstock.errors import PenstockError, class_name
 from penstock.message import Record, position_of
+from penstock.routing import KeyState
 
 _log = logging.getLogger(__name__)
 
@@ -53,17 +55,19 @@ NEVER_TAKEN = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_T
 Trace = Callable[[str, HeaderList], HeaderList]
 
 
-class Fate(Enum):
-    """What became of an exhausted message."""
+class NoRetryError(Exception):
+    """No retry topic ever takes a message, whose last try failed with `failure`: its handler's choice is left."""
 
-    #: Another topic has it, and its offset is done.
-    WRITTEN = auto()
-    #: No retry topic ever takes it: its handler's choice is left.
-    NO_RETRY = auto()
-    #: Somebody asked for it, and the dead-letter topic never takes it: it stays.
-    KEPT = auto()
-    #: Its partition is another member's, who handles it again.
-    GONE = auto()
+    def __init__(self, failure: BaseException) -> None:
+        super().__init__()
+        self.failure = failure
+
+
+class Settle(Protocol):
+    """Lets the key of an exhausted message go on. Called once, by any thread."""
+
+    def __call__(self, state: KeyState, error: BaseException | None = None, why_not: str | None = None) -> None:
+        """Take where its head is now, what that failed with, and why it is not among the dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +80,11 @@ class ExhaustedMessage:
     attempts: int
     #: For the retry topic, how often it has been there; None for the dead-letter topic.
     retry: int | None
-    #: Called once, with what became of it: its key goes on. Any thread.
-    settle: Callable[[Fate], None] = field(repr=False)
+    settle: Settle = field(repr=False)
+    #: Where it was, if somebody asked for it: it returns there where no topic takes it, and no limit counts it.
+    asked_at: KeyState | None = None
     #: Whether its headers leave out the stack and most of the texts.
     is_short: bool = False
-    #: Whether somebody asked for it: then no limit counts it, and a topic that never takes it stops nothing.
-    is_asked_for: bool = False
 
     @property
     def assignment(self) -> Assignment:
@@ -145,7 +148,7 @@ class DeadLetterPublisher:
         """Have a message written; its key must be parked. Any thread."""
         self._refused.pop(message.place, None)
         if not message.assignment.active:
-            self._settle(message, Fate.GONE)
+            self._settle_gone(message)
             return
         topic, headers = self._addressed(message)
         if self.trace is not None:
@@ -154,17 +157,24 @@ class DeadLetterPublisher:
         to = Result(topic, message.record.value(), message.record.key(), headers, -1)
         self._outbox.submit((message.item,), (to,), partial(self._ended, message))
 
-    def _settle(self, message: ExhaustedMessage, fate: Fate) -> None:
+    def _settle(self, message: ExhaustedMessage, state: KeyState, **what: Any) -> None:
         self.states.pop(message.place, None)
-        message.settle(fate)
+        message.settle(state, **what)
 
     def _ended(self, message: ExhaustedMessage, submission: Submission) -> None:
         if submission.refusal is not None:
             self._judge(message, *submission.refusal)
-            return
-        if submission.is_written:
+        elif submission.is_written:
+            message.assignment.tracker.park(-1, -size_in_bytes(message.record))
             self._note_written(message, submission.messages[0].topic)
-        self._settle(message, Fate.WRITTEN if submission.is_written else Fate.GONE)
+            self._settle(message, KeyState.DONE)
+        else:
+            self._settle_gone(message)
+
+    def _settle_gone(self, message: ExhaustedMessage) -> None:
+        """Let the key go on: its partition is another member's, who handles the message again."""
+        why = f"{position_of(message.record)} went to another member of the group before it was written"
+        self._settle(message, KeyState.DONE, why_not=why)
 
     def _note_written(self, message: ExhaustedMessage, topic: str) -> None:
         self._logged_at.pop(topic, None)
@@ -192,13 +202,14 @@ class DeadLetterPublisher:
             self._send_again(message, topic, error)
         elif message.retry is not None:
             _log.error("%s is not taken by %s: %s; it is given up at once", place, topic, reason(error))
-            self._settle(message, Fate.NO_RETRY)
+            self._settle(message, KeyState.FAILED, error=NoRetryError(message.error))
         elif not message.is_short and error.code() != KafkaError.INVALID_RECORD:
             _log.warning("%s is too large for %s, and is written without the stack and most of the texts", place, topic)
             self.publish(replace(message, is_short=True))
-        elif message.is_asked_for:
+        elif message.asked_at is not None:
             _log.error("%s was to be given up, and %s does not take it: %s; it stays", place, topic, reason(error))
-            self._settle(message, Fate.KEPT)
+            why = f"{topic} does not take {place}, without what we add either; the log says why"
+            self._settle(message, message.asked_at, why_not=why)
         else:
             self._stop(message, topic, error)
 

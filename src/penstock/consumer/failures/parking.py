@@ -15,7 +15,7 @@ from functools import partial
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
 from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage, Fate
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage, NoRetryError
 from penstock.consumer.failures.failure_text import attached, failure_text, raised_where
 from penstock.consumer.failures.give_ups import GiveUp, GiveUps
 from penstock.consumer.failures.timers import Timer, Timers
@@ -55,14 +55,6 @@ class FailedBatch:
     #: When it is tried again, or None for never, by the number of tries and the time of the first: its keys come back
     #: at one time.
     due_at: dict[tuple[int, float], float | None] = field(default_factory=dict)
-
-
-class _NoRetryError(Exception):
-    """No retry topic takes a message, whose last try failed with `failure`: its handler's choice is left."""
-
-    def __init__(self, failure: BaseException) -> None:
-        super().__init__()
-        self.failure = failure
 
 
 class Parking:
@@ -198,14 +190,14 @@ class Parking:
     ) -> None:
         """Decide what becomes of the failed head of a parked key; `failed_batch`: it failed with a whole batch."""
         error, (fetch, _, record) = failure.error, parked.waiting[0]
-        if not isinstance(error, _NoRetryError):
+        if not isinstance(error, NoRetryError):
             self._note_failure(lane, key, parked, failure, slot)
         if not fetch.assignment.active:
             # Nothing is judged: its next owner handles it again. Read after the key was parked: a revocation that
             # comes later wakes it, and here the lane's holder does.
             lane.due.append(key)
             return
-        if isinstance(error, _NoRetryError):
+        if isinstance(error, NoRetryError):
             self._give_up(lane, key, parked, Failed(error.failure, permanent=True), slot)
             return
         if self.give_ups and self.give_up_if_asked(lane, key, parked):
@@ -352,28 +344,18 @@ class Parking:
         asked: GiveUp | None = None,
     ) -> None:
         """Have the head written to another topic; its key waits until a broker has it or refuses it."""
-        item, before = parked.waiting[0], parked.state
+        asked_at = None if asked is None else parked.state
+        parked.send_out(KeyState.SENDING)
 
-        def settle(fate: Fate) -> None:
-            if fate is Fate.WRITTEN:
-                item[0].assignment.tracker.park(-1, -size_in_bytes(item[2]))
-            if fate is Fate.NO_RETRY:
-                parked.resolve(KeyState.FAILED, _NoRetryError(error))
-            else:
-                parked.resolve(before if fate is Fate.KEPT else KeyState.DONE)
+        def settle(state: KeyState, error: BaseException | None = None, why_not: str | None = None) -> None:
+            parked.resolve(state, error)
             self._wake_key(lane, key)
             if asked is not None:
-                place = position_of(item[2])
-                asked.outcome.set_result(
-                    {
-                        Fate.GONE: f"{place} went to another member of the group before it was written",
-                        Fate.KEPT: f"{asked.topic} does not take {place}, without what we add either; the log says why",
-                    }.get(fate)
-                )
+                asked.outcome.set_result(why_not)
 
-        parked.send_out(KeyState.SENDING)
-        is_asked_for = asked is not None
-        self._publisher.publish(ExhaustedMessage(item, error, parked.tries, retry, settle, is_asked_for=is_asked_for))
+        self._publisher.publish(
+            ExhaustedMessage(parked.waiting[0], error, parked.tries, retry, settle, asked_at=asked_at)
+        )
 
     @staticmethod
     def _complete(item: Item) -> None:
