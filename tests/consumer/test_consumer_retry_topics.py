@@ -9,7 +9,7 @@ import tenacity
 from confluent_kafka import TopicPartition
 
 from penstock.app import App
-from penstock.consumer import CallNext, DeferredCompletion, handler, retry
+from penstock.consumer import CallNext, DeferredCompletion, retry
 from penstock.consumer.retry_topics import (
     DUE,
     ORIGIN,
@@ -24,9 +24,8 @@ from penstock.consumer.retry_topics import (
 )
 from penstock.dead_letters.headers import own_headers, read
 from penstock.message import FixedRecord, Headers, Message
-from penstock.testing import TestApp, TestBroker
-from support.consumers import ONCE, Handled, PoisonError, app_of, consumer_of
-from waiting import wait_until
+from penstock.testing import TestApp
+from support.consumers import ONCE, Handled, PoisonError, app_of
 
 
 def record(*fields: tuple[str, bytes | None], topic: str = "retry.g.t.1s", offset: int = 7) -> FixedRecord:
@@ -105,26 +104,6 @@ def test_a_retry_waits_for_a_completion_of_its_key_that_is_out_and_then_holds_th
 
     assert (while_out, while_again) == ([b"first"], [b"first", b"again"])
     assert list(out) == [b"first", b"again", b"later"]
-
-
-def test_messages_of_a_key_and_its_retries_never_overlap() -> None:
-    broker, handled, failed = TestBroker(), Handled(), set[bytes | None]()
-    broker.create_topic("t", 2)
-    for number in range(120):
-        broker.produce("t", b"%d" % number, key=b"k%d" % (number % 4))
-
-    def function(message: Message) -> None:
-        handled(message)
-        if int(message.value or b"0") % 3 == 0 and message.value not in failed:
-            failed.add(message.value)
-            raise PoisonError
-
-    one = handler(function, retry=ONCE, retry_delays=(0.05,), on_failure="dead_letter")
-    with consumer_of(broker, {"t": one}) as consumer:
-        wait_until(lambda: consumer.statistics().handled == 120)
-
-    assert len(handled.calls) == 160
-    assert handled.overlaps == []
 
 
 def test_forged_headers_cost_their_message_a_bounded_wait_and_no_more_rounds() -> None:

@@ -131,7 +131,7 @@ class Route:
         self.gated = self._is_gated()
 
     def _as_seen(self, record: Record) -> Record:
-        return record if self.source is None else RetriedRecord(record, self.source)
+        return record if self.source is None else RetriedRecord.of(record, self.source)
 
     def screen(self, record: Record) -> Failed | bool:
         """Tell whether the filter lets a message pass, or that it failed on it."""
