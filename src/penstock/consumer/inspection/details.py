@@ -18,9 +18,6 @@ BUCKETS = 64
 #: Runs of a lane that are counted one by one; of what is behind them, the mean is taken.
 _COUNTED = 64
 
-#: `depth`: messages that wait or are in a handler; `age`: seconds since the oldest of them was fetched.
-Depths = dict[str, list[float]]
-
 
 @dataclass(frozen=True, slots=True)
 class ConsumerDetails:
@@ -28,13 +25,14 @@ class ConsumerDetails:
 
     Attributes:
         parked: the parked keys that their handlers hold or that were tried most.
-        lanes: depth and age of the lanes, by handler.
+        lanes: by handler, of its lanes in buckets, `depth` (messages that wait or are in a handler) and `age` (seconds
+            since the oldest of them was fetched).
         latencies: counts since the start by `reports.latencies.BOUNDARIES_S`: `handler` and `done`.
         dead_letters: each reason, with the seconds since its last one.
     """
 
     parked: Sequence[ParkedMessage]
-    lanes: dict[str, Depths]
+    lanes: dict[str, dict[str, list[float]]]
     latencies: dict[str, list[int]]
     dead_letters: Sequence[tuple[DeadLetterReason, float]]
 
@@ -59,11 +57,11 @@ def details_of(
     )
 
 
-def lane_depths(scheduler: Scheduler[Fetch, Record], now: float) -> dict[str, Depths]:
+def lane_depths(scheduler: Scheduler[Fetch, Record], now: float) -> dict[str, dict[str, list[float]]]:
     """Return depth and age by handler. Any thread; parked messages are not in it, for they do not wait for a worker."""
     lanes = scheduler.lanes
     buckets = min(BUCKETS, len(lanes))
-    found: dict[str, Depths] = {}
+    found: dict[str, dict[str, list[float]]] = {}
     for number, lane in enumerate(lanes):
         # Copies, each made in one step: the router appends and the holder takes meanwhile.
         runs = lane.runs.copy()

@@ -5,7 +5,6 @@ What is wrong raises `ConfigurationError`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from penstock import options as check
@@ -13,8 +12,6 @@ from penstock.consumer.handlers.functions import is_async
 from penstock.consumer.handlers.options.ordering import Order
 from penstock.consumer.handlers.options.retry_policy import RetryPolicy, retry
 from penstock.errors import ConfigurationError
-
-_log = logging.getLogger(__name__)
 
 #: Seconds: the longest delay of a retry topic.
 MAX_RETRY_DELAY_S = 7 * 24 * 3600.0
@@ -75,13 +72,3 @@ def delays_of(given: Sequence[float]) -> tuple[float, ...]:
         if delay > MAX_RETRY_DELAY_S:
             raise ConfigurationError(f"retry_delays holds {delay:g} s; the longest delay is {MAX_RETRY_DELAY_S:g} s")
     return delays
-
-
-def warn_without_keys(name: str, order: Order, given: Mapping[str, bool]) -> None:
-    """Say which options about keys were given to a handler whose messages do not wait for those of their key."""
-    if order is Order.KEY:
-        return
-    for option, is_given in given.items():
-        if is_given:
-            # Refusing would be too much: an app may give all of its handlers the same options.
-            _log.warning("handler %s: %s means nothing with order=%r", name, option, order.value)
