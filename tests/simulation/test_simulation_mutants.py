@@ -164,7 +164,7 @@ def chooses_lanes_by_chance(patch: pytest.MonkeyPatch) -> None:
     chance = random.Random(1)  # noqa: S311 - the same defect each time
 
     def lane_numbers(self: Ordering, topic: str, partition: int, records: Sequence[object], *_: object) -> list[int]:
-        return [chance.randrange(self._lanes) for _ in records]
+        return [chance.randrange(self.lanes) for _ in records]
 
     patch.setattr(Ordering, "lane_numbers", lane_numbers)
 

@@ -292,10 +292,10 @@ class Engine:
         search.absent = lambda: topics.absent
         search.changed = partial(self._topics_changed, membership, topics)
         lost_positions = LostPositions(
-            self.assignments,
-            self.router,
-            self.rebalance.begin,
-            self._offset_reset,
+            assignments=self.assignments,
+            router=self.router,
+            begin=self.rebalance.begin,
+            offset_reset=self._offset_reset,
             is_allowed=self.settings.offset_reset is not None,
         )
         self.loop = PollLoop(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -102,42 +102,34 @@ class ExhaustedMessage:
         return self.assignment, self.record.offset()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DeadLetterPublisher:
     """Submits exhausted messages, and judges what topics say to them."""
 
-    def __init__(
-        self,
-        group: str,
-        clock: Clock,
-        timers: Timers,
-        limits: DeadLetterLimits,
-        outbox: Submits,
-        *,
-        fail: Callable[[BaseException], None],
-    ) -> None:
-        self._group = group
-        self._clock = clock
-        self._timers = timers
-        #: What stops a consumer that gives up everything.
-        self.limits = limits
-        self._outbox = outbox
-        # When it was logged last that a right is missing, by topic.
-        self._logged_at: dict[str, float] = {}
-        # Those that wait to be sent again. Operations of a `dict` are atomic.
-        self._refused: dict[tuple[Assignment, int], None] = {}
-        #: Passes the headers on with a trace in them, where telemetry is on. Set before the start.
-        self.trace: Trace | None = None
-        #: Whom the brokers take the producer for. Set before the start.
-        self.principal = THIS_CLIENT
-        #: Stops the consumer.
-        self.fail = fail
-        #: Where each message is, in words. Any thread: operations of a `dict` are atomic.
-        self.states: dict[tuple[Assignment, int], str] = {}
-        #: Dead letters written, messages written to retry topics, and refusals.
-        self.dead_letters = 0
-        self.reasons = DeadLetterReasons()
-        self.retries = 0
-        self.failures = 0
+    group: str
+    clock: Clock
+    timers: Timers
+    #: What stops a consumer that gives up everything.
+    limits: DeadLetterLimits
+    outbox: Submits
+    _: KW_ONLY
+    #: Stops the consumer.
+    fail: Callable[[BaseException], None]
+    #: Passes the headers on with a trace in them, where telemetry is on. Set before the start.
+    trace: Trace | None = field(default=None, init=False)
+    #: Whom the brokers take the producer for. Set before the start.
+    principal: str = field(default=THIS_CLIENT, init=False)
+    #: Where each message is, in words. Any thread: operations of a `dict` are atomic.
+    states: dict[tuple[Assignment, int], str] = field(default_factory=dict, init=False)
+    #: Dead letters written, messages written to retry topics, and refusals.
+    dead_letters: int = field(default=0, init=False)
+    reasons: DeadLetterReasons = field(default_factory=DeadLetterReasons, init=False)
+    retries: int = field(default=0, init=False)
+    failures: int = field(default=0, init=False)
+    # When it was logged last that a right is missing, by topic.
+    _logged_at: dict[str, float] = field(default_factory=dict, init=False)
+    # Those that wait to be sent again. Operations of a `dict` are atomic.
+    _refused: dict[tuple[Assignment, int], None] = field(default_factory=dict, init=False)
 
     @property
     def held(self) -> int:
@@ -155,7 +147,7 @@ class DeadLetterPublisher:
             headers = self.trace(topic, headers)
         self.states[message.place] = f"it is being written to {topic}"
         to = Result(topic, message.record.value(), message.record.key(), headers, -1)
-        self._outbox.submit((message.item,), (to,), partial(self._ended, message))
+        self.outbox.submit((message.item,), (to,), partial(self._ended, message))
 
     def _settle(self, message: ExhaustedMessage, state: KeyState, **what: Any) -> None:
         self.states.pop(message.place, None)
@@ -182,7 +174,7 @@ class DeadLetterPublisher:
             self.dead_letters += 1
             source = message.assignment.route.source or message.assignment.topic
             origin, *place = origin_of(message.record, source)
-            self.reasons.count(origin, topic, class_name(message.error), (place[0], place[1]), self._clock.monotonic())
+            self.reasons.count(origin, topic, class_name(message.error), (place[0], place[1]), self.clock.monotonic())
         else:
             self.retries += 1
         _log.log(
@@ -230,7 +222,7 @@ class DeadLetterPublisher:
 
     def _send_again(self, message: ExhaustedMessage, topic: str, error: KafkaError) -> None:
         """Keep a message that was refused for now, and send it again after a while."""
-        now, why = self._clock.monotonic(), why_refused(topic, error, self.principal)
+        now, why = self.clock.monotonic(), why_refused(topic, error, self.principal)
         # That nothing gets into the topic is logged once in a while, not for each message.
         is_for_topic = is_missing_right(error)
         if not is_for_topic or now - self._logged_at.get(topic, -_LOG_AGAIN_S) >= _LOG_AGAIN_S:
@@ -244,7 +236,7 @@ class DeadLetterPublisher:
                 RESEND_AFTER_S,
             )
         self._hold(message, f"it cannot be written to {topic}: {why}")
-        self._timers.add(now + RESEND_AFTER_S, partial(self.publish, message))
+        self.timers.add(now + RESEND_AFTER_S, partial(self.publish, message))
 
     def _addressed(self, message: ExhaustedMessage) -> tuple[str, HeaderList]:
         """Return the topic a message goes to, and its headers."""
@@ -253,11 +245,11 @@ class DeadLetterPublisher:
         source = assignment.route.source or assignment.topic
         if message.retry is not None:
             delay = handler.retry_delays[message.retry]
-            due = self._clock.time() + delay
+            due = self.clock.time() + delay
             fields = retry_headers(message.record, source, message.retry + 1, due, message.attempts)
-            return retry_topic(self._group, source, delay), fields
+            return retry_topic(self.group, source, delay), fields
         tries = tries_before(message.record, source) + message.attempts
-        origin = DeadLetterOrigin.of(message.record, message.error, group=self._group, attempts=tries)
+        origin = DeadLetterOrigin.of(message.record, message.error, group=self.group, attempts=tries)
         if message.is_short:
             origin = replace(
                 origin,

@@ -445,15 +445,15 @@ class TransactionalOutbox(Outbox):
         """Log why a transaction failed: the same one now and then only, for it is tried again at once."""
         kind: object = type(error)
         said: object = error
+        is_routine = False
         if isinstance(error, KafkaException):
-            kind, said = code_of(error), reason(error)
+            kind, said, is_routine = code_of(error), reason(error), is_rebalancing(error)
         now = self._clock.monotonic()
-        level = logging.DEBUG
-        if now - self._logged_at.get(kind, -_LOG_AGAIN_S) >= _LOG_AGAIN_S:
-            routine = isinstance(error, KafkaException) and is_rebalancing(error)
-            self._logged_at[kind], level = now, logging.INFO if routine else logging.WARNING
+        if now - self._logged_at.get(kind, -_LOG_AGAIN_S) < _LOG_AGAIN_S:
+            return
+        self._logged_at[kind] = now
         _log.log(
-            level,
+            logging.INFO if is_routine else logging.WARNING,
             "a Kafka transaction of group %s was not committed: %s; %s",
             self._group,
             said,
