@@ -56,7 +56,7 @@ def test_what_a_registry_does_not_know_and_what_is_no_value_go_to_the_dead_lette
         counts = {one.header("__dlq.errors.delivery.count") for one in test.dead_letters("orders")}
 
     assert seen == [{"number": 1}]
-    assert told[0] == b"the value cannot be decoded: SchemaRegistryError 40400; mend its producer or the decoder"
+    assert told[0] == b"the value cannot be decoded: SchemaRegistryError 40400; correct its producer or the decoder"
     assert [one for one in told if not (one or b"").startswith(b"the value cannot be decoded: ")] == []
     assert (len(told), counts) == (5, {b"1"})
 

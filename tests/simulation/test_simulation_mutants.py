@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.transactional.end_watch import EndWatch
 from penstock.consumer.assignments import Assignments
+from penstock.consumer.engine import Engine
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.lanes.set_aside import SetAside
 from penstock.consumer.execution_slot import ExecutionSlot
@@ -338,6 +339,17 @@ def hands_a_key_on_whose_call_goes_on(patch: pytest.MonkeyPatch) -> None:
 def forgets_the_key_of_an_abandoned_call(patch: pytest.MonkeyPatch) -> None:
     """Nobody hears that an abandoned call has returned."""
     patch.setattr(Future, "add_done_callback", lambda self, call: None)
+
+    def wake_others(self: Engine) -> None:
+        self.processor.set_aside.dropped += 1
+        self.processor.wake_set_aside()
+        for lane in self.scheduler.lanes:
+            for key, parked in lane.parked.copy().items():
+                if parked.call is None or not parked.waiting or not parked.waiting[0][0].assignment.active:
+                    self.processor.wake_key(lane, key)
+
+    # The end of a run changes rates, which would mend it.
+    patch.setattr(Engine, "wake_all", wake_others)
 
 
 def takes_what_is_abandoned_for_done(patch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Giving up the message that holds a partition, by request: what is asked, when it is refused, and what came of it.
 
 It is done by the holder of the message's lane, as `failures/give_ups.py` says. Here, on the thread of who asks, is all
-that may take time: whether the message can be given up is told in a sentence, and its dead-letter topic is made.
+that may take time: an error says in a sentence why a message cannot be given up, and its dead-letter topic is made.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.dead_letters.headers import RETRY_PREFIX, HeaderList, own_headers
 from penstock.message import FixedRecord, Record, headers_of, timestamp_of
@@ -93,7 +93,7 @@ class RetriedRecord(FixedRecord):
     What identifies it, topic, partition, offset and timestamp, is then the same at every try.
     """
 
-    fetched: Record
+    fetched: Record = field(repr=False)
 
     @classmethod
     def of(cls, fetched: Record, source: str) -> RetriedRecord:

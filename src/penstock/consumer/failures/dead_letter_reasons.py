@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Reasons that are told apart; those beyond count as one.
+#: Reasons that are counted apart; those beyond count as one.
 _MOST = 50
 _OTHERS = "other errors"
 

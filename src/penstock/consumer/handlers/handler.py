@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from enum import Enum
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 from penstock import options as check
 from penstock.consumer.handlers.context import takes_context
 from penstock.consumer.handlers.functions import collected, is_async, is_async_generator, name_of, require_parameters
-from penstock.consumer.handlers.options.handler_options import DEFAULTS, Filter, HandlerOptions, OnFailure
-from penstock.consumer.handlers.options.option_checks import (
+from penstock.consumer.handlers.options.handler_options import (
+    Filter,
+    HandlerOptions,
+    OnFailure,
     check_batch,
     check_plain,
     check_rates,
@@ -52,32 +54,41 @@ class Handler:
     """
 
     function: HandlerFunction
+    _: KW_ONLY
     #: Whether the function is given a `Context` beside the message.
     takes_context: bool
     kind: Kind
-    order: Order
-    keyless: Keyless
-    key: KeyFunction | None
-    key_space: str | None
-    filter: Filter | None
-    decoder: Decoder | None
-    to: str | None
-    encoder: Encoder | None
-    batch: int
-    linger: float
+    order: Order = Order.KEY
+    keyless: Keyless = Keyless.PARTITION
+    key: KeyFunction | None = None
+    key_space: str | None = None
+    filter: Filter | None = None
+    decoder: Decoder | None = None
+    to: str | None = None
+    encoder: Encoder | None = None
+    batch: int = 1
+    linger: float = 0.0
     retry: RetryPolicy
-    retry_delays: tuple[float, ...]
-    on_failure: OnFailure
+    retry_delays: tuple[float, ...] = ()
+    on_failure: OnFailure = OnFailure.STOP
     dead_letter_topic: str
-    dead_letter_format: DeadLetterFormat
-    rate: float | None
-    key_rate: float | None
-    time_limit: float | None
+    dead_letter_format: DeadLetterFormat = DeadLetterFormat.KAFKA
+    rate: float | None = None
+    key_rate: float | None = None
+    time_limit: float | None = None
 
     @property
     def name(self) -> str:
         """The function's name, for logs and reports."""
         return name_of(self.function)
+
+
+#: What counts for an option that is left out: None also where it depends on others.
+DEFAULTS: Final[Mapping[str, object]] = {
+    option.name: None if option.default is MISSING else option.default
+    for option in fields(Handler)
+    if option.name in HandlerOptions.__annotations__
+}
 
 
 @takes_options(HandlerOptions, DEFAULTS)

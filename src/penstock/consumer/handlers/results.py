@@ -190,7 +190,7 @@ class ResultMaker:
             except:  # noqa: E722 - see `raised`; the user's code, whose text may quote the value
                 error = raised()
                 raise ResultError(
-                    f"a value of handler {self.handler} for {topic} cannot be encoded: {describe(error)}; mend "
+                    f"a value of handler {self.handler} for {topic} cannot be encoded: {describe(error)}; correct "
                     "the handler or the encoder"
                 ) from error
         if isinstance(value, bytearray | memoryview):

@@ -210,6 +210,6 @@ def _preparing(accept: Filter | None, make: Callable[[Record], Message]) -> Prep
 def _decoding_failure(error: BaseException) -> Failed:
     if isinstance(error, RegistryConnectionError):
         return Failed(error)
-    failure = MessageFormatError(f"the value cannot be decoded: {describe(error)}; mend its producer or the decoder")
+    failure = MessageFormatError(f"the value cannot be decoded: {describe(error)}; correct its producer or the decoder")
     failure.__cause__ = error
     return Failed(failure, permanent=True)

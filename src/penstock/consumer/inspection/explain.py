@@ -22,7 +22,7 @@ UNKNOWN = "position not known yet"
 #: The state of a message that waits for a call which another message began.
 BEHIND_CALL = "behind a call"
 #: What is added for a key that its handler holds.
-_HELD = "its tries are exhausted, and its handler holds it; mend the cause and start the app again"
+_HELD = "its tries are exhausted, and its handler holds it; remove the cause and start the app again"
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,10 +207,10 @@ def _key_failure(error: BaseException) -> MessageFormatError:
     text = f"the key function failed with {type(error).__name__}"
     if isinstance(error, UnicodeDecodeError):
         failure = MessageFormatError(
-            f"{text}, as it does where a header's name is not UTF-8; mend the producer, or the function"
+            f"{text}, as it does where a header's name is not UTF-8; correct the producer, or the function"
         )
     else:
-        failure = MessageFormatError(f"{text}; mend it")
+        failure = MessageFormatError(f"{text}; correct it")
     # Without the frame of the caller, which has all messages of the fetch.
     stack = error.__traceback__
     failure.__cause__ = error.with_traceback(None if stack is None else stack.tb_next)

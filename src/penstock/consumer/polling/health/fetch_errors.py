@@ -1,4 +1,4 @@
-"""Fetch errors: which of them end the consumer, which the client mends by itself, and how they are logged.
+"""Fetch errors: which of them end the consumer, which the client recovers from by itself, and how they are logged.
 
 The client hands them over among the messages, those of the group included.
 """
@@ -19,7 +19,7 @@ from penstock.errors import PenstockError
 
 _log = logging.getLogger(__name__)
 
-#: Errors that the client mends by itself; they are logged at debug level.
+#: Errors that the client recovers from by itself; they are logged at debug level.
 _TRANSIENT = frozenset({KafkaError._PARTITION_EOF, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})  # noqa: SLF001 - the client library's names of its local errors
 #: Errors after which the brokers are asked at once what is the matter with the topics.
 _ASK_AGAIN = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - as above
