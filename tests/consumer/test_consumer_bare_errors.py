@@ -50,7 +50,7 @@ def test_what_the_client_raises_out_of_a_callback_ends_the_consumer_with_its_rea
         consumer.stop()
 
 
-@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("async", marks=pytest.mark.thorough)])
 def test_a_handler_that_raises_one_has_failed_its_message(broker: DevBroker, new_topic: NewTopic, kind: str) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"bad"), (b"k", b"good")])

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Optional
 import pytest
 
 import penstock
-import penstock as renamed
 from penstock.consumer import handler
 from penstock.errors import ConfigurationError
 from penstock.testing import TestApp
@@ -76,12 +75,6 @@ class Notes:
 
         return handle
 
-    def by_another_name(self) -> Callable[..., object]:
-        def handle(message: penstock.Message, context: renamed.Context) -> None:
-            self.note(message, context)
-
-        return handle
-
     def for_type_checkers(self) -> Callable[..., object]:
         def handle(message: Unknown, context: Context) -> None:
             self.note(message, context)
@@ -95,13 +88,6 @@ class Notes:
 
         return handle
 
-    def no_string(self) -> Callable[..., object]:
-        def handle(message: penstock.Message, context: object) -> None:
-            self.note(message, context)  # type: ignore[arg-type] # it is one
-
-        handle.__annotations__["context"] = penstock.Context
-        return handle
-
 
 FORMS = [
     "plain",
@@ -110,10 +96,8 @@ FORMS = [
     "async_generator",
     "partial",
     "decorated",
-    "by_another_name",
     "for_type_checkers",
     "optional",
-    "no_string",
 ]
 
 
@@ -165,6 +149,32 @@ def test_attempts_are_counted_from_one_over_retries_and_retry_topics(form: str) 
         test.advance(120)
 
     assert seen == [(1, 0), (2, 1), (3, 2), (4, 3)]
+
+
+def test_the_messages_of_a_batch_count_each_for_itself() -> None:
+    app, seen = app_of(), list[list[tuple[bytes | None, int]]]()
+
+    @app.handler("t", batch=3, retry=every(1, attempts=2), on_failure="drop")
+    def handle(messages: list[penstock.Message]) -> None:
+        seen.append([(message.value, message.attempt) for message in messages])
+        if any(message.value == b"1" for message in messages):
+            raise ValueError
+
+    with TestApp(app) as test:
+        for number in range(4):
+            test.send("t", str(number), key="k")
+        test.advance(20)
+
+    assert seen == [
+        [(b"0", 0), (b"1", 0), (b"2", 0)],
+        [(b"0", 1), (b"1", 1), (b"2", 1)],
+        # The policy gave the batch up: now each alone.
+        [(b"0", 2)],
+        [(b"1", 2)],
+        [(b"1", 3)],
+        [(b"2", 2)],
+        [(b"3", 0)],
+    ]
 
 
 def test_the_state_is_that_of_each_start() -> None:

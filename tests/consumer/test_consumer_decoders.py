@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import pydantic
 import pytest
 import typing_extensions
 from hypothesis import example, given, settings, strategies
@@ -20,24 +21,6 @@ from penstock.errors import ConfigurationError
 from penstock.message import Message
 from penstock.testing import TestApp
 from support.consumers import app_of
-
-
-class Model:
-    """Stands for a pydantic model: known by its class method."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    @classmethod
-    def model_validate_json(cls, value: bytes) -> Model:
-        """Take a number."""
-        return cls(int(value))
-
-
-class Struct:
-    """Stands for a msgspec struct: known by its fields."""
-
-    __struct_fields__ = ("number",)
 
 
 def test_values_are_decoded_and_what_cannot_be_goes_to_the_dead_letters_without_a_try() -> None:
@@ -78,51 +61,6 @@ def test_what_a_filter_refuses_is_done_and_counted_and_never_holds_the_watermark
     assert (now.filtered, now.handled, now.in_flight) == (600, 5, 0)
 
 
-@pytest.mark.parametrize("decoder", [Model, lambda value: Model(int(value))], ids=["model", "callable"])
-def test_a_model_or_a_callable_makes_the_body(decoder: object) -> None:
-    seen: list[Message] = []
-    stepped = SteppedEngine({"t": handler(seen.append, decoder=decoder, on_failure="drop")})  # type: ignore[arg-type] # both are decoders
-
-    stepped.feed("t", (b"k", b"7"), (b"k", b"no number"), (b"k", None))
-    stepped.serve()
-
-    model, tombstone = (message.body for message in seen)
-    assert isinstance(model, Model)
-    assert (model.number, seen[0].value) == (7, b"7")
-    assert tombstone is None
-    assert (stepped.count("dropped"), stepped.count("failed")) == (1, 1)
-    assert stepped.of("t").tracker.in_flight == 0
-
-
-def test_a_struct_is_decoded_by_the_package_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Decoder:
-        def __init__(self, struct: type) -> None:
-            self._struct = struct
-
-        def decode(self, value: bytes) -> tuple[type, bytes]:
-            return self._struct, value
-
-    monkeypatch.setitem(sys.modules, "msgspec", SimpleNamespace(json=SimpleNamespace(Decoder=Decoder)))
-
-    decode = decoder_of(Struct)
-
-    assert decode is not None
-    assert decode(b"x") == (Struct, b"x")
-
-
-def test_a_pydantic_model_is_a_decoder() -> None:
-    pydantic = pytest.importorskip("pydantic")
-    order = pydantic.create_model("Order", number=(int, ...))
-    seen: list[Message] = []
-    stepped = SteppedEngine({"t": handler(seen.append, decoder=order, on_failure="drop")})
-
-    stepped.feed("t", (b"k", b'{"number": 7}'), (b"k", b'{"number": "x"}'))
-    stepped.serve()
-
-    assert [message.body for message in seen] == [order(number=7)]
-    assert stepped.count("dropped") == 1
-
-
 @dataclass
 class Order:
     """A dataclass, as users write them."""
@@ -142,6 +80,19 @@ class Named(NamedTuple):
     number: int
 
 
+class Model(pydantic.BaseModel):
+    """The same as a model."""
+
+    number: int
+
+
+class Struct:
+    """Stands for a msgspec struct: known by its fields."""
+
+    __struct_fields__ = ("number",)
+
+
+Checked = pydantic.dataclasses.dataclass(Order)
 BODY = b'{"number": 7}'
 
 
@@ -149,6 +100,8 @@ BODY = b'{"number": 7}'
     ("given", "value", "body"),
     [
         (Order, BODY, Order(7)),
+        (Checked, BODY, Checked(7)),
+        (Model, BODY, Model(number=7)),
         (Typed, BODY, {"number": 7}),
         (Named, BODY, Named(7)),
         (list[Order], b"[%s]" % BODY, [Order(7)]),
@@ -160,23 +113,28 @@ BODY = b'{"number": 7}'
     ids=repr,
 )
 def test_a_type_that_tells_its_fields_decodes_json(given: Any, value: bytes, body: object) -> None:
-    pytest.importorskip("pydantic")
     decode: Any = decoder_of(given)
 
     assert decode(value) == body
-    if given is Order:
+    if value == BODY and given != dict[str, int]:
         with pytest.raises(ValueError, match="number"):
             decode(b"{}")
 
 
-def test_a_pydantic_dataclass_is_a_decoder_and_an_instance_of_a_model_is_none() -> None:
-    pydantic = pytest.importorskip("pydantic")
-    model = pydantic.create_model("Model", number=(int, ...))
-    decode: Any = decoder_of(pydantic.dataclasses.dataclass(Order))
+def test_a_struct_is_decoded_by_the_package_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Decoder:
+        def __init__(self, struct: type) -> None:
+            self._struct = struct
 
-    assert decode(BODY).number == 7
-    with pytest.raises(ConfigurationError, match="but is a Model"):
-        decoder_of(model(number=7))
+        def decode(self, value: bytes) -> tuple[type, bytes]:
+            return self._struct, value
+
+    monkeypatch.setitem(sys.modules, "msgspec", SimpleNamespace(json=SimpleNamespace(Decoder=Decoder)))
+
+    decode = decoder_of(Struct)
+
+    assert decode is not None
+    assert decode(b"x") == (Struct, b"x")
 
 
 @pytest.mark.parametrize("given", [str, bool, dict, list, tuple, set])
@@ -219,7 +177,7 @@ def test_what_is_no_exception_costs_its_message_and_not_the_consumer(where: str)
     assert stepped.of("t").tracker.in_flight == 0
 
 
-@pytest.mark.parametrize("given", ["xml", 7, b"json", object()])
+@pytest.mark.parametrize("given", ["xml", 7, b"json", object(), Model(number=7)])
 def test_what_is_no_decoder_is_refused(given: object) -> None:
     with pytest.raises(ConfigurationError, match="decoder must be 'json'"):
         handler(print, decoder=given)  # type: ignore[arg-type] # that is what is tested

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
-from stepped_engine import SteppedEngine
 
 from penstock.consumer import Kind, handler
 from penstock.errors import ConfigurationError
@@ -72,27 +71,3 @@ def test_a_function_with_a_yield_is_a_handler_of_its_kind() -> None:
 def test_what_must_answer_at_once_is_no_async_function(option: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{option} is an `async def`"):
         handler(print, **{option: coroutine})  # type: ignore[arg-type] # that is what is tested
-
-
-def test_a_coroutine_that_nobody_awaits_is_a_failure_and_not_done() -> None:
-    # As left by a decorator that is not async itself: nothing of the handler has run.
-    def decorated(message: Message) -> Awaitable[None]:
-        return coroutine(message)
-
-    async def forgets(message: Message) -> Awaitable[None]:
-        return coroutine(message)
-
-    stepped = SteppedEngine(
-        {
-            "sync": handler(decorated, on_failure="dead_letter"),
-            "async": handler(forgets, on_failure="dead_letter"),
-            "ok": handler(str),
-        }
-    )
-    for topic in ("sync", "async", "ok"):
-        stepped.feed(topic, (topic.encode(), topic.encode()))
-    stepped.serve()
-    stepped.send_out()
-
-    assert sorted(stepped.deliveries.sent) == [("dlq.async", b"async"), ("dlq.sync", b"sync")]
-    assert stepped.count("handled") == 1

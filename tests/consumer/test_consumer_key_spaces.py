@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import pytest
@@ -149,12 +148,3 @@ def test_keys_of_one_space_have_one_lane_and_those_of_several_have_several() -> 
 def test_a_key_space_that_is_no_name_is_refused(given: object) -> None:
     with pytest.raises(ConfigurationError, match="key_space"):
         handler(fail, key_space=given)  # type: ignore[arg-type] # that is what is tested
-
-
-def test_a_key_space_of_a_handler_that_orders_by_no_key_is_told_to_mean_nothing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        handler(fail, order="partition", key_space="customer")
-
-    assert "key_space means nothing with order='partition'" in caplog.text

@@ -101,7 +101,7 @@ def test_a_function_that_stands_for_the_key_may_fail_for_some_messages() -> None
     assert len(seen) == 30
     assert {letter.key for letter in letters} == {b"raises", b"number"}
     assert {letter.header("__dlq.errors.message") for letter in letters} == {
-        b"the key function failed with LookupError; mend it",
+        b"the key function failed with LookupError; correct it",
         b"the key function returned a int; it must return bytes, text or None",
     }
 

@@ -195,25 +195,6 @@ def test_of_a_batch_of_which_a_middleware_passes_on_a_part_the_messages_that_fai
         assert test.statistics().handled == 4
 
 
-def test_what_a_middleware_raises_is_retried_like_the_handlers_own_failure() -> None:
-    seen: list[bytes | None] = []
-
-    def fails(message: Message, call_next: CallNext) -> None:
-        call_next(message)
-        if seen.count(message.value) == 1:
-            raise ConnectionError
-
-    app = app_of(middlewares=[fails])
-    app.handler("t", retry=retry(attempts=3, wait=tenacity.wait_fixed(1)))(lambda message: seen.append(message.value))
-
-    with TestApp(app) as test:
-        test.send("t", "1")
-        test.advance(5)
-
-        assert seen == [b"1", b"1"]
-        assert (test.statistics().failed, test.statistics().retried) == (1, 1)
-
-
 async def takes_async(_message: Message) -> None: ...
 
 

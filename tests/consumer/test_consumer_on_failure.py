@@ -116,7 +116,7 @@ def test_without_a_choice_the_app_stops_and_keeps_the_offset(given: object) -> N
     with TestApp(app) as test:
         test.send("t", "poison")
         with pytest.raises(
-            PenstockError, match="mend the handler, or choose on_failure='dead_letter', 'drop' or 'hold'"
+            PenstockError, match="correct the handler, or choose on_failure='dead_letter', 'drop' or 'hold'"
         ):
             test.advance(5)
 

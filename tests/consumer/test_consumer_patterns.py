@@ -230,7 +230,7 @@ def test_what_is_no_pattern_is_refused_where_it_is_written() -> None:
         app.handler(pattern=".+", to="out")(lambda _: 1)
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=pytest.mark.thorough)])
 def test_a_topic_that_comes_up_on_a_real_broker_is_taken_up_with_both_protocols(
     broker: DevBroker, admin: AdminClient, new_topic: Callable[..., str], protocol: str
 ) -> None:

@@ -84,7 +84,14 @@ def doubts(caplog: pytest.LogCaptureFixture) -> bool:
 
 
 @pytest.mark.parametrize(
-    "what", [What.CUT_BEFORE, What.CUT_AFTER, What.DROP_REQUEST, What.DROP_ANSWER, What.DELAY_ANSWER]
+    "what",
+    [
+        What.DROP_ANSWER,
+        *(
+            pytest.param(what, marks=pytest.mark.thorough)
+            for what in (What.CUT_BEFORE, What.CUT_AFTER, What.DROP_REQUEST, What.DELAY_ANSWER)
+        ),
+    ],
 )
 def test_a_transaction_whose_end_is_not_answered_takes_effect_once(
     what: What, copying: Copying, caplog: pytest.LogCaptureFixture
@@ -103,6 +110,7 @@ def test_a_transaction_whose_end_is_not_answered_takes_effect_once(
     assert len(copying.proxy.identities) > known, "a successor ends what its predecessor left open"
 
 
+@pytest.mark.thorough
 def test_a_doubt_lasts_until_the_groups_offsets_are_told(
     copying: Copying, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

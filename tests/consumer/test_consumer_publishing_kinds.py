@@ -33,6 +33,7 @@ def numbers(chosen: Callable[[int], bool]) -> Counter[bytes | None]:
     return Counter(b"%d" % number for number in range(MESSAGES) if chosen(number))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.chaos)], ids=["", "killed"])
 def test_whatever_way_a_message_ends_its_result_or_dead_letter_is_visible_once(
     is_killed: bool, broker: DevBroker, new_name: Callable[..., str]

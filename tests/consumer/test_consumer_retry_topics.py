@@ -9,13 +9,12 @@ import tenacity
 from confluent_kafka import TopicPartition
 
 from penstock.app import App
-from penstock.consumer import CallNext, DeferredCompletion, handler, retry
+from penstock.consumer import CallNext, DeferredCompletion, retry
 from penstock.consumer.retry_topics import (
     DUE,
     ORIGIN,
     ROUND,
     TRIES,
-    RetryHeaders,
     former_retry_topics,
     headers,
     origin_of,
@@ -25,9 +24,8 @@ from penstock.consumer.retry_topics import (
 )
 from penstock.dead_letters.headers import own_headers, read
 from penstock.message import FixedRecord, Headers, Message
-from penstock.testing import TestApp, TestBroker
-from support.consumers import ONCE, Handled, PoisonError, app_of, consumer_of
-from waiting import wait_until
+from penstock.testing import TestApp
+from support.consumers import ONCE, Handled, PoisonError, app_of
 
 
 def record(*fields: tuple[str, bytes | None], topic: str = "retry.g.t.1s", offset: int = 7) -> FixedRecord:
@@ -106,26 +104,6 @@ def test_a_retry_waits_for_a_completion_of_its_key_that_is_out_and_then_holds_th
 
     assert (while_out, while_again) == ([b"first"], [b"first", b"again"])
     assert list(out) == [b"first", b"again", b"later"]
-
-
-def test_messages_of_a_key_and_its_retries_never_overlap() -> None:
-    broker, handled, failed = TestBroker(), Handled(), set[bytes | None]()
-    broker.create_topic("t", 2)
-    for number in range(120):
-        broker.produce("t", b"%d" % number, key=b"k%d" % (number % 4))
-
-    def function(message: Message) -> None:
-        handled(message)
-        if int(message.value or b"0") % 3 == 0 and message.value not in failed:
-            failed.add(message.value)
-            raise PoisonError
-
-    one = handler(function, retry=ONCE, retry_delays=(0.05,), on_failure="dead_letter")
-    with consumer_of(broker, {"t": one}) as consumer:
-        wait_until(lambda: consumer.statistics().handled == 120)
-
-    assert len(handled.calls) == 160
-    assert handled.overlaps == []
 
 
 def test_forged_headers_cost_their_message_a_bounded_wait_and_no_more_rounds() -> None:
@@ -224,16 +202,6 @@ def test_a_dead_letter_counts_the_tries_of_all_rounds_and_a_forged_count_is_not_
     assert letter.header("__dlq.errors.delivery.count") == b"9"
     assert [tries_before(record((TRIES, text)), "t") for text in (b"7", b"-1", b"x", b"9" * 40)] == [7, 0, 0, 0]
     assert tries_before(record((TRIES, b"7"), topic="t"), "t") == 0
-
-
-def test_a_wait_is_never_longer_than_the_delay_of_its_topic_and_the_rounds_never_more_than_there_are() -> None:
-    read_headers = RetryHeaders(30.0, 2)
-
-    assert read_headers.wait(record((DUE, b"999999999999999")), 50.0) == 30.0
-    assert read_headers.wait(record((DUE, b"60000")), 50.0) == 10.0
-    assert read_headers.wait(record((DUE, b"10")), 50.0) == 0.0
-    assert read_headers.wait(record(), 50.0) == 0.0
-    assert [read_headers.rounds(record((ROUND, text))) for text in (b"0", b"1", b"2", b"3", b"x")] == [1, 1, 2, 2, 2]
 
 
 def test_a_retry_topic_is_called_by_group_topic_and_delay() -> None:

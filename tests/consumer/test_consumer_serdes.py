@@ -6,14 +6,10 @@ import contextvars
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any
 
-import pydantic
 import pytest
 from confluent_kafka.schema_registry.avro import (
-    AvroDeserializer,
     AvroSerializer,
 )
 from confluent_kafka.serialization import (
@@ -27,7 +23,7 @@ from penstock import Outgoing
 from penstock.consumer.handlers.serialization.encoding import encoder_of
 from penstock.consumer.handlers.serialization.serdes import RecordEncoder
 from penstock.testing import TestApp
-from registries import AVRO, mock_registry, order, serdes_of
+from registries import mock_registry, order, serdes_of
 from support.consumers import app_of
 
 ORIGINAL_KEY = "sr_original_key"
@@ -70,38 +66,6 @@ def test_values_go_out_by_a_serializer_and_come_in_by_a_deserializer(kind: str, 
     assert all(one.value.startswith(b"\0") is not in_headers for one in written if one.value)
     assert [dict(one.headers).get("from") for one in written] == [b"list", None] * 2
     assert all(("__value_schema_id" in dict(one.headers)) is in_headers for one in written)
-
-
-@dataclass
-class Order:
-    number: int
-
-
-class Model(pydantic.BaseModel):
-    number: int
-
-
-@pytest.mark.parametrize("make", [Order, Model])
-def test_objects_of_other_classes_need_the_serializers_own_functions_and_nothing_else(make: Callable[..., Any]) -> None:
-    registry = mock_registry()
-    app, seen = app_of(), []
-
-    def to_dict(one: Any, _: SerializationContext) -> dict[str, Any]:
-        return asdict(one) if make is Order else one.model_dump()
-
-    @app.handler("in", to="orders", encoder=AvroSerializer(registry, AVRO, to_dict))
-    def take(_: penstock.Message) -> object:
-        return make(number=7)
-
-    @app.handler("orders", decoder=AvroDeserializer(registry, AVRO, lambda found, _: make(**found)))
-    def keep(message: penstock.Message) -> None:
-        seen.append(message.body)
-
-    with TestApp(app) as test:
-        test.send("in", "x")
-        test.settle()
-
-    assert seen == [make(number=7)]
 
 
 def test_a_serializer_is_told_the_topic_the_field_and_the_headers() -> None:

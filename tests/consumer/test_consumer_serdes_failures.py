@@ -56,7 +56,7 @@ def test_what_a_registry_does_not_know_and_what_is_no_value_go_to_the_dead_lette
         counts = {one.header("__dlq.errors.delivery.count") for one in test.dead_letters("orders")}
 
     assert seen == [{"number": 1}]
-    assert told[0] == b"the value cannot be decoded: SchemaRegistryError 40400; mend its producer or the decoder"
+    assert told[0] == b"the value cannot be decoded: SchemaRegistryError 40400; correct its producer or the decoder"
     assert [one for one in told if not (one or b"").startswith(b"the value cannot be decoded: ")] == []
     assert (len(told), counts) == (5, {b"1"})
 
@@ -148,11 +148,14 @@ async def asynchronous() -> tuple[object, object]:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (AvroDeserializer, "the class AvroDeserializer; give AvroDeserializer"),
+        (AvroDeserializer, "the class: give AvroDeserializer"),
         (StringSerializer(), "which StringSerializer is not; that one is for encoder="),
         (AvroSerializer, "which AvroSerializer is not; that one is for encoder="),
         (AvroDeserializerBuilder(), "give what it builds"),
-        (asyncio.run(asynchronous())[0], "unlike AsyncAvroDeserializer; give AvroDeserializer"),
+        (
+            asyncio.run(asynchronous())[0],
+            "which AsyncAvroDeserializer is not; nobody would await it: give AvroDeserializer",
+        ),
     ],
     ids=lambda given: given if isinstance(given, str) else type(given).__name__,
 )
@@ -168,9 +171,12 @@ async def awaited(value: object) -> bytes:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (AvroSerializer, "the class AvroSerializer; give AvroSerializer"),
+        (AvroSerializer, "the class: give AvroSerializer"),
         (StringDeserializer(), "which StringDeserializer is not; that one is for decoder="),
-        (asyncio.run(asynchronous())[1], "unlike AsyncAvroSerializer; give AvroSerializer"),
+        (
+            asyncio.run(asynchronous())[1],
+            "which AsyncAvroSerializer is not; nobody would await it: give AvroSerializer",
+        ),
         (awaited, "encoder is an `async def`, which nothing awaits"),
     ],
     ids=lambda given: given if isinstance(given, str) else type(given).__name__,

@@ -143,17 +143,6 @@ def test_what_the_user_says_of_the_producer_counts() -> None:
     assert ConsumerSettings().producer_config()["message.timeout.ms"] == 0
 
 
-@pytest.mark.parametrize("options", [{"key": "header:tenant"}, {"keyless": "spread"}])
-def test_a_key_where_nothing_goes_by_keys_is_warned_of(
-    options: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    handler(nothing, order="partition", **options)
-    handler(nothing, **options)
-
-    (said,) = [one.getMessage() for one in caplog.records]
-    assert said == f"handler nothing: {next(iter(options))} means nothing with order='partition'"
-
-
 def test_dead_letters_may_go_to_a_topic_with_a_handler_that_ends_them() -> None:
     consumer({"o": letters("p"), "p": letters("q"), "q": handler(nothing)})
 

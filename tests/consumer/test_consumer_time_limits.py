@@ -25,7 +25,7 @@ from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers import call_guard
 from penstock.consumer.handlers.call_guard import CallGuard
 from penstock.consumer.handlers.route import Failed
-from penstock.consumer.inspection.lane_depths import lane_depths
+from penstock.consumer.inspection.details import lane_depths
 from penstock.errors import HandlerTimeLimitError, NotGivenUpError, WorkersBlockedError
 from penstock.message import Message
 from penstock.outgoing import Outgoing
@@ -374,7 +374,7 @@ def test_a_handler_that_runs_is_given_up_by_request_without_a_limit_of_its_own()
             giving_up.judge(asked)
         asked = giving_up.ask("t", 0, 0)
         broker.advance(GRACE_S)
-        until(asked.ended.is_set)
+        until(asked.outcome.done)
 
         assert giving_up.judge(asked) == "dlq.t"
         assert [letter.value() for letter in broker.records("dlq.t")] == [b"hang"]

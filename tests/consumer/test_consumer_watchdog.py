@@ -34,7 +34,11 @@ class Stuck:
 
 @contextmanager
 def running(
-    function: Callable[..., object], stuck: Stuck, values: tuple[bytes, ...], **options: object
+    function: Callable[..., object],
+    stuck: Stuck,
+    values: tuple[bytes, ...],
+    stall_after: float = 5.0,
+    **options: object,
 ) -> Iterator[LitePushConsumer]:
     """Run a consumer whose clock goes on by itself, and let go what is stuck at the end."""
     broker = TestBroker()
@@ -42,7 +46,7 @@ def running(
     for value in values:
         broker.produce("t", value, key=b"secret-key")
     one = handler(function, **options)  # type: ignore[arg-type] # options of several types
-    with consumer_of(broker, {"t": one}, stall_after=5.0) as consumer:
+    with consumer_of(broker, {"t": one}, stall_after=stall_after) as consumer:
         try:
             yield consumer
         finally:
@@ -94,7 +98,8 @@ def test_a_handler_that_blocks_the_loop_is_reported_with_the_loops_stack(caplog:
     async def function(_message: Message) -> None:
         stuck.waits_for_what_never_comes()
 
-    with running(function, stuck, (b"x",)):
+    # The loop's own clock does not go on by itself.
+    with running(function, stuck, (b"x",), stall_after=0.3):
         wait_until(lambda: "the event loop has been blocked" in caplog.text)
 
     report = next(text for record in caplog.records if "event loop" in (text := record.getMessage()))

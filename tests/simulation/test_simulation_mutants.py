@@ -19,13 +19,15 @@ from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.transactional.end_watch import EndWatch
 from penstock.consumer.assignments import Assignments
+from penstock.consumer.engine import Engine
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.lanes.set_aside import SetAside
 from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage, Fate
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage
 from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.options.ordering import Ordering
+from penstock.consumer.message_sizes import size_in_bytes
 from penstock.consumer.outbox import plain_outbox, transactional_outbox
 from penstock.consumer.outbox.handler_results import HandlerResults
 from penstock.consumer.outbox.outbox import Submission
@@ -74,7 +76,8 @@ def gives_up_what_cannot_be_written(patch: pytest.MonkeyPatch) -> None:
     def give_up(self: DeadLetterPublisher, one: ExhaustedMessage, *_: object) -> None:
         fetch, index, _record = one.item
         fetch.assignment.tracker.complete(fetch.block, (index,))
-        one.settle(Fate.WRITTEN)
+        fetch.assignment.tracker.park(-1, -size_in_bytes(one.record))
+        one.settle(KeyState.DONE)
 
     patch.setattr(DeadLetterPublisher, "_send_again", give_up)
 
@@ -162,7 +165,7 @@ def chooses_lanes_by_chance(patch: pytest.MonkeyPatch) -> None:
     chance = random.Random(1)  # noqa: S311 - the same defect each time
 
     def lane_numbers(self: Ordering, topic: str, partition: int, records: Sequence[object], *_: object) -> list[int]:
-        return [chance.randrange(self._lanes) for _ in records]
+        return [chance.randrange(self.lanes) for _ in records]
 
     patch.setattr(Ordering, "lane_numbers", lane_numbers)
 
@@ -336,6 +339,17 @@ def hands_a_key_on_whose_call_goes_on(patch: pytest.MonkeyPatch) -> None:
 def forgets_the_key_of_an_abandoned_call(patch: pytest.MonkeyPatch) -> None:
     """Nobody hears that an abandoned call has returned."""
     patch.setattr(Future, "add_done_callback", lambda self, call: None)
+
+    def wake_others(self: Engine) -> None:
+        self.processor.set_aside.dropped += 1
+        self.processor.wake_set_aside()
+        for lane in self.scheduler.lanes:
+            for key, parked in lane.parked.copy().items():
+                if parked.call is None or not parked.waiting or not parked.waiting[0][0].assignment.active:
+                    self.processor.wake_key(lane, key)
+
+    # The end of a run changes rates, which would mend it.
+    patch.setattr(Engine, "wake_all", wake_others)
 
 
 def takes_what_is_abandoned_for_done(patch: pytest.MonkeyPatch) -> None:

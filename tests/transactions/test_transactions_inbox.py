@@ -151,7 +151,7 @@ def test_a_message_of_a_retry_topic_is_the_one_that_it_was(tmp_path: Path, time:
     )
     assert handled(connect, Message(first)) is True
 
-    assert handled(connect, Message(RetriedRecord(waited, "orders"))) is False
+    assert handled(connect, Message(RetriedRecord.of(waited, "orders"))) is False
 
 
 def test_an_asynchronous_connection_is_used_within_run_sync(postgresql_url: str) -> None:

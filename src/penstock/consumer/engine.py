@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 
 from penstock.clients.cluster import Clock, Cluster
-from penstock.clients.rights import Right
 from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, Fetch
 from penstock.consumer.execution.executor import Executor
 from penstock.consumer.execution.lane_plan import LanePlan
@@ -49,7 +48,7 @@ from penstock.consumer.polling.health.log_ends import LogEnds
 from penstock.consumer.polling.health.lost_positions import LostPositions
 from penstock.consumer.polling.health.open_transactions import OpenTransactions
 from penstock.consumer.polling.health.rights_watch import RightsWatch
-from penstock.consumer.polling.health.startup_checks import output_topics, prepare_topics, rights_of, writes_outputs
+from penstock.consumer.polling.health.startup_checks import output_topics, prepare_topics, writes_outputs
 from penstock.consumer.polling.health.topic_search import TopicSearch
 from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.consumer.polling.poll_loop import PollLoop
@@ -248,8 +247,7 @@ class Engine:
         if any(handler.retry_delays for handler in self.handlers.values()):
             self.routes.add_former_delays(cluster.topics())
         outputs = output_topics(self.group, self.handlers)
-        rights = RightsWatch(self.group, self.needed_rights(), cluster.principal, cluster.ask_rights)
-        prepare_topics(cluster, partitions, outputs, rights)
+        prepare_topics(self.group, self.routes.topics, self.handlers, cluster, partitions)
         cluster.require_topics({handler.to for handler in self.all_handlers if handler.to is not None} - outputs.keys())
         search = TopicSearch(
             group=self.group,
@@ -259,10 +257,9 @@ class Engine:
             every_s=self.settings.topic_search_interval,
         )
         search.begin(self.clock.monotonic())
-        # Of topics that were found, what is missing is said and waited for, as while it runs.
-        rights.need(self.needed_rights())
+        rights = RightsWatch(self.group, cluster.principal, cluster.ask_rights)
         topics = TopicWatch(self.routes.topics, cluster.ask_topic_ids)
-        self.commits.on_missing_right = rights.check_now
+        self.commits.on_missing_right = rights.group_refused
         self.dead_letter_publisher.principal = self.results.principal = cluster.principal
         producing = self.settings.config
         if not self.settings.exactly_once:
@@ -293,12 +290,12 @@ class Engine:
             leaves_its_name="group.instance.id" in config and "group.instance.id" not in self.settings.config,
         )
         search.absent = lambda: topics.absent
-        search.changed = partial(self._topics_changed, membership, topics, rights)
+        search.changed = partial(self._topics_changed, membership, topics)
         lost_positions = LostPositions(
-            self.assignments,
-            self.router,
-            self.rebalance.begin,
-            self._offset_reset,
+            assignments=self.assignments,
+            router=self.router,
+            begin=self.rebalance.begin,
+            offset_reset=self._offset_reset,
             is_allowed=self.settings.offset_reset is not None,
         )
         self.loop = PollLoop(
@@ -343,19 +340,14 @@ class Engine:
         """The handlers of the topics that are consumed now, without retry topics. Any thread."""
         return self.routes.handlers
 
-    def _topics_changed(self, membership: Membership, topics: TopicWatch, rights: RightsWatch) -> None:
+    def _topics_changed(self, membership: Membership, topics: TopicWatch) -> None:
         """Subscribe to what is consumed now, and watch that. On the poll thread."""
         topics.watch(self.routes.topics)
-        rights.need(self.needed_rights())
         membership.consume(self.routes.topics)
 
     def _offset_reset(self, topic: str) -> int | None:
         """Return where a topic that was made again begins; one that a pattern matches is a new topic."""
         return self.settings.offset_reset if topic in self.patterns.named else OFFSET_BEGINNING
-
-    def needed_rights(self) -> dict[Right, list[str]]:
-        """Return what the brokers must allow, and of each right which topics come to a halt without it."""
-        return rights_of(self.group, self.routes.topics, self.handlers)
 
     def statistics(self, workers: int) -> ConsumerStatistics:
         """Return the counts of this moment, from live state, with so many worker threads. Any thread."""

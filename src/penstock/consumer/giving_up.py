@@ -1,13 +1,15 @@
 """Giving up the message that holds a partition, by request: what is asked, when it is refused, and what came of it.
 
 It is done by the holder of the message's lane, as `failures/give_ups.py` says. Here, on the thread of who asks, is all
-that may take time: whether the message can be given up is told in a sentence, and its dead-letter topic is made.
+that may take time: an error says in a sentence why a message cannot be given up, and its dead-letter topic is made.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Hashable
+from concurrent.futures import CancelledError
+from contextlib import suppress
 
 from penstock.clients.cluster import Cluster
 from penstock.clients.rights import MissingRightError, Operation, topic_right
@@ -17,7 +19,7 @@ from penstock.consumer.failures.give_ups import GiveUp
 from penstock.consumer.failures.parking import GIVEABLE
 from penstock.consumer.handlers.options.handler_options import OnFailure
 from penstock.consumer.inspection.explain import Explanation
-from penstock.consumer.inspection.parked_keys import head_of
+from penstock.consumer.inspection.parked_keys import parked_heads
 from penstock.consumer.polling.health.startup_checks import create_outputs
 from penstock.errors import NotGivenUpError
 
@@ -47,26 +49,33 @@ class GivingUp:
 
     def ask(self, topic: str, partition: int, offset: int) -> GiveUp:
         """Ask for a message to be given up; raise `NotGivenUpError` where it cannot be."""
-        assignment, place = self._assignment(topic, partition), f"{topic}[{partition}]@{offset}"
+        place = f"{topic}[{partition}]@{offset}"
+        assignment = next(
+            (each for each in self._engine.assignments.all() if (each.topic, each.partition) == (topic, partition)),
+            None,
+        )
         if assignment is None:
             raise NotGivenUpError(f"{place} was not given up: this member does not have {topic}[{partition}]")
-        self._require_blocking(assignment, place, offset)
-        found = self._parked(assignment, offset)
-        if found is None and not self._is_in_handler(topic, partition, offset):
-            raise NotGivenUpError(self._why_not(assignment, place, offset))
-        letters = self._prepare_topic(assignment, place)
-        asked = self._engine.processor.give_ups.ask((assignment, offset), letters)
-        if found is not None:
-            self._engine.processor.wake_key(*found)
+        found = self._require_blocking(assignment, place, offset)
+        parked = self._parked(assignment, offset)
+        if parked is None and not self._is_in_handler(topic, partition, offset):
+            raise NotGivenUpError(self._why_not(found, assignment, place))
+        dead_letter_topic = self._prepare_topic(assignment, place)
+        asked = self._engine.processor.give_ups.ask((assignment, offset), dead_letter_topic)
+        if parked is not None:
+            self._engine.processor.wake_key(*parked)
         # Else the poll thread sees it, and interrupts the call: see `TimeLimits`.
         return asked
 
     def wait(self, up: GiveUp, timeout: float) -> str:
         """Wait until a message is in its dead-letter topic, and return the name of that; raises as `judge`."""
+        assignment, offset = up.place
         deadline = time.monotonic() + timeout
-        while not up.ended.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
-            if time.monotonic() >= deadline or self._is_vain(up):
-                break
+        while not up.outcome.done() and (left := deadline - time.monotonic()) > 0:
+            if not up.outcome.running() and (not assignment.active or assignment.tracker.watermark != offset):
+                break  # it does not hold its partition any more, and nobody has acted on the request
+            with suppress(TimeoutError, CancelledError):
+                up.outcome.result(min(_LOOK_S, left))
         return self.judge(up)
 
     def judge(self, up: GiveUp) -> str:
@@ -77,60 +86,39 @@ class GivingUp:
         assignment, offset = up.place
         place = f"{assignment}@{offset}"
         if self._engine.processor.give_ups.withdraw(up):
-            self._require_blocking(assignment, place, offset)
-            raise NotGivenUpError(self._why_not(assignment, place, offset))
-        if not up.ended.is_set():
+            raise NotGivenUpError(self._why_not(self._require_blocking(assignment, place, offset), assignment, place))
+        if not up.outcome.done():
             words = self._engine.dead_letter_publisher.states.get(up.place, "it is being written")
             raise NotGivenUpError(
                 f"{place} is given up, and not in {up.topic} yet: {words}; its key and its offset wait for that",
                 is_under_way=True,
             )
-        if up.refusal is not None:
-            raise NotGivenUpError(f"{place} was not given up: {up.refusal}")
+        if (refusal := up.outcome.result()) is not None:
+            raise NotGivenUpError(f"{place} was not given up: {refusal}")
         return up.topic
 
-    def _assignment(self, topic: str, partition: int) -> Assignment | None:
-        every = self._engine.assignments.all()
-        return next(
-            (explanation for explanation in every if (explanation.topic, explanation.partition) == (topic, partition)),
-            None,
-        )
-
-    def _explanation(self, assignment: Assignment) -> Explanation | None:
-        place = (assignment.topic, assignment.partition)
-        return next(
+    def _require_blocking(self, assignment: Assignment, place: str, offset: int) -> Explanation:
+        """Return the explanation of the partition that a message holds."""
+        found = next(
             (
                 explanation
                 for explanation in self._engine.explain()
-                if (explanation.topic, explanation.partition) == place
+                if (explanation.topic, explanation.partition) == (assignment.topic, assignment.partition)
             ),
             None,
         )
-
-    def _is_vain(self, up: GiveUp) -> bool:
-        """Tell whether the message does not hold its partition any more, and nobody has acted on the request."""
-        assignment, offset = up.place
-        return not up.taken.is_set() and (not assignment.active or assignment.tracker.watermark != offset)
-
-    def _require_blocking(self, assignment: Assignment, place: str, offset: int) -> None:
-        found = self._explanation(assignment)
         if found is None or not assignment.active:
             raise NotGivenUpError(f"{place} was not given up: its partition has left this member")
         if found.blocking_offset != offset:
             holder = "nothing" if found.blocking_offset is None else f"offset {found.blocking_offset}, {found.state},"
             raise NotGivenUpError(f"{place} was not given up: it does not hold {assignment}; {holder} does")
+        return found
 
     def _parked(self, assignment: Assignment, offset: int) -> tuple[ConsumerLane, Hashable] | None:
         """Return the lane and the key of a message that is parked and can be given up. What is seen is a hint."""
-        found = self._explanation(assignment)
-        if found is None or found.state in {"in handler", "dead letter"}:
-            return None
-        for lane in self._engine.scheduler.lanes:
-            # A copy, made in one step: the holder changes the dictionary meanwhile.
-            for key, parked in lane.parked.copy().items() if lane.parked else ():
-                head = head_of(parked)
-                if head is not None and (head[0].assignment, head[2].offset()) == (assignment, offset):
-                    return (lane, key) if parked.state in GIVEABLE else None
+        for lane, key, parked, (fetch, _, record) in parked_heads(self._engine.scheduler):
+            if (fetch.assignment, record.offset()) == (assignment, offset):
+                return (lane, key) if parked.state in GIVEABLE else None
         return None
 
     def _is_in_handler(self, topic: str, partition: int, offset: int) -> bool:
@@ -141,12 +129,9 @@ class GivingUp:
             if slot.lane is not None and (fetch := slot.fetch) is not None and (record := slot.record) is not None
         )
 
-    def _why_not(self, assignment: Assignment, place: str, offset: int) -> str:
-        found = self._explanation(assignment)
-        if found is None or found.blocking_offset != offset:
-            return f"{place} was not given up: it does not hold {assignment} any more"
+    def _why_not(self, found: Explanation, assignment: Assignment, place: str) -> str:
         why = _WHY_NOT.get(found.state, f"it is {found.state}")
-        if found.state == "parked" and self._parked(assignment, offset) is not None:
+        if found.state == "parked" and self._parked(assignment, found.blocking_offset or 0) is not None:
             why = "the worker of its lane is in another handler; ask again when that has returned"
         detail = "" if found.detail is None else f" ({found.detail})"
         return f"{place} was not given up: {why}{detail}"

@@ -18,7 +18,7 @@ from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.environment.middleware import MiddlewareSpec, middlewares_of
 from penstock.consumer.handlers.environment.worker_resource import WorkerResource
 from penstock.consumer.handlers.handler import Handler, require_own_topics
-from penstock.consumer.handlers.options.option_checks import check_paced, policy_of
+from penstock.consumer.handlers.options.handler_options import check_paced, policy_of
 from penstock.consumer.handlers.options.retry_policy import RetryPolicy
 from penstock.consumer.handlers.patterns import TopicPatterns, refuse_contested, require_other_target
 from penstock.consumer.inspection.details import ConsumerDetails, details_of

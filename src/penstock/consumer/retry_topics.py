@@ -11,11 +11,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
-
-from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
+from dataclasses import dataclass, field
 
 from penstock.dead_letters.headers import RETRY_PREFIX, HeaderList, own_headers
-from penstock.message import Record, headers_of, timestamp_of
+from penstock.message import FixedRecord, Record, headers_of, timestamp_of
 
 _log = logging.getLogger(__name__)
 
@@ -87,52 +86,26 @@ def _origin_header(record: Record, source: str) -> re.Match[bytes] | None:
     return found if found is not None and found[1] == source.encode() else None
 
 
-class RetriedRecord:
-    """A record of a retry topic as its handler sees it: from where it first came, in `source`. Read-only.
+@dataclass(frozen=True, slots=True)
+class RetriedRecord(FixedRecord):
+    """A record of a retry topic as its handler sees it: from where it first came.
 
     What identifies it, topic, partition, offset and timestamp, is then the same at every try.
     """
 
-    __slots__ = ("_place", "_source", "fetched")
+    fetched: Record = field(repr=False)
 
-    def __init__(self, fetched: Record, source: str) -> None:
-        self.fetched = fetched
-        self._place = origin_of(fetched, source)
-        self._source = source
-
-    def topic(self) -> str:
-        """Name of the topic it first came from."""
-        return self._place[0]
-
-    def partition(self) -> int:
-        """Number of the partition there."""
-        return self._place[1]
-
-    def offset(self) -> int:
-        """Offset there."""
-        return self._place[2]
-
-    def key(self) -> bytes | None:
-        """Key, or None."""
-        return self.fetched.key()
-
-    def value(self) -> bytes | None:
-        """Value, or None for a tombstone."""
-        return self.fetched.value()
+    @classmethod
+    def of(cls, fetched: Record, source: str) -> RetriedRecord:
+        """Return how a record is seen whose messages come from the topic `source`."""
+        found, timestamp = _origin_header(fetched, source), timestamp_of(fetched)
+        if found is not None and found[4] is not None:
+            timestamp = None if found[4] == b"-1" else int(found[4])
+        return cls(*origin_of(fetched, source), fetched.key(), fetched.value(), (), timestamp, fetched)
 
     def headers(self) -> list[tuple[str, bytes | None]] | None:
-        """Headers in wire order, or None when there are none."""
+        """Headers in wire order, or None when there are none. Read when asked for, for they may be unreadable."""
         return headers_of(self.fetched)
-
-    def __len__(self) -> int:
-        return len(self.fetched)
-
-    def timestamp(self) -> tuple[int, int]:
-        """Timestamp type and milliseconds since the epoch, there; of this record where its header does not say."""
-        found = _origin_header(self.fetched, self._source)
-        if found is None or found[4] is None:
-            return self.fetched.timestamp()
-        return (TIMESTAMP_CREATE_TIME, int(found[4])) if found[4] != b"-1" else (TIMESTAMP_NOT_AVAILABLE, -1)
 
 
 def tries_before(record: Record, source: str) -> int:
@@ -146,7 +119,7 @@ def headers(record: Record, source: str, rounds: int, due: float, attempts: int)
 
     It is `due` at a time in seconds since the epoch, and was tried `attempts` times since it was fetched.
     """
-    first = RetriedRecord(record, source)
+    first = RetriedRecord.of(record, source)
     time = timestamp_of(first)
     return [
         *own_headers(record),

@@ -16,26 +16,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from enum import Enum, auto
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
+from typing import Any, Protocol
 
 from confluent_kafka import KafkaError
 
 from penstock.clients.cluster import Clock
 from penstock.clients.kafka_errors import is_missing_right, reason
-from penstock.clients.rights import THIS_CLIENT, Operation, missing_right_text, topic_right
+from penstock.clients.rights import THIS_CLIENT
 from penstock.consumer.assignments import Assignment, Item
 from penstock.consumer.failures.dead_letter_reasons import DeadLetterReasons
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.results import Result
-from penstock.consumer.outbox.outbox import Submission, Submits
+from penstock.consumer.message_sizes import size_in_bytes
+from penstock.consumer.outbox.outbox import Submission, Submits, why_refused
 from penstock.consumer.retry_topics import headers as retry_headers
 from penstock.consumer.retry_topics import origin_of, retry_topic, tries_before
 from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, write
 from penstock.errors import PenstockError, class_name
 from penstock.message import Record, position_of
+from penstock.routing import KeyState
 
 _log = logging.getLogger(__name__)
 
@@ -53,17 +55,19 @@ NEVER_TAKEN = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_T
 Trace = Callable[[str, HeaderList], HeaderList]
 
 
-class Fate(Enum):
-    """What became of an exhausted message."""
+class NoRetryError(Exception):
+    """No retry topic ever takes a message, whose last try failed with `failure`: its handler's choice is left."""
 
-    #: Another topic has it, and its offset is done.
-    WRITTEN = auto()
-    #: No retry topic ever takes it: its handler's choice is left.
-    NO_RETRY = auto()
-    #: Somebody asked for it, and the dead-letter topic never takes it: it stays.
-    KEPT = auto()
-    #: Its partition is another member's, who handles it again.
-    GONE = auto()
+    def __init__(self, failure: BaseException) -> None:
+        super().__init__()
+        self.failure = failure
+
+
+class Settle(Protocol):
+    """Lets the key of an exhausted message go on. Called once, by any thread."""
+
+    def __call__(self, state: KeyState, error: BaseException | None = None, why_not: str | None = None) -> None:
+        """Take where its head is now, what that failed with, and why it is not among the dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +80,11 @@ class ExhaustedMessage:
     attempts: int
     #: For the retry topic, how often it has been there; None for the dead-letter topic.
     retry: int | None
-    #: Called once, with what became of it: its key goes on. Any thread.
-    settle: Callable[[Fate], None] = field(repr=False)
+    settle: Settle = field(repr=False)
+    #: Where it was, if somebody asked for it: it returns there where no topic takes it, and no limit counts it.
+    asked_at: KeyState | None = None
     #: Whether its headers leave out the stack and most of the texts.
     is_short: bool = False
-    #: Whether somebody asked for it: then no limit counts it, and a topic that never takes it stops nothing.
-    is_asked_for: bool = False
 
     @property
     def assignment(self) -> Assignment:
@@ -99,42 +102,34 @@ class ExhaustedMessage:
         return self.assignment, self.record.offset()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DeadLetterPublisher:
     """Submits exhausted messages, and judges what topics say to them."""
 
-    def __init__(
-        self,
-        group: str,
-        clock: Clock,
-        timers: Timers,
-        limits: DeadLetterLimits,
-        outbox: Submits,
-        *,
-        fail: Callable[[BaseException], None],
-    ) -> None:
-        self._group = group
-        self._clock = clock
-        self._timers = timers
-        #: What stops a consumer that gives up everything.
-        self.limits = limits
-        self._outbox = outbox
-        # When it was logged last that a right is missing, by topic.
-        self._logged_at: dict[str, float] = {}
-        # Those that wait to be sent again. Operations of a `dict` are atomic.
-        self._refused: dict[tuple[Assignment, int], None] = {}
-        #: Passes the headers on with a trace in them, where telemetry is on. Set before the start.
-        self.trace: Trace | None = None
-        #: Whom the brokers take the producer for. Set before the start.
-        self.principal = THIS_CLIENT
-        #: Stops the consumer.
-        self.fail = fail
-        #: Where each message is, in words. Any thread: operations of a `dict` are atomic.
-        self.states: dict[tuple[Assignment, int], str] = {}
-        #: Dead letters written, messages written to retry topics, and refusals.
-        self.dead_letters = 0
-        self.reasons = DeadLetterReasons()
-        self.retries = 0
-        self.failures = 0
+    group: str
+    clock: Clock
+    timers: Timers
+    #: What stops a consumer that gives up everything.
+    limits: DeadLetterLimits
+    outbox: Submits
+    _: KW_ONLY
+    #: Stops the consumer.
+    fail: Callable[[BaseException], None]
+    #: Passes the headers on with a trace in them, where telemetry is on. Set before the start.
+    trace: Trace | None = field(default=None, init=False)
+    #: Whom the brokers take the producer for. Set before the start.
+    principal: str = field(default=THIS_CLIENT, init=False)
+    #: Where each message is, in words. Any thread: operations of a `dict` are atomic.
+    states: dict[tuple[Assignment, int], str] = field(default_factory=dict, init=False)
+    #: Dead letters written, messages written to retry topics, and refusals.
+    dead_letters: int = field(default=0, init=False)
+    reasons: DeadLetterReasons = field(default_factory=DeadLetterReasons, init=False)
+    retries: int = field(default=0, init=False)
+    failures: int = field(default=0, init=False)
+    # When it was logged last that a right is missing, by topic.
+    _logged_at: dict[str, float] = field(default_factory=dict, init=False)
+    # Those that wait to be sent again. Operations of a `dict` are atomic.
+    _refused: dict[tuple[Assignment, int], None] = field(default_factory=dict, init=False)
 
     @property
     def held(self) -> int:
@@ -145,26 +140,33 @@ class DeadLetterPublisher:
         """Have a message written; its key must be parked. Any thread."""
         self._refused.pop(message.place, None)
         if not message.assignment.active:
-            self._settle(message, Fate.GONE)
+            self._settle_gone(message)
             return
         topic, headers = self._addressed(message)
         if self.trace is not None:
             headers = self.trace(topic, headers)
         self.states[message.place] = f"it is being written to {topic}"
         to = Result(topic, message.record.value(), message.record.key(), headers, -1)
-        self._outbox.submit((message.item,), (to,), partial(self._ended, message))
+        self.outbox.submit((message.item,), (to,), partial(self._ended, message))
 
-    def _settle(self, message: ExhaustedMessage, fate: Fate) -> None:
+    def _settle(self, message: ExhaustedMessage, state: KeyState, **what: Any) -> None:
         self.states.pop(message.place, None)
-        message.settle(fate)
+        message.settle(state, **what)
 
     def _ended(self, message: ExhaustedMessage, submission: Submission) -> None:
         if submission.refusal is not None:
             self._judge(message, *submission.refusal)
-            return
-        if submission.is_written:
+        elif submission.is_written:
+            message.assignment.tracker.park(-1, -size_in_bytes(message.record))
             self._note_written(message, submission.messages[0].topic)
-        self._settle(message, Fate.WRITTEN if submission.is_written else Fate.GONE)
+            self._settle(message, KeyState.DONE)
+        else:
+            self._settle_gone(message)
+
+    def _settle_gone(self, message: ExhaustedMessage) -> None:
+        """Let the key go on: its partition is another member's, who handles the message again."""
+        why = f"{position_of(message.record)} went to another member of the group before it was written"
+        self._settle(message, KeyState.DONE, why_not=why)
 
     def _note_written(self, message: ExhaustedMessage, topic: str) -> None:
         self._logged_at.pop(topic, None)
@@ -172,7 +174,7 @@ class DeadLetterPublisher:
             self.dead_letters += 1
             source = message.assignment.route.source or message.assignment.topic
             origin, *place = origin_of(message.record, source)
-            self.reasons.count(origin, topic, class_name(message.error), (place[0], place[1]), self._clock.monotonic())
+            self.reasons.count(origin, topic, class_name(message.error), (place[0], place[1]), self.clock.monotonic())
         else:
             self.retries += 1
         _log.log(
@@ -192,13 +194,14 @@ class DeadLetterPublisher:
             self._send_again(message, topic, error)
         elif message.retry is not None:
             _log.error("%s is not taken by %s: %s; it is given up at once", place, topic, reason(error))
-            self._settle(message, Fate.NO_RETRY)
+            self._settle(message, KeyState.FAILED, error=NoRetryError(message.error))
         elif not message.is_short and error.code() != KafkaError.INVALID_RECORD:
             _log.warning("%s is too large for %s, and is written without the stack and most of the texts", place, topic)
             self.publish(replace(message, is_short=True))
-        elif message.is_asked_for:
+        elif message.asked_at is not None:
             _log.error("%s was to be given up, and %s does not take it: %s; it stays", place, topic, reason(error))
-            self._settle(message, Fate.KEPT)
+            why = f"{topic} does not take {place}, without what we add either; the log says why"
+            self._settle(message, message.asked_at, why_not=why)
         else:
             self._stop(message, topic, error)
 
@@ -219,7 +222,7 @@ class DeadLetterPublisher:
 
     def _send_again(self, message: ExhaustedMessage, topic: str, error: KafkaError) -> None:
         """Keep a message that was refused for now, and send it again after a while."""
-        now, why = self._clock.monotonic(), self._why(topic, error)
+        now, why = self.clock.monotonic(), why_refused(topic, error, self.principal)
         # That nothing gets into the topic is logged once in a while, not for each message.
         is_for_topic = is_missing_right(error)
         if not is_for_topic or now - self._logged_at.get(topic, -_LOG_AGAIN_S) >= _LOG_AGAIN_S:
@@ -233,7 +236,7 @@ class DeadLetterPublisher:
                 RESEND_AFTER_S,
             )
         self._hold(message, f"it cannot be written to {topic}: {why}")
-        self._timers.add(now + RESEND_AFTER_S, partial(self.publish, message))
+        self.timers.add(now + RESEND_AFTER_S, partial(self.publish, message))
 
     def _addressed(self, message: ExhaustedMessage) -> tuple[str, HeaderList]:
         """Return the topic a message goes to, and its headers."""
@@ -242,11 +245,11 @@ class DeadLetterPublisher:
         source = assignment.route.source or assignment.topic
         if message.retry is not None:
             delay = handler.retry_delays[message.retry]
-            due = self._clock.time() + delay
+            due = self.clock.time() + delay
             fields = retry_headers(message.record, source, message.retry + 1, due, message.attempts)
-            return retry_topic(self._group, source, delay), fields
+            return retry_topic(self.group, source, delay), fields
         tries = tries_before(message.record, source) + message.attempts
-        origin = DeadLetterOrigin.of(message.record, message.error, group=self._group, attempts=tries)
+        origin = DeadLetterOrigin.of(message.record, message.error, group=self.group, attempts=tries)
         if message.is_short:
             origin = replace(
                 origin,
@@ -260,15 +263,3 @@ class DeadLetterPublisher:
         return handler.dead_letter_topic.replace("{topic}", source), write(
             handler.dead_letter_format, message.record, origin
         )
-
-    def _why(self, topic: str, error: KafkaError) -> str:
-        """Return why a message was not written; where a right is missing, with what gives it."""
-        if not is_missing_right(error):
-            return reason(error)
-        text = missing_right_text(
-            f"nothing can be written to {topic}", [topic_right(Operation.WRITE, topic)], self.principal
-        )
-        if error.code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
-            # Since Kafka 2.8 whoever may write to a topic may do so idempotently.
-            text += "; a broker before 2.8 asks for --operation IdempotentWrite --cluster as well"
-        return f"{text} ({reason(error)})"

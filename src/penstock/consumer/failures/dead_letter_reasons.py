@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Reasons that are told apart; those beyond count as one.
+#: Reasons that are counted apart; those beyond count as one.
 _MOST = 50
 _OTHERS = "other errors"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DeadLetterReason:
     """Dead letters of one topic and one class of error.
 
@@ -43,11 +43,8 @@ class DeadLetterReasons:
         reason = (topic, dead_letter_topic, error)
         if reason not in self._found and len(self._found) >= _MOST:
             reason = ("", "", _OTHERS)
-        found = self._found.get(reason)
-        if found is None:
-            self._found[reason] = DeadLetterReason(*reason, 1, *place, now)
-            return
-        found.count, (found.partition, found.offset), found.at = found.count + 1, place, now
+        former = self._found.get(reason)
+        self._found[reason] = DeadLetterReason(*reason, 1 if former is None else former.count + 1, *place, now)
 
     def all(self) -> list[DeadLetterReason]:
         """Return them, the most frequent first. Any thread."""

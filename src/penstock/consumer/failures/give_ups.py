@@ -1,45 +1,33 @@
 """Give-ups that were asked for: somebody wants the message that holds a partition in its dead letters, now.
 
-Any thread asks; only the holder of the message's lane acts, for only it may touch a parked key. Both meet in one
-`dict`, whose operations are atomic: the holder takes a request, or who asked withdraws it, and whichever comes first
-has it. So a request is carried out once or never, and who asked knows which. It is asked before the key is woken, and a
-holder looks at it whenever a parked key was woken: so the visit that the waking leads to does not miss it. A request
-whose message is no head of a parked key any more is found by nobody, and withdrawn by who asked.
+Any thread asks; only the holder of the message's lane acts, for only it may touch a parked key. A request is asked
+before the key is woken, and a holder looks for one whenever a parked key was woken. Its `outcome` decides who comes
+first: the holder has it running, or who asked has cancelled it. So it is carried out once or never, and who asked knows
+which.
 """
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from penstock.consumer.assignments import Assignment
 
 Place = tuple[Assignment, int]
 
 
+@dataclass(slots=True, eq=False)
 class GiveUp:
-    """A request. `refusal` is written before `ended` is set, both by the holder of the lane or by the poll thread."""
+    """A request for the message at a place, to be written to a dead-letter topic."""
 
-    __slots__ = ("ended", "place", "refusal", "taken", "topic")
-
-    def __init__(self, place: Place, topic: str) -> None:
-        self.place = place
-        #: The dead-letter topic.
-        self.topic = topic
-        #: Set when the message is on its way there.
-        self.taken = threading.Event()
-        #: Set when that topic has it, or never will.
-        self.ended = threading.Event()
-        #: Why it has not; None where it has.
-        self.refusal: str | None = None
-
-    def end(self, refusal: str | None = None) -> None:
-        """Tell who asked what came of it. Once."""
-        self.refusal = refusal
-        self.ended.set()
+    place: Place
+    topic: str
+    #: Running when the message is on its way; then why the topic has it not, or None where it has.
+    outcome: Future[str | None] = field(default_factory=Future)
 
 
 class GiveUps:
-    """The requests that nobody has acted on yet. Thread-safe."""
+    """The requests that nobody has acted on yet. Thread-safe: operations of a `dict` are atomic."""
 
     def __init__(self) -> None:
         self._asked: dict[Place, GiveUp] = {}
@@ -59,10 +47,13 @@ class GiveUps:
 
     def take(self, place: Place) -> GiveUp | None:
         """Return the request for a message, which is the caller's then. By the holder of its lane."""
-        return self._asked.pop(place, None)
+        asked = self._asked.pop(place, None)
+        return asked if asked is not None and asked.outcome.set_running_or_notify_cancel() else None
 
     def withdraw(self, up: GiveUp) -> bool:
         """Take a request back; return whether nobody has acted on it, and nobody will."""
-        if up.taken.is_set():
+        if not up.outcome.cancel():
             return False
-        return self._asked.pop(up.place, None) is up
+        if self._asked.get(up.place) is up:
+            self._asked.pop(up.place, None)
+        return True

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock import options as check
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.errors import ConfigurationError
 
 #: What comes of a message that stops a consumer, in words.
 ENDS = "the consumer stops and keeps the offset"
@@ -42,21 +42,6 @@ class DeadLetterLimit:
                 raise ConfigurationError(f"ratio must lie above 0 and at most at 1, but is {self.ratio!r}")
         check.positive_int("at_least", self.at_least)
 
-    def exceeded(self, in_a_row: int, given_up: int, handled: int) -> str | None:
-        """Return why one more message may not be given up, in words; None where it may. It is in the counts.
-
-        Args:
-            in_a_row: messages given up with none handled in between.
-            given_up: messages given up in all.
-            handled: messages handled in all.
-        """
-        done = given_up + handled
-        if self.consecutive is not None and in_a_row > self.consecutive:
-            return f"{self.consecutive} messages were given up in a row with none handled in between"
-        if self.ratio is not None and done >= self.at_least and given_up > self.ratio * done:
-            return f"{given_up - 1} of {done - 1} messages were given up, and the limit is {self.ratio:g} of all"
-        return None
-
 
 class DeadLetterLimits:
     """Counts what is given up against a limit. Thread-safe: the poll thread counts dead letters, lane holders drops."""
@@ -72,22 +57,22 @@ class DeadLetterLimits:
         self._in_a_row = 0
         self._handled_then = 0
 
-    def check(self, place: str, error: BaseException) -> None:
-        """Count a message that is about to be given up.
-
-        Raises `PenstockError` where it would be one too many: it is not given up, and its offset is kept.
-        """
+    def refusal(self, place: str) -> str | None:
+        """Count a message that is about to be given up; return why it may not be, where it would be one too many."""
         limit = self._limit
         if limit is None:
-            return
+            return None
         with self._lock:
             handled = self._handled()
             self._in_a_row = in_a_row = self._in_a_row + 1 if handled == self._handled_then else 1
             self._handled_then = handled
             self._count += 1
             count = self._count
-        why = limit.exceeded(in_a_row, count, handled)
-        if why is not None:
-            raise PenstockError(
-                f"{why}: {place} is not given up and {self.ends}; find what fails every message, then start again"
-            ) from error
+        done = count + handled
+        if limit.consecutive is not None and in_a_row > limit.consecutive:
+            why = f"{limit.consecutive} messages were given up in a row with none handled in between"
+        elif limit.ratio is not None and done >= limit.at_least and count > limit.ratio * done:
+            why = f"{count - 1} of {done - 1} messages were given up, and the limit is {limit.ratio:g} of all"
+        else:
+            return None
+        return f"{why}: {place} is not given up and {self.ends}; find what fails every message, then start again"

@@ -15,7 +15,7 @@ from functools import partial
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
 from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage, Fate
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage, NoRetryError
 from penstock.consumer.failures.failure_text import attached, failure_text, raised_where
 from penstock.consumer.failures.give_ups import GiveUp, GiveUps
 from penstock.consumer.failures.timers import Timer, Timers
@@ -55,14 +55,6 @@ class FailedBatch:
     #: When it is tried again, or None for never, by the number of tries and the time of the first: its keys come back
     #: at one time.
     due_at: dict[tuple[int, float], float | None] = field(default_factory=dict)
-
-
-class _NoRetryError(Exception):
-    """No retry topic takes a message, whose last try failed with `failure`: its handler's choice is left."""
-
-    def __init__(self, failure: BaseException) -> None:
-        super().__init__()
-        self.failure = failure
 
 
 class Parking:
@@ -197,72 +189,57 @@ class Parking:
         failed_batch: FailedBatch | None = None,
     ) -> None:
         """Decide what becomes of the failed head of a parked key; `failed_batch`: it failed with a whole batch."""
-        no_retry = failure.error if isinstance(failure.error, _NoRetryError) else None
-        if no_retry is None:
+        error, (fetch, _, record) = failure.error, parked.waiting[0]
+        if not isinstance(error, NoRetryError):
             self._note_failure(lane, key, parked, failure, slot)
-        if not parked.waiting[0][0].assignment.active:
+        if not fetch.assignment.active:
             # Nothing is judged: its next owner handles it again. Read after the key was parked: a revocation that
             # comes later wakes it, and here the lane's holder does.
             lane.due.append(key)
-        elif no_retry is not None:
-            self._give_up(lane, key, parked, Failed(no_retry.failure, permanent=True), slot)
-        else:
-            self._judge(lane, key, parked, failure, slot, failed_batch=failed_batch)
-
-    def _judge(
-        self,
-        lane: ConsumerLane,
-        key: Hashable,
-        parked: ConsumerParked,
-        failure: Failed,
-        slot: ExecutionSlot,
-        *,
-        failed_batch: FailedBatch | None,
-    ) -> None:
-        """Have a failed head tried again as its policy says, or given up."""
-        fetch, _, record = parked.waiting[0]
-        error, route = failure.error, fetch.assignment.route
-        handler = route.handler
+            return
+        if isinstance(error, NoRetryError):
+            self._give_up(lane, key, parked, Failed(error.failure, permanent=True), slot)
+            return
         if self.give_ups and self.give_up_if_asked(lane, key, parked):
             return
-        if isinstance(error, ResultError) and not failure.permanent:
-            failure = Failed(error, permanent=True)
-        now = self._now()
-        place = position_of(record)
+        is_permanent, now = failure.permanent or isinstance(error, ResultError), self._now()
         parked.batch_keys = () if failed_batch is None else failed_batch.keys
         parked.tried_alone = max(1, parked.tried_alone) if failed_batch is None else 0
         due_at = None
-        if not failure.permanent:
+        if not is_permanent:
             try:
-                due_at = self._due_at(route, parked, error, now, failed_batch)
+                due_at = self._due_at(fetch.assignment.route, parked, error, now, failed_batch)
             except Exception as defect:  # noqa: BLE001 - the user's code decides there
-                parked.state = KeyState.STOPPING
-                stop = PenstockError(
-                    f"the retry policy of {handler.name} failed with {raised_where(defect)} when it was asked about "
-                    f"{place}; {self._publisher.limits.ends}: mend the policy"
+                self._stop(
+                    parked,
+                    f"the retry policy of {fetch.assignment.route.handler.name} failed with {raised_where(defect)} "
+                    f"when it was asked about {position_of(record)}; {self._publisher.limits.ends}: correct the policy",
+                    defect,
                 )
-                stop.__cause__ = defect
-                self._fail(stop)
                 return
+        place, name = position_of(record), fetch.assignment.route.handler.name
         if due_at is not None:
-            _log.info("%s failed in %s, try %d; again in %.3f s", place, handler.name, parked.attempts, due_at - now)
-            if math.isinf(due_at):
-                # By a policy whose wait has no end, the key waits until its partition goes.
-                parked.state = KeyState.UNSCHEDULED
-                return
-            parked.state = KeyState.WAITING
+            _log.info("%s failed in %s, try %d; again in %.3f s", place, name, parked.attempts, due_at - now)
+            # By a policy whose wait has no end, the key waits until its partition goes.
+            parked.state = KeyState.UNSCHEDULED if math.isinf(due_at) else KeyState.WAITING
             parked.due_at = due_at
-            self.wake_at(due_at, lane, key)
-            return
-        if failed_batch is not None and not failure.permanent:
+            if parked.state is KeyState.WAITING:
+                self.wake_at(due_at, lane, key)
+        elif failed_batch is not None and not is_permanent:
             # Which message failed is not known yet: none is given up for the failure of another.
-            _log.info("%s failed in a batch of %s, to the end; now it is tried alone", place, handler.name)
+            _log.info("%s failed in a batch of %s as often as its policy tries; it is tried alone now", place, name)
             parked.batch_keys, parked.tried_alone = (), failed_batch.sizes[key]
-            parked.state = KeyState.WAITING
-            parked.due_at = now
+            parked.state, parked.due_at = KeyState.WAITING, now
             lane.due.append(key)
-            return
-        self._give_up(lane, key, parked, failure, slot)
+        else:
+            self._give_up(lane, key, parked, Failed(error, permanent=is_permanent), slot)
+
+    def _stop(self, parked: ConsumerParked, why: str, cause: BaseException) -> None:
+        """Stop the consumer because of a head, which stays."""
+        parked.state = KeyState.STOPPING
+        stop = PenstockError(why)
+        stop.__cause__ = cause
+        self._fail(stop)
 
     def _note_failure(
         self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot
@@ -284,51 +261,43 @@ class Parking:
     ) -> None:
         """Do with the head of a parked key what its handler chose for messages whose tries are exhausted."""
         fetch, _, record = parked.waiting[0]
-        error = failure.error
-        route = fetch.assignment.route
+        error, route, place = failure.error, fetch.assignment.route, position_of(record)
         handler = route.handler
-        place = position_of(record)
-        retried = route.retried(record) if route.retried is not None else 0
-        again = retried if retried < len(handler.retry_delays) and not failure.permanent else None
-        if again is not None:
-            self._send(lane, key, parked, error, retry=again)
+        retried = 0 if route.retried is None else route.retried(record)
+        if retried < len(handler.retry_delays) and not failure.permanent:
+            self._send(lane, key, parked, error, retry=retried)
             return
-        if handler.on_failure in (OnFailure.DEAD_LETTER, OnFailure.DROP):
-            try:
-                self._publisher.limits.check(place, error)
-            except PenstockError as too_many:
-                parked.state = KeyState.STOPPING
-                self._fail(too_many)
-                return
-        if handler.on_failure is OnFailure.DEAD_LETTER:
-            self._send(lane, key, parked, error)
+        is_lost = handler.on_failure in (OnFailure.DEAD_LETTER, OnFailure.DROP)
+        if is_lost and (too_many := self._publisher.limits.refusal(place)) is not None:
+            self._stop(parked, too_many, error)
             return
         what = f"{handler.name} failed it {parked.attempts} times, last with {type(error).__name__}"
-        text = failure_text(error)
-        if handler.on_failure is OnFailure.HOLD:
+        if handler.on_failure is OnFailure.DEAD_LETTER:
+            self._send(lane, key, parked, error)
+        elif handler.on_failure is OnFailure.HOLD:
             parked.state = KeyState.HELD
             _log.error(
-                "%s is held: %s; its key waits and its offset is not committed, everything else goes on: mend the "
+                "%s is held: %s; its key waits and its offset is not committed, everything else goes on: remove the "
                 "cause and start the app again\n%s",
                 place,
                 what,
-                text,
+                failure_text(error),
                 extra=attached(error),
             )
         elif handler.on_failure is OnFailure.DROP:
-            _log.error("%s was dropped: %s\n%s", place, what, text, extra=attached(error))
+            _log.error("%s was dropped: %s\n%s", place, what, failure_text(error), extra=attached(error))
             self._complete(parked.waiting[0])
             slot.dropped += 1
             parked.state = KeyState.DONE
             lane.due.append(key)
         else:
-            parked.state = KeyState.STOPPING
-            stop = PenstockError(
+            self._stop(
+                parked,
                 f"{handler.name} failed {place} {parked.attempts} times, last with {raised_where(error)}; "
-                f"{self._publisher.limits.ends}: mend the handler, or choose on_failure='dead_letter', 'drop' or 'hold'"
+                f"{self._publisher.limits.ends}: correct the handler, or choose on_failure='dead_letter', 'drop' or "
+                "'hold'",
+                error,
             )
-            stop.__cause__ = error
-            self._fail(stop)
 
     def give_up_if_asked(self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> bool:
         """Send the head of a parked key to its dead letters where somebody has asked for that; return whether.
@@ -346,11 +315,10 @@ class Parking:
             return False
         place = f"{assignment}@{record.offset()}"
         if assignment.tracker.watermark != record.offset():
-            asked.end(f"{place} does not hold its partition: offset {assignment.tracker.watermark} does")
+            asked.outcome.set_result(f"{place} does not hold its partition: offset {assignment.tracker.watermark} does")
             return False
         parked.batch_keys = ()
         self._send(lane, key, parked, GivenUpError(place, parked.tries, parked.failed_with), asked=asked)
-        asked.taken.set()
         return True
 
     @staticmethod
@@ -376,28 +344,18 @@ class Parking:
         asked: GiveUp | None = None,
     ) -> None:
         """Have the head written to another topic; its key waits until a broker has it or refuses it."""
-        item, before = parked.waiting[0], parked.state
+        asked_at = None if asked is None else parked.state
+        parked.send_out(KeyState.SENDING)
 
-        def settle(fate: Fate) -> None:
-            if fate is Fate.WRITTEN:
-                item[0].assignment.tracker.park(-1, -size_in_bytes(item[2]))
-            if fate is Fate.NO_RETRY:
-                parked.resolve(KeyState.FAILED, _NoRetryError(error))
-            else:
-                parked.resolve(before if fate is Fate.KEPT else KeyState.DONE)
+        def settle(state: KeyState, error: BaseException | None = None, why_not: str | None = None) -> None:
+            parked.resolve(state, error)
             self._wake_key(lane, key)
             if asked is not None:
-                place = position_of(item[2])
-                asked.end(
-                    {
-                        Fate.GONE: f"{place} went to another member of the group before it was written",
-                        Fate.KEPT: f"{asked.topic} does not take {place}, without what we add either; the log says why",
-                    }.get(fate)
-                )
+                asked.outcome.set_result(why_not)
 
-        parked.send_out(KeyState.SENDING)
-        is_asked_for = asked is not None
-        self._publisher.publish(ExhaustedMessage(item, error, parked.tries, retry, settle, is_asked_for=is_asked_for))
+        self._publisher.publish(
+            ExhaustedMessage(parked.waiting[0], error, parked.tries, retry, settle, asked_at=asked_at)
+        )
 
     @staticmethod
     def _complete(item: Item) -> None:

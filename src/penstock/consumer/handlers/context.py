@@ -99,20 +99,11 @@ def context_parameters(function: Callable[..., object]) -> list[tuple[int, inspe
 
 def _is_context(annotation: object, function: Callable[..., object]) -> bool:
     if isinstance(annotation, str):
-        # Alone: another parameter's may name what is imported for type checkers only.
+        called = called_by(inspect.unwrap(called_by(function)))
+        called = called.__init__ if inspect.isclass(called) else called
         try:
-            annotation = eval(annotation, _names_of(function))  # noqa: S307 - the user's own code, as typing evaluates it
-        except NameError:
+            # Alone: another parameter's may name what is imported for type checkers only.
+            annotation = eval(annotation, getattr(called, "__globals__", {}))  # noqa: S307 - the user's own code, as typing evaluates it
+        except Exception:  # noqa: BLE001 - imported for type checkers only, or a mistake that they name
             return any(_BY_NAME.fullmatch(name.strip()) for name in str(annotation).split("|"))
-        except Exception:  # noqa: BLE001 - nothing that could be asked for; type checkers say what is wrong with it
-            return False
     return annotation is Context or Context in get_args(annotation)
-
-
-def _names_of(function: Callable[..., object]) -> dict[str, Any]:
-    """Return the names that a function's annotations are written in."""
-    called = called_by(inspect.unwrap(called_by(function)))
-    if inspect.isclass(called):
-        called = called.__init__
-    names: dict[str, Any] = getattr(called, "__globals__", {})
-    return names

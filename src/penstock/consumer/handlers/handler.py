@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from enum import Enum
-from typing import Unpack
+from typing import Any, Final, Unpack
 
 from penstock import options as check
 from penstock.consumer.handlers.context import takes_context
 from penstock.consumer.handlers.functions import collected, is_async, is_async_generator, name_of, require_parameters
-from penstock.consumer.handlers.options.handler_options import DEFAULTS, Filter, HandlerOptions, OnFailure
-from penstock.consumer.handlers.options.option_checks import (
+from penstock.consumer.handlers.options.handler_options import (
+    Filter,
+    HandlerOptions,
+    OnFailure,
     check_batch,
     check_plain,
     check_rates,
     delays_of,
     policy_of,
-    warn_without_keys,
 )
 from penstock.consumer.handlers.options.ordering import KeyFunction, Keyless, Order, Ordering, key_function
 from penstock.consumer.handlers.options.retry_policy import RetryPolicy
@@ -53,32 +54,41 @@ class Handler:
     """
 
     function: HandlerFunction
+    _: KW_ONLY
     #: Whether the function is given a `Context` beside the message.
     takes_context: bool
     kind: Kind
-    order: Order
-    keyless: Keyless
-    key: KeyFunction | None
-    key_space: str | None
-    filter: Filter | None
-    decoder: Decoder | None
-    to: str | None
-    encoder: Encoder | None
-    batch: int
-    linger: float
+    order: Order = Order.KEY
+    keyless: Keyless = Keyless.PARTITION
+    key: KeyFunction | None = None
+    key_space: str | None = None
+    filter: Filter | None = None
+    decoder: Decoder | None = None
+    to: str | None = None
+    encoder: Encoder | None = None
+    batch: int = 1
+    linger: float = 0.0
     retry: RetryPolicy
-    retry_delays: tuple[float, ...]
-    on_failure: OnFailure
+    retry_delays: tuple[float, ...] = ()
+    on_failure: OnFailure = OnFailure.STOP
     dead_letter_topic: str
-    dead_letter_format: DeadLetterFormat
-    rate: float | None
-    key_rate: float | None
-    time_limit: float | None
+    dead_letter_format: DeadLetterFormat = DeadLetterFormat.KAFKA
+    rate: float | None = None
+    key_rate: float | None = None
+    time_limit: float | None = None
 
     @property
     def name(self) -> str:
         """The function's name, for logs and reports."""
         return name_of(self.function)
+
+
+#: What counts for an option that is left out: None also where it depends on others.
+DEFAULTS: Final[Mapping[str, object]] = {
+    option.name: None if option.default is MISSING else option.default
+    for option in fields(Handler)
+    if option.name in HandlerOptions.__annotations__
+}
 
 
 @takes_options(HandlerOptions, DEFAULTS)
@@ -96,53 +106,33 @@ def handler(function: HandlerFunction, **options: Unpack[HandlerOptions]) -> Han
     asks = takes_context(function)
     what, beside = ("a message and its context", "") if asks else ("a message", ", or a second one as penstock.Context")
     require_parameters("handler", function, what, 2 if asks else 1, may_yield=True, beside=beside)
-    policy = policy_of(options["retry"])
-    key, key_space, to = options["key"], options["key_space"], options["to"]
     check_plain({option: options[option] for option in ("filter", "decoder", "key", "encoder")})
     if options["filter"] is not None:
         check.a_callable("filter", options["filter"])
-    if to is not None:
-        require_topic_name("to", to)
-    if key_space is not None:
-        check.not_empty("key_space", key_space)
-    order, keyless = (
-        check.choice("order", options["order"], Order),
-        check.choice("keyless", options["keyless"], Keyless),
-    )
-    about_keys = {"key": key is not None, "key_space": key_space is not None}
-    about_keys["keyless"] = keyless is not Keyless.PARTITION
-    warn_without_keys(name_of(function), order, about_keys)
+    if options["to"] is not None:
+        require_topic_name("to", options["to"])
+    if options["key_space"] is not None:
+        check.not_empty("key_space", options["key_space"])
+    order = check.choice("order", options["order"], Order)
     check_batch(options["batch"], options["linger"])
     check_rates(order, options["rate"], options["key_rate"])
     if options["time_limit"] is not None:
         check.positive("time_limit", options["time_limit"])
-    fate, written_to, letter_format = _on_failure(options)
-    return Handler(
-        function=collected(function),
-        takes_context=asks,
-        kind=Kind.TASK if is_async(function) or is_async_generator(function) else Kind.THREAD,
-        order=order,
-        keyless=keyless,
-        key=key_function(key),
-        key_space=key_space,
-        filter=options["filter"],
-        decoder=decoder_of(options["decoder"]),
-        to=to,
-        encoder=encoder_of(options["encoder"]),
-        batch=options["batch"],
-        linger=options["linger"],
-        retry=policy,
-        retry_delays=delays_of(options["retry_delays"]),
-        on_failure=fate,
-        dead_letter_topic=written_to,
-        dead_letter_format=letter_format,
-        rate=options["rate"],
-        key_rate=options["key_rate"],
-        time_limit=options["time_limit"],
-    )
+    made: dict[str, Any] = {
+        "order": order,
+        "keyless": check.choice("keyless", options["keyless"], Keyless),
+        "key": key_function(options["key"]),
+        "decoder": decoder_of(options["decoder"]),
+        "encoder": encoder_of(options["encoder"]),
+        "retry": policy_of(options["retry"]),
+        "retry_delays": delays_of(options["retry_delays"]),
+        **_on_failure(options),
+    }
+    kind = Kind.TASK if is_async(function) or is_async_generator(function) else Kind.THREAD
+    return Handler(collected(function), takes_context=asks, kind=kind, **{**options, **made})
 
 
-def _on_failure(options: HandlerOptions) -> tuple[OnFailure, str, DeadLetterFormat]:
+def _on_failure(options: HandlerOptions) -> dict[str, Any]:
     """Return what becomes of messages that are given up, where dead letters go and how they are written."""
     fate = check.choice("on_failure", options["on_failure"], OnFailure)
     chosen = check.choice("dead_letter_format", options["dead_letter_format"], DeadLetterFormat)
@@ -150,15 +140,13 @@ def _on_failure(options: HandlerOptions) -> tuple[OnFailure, str, DeadLetterForm
     written_to = default_topic(chosen) if topic is None else topic
     check.not_empty("dead_letter_topic", written_to)
     require_topic_name("dead_letter_topic", written_to.replace("{topic}", "topic"))
-    if fate is not OnFailure.DEAD_LETTER:
-        useless = ["dead_letter_topic"] if topic is not None else []
-        useless += ["dead_letter_format"] if chosen is not DeadLetterFormat.KAFKA else []
-        if useless:
-            raise ConfigurationError(
-                f"{useless[0]} has no use with on_failure={fate.value!r}, which writes no dead letters; give "
-                f"on_failure='dead_letter', or leave {useless[0]} out"
-            )
-    return fate, written_to, chosen
+    if fate is not OnFailure.DEAD_LETTER and (topic is not None or chosen is not DeadLetterFormat.KAFKA):
+        useless = "dead_letter_format" if topic is None else "dead_letter_topic"
+        raise ConfigurationError(
+            f"{useless} has no use with on_failure={fate.value!r}, which writes no dead letters; give "
+            f"on_failure='dead_letter', or leave {useless} out"
+        )
+    return {"on_failure": fate, "dead_letter_topic": written_to, "dead_letter_format": chosen}
 
 
 def orderings_of(handlers: Mapping[str, Handler], lanes: int, *, batches: bool = False) -> dict[str, Ordering]:

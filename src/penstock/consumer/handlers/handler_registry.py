@@ -9,8 +9,8 @@ from penstock.consumer.handlers.environment.lifespan import Lifespan
 from penstock.consumer.handlers.environment.middleware import MiddlewareSpec, wrap
 from penstock.consumer.handlers.environment.worker_resource import WorkerResource
 from penstock.consumer.handlers.functions import require_yield
-from penstock.consumer.handlers.handler import Handler, handler
-from penstock.consumer.handlers.options.handler_options import DEFAULTS, HandlerOptions
+from penstock.consumer.handlers.handler import DEFAULTS, Handler, handler
+from penstock.consumer.handlers.options.handler_options import HandlerOptions
 from penstock.consumer.handlers.patterns import register_pattern, topics_or_pattern
 from penstock.errors import ConfigurationError
 from penstock.option_list import takes_options

@@ -98,11 +98,11 @@ class TopicPatterns:
 
     def __post_init__(self) -> None:
         self._compiled = [(compiled(pattern), handler) for pattern, handler in self.patterns.items()]
+        named = [(re.compile(re.escape(topic)), handler) for topic, handler in self.named.items()]
         self._is_dead_letter = [
-            _named(topic, handler) for topic, handler in self.named.items() if _writes_dead_letters(handler)
-        ]
-        self._is_dead_letter += [
-            _matched(pattern, handler) for pattern, handler in self._compiled if _writes_dead_letters(handler)
+            _dead_letters_of(pattern, handler)
+            for pattern, handler in (*named, *self._compiled)
+            if handler.on_failure is OnFailure.DEAD_LETTER
         ]
 
     def __bool__(self) -> bool:
@@ -136,23 +136,11 @@ class TopicPatterns:
         )
 
 
-def _writes_dead_letters(handler: Handler) -> bool:
-    return handler.on_failure is OnFailure.DEAD_LETTER
-
-
-def _named(topic: str, handler: Handler) -> Callable[[str], bool]:
-    """Return what knows the dead-letter topic of a named topic."""
-    dead_letter_topic = handler.dead_letter_topic.replace("{topic}", topic)
-    return lambda name: name == dead_letter_topic
-
-
-def _matched(pattern: re.Pattern[str], handler: Handler) -> Callable[[str], bool]:
+def _dead_letters_of(pattern: re.Pattern[str], handler: Handler) -> Callable[[str], bool]:
     """Return what knows the dead-letter topics of all topics that a pattern matches."""
-    first, *rest = handler.dead_letter_topic.split("{topic}")
+    first, *rest = map(re.escape, handler.dead_letter_topic.split("{topic}"))
     # Each place holds the same name.
-    text = re.escape(first) + "".join(
-        ("(?P<topic>.+)" if place == 0 else "(?P=topic)") + re.escape(part) for place, part in enumerate(rest)
-    )
+    text = first + "".join(("(?P<topic>.+)" if place == 0 else "(?P=topic)") + part for place, part in enumerate(rest))
     dead_letter_topic = re.compile(text)
 
     def is_dead_letter_topic(name: str) -> bool:

@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.consumer.handlers.deferred import DeferredCompletion
@@ -39,9 +39,9 @@ class Result:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Results:
-    """What a handler returned, as messages.
+    """What a handler returned, as messages. Never changed; frozen it would cost three times as much to make.
 
     Attributes:
         messages: for the message that it was given, or for a batch as a whole.
@@ -59,24 +59,22 @@ _PLAIN = (bytes, str, dict)
 Trace = Callable[[str, Headers], Headers]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ResultMaker:
-    """Makes results of what one handler returns. Thread-safe.
+    """Makes results of what one handler returns. Thread-safe."""
 
-    Args:
-        handler: its name, for messages to the user.
-        to: the topic of plain values, or None where only `Outgoing` is published.
-        encoder: encodes values, or None.
-        is_batch: whether the handler gets lists.
-    """
-
-    def __init__(self, handler: str, to: str | None, encoder: Encoder | None, *, is_batch: bool) -> None:
-        self._handler = handler
-        self._to = to
-        self._encoder = encoder
-        self._is_batch = is_batch
-        #: Set before the start, where telemetry is on.
-        self.trace: Trace | None = None
-        self._has_warned = False
+    #: Its name, for messages to the user.
+    handler: str
+    #: The topic of plain values, or None where only `Outgoing` is published.
+    to: str | None
+    #: Encodes values, or None.
+    encoder: Encoder | None
+    _: KW_ONLY
+    #: Whether the handler gets lists.
+    is_batch: bool
+    #: Set before the start, where telemetry is on.
+    trace: Trace | None = field(default=None, init=False)
+    _has_warned: bool = field(default=False, init=False)
 
     @classmethod
     def of(cls, handler: Handler) -> ResultMaker:
@@ -91,12 +89,14 @@ class ResultMaker:
             RegistryConnectionError: the encoder's registry was not reached.
             Exception: what a generator raised.
         """
-        # First, for speed: what most handlers return.
-        if isinstance(returned, _PLAIN) and self._to is not None and not isinstance(work, list):
-            return Results((self._result(Outgoing(self._to, returned, work.key)),))
+        # First, for speed: what most handlers return. The topic was checked when the handler was made.
+        if isinstance(returned, _PLAIN) and self.to is not None and not isinstance(work, list):
+            headers: Headers = [] if self.trace is None else self.trace(self.to, [])
+            value = returned if isinstance(returned, bytes) else self._encoded(self.to, returned, headers)
+            return Results((Result(self.to, value, work.key, headers, -1),))
         if isinstance(returned, Results):
             return returned
-        if self._is_batch and isinstance(work, list):
+        if self.is_batch and isinstance(work, list):
             return self._of_batch(returned, work)
         key = None if isinstance(work, list) else work.key
         found = list(self._several(returned, key))
@@ -105,9 +105,9 @@ class ResultMaker:
     def _of_batch(self, returned: object, work: list[Message]) -> Results | None:
         each = returned if isinstance(returned, list) and len(returned) == len(work) else None
         if each is None or any(isinstance(value, Outgoing) for value in each):
-            if self._to is not None and not _are_outgoing(returned):
+            if self.to is not None and not _are_outgoing(returned):
                 raise ResultError(
-                    f"handler {self._handler} returned {_what(returned)} for {len(work)} messages; return a list with "
+                    f"handler {self.handler} returned {_what(returned)} for {len(work)} messages; return a list with "
                     "a value for each of them, None for those without, or penstock.Outgoing"
                 )
             found = list(self._several(returned, None))
@@ -131,31 +131,31 @@ class ResultMaker:
     def _one(self, value: object, key: bytes | None) -> Result:
         if isinstance(value, Outgoing):
             return self._result(value)
-        if self._to is None:
+        if self.to is None:
             raise ResultError(
-                f"handler {self._handler} returned {_what(value)} among its messages; make it a penstock.Outgoing, or "
+                f"handler {self.handler} returned {_what(value)} among its messages; make it a penstock.Outgoing, or "
                 "name the topic with to="
             )
-        return self._result(Outgoing(self._to, value, key))
+        return self._result(Outgoing(self.to, value, key))
 
     def _plain(self, returned: object, key: bytes | None) -> Iterator[Result]:
-        alone = self._to is not None or not isinstance(returned, list | tuple)
+        alone = self.to is not None or not isinstance(returned, list | tuple)
         for value in (returned,) if alone else cast("Sequence[object]", returned):
             if _is_pending(value):
                 if inspect.iscoroutine(value):
                     value.close()
                 raise ResultError(
-                    f"handler {self._handler} returned {_what(value)}, and nobody waits for its work: make the handler "
+                    f"handler {self.handler} returned {_what(value)}, and nobody waits for its work: make the handler "
                     "itself an `async def` that awaits it, wait for it in the handler, or return a DeferredCompletion"
                 )
-        if self._to is not None:
-            yield self._result(Outgoing(self._to, returned, key))
+        if self.to is not None:
+            yield self._result(Outgoing(self.to, returned, key))
         elif returned is not None and not self._has_warned and (alone or len(cast("Sequence[object]", returned))):
             self._has_warned = True
             _log.warning(
                 "handler %s returned %s, which is not published: return penstock.Outgoing, name the topic with to=, or "
                 "return None; this is said once",
-                self._handler,
+                self.handler,
                 _what(returned),
             )
 
@@ -167,7 +167,7 @@ class ResultMaker:
                 key = encoded("key", key)
             written: Headers = [*as_headers(outgoing.headers)] if outgoing.headers else []
         except ConfigurationError as error:
-            raise ResultError(f"handler {self._handler} returned a message that cannot be sent: {error}") from error
+            raise ResultError(f"handler {self.handler} returned a message that cannot be sent: {error}") from error
         if self.trace is not None:
             written = self.trace(topic, written)
         return Result(
@@ -181,7 +181,7 @@ class ResultMaker:
     def _encoded(self, topic: str, value: object, headers: Headers) -> bytes | None:
         if value is None or isinstance(value, bytes):
             return value
-        encoder = self._encoder
+        encoder = self.encoder
         if encoder is not None:
             try:
                 value = encoder.encode(topic, value, headers) if isinstance(encoder, RecordEncoder) else encoder(value)
@@ -190,7 +190,7 @@ class ResultMaker:
             except:  # noqa: E722 - see `raised`; the user's code, whose text may quote the value
                 error = raised()
                 raise ResultError(
-                    f"a value of handler {self._handler} for {topic} cannot be encoded: {describe(error)}; mend "
+                    f"a value of handler {self.handler} for {topic} cannot be encoded: {describe(error)}; correct "
                     "the handler or the encoder"
                 ) from error
         if isinstance(value, bytearray | memoryview):
@@ -200,7 +200,7 @@ class ResultMaker:
         except ConfigurationError as error:
             more = "" if encoder is not None else ", or give the handler an encoder, such as encoder='json'"
             raise ResultError(
-                f"handler {self._handler} returned a message for {topic} that cannot be sent: {error}{more}"
+                f"handler {self.handler} returned a message for {topic} that cannot be sent: {error}{more}"
             ) from error
 
 

@@ -131,7 +131,7 @@ class Route:
         self.gated = self._is_gated()
 
     def _as_seen(self, record: Record) -> Record:
-        return record if self.source is None else RetriedRecord(record, self.source)
+        return record if self.source is None else RetriedRecord.of(record, self.source)
 
     def screen(self, record: Record) -> Failed | bool:
         """Tell whether the filter lets a message pass, or that it failed on it."""
@@ -210,6 +210,6 @@ def _preparing(accept: Filter | None, make: Callable[[Record], Message]) -> Prep
 def _decoding_failure(error: BaseException) -> Failed:
     if isinstance(error, RegistryConnectionError):
         return Failed(error)
-    failure = MessageFormatError(f"the value cannot be decoded: {describe(error)}; mend its producer or the decoder")
+    failure = MessageFormatError(f"the value cannot be decoded: {describe(error)}; correct its producer or the decoder")
     failure.__cause__ = error
     return Failed(failure, permanent=True)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch, PauseReason
+from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch, Item, PauseReason
 from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
-from penstock.consumer.failures.parking import NotDue
 from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.handler import Handler
-from penstock.consumer.handlers.options.ordering import key_of
 from penstock.consumer.inspection.causes import Causes, EarlierCall, Place, calls_ahead, parked_ahead
-from penstock.consumer.inspection.parked_keys import head_of, state_of
+from penstock.consumer.inspection.parked_keys import head_of, parked_heads, parked_message
 from penstock.consumer.inspection.statistics import PartitionStatistics, partition_statistics
 from penstock.message import Record
 from penstock.routing import KeyState, Scheduler
@@ -24,7 +22,7 @@ UNKNOWN = "position not known yet"
 #: The state of a message that waits for a call which another message began.
 BEHIND_CALL = "behind a call"
 #: What is added for a key that its handler holds.
-_HELD = "its tries are exhausted, and its handler holds it; mend the cause and start the app again"
+_HELD = "its tries are exhausted, and its handler holds it; remove the cause and start the app again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,39 +117,88 @@ def explain(
     """Return an explanation of each assignment, from live state. Any thread; the answer is of about one moment."""
     slots = list(slots)
     complete_finished(slots)
-    in_handler = {}
-    for slot in slots:
-        record, fetch = slot.record, slot.fetch
-        if record is not None and fetch is not None:
-            in_handler[fetch.assignment, record.offset()] = slot
-    parked_heads = {}
-    for lane in scheduler.lanes:
-        # A copy, made in one step: the holder changes the dictionary meanwhile. A list of items is not, for the
-        # collector may run at any tuple of it.
-        for key, parked in lane.parked.copy().items() if lane.parked else ():
-            head = head_of(parked)
-            if head is not None:
-                parked_heads[head[0].assignment, head[2].offset()] = (key, parked)
-    found = [_explain(assignment, in_handler, parked_heads, now) for assignment in assignments]
-    queued = {
-        (assignment, explanation.blocking_offset)
-        for assignment, explanation in zip(assignments, found, strict=True)
-        if explanation.state == "queued" and explanation.blocking_offset is not None
+    calls = {
+        (fetch.assignment, record.offset()): slot
+        for slot in slots
+        if (record := slot.record) is not None and (fetch := slot.fetch) is not None
     }
-    ahead, calls = parked_ahead(scheduler, queued), calls_ahead(slots, queued)
+    heads = {
+        (head[0].assignment, head[2].offset()): (key, parked, head) for _, key, parked, head in parked_heads(scheduler)
+    }
+    found = {assignment: _explain(assignment, calls, heads, now) for assignment in assignments}
+    queued = {
+        (assignment, offset)
+        for assignment, explanation in found.items()
+        if explanation.state == "queued" and (offset := explanation.blocking_offset) is not None
+    }
+    ahead, earlier = parked_ahead(scheduler, queued), calls_ahead(slots, queued)
     return [
-        _with_causes(_behind_call(explanation, assignment, calls, now), assignment, causes, ahead)
-        for assignment, explanation in zip(assignments, found, strict=True)
+        replace(
+            explanation,
+            **_around(assignment, causes),
+            **_elsewhere((assignment, explanation.blocking_offset), causes, ahead, earlier, now),
+        )
+        for assignment, explanation in found.items()
     ]
 
 
-def _behind_call(
-    explanation: Explanation, assignment: Assignment, calls: Mapping[Place, EarlierCall], now: float
+def _explain(
+    assignment: Assignment,
+    calls: Mapping[Place, ExecutionSlot],
+    heads: Mapping[Place, tuple[Hashable, ConsumerParked, Item]],
+    now: float,
 ) -> Explanation:
-    if explanation.blocking_offset is None:
-        return explanation
-    call = calls.get((assignment, explanation.blocking_offset))
-    return explanation if call is None else replace(explanation, **_of_call(call, now))
+    """Explain a partition by the message that holds it alone."""
+    counts = partition_statistics(assignment)
+    said: dict[str, Any] = {} if assignment.known else {"state": UNKNOWN}
+    if counts.in_flight:
+        place, token_bucket = (assignment, counts.watermark), assignment.route.token_bucket
+        said = {"blocking_offset": counts.watermark, "state": "queued"}
+        if (rate := token_bucket.rate) == 0 or (rate is not None and token_bucket.next_release(now) is not None):
+            said |= {"state": "held by rate", "rate": rate}
+        if place in heads:
+            said |= _of_parked(*heads[place], now)
+        if place in calls:
+            slot, before = calls[place], said.get("over_time_limit", 0)
+            said |= _of_slot(slot, assignment.route.time_limit, before, now)
+    return Explanation(
+        # Not `asdict`, which copies deeply: that was most of what a report of many partitions cost.
+        **{name: getattr(counts, name) for name in PartitionStatistics.__slots__},
+        handler=assignment.route.handler.name,
+        gaps=len(assignment.tracker.gaps()),
+        **said,
+    )
+
+
+def _of_parked(key: Hashable, parked: ConsumerParked, head: Item, now: float) -> dict[str, Any]:
+    shown = parked_message(key, parked, head, now)
+    said = {
+        "state": shown.state,
+        "detail": _HELD if parked.state is KeyState.HELD else None,
+        "rate": head[0].assignment.route.token_bucket.rate if parked.awaits_token else None,
+        "key": shown.key,
+        "attempt": shown.attempt,
+        "over_time_limit": parked.over_time_limit,
+        "age": shown.age,
+        "due_in": shown.due_in,
+    }
+    if isinstance(parked.call, AbandonedCall) and parked.is_blocked and parked.state is KeyState.WAITING:
+        said |= {"due_in": None, **_of_call(parked.call, now)}
+    return said
+
+
+def _of_slot(slot: ExecutionSlot, limit: float | None, over_before: int, now: float) -> dict[str, Any]:
+    record, age = slot.record, max(0.0, now - slot.started)
+    return {
+        "state": "in handler",
+        "rate": None,
+        "key": None if record is None else record.key(),
+        "over_time_limit": over_before + (limit is not None and age >= limit),
+        "age": age,
+        "due_in": None,
+        "detail": None,
+        "worker": slot.name,
+    }
 
 
 def _of_call(call: EarlierCall | AbandonedCall, now: float) -> dict[str, Any]:
@@ -164,121 +211,72 @@ def _of_call(call: EarlierCall | AbandonedCall, now: float) -> dict[str, Any]:
     return {"state": BEHIND_CALL, "detail": detail, "age": age, "worker": call.worker}
 
 
-def _with_causes(
-    explanation: Explanation, assignment: Assignment, causes: Causes, ahead: Mapping[Place, ConsumerParked]
-) -> Explanation:
-    """Add what holds a partition beside its own message."""
+def _around(assignment: Assignment, causes: Causes) -> dict[str, Any]:
+    """Return what holds a partition whatever its messages do: the app's own pause, and what is wrong with its topic."""
+    said: dict[str, Any] = {}
     if (pause := causes.app_pause(assignment)) is not None:
         when = datetime.fromtimestamp(pause.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        explanation = replace(
-            explanation, paused=f"{PauseReason.APP} since {when}; {pause.ended_by} lets it go on", lag=None
-        )
+        said = {"paused": f"{PauseReason.APP} since {when}; {pause.ended_by} lets it go on", "lag": None}
     elif assignment.paused is PauseReason.APP:
         # It was resumed; the poll thread tells the client in its next step.
-        explanation = replace(explanation, paused=None)
-    explanation = _with_trouble(explanation, assignment, causes)
-    if explanation.blocking_offset is None:
-        return explanation
-    place = (assignment, explanation.blocking_offset)
-    if (words := causes.publishing.get(place)) is not None:
-        return replace(explanation, state="dead letter", detail=words)
-    if (words := causes.results(*place)) is not None:
-        return replace(explanation, state="publishing", detail=words)
-    if place in ahead and (head := head_of(ahead[place])) is not None:
+        said = {"paused": None}
+    if (open_transaction := causes.open_transaction(assignment)) is not None:
+        said["trouble"] = open_transaction
+    if (trouble := causes.topic_trouble(assignment.topic)) is not None:
+        # What the client last knew of the end of the log means nothing then.
+        said |= {"trouble": trouble, "lag": None}
+    if (missing := causes.missing_rights(assignment.topic)) is not None:
+        said["trouble"] = missing
+    return said
+
+
+def _elsewhere(
+    place: tuple[Assignment, int | None],
+    causes: Causes,
+    ahead: Mapping[Place, ConsumerParked],
+    earlier: Mapping[Place, EarlierCall],
+    now: float,
+) -> dict[str, Any]:
+    """Return where the message is that holds a partition, when it is on its way out or behind another."""
+    assignment, offset = place
+    if offset is None:
+        return {}
+    if (words := causes.publishing.get((assignment, offset))) is not None:
+        return {"state": "dead letter", "detail": words}
+    if (words := causes.results(assignment, offset)) is not None:
+        return {"state": "publishing", "detail": words}
+    parked = ahead.get((assignment, offset))
+    if parked is not None and (head := head_of(parked)) is not None:
         first = (head[0].assignment, head[2].offset())
         detail = f"it waits for {first[0]}@{first[1]} of its key"
-        if ahead[place].state is KeyState.HELD:
+        if parked.state is KeyState.HELD:
             detail += ", which its handler holds"
         if (words := causes.publishing.get(first)) is not None:
             detail += f", of which {words}"
-        return replace(explanation, state="behind its key", detail=detail)
-    return explanation
-
-
-def _with_trouble(explanation: Explanation, assignment: Assignment, causes: Causes) -> Explanation:
-    """Add what is wrong with its topic."""
-    if (open_transaction := causes.open_transaction(assignment)) is not None:
-        explanation = replace(explanation, trouble=open_transaction)
-    if (trouble := causes.topic_trouble(assignment.topic)) is not None:
-        # What the client last knew of the end of the log means nothing then.
-        explanation = replace(explanation, trouble=trouble, lag=None)
-    if (missing := causes.missing_rights(assignment.topic)) is not None:
-        explanation = replace(explanation, trouble=missing)
-    return explanation
+        return {"state": "behind its key", "detail": detail}
+    call = earlier.get((assignment, offset))
+    return {} if call is None else _of_call(call, now)
 
 
 def shut_out(handlers: Mapping[str, Handler], why: str, causes: Causes, state: str) -> list[Explanation]:
     """Return an explanation of each topic for a consumer that has no partition."""
     return [
-        Explanation(
-            *(topic, -1, -1, -1, 0, 0, 0, None, why),
-            handler=handler.name,
-            state=state,
-            trouble=causes.missing_rights(topic) or causes.topic_trouble(topic),
-        )
+        _without_partition(topic, handler.name, state, why, causes.missing_rights(topic) or causes.topic_trouble(topic))
         for topic, handler in handlers.items()
     ]
 
 
 def no_topic(patterns: Mapping[str, Handler], when: str, failures: Mapping[str, str]) -> list[Explanation]:
     """Return an explanation of each pattern without a topic, and of each topic that matches and is not consumed."""
-    whys = {
-        pattern: (handler.name, f"no topic matches this pattern yet; {when}") for pattern, handler in patterns.items()
-    }
-    whys |= {topic: ("", f"it matches a pattern and cannot be consumed: {why}") for topic, why in failures.items()}
-    return [
-        Explanation(*(topic, -1, -1, -1, 0, 0, 0, None, why), handler=name, state="no topic")
-        for topic, (name, why) in whys.items()
+    found = [
+        _without_partition(pattern, handler.name, "no topic", f"no topic matches this pattern yet; {when}")
+        for pattern, handler in patterns.items()
+    ]
+    return found + [
+        _without_partition(topic, "", "no topic", f"it matches a pattern and cannot be consumed: {why}")
+        for topic, why in failures.items()
     ]
 
 
-def _explain(
-    assignment: Assignment,
-    in_handler: dict[tuple[Assignment, int], ExecutionSlot],
-    parked_heads: dict[tuple[Assignment, int], tuple[object, ConsumerParked]],
-    now: float,
-) -> Explanation:
-    counts = partition_statistics(assignment)
-    blocking: dict[str, object] = {} if assignment.known else {"state": UNKNOWN}
-    if counts.in_flight:
-        place = (assignment, counts.watermark)
-        blocking = {"blocking_offset": counts.watermark, "state": "queued"}
-        token_bucket = assignment.route.token_bucket
-        if (rate := token_bucket.rate) == 0 or (rate is not None and token_bucket.next_release(now) is not None):
-            blocking |= {"state": "held by rate", "rate": rate}
-        if place in parked_heads:
-            key, parked = parked_heads[place]
-            state = parked.state
-            blocking |= {
-                "state": state_of(parked),
-                "detail": _HELD if state is KeyState.HELD else None,
-                "rate": rate if parked.awaits_token else None,
-                "key": key_of(key.key if isinstance(key, NotDue) else key),
-                "attempt": parked.attempts,
-                "over_time_limit": parked.over_time_limit,
-                "age": max(0.0, now - parked.since) if parked.since else None,
-                "due_in": max(0.0, parked.due_at - now) if state is KeyState.WAITING else None,
-            }
-            if isinstance(parked.call, AbandonedCall) and parked.is_blocked and state is KeyState.WAITING:
-                blocking |= {"due_in": None, **_of_call(parked.call, now)}
-        if place in in_handler:
-            blocking.pop("detail", None)
-            slot = in_handler[place]
-            record, limit, age = slot.record, assignment.route.time_limit, max(0.0, now - slot.started)
-            before = parked_heads[place][1].over_time_limit if place in parked_heads else 0
-            blocking |= {
-                "state": "in handler",
-                "rate": None,
-                "key": None if record is None else record.key(),
-                "over_time_limit": before + (limit is not None and age >= limit),
-                "age": age,
-                "due_in": None,
-                "worker": slot.name,
-            }
-    return Explanation(
-        # Not `asdict`, which copies deeply: that was most of what a report of many partitions cost.
-        **{name: getattr(counts, name) for name in PartitionStatistics.__slots__},
-        handler=assignment.route.handler.name,
-        gaps=len(assignment.tracker.gaps()),
-        **blocking,  # type: ignore[arg-type] # keys and types are those set above
-    )
+def _without_partition(topic: str, handler: str, state: str, why: str, trouble: str | None = None) -> Explanation:
+    return Explanation(*(topic, -1, -1, -1, 0, 0, 0, None, why), handler=handler, state=state, trouble=trouble)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
-from penstock.consumer.assignments import ConsumerParked, Fetch
+from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
 from penstock.consumer.failures.parking import NotDue
 from penstock.consumer.handlers.options.ordering import key_of
 from penstock.message import Record
@@ -18,6 +19,9 @@ _STATES = {
     KeyState.STOPPING: "parked",
     KeyState.HELD: "held",
 }
+
+#: A parked key in its lane, and its head.
+ParkedHead = tuple[ConsumerLane, Hashable, ConsumerParked, Item]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,17 @@ class ParkedMessage:
     due_in: float | None
 
 
-def head_of(parked: ConsumerParked) -> tuple[Fetch, int, Record] | None:
+def parked_heads(scheduler: Scheduler[Fetch, Record]) -> Iterator[ParkedHead]:
+    """Yield all parked keys with their heads. Any thread."""
+    for lane in scheduler.lanes:
+        # A copy, made in one step: the holder changes the dictionary meanwhile. A list of items is not, for the
+        # collector may run at any tuple of it.
+        for key, parked in lane.parked.copy().items() if lane.parked else ():
+            if (head := head_of(parked)) is not None:
+                yield lane, key, parked, head
+
+
+def head_of(parked: ConsumerParked) -> Item | None:
     """Return the head of a parked key, or None where its holder has just taken the last. Any thread."""
     try:
         return parked.waiting[0]
@@ -51,42 +65,27 @@ def head_of(parked: ConsumerParked) -> tuple[Fetch, int, Record] | None:
         return None
 
 
-def state_of(parked: ConsumerParked) -> str:
-    """Say where the head of a parked key is."""
-    return "held by rate" if parked.awaits_token else _STATES.get(parked.state, "put off")
-
-
-def parked_keys(scheduler: Scheduler[Fetch, Record], now: float, most: int) -> list[ParkedMessage]:
-    """Return the parked keys that were held or tried most, at most so many. Any thread."""
-    chosen = heapq.nlargest(
-        most,
-        (
-            (parked.state is KeyState.HELD, parked.attempts, -parked.since, number, key, parked)
-            for number, (key, parked) in enumerate(
-                # A copy, made in one step: the holder of the lane changes the dictionary meanwhile.
-                item
-                for lane in scheduler.lanes
-                if lane.parked
-                for item in lane.parked.copy().items()
-            )
-        ),
+def parked_message(key: Hashable, parked: ConsumerParked, head: Item, now: float) -> ParkedMessage:
+    """Return what is shown of a parked key. Any thread."""
+    assignment = head[0].assignment
+    return ParkedMessage(
+        assignment.topic,
+        assignment.partition,
+        head[2].offset(),
+        assignment.route.handler.name,
+        "held by rate" if parked.awaits_token else _STATES.get(parked.state, "put off"),
+        key_of(key.key if isinstance(key, NotDue) else key),
+        parked.attempts,
+        max(0.0, now - parked.since) if parked.since else None,
+        max(0.0, parked.due_at - now) if parked.state is KeyState.WAITING else None,
     )
-    found = []
-    for *_, key, parked in chosen:
-        if (head := head_of(parked)) is None:
-            continue
-        assignment = head[0].assignment
-        found.append(
-            ParkedMessage(
-                assignment.topic,
-                assignment.partition,
-                head[2].offset(),
-                assignment.route.handler.name,
-                state_of(parked),
-                key_of(key.key if isinstance(key, NotDue) else key),
-                parked.attempts,
-                max(0.0, now - parked.since) if parked.since else None,
-                max(0.0, parked.due_at - now) if parked.state is KeyState.WAITING else None,
-            )
-        )
-    return found
+
+
+def most_tried(scheduler: Scheduler[Fetch, Record], now: float, most: int) -> list[ParkedMessage]:
+    """Return the parked keys that their handlers hold or that were tried most, at most so many. Any thread."""
+    heads = heapq.nlargest(
+        most,
+        parked_heads(scheduler),
+        key=lambda head: (head[2].state is KeyState.HELD, head[2].attempts, -head[2].since),
+    )
+    return [parked_message(key, parked, head, now) for _, key, parked, head in heads]

@@ -9,6 +9,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from penstock.consumer.execution.executor import LoopLag
 from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
@@ -21,36 +22,31 @@ _INTERVAL_S = 1.0
 _MAX_FRAMES = 12
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Watchdog:
     """Watches the slots of a consumer. On the poll thread only."""
 
-    def __init__(
-        self,
-        stall_after: float,
-        slots: Callable[[], Iterable[ExecutionSlot]],
-        loop_lag: Callable[[], LoopLag],
-    ) -> None:
-        self._stall_after = stall_after
-        self._slots = slots
-        self._loop_lag = loop_lag
-        self._next = 0.0
-        self._reported: dict[str, tuple[Record, float]] = {}
-        self._loop_reported = False
-        #: How many messages were reported as stalled.
-        self.stalls = 0
-        #: When the poll thread last came by, on the engine's clock; None before its first turn. Any thread reads it.
-        self.turned_at: float | None = None
+    stall_after: float
+    slots: Callable[[], Iterable[ExecutionSlot]]
+    loop_lag: Callable[[], LoopLag]
+    #: How many messages were reported as stalled.
+    stalls: int = field(default=0, init=False)
+    #: When the poll thread last came by, on the engine's clock; None before its first turn. Any thread reads it.
+    turned_at: float | None = field(default=None, init=False)
+    _next: float = field(default=0.0, init=False)
+    _reported: dict[str, tuple[Record, float]] = field(default_factory=dict, init=False)
+    _loop_reported: bool = field(default=False, init=False)
 
     def check(self, now: float) -> None:
         """Report what has been in a handler for too long."""
         self.turned_at = now
         if now < self._next:
             return
-        self._next = now + min(_INTERVAL_S, self._stall_after / 2)
+        self._next = now + min(_INTERVAL_S, self.stall_after / 2)
         self._check_loop()
-        for slot in self._slots():
+        for slot in self.slots():
             record, fetch, age = slot.record, slot.fetch, now - slot.started
-            if record is None or fetch is None or age < self._stall_after:
+            if record is None or fetch is None or age < self.stall_after:
                 self._reported.pop(slot.name, None)
                 continue
             said = self._reported.get(slot.name)
@@ -75,8 +71,8 @@ class Watchdog:
             )
 
     def _check_loop(self) -> None:
-        lag = self._loop_lag()
-        blocked = lag.seconds >= self._stall_after
+        lag = self.loop_lag()
+        blocked = lag.seconds >= self.stall_after
         if blocked and not self._loop_reported:
             _log.warning(
                 "the event loop has been blocked for %.1f s: a handler calls something that waits without `await`, and "

@@ -6,18 +6,19 @@ holder parks the message as if its handler had failed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from confluent_kafka import KafkaError
-
-from penstock.clients.kafka_errors import is_missing_right, reason
-from penstock.clients.rights import THIS_CLIENT, Operation, missing_right_text, topic_right
+from penstock.clients.kafka_errors import is_missing_right
+from penstock.clients.rights import THIS_CLIENT
 from penstock.consumer.assignments import ConsumerLane, Item
 from penstock.consumer.handlers.results import Result
-from penstock.consumer.outbox.outbox import Submission, Submits
+from penstock.consumer.outbox.outbox import Submission, Submits, why_refused
 from penstock.errors import PenstockError
+
+_log = logging.getLogger(__name__)
 
 
 class ResultRefusedError(PenstockError):
@@ -56,6 +57,8 @@ class HandlerResults:
         #: Messages whose results are all written, and those results.
         self.handled = 0
         self.published = 0
+        # Topics of which it was logged that this client may not write to them.
+        self._forbidden: set[str] = set()
 
     def submit(
         self,
@@ -76,18 +79,17 @@ class HandlerResults:
         if submission.is_written:
             self.handled += len(submission.items)
             self.published += len(submission.messages)
+            if self._forbidden:
+                self._forbidden.difference_update(message.topic for message in submission.messages)
         elif submission.refusal is not None and submission.lane is not None:
-            refusal = _refusal(*submission.refusal, self.principal)
+            topic, error = submission.refusal
+            refusal = ResultRefusedError(
+                f"{topic} does not take what a handler returned: {why_refused(topic, error, self.principal)}; change "
+                "the handler or the topic"
+            )
+            if is_missing_right(error) and topic not in self._forbidden:
+                # Its messages fail, by the retry policies of their handlers: a policy does not say what is missing.
+                self._forbidden.add(topic)
+                _log.error("%s", refusal)
             for place, item in enumerate(submission.items):
                 self.wake(submission.lane, RefusedResults(item, None if tries is None else tries[place], refusal))
-
-
-def _refusal(topic: str, error: KafkaError, principal: str) -> ResultRefusedError:
-    """Return the error of a result that a topic does not take."""
-    if is_missing_right(error):
-        right = topic_right(Operation.WRITE, topic)
-        what = f"what a handler returned cannot be written to {topic}"
-        return ResultRefusedError(f"{missing_right_text(what, [right], principal)} ({reason(error)})")
-    return ResultRefusedError(
-        f"{topic} does not take what a handler returned: {reason(error)}; change the handler or the topic"
-    )

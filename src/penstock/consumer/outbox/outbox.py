@@ -18,7 +18,6 @@ For it waits the poll thread alone, in a revocation and at the end, within their
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,8 @@ from typing import Any, Protocol
 from confluent_kafka import KafkaError
 
 from penstock.clients.cluster import Cluster
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import Operation, missing_right_text, topic_right
 from penstock.consumer.assignments import Assignment, ConsumerLane, Item
 from penstock.consumer.handlers.results import Result
 from penstock.consumer.message_sizes import OVERHEAD_BYTES
@@ -75,7 +76,8 @@ class Submission:
     @property
     def is_gone(self) -> bool:
         """Whether the next owners handle all of it again. What is of other partitions too is written for their sake."""
-        return all(item[0].assignment.is_gone for item in self.items)
+        # The first alone, for speed: as a rule it is there.
+        return self.items[0][0].assignment.is_gone and all(item[0].assignment.is_gone for item in self.items)
 
     def count_bytes(self, sign: int) -> None:
         """Count its bytes as waiting to be sent, or with -1 no more. A parked message counts as parked."""
@@ -113,13 +115,22 @@ class Submits(Protocol):
         """
 
 
+def why_refused(topic: str, error: KafkaError, principal: str) -> str:
+    """Return why a topic does not take a message; where a right is missing, with the command that grants it."""
+    if not is_missing_right(error):
+        return reason(error)
+    text = missing_right_text(f"nothing can be written to {topic}", [topic_right(Operation.WRITE, topic)], principal)
+    if error.code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+        # Since Kafka 2.8 whoever may write to a topic may do so idempotently.
+        text += "; a broker before 2.8 asks for --operation IdempotentWrite --cluster as well"
+    return f"{text} ({reason(error)})"
+
+
 class Outbox(ABC):
     """A transport: the plain one, or that in Kafka transactions."""
 
     #: Whether submissions move on by `serve` alone, so that the poll thread must come back soon.
     needs_serving: bool
-    #: How many submissions that wait are sent without waiting for more.
-    _full = sys.maxsize
 
     def __init__(self) -> None:
         self._queue: deque[Submission] = deque()
@@ -135,8 +146,6 @@ class Outbox(ABC):
         if submission.size_bytes >= _COUNTED_BYTES:
             submission.count_bytes(1)
         self._queue.append(submission)
-        if len(self._queue) >= self._full:
-            self.expedite()
 
     @abstractmethod
     def connect(self, cluster: Cluster, config: Mapping[str, Any], *, at_once: bool) -> None:

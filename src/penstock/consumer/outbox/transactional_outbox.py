@@ -62,6 +62,8 @@ _LOOK_S = 0.005
 #: Messages in one transaction, and their bytes, at most.
 _MOST_MESSAGES = 20_000
 _MOST_BYTES = 32 * 1024 * 1024
+#: Submissions that are sent without waiting for more.
+_FULL = 5_000
 #: Bytes below which one submission alone is not to blame for a transaction that takes too long.
 _LARGE_BYTES = 1024 * 1024
 #: Seconds before a silent topic is tried again; how many brokers that are well may take for it is the runner's to know.
@@ -80,7 +82,6 @@ class TransactionalOutbox(Outbox):
 
     #: It has a thread of its own.
     needs_serving = False
-    _full = 5_000
 
     def __init__(
         self,
@@ -145,6 +146,11 @@ class TransactionalOutbox(Outbox):
         self._thread.start()
 
     # Other threads
+
+    def serve(self) -> None:
+        """Begin the next transaction where many wait for it."""
+        if len(self._queue) >= _FULL:
+            self.expedite()
 
     def expedite(self) -> None:
         """Begin the next transaction at once. Any thread."""
@@ -439,15 +445,15 @@ class TransactionalOutbox(Outbox):
         """Log why a transaction failed: the same one now and then only, for it is tried again at once."""
         kind: object = type(error)
         said: object = error
+        is_routine = False
         if isinstance(error, KafkaException):
-            kind, said = code_of(error), reason(error)
+            kind, said, is_routine = code_of(error), reason(error), is_rebalancing(error)
         now = self._clock.monotonic()
-        level = logging.DEBUG
-        if now - self._logged_at.get(kind, -_LOG_AGAIN_S) >= _LOG_AGAIN_S:
-            routine = isinstance(error, KafkaException) and is_rebalancing(error)
-            self._logged_at[kind], level = now, logging.INFO if routine else logging.WARNING
+        if now - self._logged_at.get(kind, -_LOG_AGAIN_S) < _LOG_AGAIN_S:
+            return
+        self._logged_at[kind] = now
         _log.log(
-            level,
+            logging.INFO if is_routine else logging.WARNING,
             "a Kafka transaction of group %s was not committed: %s; %s",
             self._group,
             said,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -84,44 +85,36 @@ class Asked(Protocol):
     record: Record | None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Ordering:
     """The order of one handler over a number of lanes.
 
-    Used by the poll thread and by workers; it has no state that changes. `space` is the number of the key space: equal
-    keys of two spaces do not wait for each other. `together` is how many messages in a row share a lane though nothing
-    orders them, for handlers that take batches.
+    Used by the poll thread and by workers; it has no state that changes.
     """
 
-    def __init__(
-        self,
-        order: Order,
-        keyless: Keyless,
-        lanes: int,
-        key: KeyFunction | None = None,
-        *,
-        space: int = 0,
-        together: int = 1,
-    ) -> None:
-        self._order = order
-        self._keyless = keyless
-        self._lanes = lanes
-        self._key = key
-        self._space = space
-        self._together = together
+    order: Order
+    keyless: Keyless
+    lanes: int
+    key: KeyFunction | None = None
+    _: KW_ONLY
+    #: The number of the key space: equal keys of two spaces do not wait for each other.
+    space: int = 0
+    #: How many messages in a row share a lane though nothing orders them, for handlers that take batches.
+    together: int = 1
 
     @property
     def has_given_keys(self) -> bool:
         """Whether `key=` says what stands for the records' keys."""
-        return self._key is not None and self._order is Order.KEY
+        return self.key is not None and self.order is Order.KEY
 
     @property
     def calls_function(self) -> bool:
         """Whether that is a function of the user's, which may take its time."""
-        return self.has_given_keys and not isinstance(self._key, HeaderKey)
+        return self.has_given_keys and not isinstance(self.key, HeaderKey)
 
     def given_keys(self, records: Iterable[Record], asked: Asked | None = None) -> list[GivenKey]:
         """Return what `key=` gives for each of these. Never raises."""
-        function, found = self._key, list[GivenKey]()
+        function, found = self.key, list[GivenKey]()
         if function is None:
             raise AssertionError("the records' own keys count: see `has_given_keys`")
         for record in records:
@@ -145,10 +138,10 @@ class Ordering:
 
         `given` are their keys by `given_keys`, where those were asked for before.
         """
-        lanes, space = self._lanes, self._space
-        if self._order is Order.KEY:
+        lanes, space = self.lanes, self.space
+        if self.order is Order.KEY:
             keys: Sequence[GivenKey]
-            if self._key is None:
+            if self.key is None:
                 keys = column(records, "key")
                 if None not in keys:
                     # `lane_of`, written out: a call for each message would cost as much as the hash.
@@ -159,7 +152,7 @@ class Ordering:
                 xxh3_64_intdigest(key, space) % lanes if isinstance(key, bytes) else self._keyless_lane(record)
                 for key, record in zip(keys, records, strict=True)
             ]
-        if self._order is Order.PARTITION:
+        if self.order is Order.PARTITION:
             return [self._partition_lane(topic, partition)] * len(records)
         return [self._place_lane(record) for record in records]
 
@@ -172,34 +165,34 @@ class Ordering:
 
     def identity_by(self, key: GivenKey, record: Record) -> Hashable:
         """Do as `identity`, with the key of a message as it is known."""
-        if self._order is Order.KEY:
+        if self.order is Order.KEY:
             if isinstance(key, MessageFormatError):
                 raise key
-            if key is not None or self._keyless is Keyless.TOGETHER:
-                return self._space, key
-            if self._keyless is Keyless.PARTITION:
+            if key is not None or self.keyless is Keyless.TOGETHER:
+                return self.space, key
+            if self.keyless is Keyless.PARTITION:
                 return (record.topic(), record.partition())
-        elif self._order is Order.PARTITION:
+        elif self.order is Order.PARTITION:
             return (record.topic(), record.partition())
         return (record.topic(), record.partition(), record.offset())
 
     def _keyless_lane(self, record: Record) -> int:
         """Return the lane of a message without a key, or whose key cannot be had."""
-        if self._keyless is Keyless.PARTITION:
+        if self.keyless is Keyless.PARTITION:
             return self._partition_lane(record.topic(), record.partition())
-        if self._keyless is Keyless.TOGETHER:
-            return lane_of(_NO_KEY, self._lanes, self._space)
+        if self.keyless is Keyless.TOGETHER:
+            return lane_of(_NO_KEY, self.lanes, self.space)
         return self._place_lane(record)
 
     def _place_lane(self, record: Record) -> int:
         """Return a lane by a message's place: the same each time it comes, so that it never runs beside itself."""
         # Partitions are read side by side: the same offset of two of them is another place. Fibonacci hashing (Knuth,
         # TAOCP 3, 6.4): neighbours lie far apart.
-        place = record.offset() // self._together + record.partition() * _PARTITIONS_APART
-        return (place * _GOLDEN >> 32) % self._lanes
+        place = record.offset() // self.together + record.partition() * _PARTITIONS_APART
+        return (place * _GOLDEN >> 32) % self.lanes
 
     def _partition_lane(self, topic: str, partition: int) -> int:
-        return lane_of(f"{topic}\0{partition}".encode(), self._lanes)
+        return lane_of(f"{topic}\0{partition}".encode(), self.lanes)
 
 
 def _as_key(given: object) -> GivenKey:
@@ -214,10 +207,10 @@ def _key_failure(error: BaseException) -> MessageFormatError:
     text = f"the key function failed with {type(error).__name__}"
     if isinstance(error, UnicodeDecodeError):
         failure = MessageFormatError(
-            f"{text}, as it does where a header's name is not UTF-8; mend the producer, or the function"
+            f"{text}, as it does where a header's name is not UTF-8; correct the producer, or the function"
         )
     else:
-        failure = MessageFormatError(f"{text}; mend it")
+        failure = MessageFormatError(f"{text}; correct it")
     # Without the frame of the caller, which has all messages of the fetch.
     stack = error.__traceback__
     failure.__cause__ = error.with_traceback(None if stack is None else stack.tb_next)

@@ -116,23 +116,21 @@ def record_encoder(given: object) -> RecordEncoder | None:
 def _is_one(option: str, given: object, wanted: type) -> bool:
     """Tell whether this is an instance of `wanted`; `ConfigurationError` where it is near to one, and cannot serve."""
     kind = given if isinstance(given, type) else type(given)
+    name = kind.__name__
     if not issubclass(kind, Serializer | Deserializer | SerializerBuilder | DeserializerBuilder):
         return False
-    name, wants = kind.__name__, wanted.__name__.lower()
     if issubclass(kind, SerializerBuilder | DeserializerBuilder):
-        raise ConfigurationError(f"{option} takes a {wants}, which {name} is not; give what it builds")
-    if not issubclass(kind, wanted):
-        other = "encoder" if option == "decoder" else "decoder"
-        raise ConfigurationError(f"{option} takes a {wants}, which {name} is not; that one is for {other}=")
-    # Its `__call__` is a plain function that returns a coroutine.
-    if any(base.__name__.startswith("AsyncBase") for base in kind.__mro__):
-        raise ConfigurationError(
-            f"{option} takes a {wants} that nobody has to await, unlike {name}; give {name.removeprefix('Async')}, for "
-            "`async def` handlers too"
-        )
-    if isinstance(given, type):
-        raise ConfigurationError(f"{option} takes an instance of a {wants}, but is the class {name}; give {name}(...)")
-    return True
+        remedy = "give what it builds"
+    elif not issubclass(kind, wanted):
+        remedy = f"that one is for {'encoder' if option == 'decoder' else 'decoder'}="
+    elif any(base.__name__.startswith("AsyncBase") for base in kind.__mro__):
+        # Its `__call__` is a plain function that returns a coroutine.
+        remedy = f"nobody would await it: give {name.removeprefix('Async')}, for `async def` handlers too"
+    elif isinstance(given, type):
+        remedy = f"that is the class: give {name}(...)"
+    else:
+        return True
+    raise ConfigurationError(f"{option} takes an instance of a {wanted.__name__}, which {name} is not; {remedy}")
 
 
 def classified(done: str, error: BaseException) -> BaseException:

@@ -1,4 +1,4 @@
-"""Fetch errors: which of them end the consumer, which the client mends by itself, and how they are logged.
+"""Fetch errors: which of them end the consumer, which the client recovers from by itself, and how they are logged.
 
 The client hands them over among the messages, those of the group included.
 """
@@ -6,6 +6,7 @@ The client hands them over among the messages, those of the group included.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 
 from confluent_kafka import KafkaError
 
@@ -18,7 +19,7 @@ from penstock.errors import PenstockError
 
 _log = logging.getLogger(__name__)
 
-#: Errors that the client mends by itself; they are logged at debug level.
+#: Errors that the client recovers from by itself; they are logged at debug level.
 _TRANSIENT = frozenset({KafkaError._PARTITION_EOF, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})  # noqa: SLF001 - the client library's names of its local errors
 #: Errors after which the brokers are asked at once what is the matter with the topics.
 _ASK_AGAIN = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - as above
@@ -34,19 +35,17 @@ _ENDED_BY = {
 }
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class FetchErrors:
     """Judges errors. On the poll thread, save `shut_out`."""
 
-    def __init__(
-        self, topic_watch: TopicWatch, rights_watch: RightsWatch, lost_positions: LostPositions, clock: Clock
-    ) -> None:
-        self._topic_watch = topic_watch
-        self._lost_positions = lost_positions
-        self._rights_watch = rights_watch
-        self._clock = clock
-        # When and why the brokers refused this member. Replaced as a whole, so that any thread may read it.
-        self._refusal: tuple[float, str] | None = None
-        self._refusal_logged_at = -_LOG_AGAIN_S
+    topic_watch: TopicWatch
+    rights_watch: RightsWatch
+    lost_positions: LostPositions
+    clock: Clock
+    # When and why the brokers refused this member. Replaced as a whole, so that any thread may read it.
+    _refusal: tuple[float, str] | None = field(default=None, init=False)
+    _refusal_logged_at: float = field(default=-_LOG_AGAIN_S, init=False)
 
     def take(self, error: KafkaError, topic: str | None, partition: int | None) -> bool:
         """Take an error; return whether it has ended the client, which a new one can follow.
@@ -68,10 +67,10 @@ class FetchErrors:
                 remedy = "leave group.protocol=consumer out, or have the brokers allow it (their feature group.version)"
             raise PenstockError(f"the Kafka client cannot go on: {reason(error)}; {remedy}")
         if kind_of(error) is ErrorKind.OUT_OF_RANGE:
-            self._lost_positions.note(error, topic or "", partition or 0)
+            self.lost_positions.note(error, topic or "", partition or 0)
             return False
         if error.code() in _ASK_AGAIN:
-            self._topic_watch.check_now()
+            self.topic_watch.check_now()
         if error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
             self._refused(
                 f"the group does not take this member: {reason(error)}; the group has members that do not rebalance "
@@ -87,12 +86,12 @@ class FetchErrors:
         return False
 
     def _missing_right(self, error: KafkaError, topic: str | None) -> None:
-        now = self._clock.monotonic()
-        self._refusal = (now, self._rights_watch.refused(error, topic, now))
+        now = self.clock.monotonic()
+        self._refusal = (now, self.rights_watch.refused(error, topic, now))
 
     def _refused(self, why: str) -> None:
         """Log why the group does not take this member; the client tries again every other second."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         self._refusal = (now, why)
         if now - self._refusal_logged_at >= _LOG_AGAIN_S:
             self._refusal_logged_at = now
@@ -101,5 +100,5 @@ class FetchErrors:
     def shut_out(self) -> str | None:
         """Return why the brokers do not take this member, or None where it was not refused lately. Any thread."""
         refusal = self._refusal
-        lately = refusal is not None and self._clock.monotonic() - refusal[0] < _LOG_AGAIN_S
+        lately = refusal is not None and self.clock.monotonic() - refusal[0] < _LOG_AGAIN_S
         return refusal[1] if refusal is not None and lately else None

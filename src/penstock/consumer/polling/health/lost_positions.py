@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
@@ -25,38 +26,30 @@ _ANSWER_S = 2.0
 _AGAIN_S = 1.0
 
 
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class LostPositions:
     """On the poll thread only."""
 
-    def __init__(
-        self,
-        assignments: Assignments,
-        router: Router,
-        begin: Callable[[ConsumerClient, Sequence[TopicPartition]], object],
-        offset_reset: Callable[[str], int | None],
-        *,
-        is_allowed: bool,
-    ) -> None:
-        self._assignments = assignments
-        self._router = router
-        # Says where partitions begin that the group has no offset of.
-        self._begin = begin
-        # Where a topic begins whose log has become shorter, as a logical offset; None where it may not.
-        self._offset_reset = offset_reset
-        # Whether the user lets partitions go on elsewhere than at the group's offset.
-        self._is_allowed = is_allowed
-        # Partitions to be sent on, and whether the topic was created again.
-        self._waiting: dict[Assignment, bool] = {}
-        self._next = 0.0
+    assignments: Assignments
+    router: Router
+    #: Says where partitions begin that the group has no offset of.
+    begin: Callable[[ConsumerClient, Sequence[TopicPartition]], object]
+    #: Where a topic begins whose log has become shorter, as a logical offset; None where it may not.
+    offset_reset: Callable[[str], int | None]
+    #: Whether the user lets partitions go on elsewhere than at the group's offset.
+    is_allowed: bool
+    # Partitions to be sent on, and whether the topic was created again.
+    _waiting: dict[Assignment, bool] = field(default_factory=dict, init=False)
+    _next: float = field(default=0.0, init=False)
 
     def note(self, error: KafkaError, topic: str, partition: int) -> None:
         """Note that the client does not know where to read on; `PenstockError` where no other place is allowed."""
-        if not self._is_allowed:
+        if not self.is_allowed:
             raise PenstockError(
                 f"the group's offset is not in the log and auto.offset.reset forbids another: {reason(error)}; "
                 "reset the group's offsets, or set auto.offset.reset to earliest or latest"
             )
-        assignment = self._assignments.get(topic, partition)
+        assignment = self.assignments.get(topic, partition)
         if assignment is not None:
             self._waiting.setdefault(assignment, False)
 
@@ -67,7 +60,7 @@ class LostPositions:
         """
         if recreated:
             self._waiting |= {
-                assignment: True for assignment in self._assignments.all() if assignment.topic in recreated
+                assignment: True for assignment in self.assignments.all() if assignment.topic in recreated
             }
             self._next = now
         if not self._waiting or now < self._next:
@@ -96,14 +89,14 @@ class LostPositions:
         if place.offset >= 0:
             assignment.tracker.advance(place.offset)
         elif assignment.known or is_recreated:
-            self._router.begin_again(assignment, None)
+            self.router.begin_again(assignment, None)
         else:
             assignment.is_sought = True
         return True
 
     def _beginning(self, assignment: Assignment) -> int:
         """Return where a partition of a topic that was created again begins, as a logical offset."""
-        begin = self._offset_reset(assignment.topic)
+        begin = self.offset_reset(assignment.topic)
         if begin is None:
             raise PenstockError(
                 f"topic {assignment.topic} was deleted and created again: auto.offset.reset forbids to begin again; "
@@ -123,7 +116,7 @@ class LostPositions:
         """Find out where a partition goes on that the client does not know a position of."""
         position = assignment.tracker.position if assignment.known else client.committed([place], _ANSWER_S)[0].offset
         if position < 0:
-            self._begin(client, [place])
+            self.begin(client, [place])
         else:
             place.offset = self._in_log(client, assignment, position)
 
@@ -142,7 +135,7 @@ class LostPositions:
             return start
         if position <= end:
             return position
-        reset = self._offset_reset(assignment.topic)
+        reset = self.offset_reset(assignment.topic)
         _log.warning(
             "%s stood at offset %d, and its log ends at %d (truncated, or created again): it begins at its %s",
             assignment,

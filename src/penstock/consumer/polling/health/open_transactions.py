@@ -8,6 +8,7 @@ library cannot ask; Kafka's own tool can.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 
 from confluent_kafka import KafkaException
 
@@ -16,12 +17,8 @@ from penstock.clients.cluster import Answer
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.settings import ConsumerSettings
 
-#: Seconds between two looks; what stood still between two of them is asked about.
-_EVERY_S = 1.5
-#: Seconds until a partition is asked about again that waits for something else, as one whose log was deleted; sooner
-#: where its log has grown.
-_AGAIN_S = 10.0
-#: Partitions that are asked about at a time.
+#: Seconds between two questions, and partitions that are asked about at a time.
+_EVERY_S = 3.0
 _MOST = 100
 
 #: A topic and a partition.
@@ -41,59 +38,38 @@ class OpenTransactions:
         self._ask = ask
         self._is_committed_only = settings.reads_committed_only
         self._next = 0.0
-        self._stood: dict[Assignment, int] = {}
-        # The question under way, and the position and the end of each when it was asked.
-        self._asked: tuple[Answer[Mapping[Place, int]], dict[Assignment, tuple[int, int | None]]] | None = None
-        # Those that were found to wait for something else: when they are asked about again, and where their logs ended.
-        self._others: dict[Assignment, tuple[float, int | None]] = {}
+        # The question under way, and the position of each partition that it is about.
+        self._asked: tuple[Answer[Mapping[Place, int]], Mapping[Assignment, int]] | None = None
         # The position of each that waits, and where the transaction begins. Replaced as a whole: any thread reads it.
         self._found: Mapping[Assignment, tuple[int, int]] = {}
 
     def check(self, now: float) -> None:
-        """Take an answer that came; look whether there is something to ask, when it is time."""
+        """Take an answer that came; ask again when it is time and a partition waits."""
         if self._asked is not None:
-            self._take(*self._asked, now)
-        if now < self._next or not self._is_committed_only:
-            return
-        self._next = now + _EVERY_S
-        waiting = {assignment: _position(assignment) for assignment in self._assignments.all() if _waits(assignment)}
-        stood, self._stood = self._stood, waiting
-        self._others = {
-            assignment: (until, end)
-            for assignment, (until, end) in self._others.items()
-            if assignment in waiting and now < until and assignment.end == end
-        }
-        still = [
-            assignment
-            for assignment, at in waiting.items()
-            if stood.get(assignment) == at and assignment not in self._others
-        ][:_MOST]
-        if not still:
-            self._found = {}
-        elif self._asked is None:
-            asked = {assignment: (waiting[assignment], assignment.end) for assignment in still}
-            self._asked = self._ask([(assignment.topic, assignment.partition) for assignment in still]), asked
+            self._take(*self._asked)
+        elif now >= self._next and self._is_committed_only:
+            self._next = now + _EVERY_S
+            waiting = islice(filter(_waits, self._assignments.all()), _MOST)
+            asked = {assignment: _position(assignment) for assignment in waiting}
+            if asked:
+                self._asked = self._ask([(assignment.topic, assignment.partition) for assignment in asked]), asked
 
-    def _take(
-        self, answer: Answer[Mapping[Place, int]], asked: Mapping[Assignment, tuple[int, int | None]], now: float
-    ) -> None:
+    def _take(self, answer: Answer[Mapping[Place, int]], asked: Mapping[Assignment, int]) -> None:
         try:
             ends = answer.answer()
         except (KafkaException, NotAnsweredError):
-            # What is wrong with brokers is told elsewhere; it is asked again.
+            # What is wrong with brokers is shown elsewhere; it is asked again.
             ends = {}
         if ends is None:
             return
         self._asked = None
-        found = {}
-        for assignment, (position, log_end) in asked.items():
-            end = ends.get((assignment.topic, assignment.partition))
+        self._found = {
+            assignment: (position, ends[place])
+            for assignment, position in asked.items()
+            if (place := (assignment.topic, assignment.partition)) in ends
             # Where no position is known nothing came at all, though there is something.
-            if end is not None and end <= (position if assignment.known else (log_end or 0) - 1):
-                found[assignment] = (position, end)
-            else:
-                self._others[assignment] = now + _AGAIN_S, log_end
-        self._found = found
+            and ends[place] <= (position if assignment.known else (assignment.end or 0) - 1)
+        }
 
     def trouble(self, assignment: Assignment) -> str | None:
         """Return that a partition waits for an open transaction, or None. Any thread."""

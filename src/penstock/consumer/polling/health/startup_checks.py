@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from confluent_kafka import KafkaException
+
 from penstock.clients.cluster import Cluster
+from penstock.clients.kafka_errors import reason
 from penstock.clients.requests.topics import TopicSpec
-from penstock.clients.rights import Operation, Right, topic_right, transactional_right
+from penstock.clients.rights import MissingRightError, Operation, Right, group_right, topic_right, transactional_right
 from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.handlers.options.handler_options import OnFailure
 from penstock.consumer.outbox.transaction_runner import transactional_ids
-from penstock.consumer.polling.health.rights_watch import RightsWatch, needed_rights
 from penstock.consumer.retry_topics import retry_topics
+
+_log = logging.getLogger(__name__)
 
 #: Bytes that the headers of a dead letter may take, beside those that the message had.
 _HEADERS_BYTES = 65_536
@@ -37,13 +42,15 @@ def output_topics(group: str, handlers: Mapping[str, Handler]) -> OutputTopics:
     return outputs
 
 
-def rights_of(group: str, consumed: Iterable[str], handlers: Mapping[str, Handler]) -> dict[Right, list[str]]:
-    """Return what brokers must allow, and of each right which topics come to a halt without it, or fail."""
-    written = dict(output_topics(group, handlers))
-    for topic, handler in handlers.items():
-        if handler.to is not None and topic not in written.get(handler.to, ()):
-            written[handler.to] = (*written.get(handler.to, ()), topic)
-    return needed_rights(group, consumed, written)
+def rights_of(group: str, consumed: Iterable[str], handlers: Mapping[str, Handler]) -> list[Right]:
+    """Return what brokers must allow."""
+    written = dict.fromkeys(output_topics(group, handlers))
+    written |= dict.fromkeys(handler.to for handler in handlers.values() if handler.to is not None)
+    return [
+        group_right(group),
+        *(topic_right(Operation.READ, topic) for topic in consumed),
+        *(topic_right(Operation.WRITE, topic) for topic in written),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,7 @@ def needs_of(
 ) -> Needs:
     """Return what a consumer asks of a cluster where the topics `there` are."""
     consumed, outputs = tuple(consumed), tuple(output_topics(group, handlers))
-    rights = list(rights_of(group, consumed, handlers))
+    rights = rights_of(group, consumed, handlers)
     rights += [topic_right(Operation.CREATE, name) for name in outputs if name not in there]
     if exactly_once:
         rights.append(transactional_right(transactional_ids(group)))
@@ -77,16 +84,34 @@ def needs_of(
     return Needs(read, tuple(sorted(results)), outputs, retries, tuple(rights))
 
 
-def prepare_topics(cluster: Cluster, partitions: Mapping[str, int], outputs: OutputTopics, rights: RightsWatch) -> None:
+def prepare_topics(
+    group: str,
+    consumed: Iterable[str],
+    handlers: Mapping[str, Handler],
+    cluster: Cluster,
+    partitions: Mapping[str, int],
+) -> None:
     """Check rights, and create the topics for dead letters and retries that are absent.
 
     Raises `BrokerConnectionError`, and `MissingRightError` that names all that is missing.
     """
-    unknown = rights.require()
-    create_outputs(cluster, partitions, outputs)
+    unknown = _require(cluster, group, rights_of(group, consumed, handlers))
+    create_outputs(cluster, partitions, output_topics(group, handlers))
     if unknown:
         # About topics that were just created.
-        rights.require(unknown)
+        _require(cluster, group, unknown)
+
+
+def _require(cluster: Cluster, group: str, rights: Sequence[Right]) -> Sequence[Right]:
+    """Raise `MissingRightError` that names all rights which are missing; return those that brokers tell nothing of."""
+    try:
+        found = cluster.ask_rights(rights).wait()
+    except KafkaException as error:
+        _log.info("the rights of group %s are not known: %s", group, reason(error))
+        return ()
+    if found.missing:
+        raise MissingRightError(f"group {group} cannot start", found.missing, cluster.principal)
+    return found.unknown
 
 
 def create_outputs(cluster: Cluster, partitions: Mapping[str, int], outputs: OutputTopics) -> None:

@@ -64,7 +64,6 @@ class TopicSearch:
     failures: Mapping[str, str] = field(default_factory=dict, init=False)
     _asked: Answer[Found] | None = field(default=None, init=False)
     _next: float = field(default=0.0, init=False)
-    _contested: set[str] = field(default_factory=set, init=False)
 
     def begin(self, now: float) -> None:
         """Take the topics that are there at the start. Raises `BrokerConnectionError`, and `ConfigurationError`.
@@ -100,11 +99,6 @@ class TopicSearch:
             return
         self._asked = None
         self.routes.new.update(found.handlers)
-        for topic, names in found.contested.items():
-            if topic not in self._contested:
-                self._contested.add(topic)
-                text = "topic %s is matched by the patterns of several handlers: %s; the first registered takes it"
-                _log.error(text, topic, ", ".join(names))
         gone = self._gone(found)
         self.routes.let_go(gone)
         if self._take(found) or gone:
@@ -144,6 +138,9 @@ class TopicSearch:
         for topic, handler in found.handlers.items():
             self.routes.add(topic, handler)
             _log.info("topic %s is consumed by handler %s, whose pattern it matches", topic, handler.name)
+            if topic in found.contested:
+                text = "topic %s is matched by the patterns of several handlers: %s; the first registered takes it"
+                _log.error(text, topic, ", ".join(found.contested[topic]))
         for topic, why in found.failures.items():
             if self.failures.get(topic) != why:
                 _log.error("topic %s matches a pattern and cannot be consumed: %s", topic, why)
