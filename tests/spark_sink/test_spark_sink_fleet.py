@@ -1,17 +1,26 @@
-"""One replica of an app runs a sink: by a group of a real broker, with queries that are none."""
+"""One replica of an app runs a sink: by a group of a real broker, with queries that are none; then with Spark."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Self, cast
 
 import pytest
+import sqlalchemy as sa
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin import NewTopic as KafkaTopic
+from streams import SPARK_S
 from supervised_world import World, app_sinks
 
-from kafka_tools import NewTopic
+from kafka_tools import NewTopic, produce
 from penstock.dashboard.health import Health, HealthLimits
 from penstock.devbroker import DevBroker
 from penstock.running import RunningApp
@@ -20,6 +29,8 @@ from penstock.spark_sink.queries.app_sinks import AppSinks
 from penstock.spark_sink.queries.fleet import Fleet
 from penstock.spark_sink.queries.sink_specs import SinkSpec
 from waiting import wait_until
+
+CHILD = Path(__file__).with_name("fleet_child.py")
 
 
 class Replica:
@@ -87,3 +98,62 @@ def test_a_sink_that_stands_by_says_who_runs_it_and_leaves_its_replica_ready() -
 
     assert str(standby) == "sink orders: standby, host-7 at 10.0.0.5 runs it"
     assert health.ready().well
+
+
+@contextmanager
+def child(
+    name: str, servers: str, topic: str, folder: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
+    """Run a replica in a process of its own; yield it with what it says of its sink."""
+    told = folder / f"{name}.json"
+    with (folder / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(CHILD), servers, topic, str(folder), str(told)], stdout=log, stderr=log
+        )
+        try:
+            yield process, lambda: json.loads(told.read_text())["state"] if told.exists() else ""
+        finally:
+            process.kill()
+            process.wait(30)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+def test_sinks_go_from_a_replica_that_is_frozen_or_killed_to_the_other_and_each_message_is_stored_once(
+    broker: DevBroker, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    servers, topic = broker.bootstrap_servers, new_topic(partitions=2)
+    sent = 0
+
+    def stored() -> list[int]:
+        engine = sa.create_engine(f"sqlite:///{tmp_path}/rows.db")
+        with engine.connect() as connection:
+            return sorted(row[0] for row in connection.exec_driver_sql("SELECT number FROM rows"))
+
+    def send(count: int) -> None:
+        nonlocal sent
+        produce(servers, topic, [(b"%d" % number, b"%d" % number) for number in range(sent, sent + count)])
+        sent += count
+
+    send(100)
+    with child("one", servers, topic, tmp_path) as one, child("two", servers, topic, tmp_path) as two:
+        # Either may have come first.
+        wait_until(lambda: {one[1](), two[1]()} == {"running", "standby"}, timeout=2 * SPARK_S)
+        (first, first_state), (second, second_state) = (one, two) if one[1]() == "running" else (two, one)
+        wait_until(lambda: len(stored()) == sent, timeout=SPARK_S)
+
+        send(2_000)
+        first.send_signal(signal.SIGSTOP)
+        wait_until(lambda: second_state() == "running", timeout=SPARK_S)
+        wait_until(lambda: len(stored()) >= sent, timeout=SPARK_S)
+        send(2_000)
+        first.send_signal(signal.SIGCONT)
+        wait_until(lambda: first_state() == "standby", timeout=SPARK_S)
+        second.kill()
+        second.wait(30)
+        wait_until(lambda: first_state() == "running", timeout=SPARK_S)
+        send(100)
+        wait_until(lambda: len(stored()) >= sent, timeout=SPARK_S)
+        assert first.poll() is None
+
+    assert stored() == list(range(sent))
