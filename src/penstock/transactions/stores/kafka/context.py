@@ -28,7 +28,7 @@ class CoordinatorContext:
     """
 
     bootstrap_servers: str
-    config: ClientConfig
+    config: ClientConfig = field(repr=False)
     policy: CheckPolicy
     topics: StoreTopics
     counts: Counts = field(default_factory=Counts)

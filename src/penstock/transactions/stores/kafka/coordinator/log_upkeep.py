@@ -157,7 +157,9 @@ class LogUpkeep:
                 continue
             is_other = topic_id is not None and partition.ids.get(log, topic_id) != topic_id
             is_cut = not is_other and asked.positions[log] > bounds.end
-            needed = Committed(partition.needed_from(log), *bounds, {})
+            # What was read since the question lies behind the end that was found.
+            position = asked.positions[log] if is_cut else min(partition.needed_from(log), bounds.end)
+            needed = Committed(position, *bounds, {})
             fate = fate_of(*needed[:3], is_other=is_other or is_cut)
             if fate is not Fate.INTACT:
                 # Where the end of the same topic was cut off, no position that is committed tells the next owner.
