@@ -201,7 +201,7 @@ class HalfPartition:
         now_ms = self.clock.now_ms(time.monotonic())
         with self._counts.lock:
             for pending in batch.decided:
-                self._counts.settled(pending, now_ms)
+                self._counts.settled(pending.verdict, (now_ms - pending.birth_ms) / 1000)
             begun = self.state.apply(batch, self._marks.end)
         for pending in begun:
             self.plan.add(pending)
@@ -222,7 +222,7 @@ class HalfPartition:
         )
         now_ms = self.clock.now_ms(time.monotonic())
         for pending in settled:
-            self._counts.settled(pending, now_ms)
+            self._counts.settled(pending.verdict, (now_ms - pending.birth_ms) / 1000)
         for pending in begun:
             self.plan.add(pending)
         self.done_end = found.end
