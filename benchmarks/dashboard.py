@@ -27,10 +27,11 @@ from typing import Any
 
 from penstock import clients
 from penstock.clients.requests.topics import ensure_topics
+from penstock.consumer.latencies import BUCKETS
 from penstock.devbroker import DevBroker
-from penstock.reports.latencies import BUCKETS
-from penstock.reports.report import Sender, encode_report
-from penstock.reports.settings import DEFAULT_TOPIC, topic_spec
+from penstock.fleet.reports.report import encode_report
+from penstock.fleet.reports.reporter import topic_spec
+from penstock.fleet_member import REPORTS_TOPIC, Sender
 
 RATE = 20_000
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -89,7 +90,7 @@ def replay(servers: str, members: int, partitions: int, ending: threading.Event)
         sequence += 1
         for member in range(members):
             key, value = report(member, partitions, time.monotonic() - begun, sequence, members)
-            producer.produce(DEFAULT_TOPIC, value, key=key)
+            producer.produce(REPORTS_TOPIC, value, key=key)
             producer.poll(0)
             due = begun + 2 * (sequence - 1) + 2 * (member + 1) / members
             ending.wait(max(0.0, due - time.monotonic()))
@@ -182,7 +183,7 @@ def main() -> None:
     with ExitStack() as stack:
         broker = stack.enter_context(DevBroker(start_timeout=150))
         servers = broker.bootstrap_servers
-        ensure_topics(clients.admin(servers, {}), servers, [topic_spec(DEFAULT_TOPIC)])
+        ensure_topics(clients.admin(servers, {}), servers, [topic_spec(REPORTS_TOPIC)])
         size = len(report(0, told.partitions, 1.0, 1, told.members)[1])
         print(f"{told.members} members x {told.partitions} partitions, {size / 1024:.0f} KiB a report, each every 2 s")
         sending = threading.Thread(target=replay, args=(servers, told.members, told.partitions, ending))

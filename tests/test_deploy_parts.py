@@ -17,9 +17,9 @@ import yaml
 
 from deploy_tools import command_of, require_app, require_command, stage
 from penstock import App
-from penstock.dashboard.page.routes import page_routes
-from penstock.dashboard.visitors import Visitors
 from penstock.devbroker import KAFKA_VERSION
+from penstock.fleet.page.routes import page_routes
+from penstock.fleet.visitors import Visitors
 from penstock.settings.text import client_settings_text
 
 ROOT = Path(__file__).parents[1]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.dashboard.page.messages import _shown
 from penstock.errors import ConfigurationError
+from penstock.fleet.page.messages import _shown
 from penstock.group_offsets.oldest import _Reading
 from penstock.group_offsets.positions import Position
 from penstock.message import FixedRecord, Message

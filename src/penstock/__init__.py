@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.app import App
     from penstock.clients.rights import MissingRightError
-    from penstock.commands.settings import CommandSettings
     from penstock.consumer import (
         CallNext,
         ConsumerStatistics,
@@ -51,9 +50,9 @@ if TYPE_CHECKING:
         TransactionError,
         TransactionRefusedError,
     )
+    from penstock.fleet_member import CommandSettings, ReportSettings
     from penstock.message import Message
     from penstock.outgoing import Outgoing
-    from penstock.reports.settings import ReportSettings
     from penstock.running import RunningApp
     from penstock.telemetry import Telemetry
     from penstock.transactions import (
@@ -74,7 +73,6 @@ _HOMES = {
     "penstock.app": ("App",),
     "penstock.running": ("RunningApp",),
     "penstock.clients.rights": ("MissingRightError",),
-    "penstock.commands.settings": ("CommandSettings",),
     "penstock.consumer": (
         "CallNext",
         "ConsumerStatistics",
@@ -114,9 +112,9 @@ _HOMES = {
         "TransactionError",
         "TransactionRefusedError",
     ),
+    "penstock.fleet_member": ("CommandSettings", "ReportSettings"),
     "penstock.message": ("Message",),
     "penstock.outgoing": ("Outgoing",),
-    "penstock.reports.settings": ("ReportSettings",),
     "penstock.telemetry": ("Telemetry",),
     "penstock.transactions": (
         "Coordinator",

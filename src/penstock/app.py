@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import options as check
 from penstock.clients.cluster import Cluster
-from penstock.commands.listener import listener_maker
-from penstock.commands.settings import CommandSettings, command_settings
 from penstock.consumer import (
     ConsumerSettings,
     DeadLetterLimit,
@@ -23,10 +21,16 @@ from penstock.consumer.handlers.environment.lifespan import Lifespan
 from penstock.consumer.handlers.environment.middleware import middlewares_of
 from penstock.consumer.handlers.handler_registry import HandlerRegistry
 from penstock.errors import ConfigurationError
+from penstock.fleet_member import (
+    CommandSettings,
+    FleetMember,
+    ReportSettings,
+    command_settings,
+    report_settings,
+    sender_of,
+)
 from penstock.option_list import noting_stated, refusing_removed
 from penstock.options import ClientConfig
-from penstock.reports.reporter import reporter_maker, sender_of
-from penstock.reports.settings import ReportSettings, report_settings
 from penstock.running import RunningApp, coordinator_of, run_until_signal
 from penstock.settings import effective
 from penstock.spark_sink.queries.app_sinks import AppSinks
@@ -261,16 +265,13 @@ class App(HandlerRegistry, SinkRegistry):
         if not self.consumes and not self._sinks:
             what = "register one with @app.handler(topic) or @app.sink(topic)"
             raise ConfigurationError(f"app {self.name} has no handler and no sink; {what}")
-        reached = (self.bootstrap_servers, self._settings.config)
-        # One name for both: who reads the reports commands the member by it.
-        sender = sender_of(self.name, self._settings.config)
+        config = self._settings.config
         running = RunningApp(
             coordinator_of(self._coordinator, self.bootstrap_servers, self._prefix, self._settings.telemetry),
             self.consumer() if self.consumes else None,
             self._lifespans,
             self._new_sinks(),
-            make_reporter=reporter_maker(self.report, sender, *reached),
-            make_listener=listener_maker(self.commands, self.name, sender.member, *reached),
+            fleet=FleetMember(sender_of(self.name, config), self.bootstrap_servers, config, self.report, self.commands),
             inboxes=self._inboxes,
         )
         running.start(self.name)

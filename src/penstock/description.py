@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterable
+from dataclasses import asdict, fields
 from typing import Any
 
 from penstock.consumer import Explanation, LitePushConsumer
 from penstock.consumer.inspection.parked_keys import ParkedMessage
-from penstock.options import ClientConfig
-from penstock.reports.reporter import Reporter, sender_of
-from penstock.reports.settings import ReportSettings
 from penstock.spark_sink.progress.statistics import SinkStatistics
 from penstock.transactions import Coordinator
 
@@ -67,24 +64,6 @@ def coordinator_description(coordinator: Coordinator) -> dict[str, object]:
             for transaction in coordinator.pending(_MOST_TRANSACTIONS)
         ],
     }
-
-
-def coordinator_reporter(
-    group: str,
-    coordinator: Coordinator,
-    bootstrap_servers: str,
-    config: ClientConfig,
-    settings: ReportSettings | None = None,
-) -> Reporter:
-    """Return what reports a coordinator that is no app's, not started yet, under the name of a group."""
-
-    def describe() -> Mapping[str, Any]:
-        return {"coordinator": coordinator_description(coordinator)}
-
-    sender = sender_of(group, config)
-    if group == coordinator.group:
-        sender = replace(sender, member=coordinator.member)
-    return Reporter(sender, describe, bootstrap_servers, config, settings or ReportSettings())
 
 
 def _details(consumer: LitePushConsumer) -> dict[str, object]:

@@ -12,8 +12,6 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Self, Unpack
 
-from penstock.commands.carrying_out import Member
-from penstock.commands.listener import MakeListener
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
 from penstock.consumer.handlers.environment.lifespan import Lifespan, enter_all
 from penstock.consumer.inspection.explain_server import explain_server
@@ -21,8 +19,8 @@ from penstock.consumer.inspection.liveness import Liveness
 from penstock.consumer.settings import UNCHANGED_SETTINGS, LiveSettings
 from penstock.description import description
 from penstock.errors import ConfigurationError, StoppedError
+from penstock.fleet_member import FleetMember, Member
 from penstock.option_list import takes_options
-from penstock.reports.reporter import MakeReporter, Reporter
 from penstock.spark_sink.progress.statistics import SinkStatistics
 from penstock.spark_sink.queries.app_sinks import AppSinks
 from penstock.supervisor.signal_event import SignalEvent
@@ -67,8 +65,7 @@ class RunningApp:
         lifespans: Sequence[Lifespan],
         sinks: AppSinks | None = None,
         *,
-        make_reporter: MakeReporter | None = None,
-        make_listener: MakeListener | None = None,
+        fleet: FleetMember | None = None,
         inboxes: Sequence[InboxDatabase] = (),
     ) -> None:
         self._coordinator = coordinator
@@ -78,12 +75,13 @@ class RunningApp:
         self._stop_requests = StopRequests()
         self._stop_requested = SignalEvent()
         self._sinks = sinks
-        self._make_reporter = make_reporter
-        self._reporter: Reporter | None = None
         self._inboxes = inboxes
         self._inbox_trimmer: InboxTrimmer | None = None
-        # None where it is not to be commanded.
-        self._listener = None if make_listener is None else make_listener(self._member())
+        # None where it does not report, or is not to be commanded.
+        self._reporter = self._listener = None
+        if fleet is not None:
+            self._reporter = fleet.reporter(partial(self.explanation, fleet.sender.group), self.stacks)
+            self._listener = fleet.listener(Member(self.pause, self.resume, self.give_up, self.stacks))
 
     def start(self, name: str) -> None:
         """Start the parts; where one fails, stop those before it. Called once, by `App.start`.
@@ -103,11 +101,9 @@ class RunningApp:
             if self._sinks is not None:
                 self._sinks.start()
             self._around.enter_context(explain_server(partial(self.explanation, name)))
-            if self._make_reporter is not None:
-                self._reporter = self._make_reporter(partial(self.explanation, name), self.stacks)
-                self._reporter.start()
-            if self._listener is not None:
-                self._listener.start()
+            for service in (self._reporter, self._listener):
+                if service is not None:
+                    service.start()
             if self._inboxes and self._consumer is not None:
                 from penstock.transactions.inboxes import InboxTrimmer
 
@@ -172,9 +168,6 @@ class RunningApp:
         """
         told = description(name, self.explain(), self._consumer, self.sinks(), self._coordinator)
         return {**told, "commands": self._listener is not None}
-
-    def _member(self) -> Member:
-        return Member(self.pause, self.resume, self.give_up, self.stacks)
 
     def stacks(self, workers: Iterable[str] | None = None) -> dict[str, str]:
         """Return the stacks of the handlers on these workers, or on all, by the name of each, the call last."""

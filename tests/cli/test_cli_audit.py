@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from commands import Command
-from penstock.commands.audit import AuditRecord, Kind, Outcome
-from penstock.commands.audit_log import AuditWriter
-from penstock.commands.settings import CommandSettings
 from penstock.devbroker import DevBroker
+from penstock.fleet.commands.audit import AuditRecord, Kind
+from penstock.fleet.commands.audit_log import AuditWriter
+from penstock.fleet_member import CommandSettings, Outcome
 
 PLANTED = "<script>alert(1)</script>\x1b[2J\r\n2026-01-01 forged'; DROP TABLE audit;--"
 

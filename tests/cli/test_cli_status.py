@@ -17,10 +17,11 @@ from confluent_kafka.admin import AdminClient
 
 from commands import Command
 from kafka_tools import produce
-from penstock.dashboard import Address, Dashboard
 from penstock.devbroker import DevBroker
-from penstock.reports.reader import ReportReader
-from penstock.reports.report import Sender, encode_report, key_hash
+from penstock.fleet import Address, Dashboard
+from penstock.fleet.reports.reader import ReportReader
+from penstock.fleet.reports.report import encode_report, key_hash
+from penstock.fleet_member import Sender
 from stalls import APP, open_transaction, running
 from waiting import wait_until
 

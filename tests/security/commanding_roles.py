@@ -10,12 +10,12 @@ from world import STEP_S, World
 
 from penstock import clients
 from penstock.clients.requests.topics import ensure_topics
-from penstock.commands.audit import AuditRecord, Kind, Outcome
-from penstock.commands.carrying_out import Member
-from penstock.commands.command import Command
-from penstock.commands.listener import CommandListener
-from penstock.commands.sender import CommandSender
-from penstock.commands.settings import CommandSettings, audit_spec, commands_spec
+from penstock.fleet.commands.audit import AuditRecord, Kind
+from penstock.fleet.commands.audit_log import audit_spec, commands_spec
+from penstock.fleet.commands.command import Command
+from penstock.fleet.commands.listener import CommandListener
+from penstock.fleet.commands.sender import CommandSender
+from penstock.fleet_member import CommandSettings, Member, Outcome
 from waiting import wait_until
 
 

@@ -23,8 +23,8 @@ import penstock
 from canary import PASSWORD
 from commands import Outcome
 from penstock.cli.check.needs import commands, needs_of_app
-from penstock.commands.command import Command
-from penstock.commands.sender import CommandSender
+from penstock.fleet.commands.command import Command
+from penstock.fleet.commands.sender import CommandSender
 from penstock.spark_sink import DeadLetters, KafkaSink, SqlSink
 from rights import Right, give
 from waiting import wait_until

@@ -21,8 +21,8 @@ from streams import SPARK_S
 from supervised_world import World, app_sinks
 
 from kafka_tools import NewTopic, produce
-from penstock.dashboard.health import Health, HealthLimits
 from penstock.devbroker import DevBroker
+from penstock.fleet.probes.health import Health, HealthLimits
 from penstock.running import RunningApp
 from penstock.spark_sink.progress.statistics import SinkState, SinkStatistics
 from penstock.spark_sink.queries.app_sinks import AppSinks

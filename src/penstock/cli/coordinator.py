@@ -16,7 +16,7 @@ from penstock.cli.tx.store_location import Sql
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from penstock.dashboard import PrometheusMetrics
+    from penstock.fleet import PrometheusMetrics
     from penstock.telemetry import Telemetry
     from penstock.transactions import Coordinator, FileStore, SqlStore
 
@@ -118,7 +118,7 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
         name = repr(prefix) if store is None else store.label
         typer.echo(f"The coordinator of {name} runs at {bootstrap_servers}; Ctrl-C stops it.")
         if report:
-            from penstock.description import coordinator_reporter
+            from penstock.fleet.reports.reporter import coordinator_reporter
 
             reporter = coordinator_reporter(f"{prefix}.coordinator", running, bootstrap_servers, settings)
             beside.callback(reporter.stop)
@@ -131,7 +131,7 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
 
 def _metrics(given: dict[str, Any]) -> PrometheusMetrics:
     """Return what collects the metrics of a coordinator that is made with what is added to `given`."""
-    from penstock.dashboard import PrometheusMetrics
+    from penstock.fleet import PrometheusMetrics
 
     def report_to(telemetry: Telemetry) -> Telemetry:
         given["telemetry"] = telemetry
@@ -143,8 +143,8 @@ def _metrics(given: dict[str, Any]) -> PrometheusMetrics:
 def _endpoints(
     running: Coordinator, http: str, metrics: PrometheusMetrics, settings: dict[str, str]
 ) -> AbstractContextManager[object]:
-    from penstock.dashboard import Address, CoordinatorHealth, Endpoints
-    from penstock.reports.reporter import sender_of
+    from penstock.fleet import Address, CoordinatorHealth, Endpoints
+    from penstock.fleet_member import sender_of
 
     sender = replace(sender_of(running.group, settings), member=running.member)
     return Endpoints(CoordinatorHealth(running), sender, Address.parse(http), lambda: metrics)

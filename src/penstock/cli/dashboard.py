@@ -55,8 +55,8 @@ def dashboard(  # noqa: PLR0917 - typer reads options from parameters; nobody ca
 
     Exit codes: 0 ended in order, 2 wrong use.
     """
-    from penstock.dashboard import Address, Dashboard
-    from penstock.dashboard.actions import dashboard_token
+    from penstock.fleet import Address, Dashboard
+    from penstock.fleet.actions import dashboard_token
 
     log_to_stderr()
     address = Address.parse(http)

@@ -22,8 +22,8 @@ from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.results import Result, Results
 from penstock.consumer.handlers.route import Failed, Invoke, MakeResults, Prepare, Route
+from penstock.consumer.latencies import BOUNDARIES_S, BUCKETS
 from penstock.message import Message, Record
-from penstock.reports.latencies import BOUNDARIES_S, BUCKETS
 
 
 class Slice(list[Record]):

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from penstock.demo.children import Child
 from penstock.errors import ConfigurationError
-from penstock.reports.reporter import Reporter, sender_of
-from penstock.reports.settings import ReportSettings
+from penstock.fleet.reports.reporter import Reporter
+from penstock.fleet_member import ReportSettings, sender_of
 
 #: Where it is, where that is free.
 _PORT = 8400
@@ -25,7 +25,7 @@ def page(console: Console, bootstrap_servers: str, *, wanted: bool) -> Iterator[
         yield
         return
     try:
-        from penstock.dashboard import Address, Dashboard
+        from penstock.fleet import Address, Dashboard
 
         try:
             made = Dashboard(bootstrap_servers, Address("127.0.0.1", _PORT))

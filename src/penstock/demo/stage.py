@@ -19,8 +19,8 @@ from penstock.demo.display import Counts, Display
 from penstock.demo.page import REPORTS, spark_reporter
 from penstock.demo.senders.airline import AirlineSettings
 from penstock.demo.senders.plan import SENDERS, Plan
-from penstock.description import coordinator_reporter
 from penstock.devbroker import spark_environment
+from penstock.fleet.reports.reporter import coordinator_reporter
 from penstock.running import RunningApp
 from penstock.transactions import Coordinator
 

@@ -203,7 +203,7 @@ def skip(  # noqa: PLR0917 - as `reset`
     Exit codes: 0 done, 1 failed or refused, 2 wrong use, 3 no broker.
     """
     from penstock.cli.offsets.skip import Skipping
-    from penstock.commands.settings import CommandSettings
+    from penstock.fleet_member import CommandSettings
 
     skipping = Skipping(bootstrap_servers, client_settings(config, config_file), group, message)
     state = skipping.state()

@@ -10,13 +10,12 @@ from penstock import clients
 from penstock.clients.reading import NotReadInTimeError, PartitionReader
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import Operation, principal_of
-from penstock.commands.audit import Outcome
-from penstock.commands.audit_log import RecordWriter
-from penstock.commands.command import Command
-from penstock.commands.sender import CommandSender, summary
-from penstock.commands.settings import CommandSettings
 from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
 from penstock.errors import BrokerConnectionError, ConfigurationError, GivenUpError, PenstockError
+from penstock.fleet.commands.audit_log import RecordWriter
+from penstock.fleet.commands.command import Command
+from penstock.fleet.commands.sender import CommandSender, summary
+from penstock.fleet_member import CommandSettings, Outcome
 from penstock.group_offsets.group import Group, GroupState
 from penstock.group_offsets.planning import Change, plan, refuse_coordinators, skip_wanted
 from penstock.message import Record

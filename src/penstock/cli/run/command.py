@@ -104,7 +104,7 @@ def _run(target: str, http: str | None, handler_limit: float, *, show_messages: 
     if http is None:
         app.run()
         return
-    from penstock.dashboard import Address, HealthLimits, run_with_endpoints
+    from penstock.fleet import Address, HealthLimits, run_with_endpoints
 
     address = Address.parse(http).of_this_process()
     run_with_endpoints(app, address, HealthLimits(handler=handler_limit), show_messages=show_messages)

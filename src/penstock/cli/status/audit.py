@@ -14,7 +14,7 @@ from penstock.cli.output import print_error, printable
 from penstock.cli.signals import until_signal
 
 if TYPE_CHECKING:
-    from penstock.commands.audit import AuditRecord
+    from penstock.fleet.commands.audit import AuditRecord
 
 #: As in `commands/settings.py`, which imports the client.
 _TOPIC = "penstock.audit"
@@ -37,7 +37,7 @@ def audit(  # noqa: PLR0917 - typer reads options from parameters; nobody calls 
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
-    from penstock.commands.audit_log import audit_records
+    from penstock.fleet.commands.audit_log import audit_records
 
     passed_over = 0
     reading = audit_records(bootstrap_servers, client_settings(config, config_file), topic, last, follow=follow)

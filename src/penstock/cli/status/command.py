@@ -16,9 +16,9 @@ from penstock.cli.signals import until_signal
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.reports.group_state import Group, Member
-    from penstock.reports.reader import ReportReader
-    from penstock.reports.report import Report
+    from penstock.fleet.reports.group_state import Group, Member
+    from penstock.fleet.reports.reader import ReportReader
+    from penstock.fleet.reports.report import Report
 
 #: As in `reports/settings.py`, which imports the client.
 DEFAULT_TOPIC = "penstock.reports"
@@ -47,7 +47,7 @@ def status(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
 
     Exit codes: 0 all members report, 1 one is silent, or none of the group reports, 2 wrong use, 3 no broker.
     """
-    from penstock.reports.reader import ReportReader
+    from penstock.fleet.reports.reader import ReportReader
 
     reading = ReportReader(bootstrap_servers, client_settings(config, config_file), topic)
     if watch:
@@ -66,7 +66,7 @@ def status(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
 
 def explain_members(bootstrap_servers: str, settings: dict[str, str], topic: str, group: str, *, as_json: bool) -> None:
     """Print what holds each partition of a group's members, as `penstock explain` does for those that run here."""
-    from penstock.reports.reader import ReportReader
+    from penstock.fleet.reports.reader import ReportReader
 
     with ReportReader(bootstrap_servers, settings, topic) as reader:
         reader.settle(_SETTLE_S, group)
@@ -136,7 +136,7 @@ def _member_json(member: Member) -> dict[str, Any]:
 
 
 def _group_lines(group: Group) -> Iterator[str]:
-    from penstock.reports.report import total_lag
+    from penstock.fleet.reports.report import total_lag
 
     living = [member.report for member in group.members if not member.is_silent]
     silent = len(group.members) - len(living)
@@ -243,7 +243,7 @@ def _parked_text(message: Mapping[str, Any]) -> str:
 
 
 def _latency_text(report: Report) -> str:
-    from penstock.reports.latencies import quantile
+    from penstock.consumer.latencies import quantile
 
     half, most = (quantile(report.latencies.get("done", ()), part) for part in (0.5, 0.99))
     return "" if half is None or most is None else f", half done within {half:.3g} s and 99 % within {most:.3g} s"

@@ -27,7 +27,7 @@ class ConsumerDetails:
         parked: the parked keys that their handlers hold or that were tried most.
         lanes: by handler, of its lanes in buckets, `depth` (messages that wait or are in a handler) and `age` (seconds
             since the oldest of them was fetched).
-        latencies: counts since the start by `reports.latencies.BOUNDARIES_S`: `handler` and `done`.
+        latencies: counts since the start by `latencies.BOUNDARIES_S`: `handler` and `done`.
         dead_letters: each reason, with the seconds since its last one.
     """
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.commands.audit import Outcome
-from penstock.commands.carrying_out import StoreOperator
+from penstock.fleet_member import Outcome, StoreOperator
 from penstock.options import ClientConfig
 from penstock.transactions.operator.effects import Decided, Effect, await_effect
 from penstock.transactions.stores.kafka.administration import KafkaAdministration

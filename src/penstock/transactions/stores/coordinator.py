@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from penstock.clients.transactional.pace import MOST_S
-from penstock.commands.listener import CommandListener, listener_maker
-from penstock.commands.settings import CommandSettings, command_settings
 from penstock.errors import ConfigurationError
+from penstock.fleet_member import CommandSettings, FleetMember, Service, command_settings, sender_of
 from penstock.options import ClientConfig
-from penstock.reports.reporter import sender_of
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy, PendingTransaction
 from penstock.transactions.stores.commanding import operator_in_kafka, operator_of
@@ -148,14 +145,11 @@ class Coordinator:
             operator = operator_in_kafka(reached[0], prefix, reached[1])
         self._operator = operator
         # As whom it hears, and, where it reports, reports: who reads that commands it by this name.
-        self._sender = sender_of(f"{self._prefix}.coordinator", reached[1])
-        self._commands = command_settings(commands)
-        self._make_listener = partial(
-            listener_maker, self._commands, self._sender.group, self._sender.member, reached[0], reached[1]
-        )
+        sender = sender_of(f"{self._prefix}.coordinator", reached[1])
+        self._fleet = FleetMember(sender, *reached, commands=command_settings(commands))
         self._lock = threading.Lock()
         # Made and ended under the lock.
-        self._listener: CommandListener | None = None
+        self._listener: Service | None = None
 
     def start(self) -> Self:
         """Connect, create what is absent, and begin to settle. May be repeated.
@@ -174,10 +168,10 @@ class Coordinator:
         """
         self._engine.start()
         with self._lock:
-            make = self._make_listener()
-            if make is not None and self._listener is None:
-                self._listener = make(self._operator)
-                self._listener.start()
+            if self._listener is None:
+                self._listener = self._fleet.listener(self._operator)
+                if self._listener is not None:
+                    self._listener.start()
         return self
 
     def stop(self, timeout: float = 30.0) -> None:
@@ -223,17 +217,17 @@ class Coordinator:
     @property
     def group(self) -> str:
         """The group that commands for it name, `<prefix>.coordinator`; it reports by it, too, where it is no app's."""
-        return self._sender.group
+        return self._fleet.sender.group
 
     @property
     def member(self) -> str:
         """The member that commands for it name."""
-        return self._sender.member
+        return self._fleet.sender.member
 
     @property
     def hears_commands(self) -> bool:
         """Whether it was told to carry out commands."""
-        return self._commands is not None
+        return self._fleet.commands is not None
 
     def pending(self, most: int) -> list[PendingTransaction]:
         """Return the oldest pending transactions of this coordinator, at most so many. Safe from any thread.

@@ -1,6 +1,0 @@
-"""What may be done from the dashboard: actions by HTTP, behind a token, each in the audit. Needs the extra `web`."""
-
-from penstock.dashboard.actions.endpoints import ActionSettings, routes
-from penstock.dashboard.actions.tokens import dashboard_token
-
-__all__ = ["ActionSettings", "dashboard_token", "routes"]

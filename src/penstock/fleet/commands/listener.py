@@ -1,0 +1,222 @@
+"""The listener: hears commands in a member, on a thread and with clients of its own, and answers in the audit.
+
+Nobody waits for it. It joins no group and begins at the end of the topic, so a member that starts does nothing that was
+asked of its predecessor. Whatever fails, as a topic, a right or a broker that is missing, is logged once until it works
+again; the app runs on. After a failure it begins where it stood: what was asked meanwhile is done, if it still holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, cast
+
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException
+
+from penstock.clients.kafka_errors import reason
+from penstock.clients.reading import Place
+from penstock.clients.rights import MissingRightError
+from penstock.errors import MessageFormatError, PenstockError
+from penstock.fleet.commands.audit import AuditRecord, Kind
+from penstock.fleet.commands.audit_log import AuditWriter, prepare_topics
+from penstock.fleet.commands.carrying_out import Answer, carry_out
+from penstock.fleet.commands.command import Command, decode_command
+from penstock.fleet.commands.fields import is_signed, one_line
+from penstock.fleet.commands.follower import TopicFollower
+from penstock.fleet_member import CommandSettings, Member, Outcome, StoreOperator
+from penstock.message import Record, readable_headers
+from penstock.options import ClientConfig
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+_log = logging.getLogger(__name__)
+
+#: Seconds for which a command holds, by the broker's clock and this machine's.
+HOLDS_S = 60.0
+#: Seconds that a signed command may lie between the clock of who asked and the broker's: a copy of it is older.
+MOST_SKEW_S = 300.0
+#: Seconds between two tries after a failure, and two log lines about records that are no commands.
+_AGAIN_S = 5.0
+_LOG_AGAIN_S = 60.0
+_POLL_S = 0.2
+_END_S = 1.0
+#: Ids of commands that are remembered: more than come in the time in which one could be repeated.
+_REMEMBERED = 10_000
+
+
+class CommandListener:
+    """Listens until it is stopped. `start` and `stop` are for one thread.
+
+    Args:
+        group: name of the app, or of the coordinators of a store.
+        member: name under which this process reports.
+        doing: what it can do: a member's handlers, or a coordinator to its store.
+        bootstrap_servers: addresses of the brokers.
+        config: client settings by librdkafka's names.
+        settings: the options.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        member: str,
+        doing: Member | StoreOperator,
+        *,
+        bootstrap_servers: str,
+        config: ClientConfig,
+        settings: CommandSettings,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._group = group
+        self._member = member
+        self._doing = doing
+        self._servers = bootstrap_servers
+        self._config = config
+        self._settings = settings
+        self._clock = clock
+        self._stopping = threading.Event()
+        #: Set while it follows the topic: what is asked from then on is heard.
+        self.is_listening = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"penstock-commands-{group}", daemon=True)
+        # All below: the listener's thread's alone.
+        self._positions: Mapping[Place, int] = {}
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._trouble: str | None = None
+        self._passed_over_at = -_LOG_AGAIN_S
+        #: Records that were no commands that count: garbage, forged, expired, repeated. Reading one number is safe.
+        self.passed_over = 0
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, within a second: a call of the client that hangs is left behind with the thread, which is a daemon."""
+        self._stopping.set()
+        if self._thread.ident is not None and self.is_listening.is_set():
+            self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._follow()
+            except MissingRightError as error:
+                # Whoever lacks two permissions names the second when the first was given.
+                if str(error) != self._trouble:
+                    self._trouble = None
+                self._failed(str(error))
+            except PenstockError as error:
+                self._failed(str(error))
+            except KafkaException as error:
+                self._failed(reason(error))
+            except Exception as error:  # noqa: BLE001 - what commands the app must never end it
+                self._failed(f"unexpected {type(error).__name__}")
+            self.is_listening.clear()
+            self._stopping.wait(_AGAIN_S)
+
+    def _follow(self) -> None:
+        prepare_topics(self._servers, self._config, self._settings, read=True)
+        follower = TopicFollower(self._servers, self._config, self._settings.topic, self._positions)
+        self._positions = follower.positions
+        try:
+            writer = AuditWriter(self._servers, self._config, self._settings)
+            _log.info("%s hears commands in %s", self._group, self._settings.topic)
+            self.is_listening.set()
+            while not self._stopping.is_set():
+                for message in follower.poll(_POLL_S):
+                    self._take(message, writer)
+                if follower.trouble is None:
+                    self._trouble = None
+                else:
+                    self._failed(follower.trouble)
+        finally:
+            follower.close()
+
+    def _take(self, message: Message, writer: AuditWriter) -> None:
+        if message.key() != self._group.encode(errors="replace"):
+            return  # for others, or nothing
+        try:
+            command = self._checked(message)
+        except MessageFormatError as error:
+            self._pass_over(str(error))
+            return
+        if command is None:
+            return
+        late = self._too_late(message, command)
+        answer = carry_out(command, self._doing) if late is None else Answer(Outcome.REFUSED, late)
+        _log.warning("%s, asked by %s: %s", command.name, one_line(command.by), one_line(answer.said))
+        self._answer(command, answer, writer)
+
+    def _checked(self, message: Message) -> Command | None:
+        """Return a command for this member; None for one that is another's, or was done."""
+        value, token = message.value() or b"", self._settings.token
+        if token is not None and not is_signed(
+            token, self._settings.topic, value, readable_headers(cast("Record", message))
+        ):
+            raise MessageFormatError("a command that was not signed with this member's token; it is passed over")
+        command = decode_command(value)
+        if command.group != self._group or command.member not in {None, self._member}:
+            return None
+        if command.id in self._seen:
+            raise MessageFormatError("a command that was heard before; it is passed over")
+        self._seen[command.id] = None
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+        return command
+
+    def _too_late(self, message: Message, command: Command) -> str | None:
+        """Return why a command does not hold any more, or None where it does."""
+        kind, stamped_ms = message.timestamp()
+        if kind != TIMESTAMP_LOG_APPEND_TIME:
+            return (
+                f"{self._settings.topic} is not stamped by the brokers, so nobody knows when this was asked; set "
+                "message.timestamp.type=LogAppendTime on it"
+            )
+        if self._settings.token is not None and abs(stamped_ms - command.asked_ms) > MOST_SKEW_S * 1000:
+            return (
+                f"it was asked {abs(stamped_ms - command.asked_ms) / 1000:.0f} s apart from when the broker had it: it "
+                "is a copy, or the clock of who asked is wrong"
+            )
+        age_s = self._clock() - stamped_ms / 1000
+        if age_s > HOLDS_S:
+            return (
+                f"it was heard {age_s:.0f} s after the broker had it, by this machine's clock, and holds for "
+                f"{HOLDS_S:g} s; ask again, and see to the clocks where they differ"
+            )
+        return None
+
+    def _answer(self, command: Command, answer: Answer, writer: AuditWriter) -> None:
+        record = AuditRecord(
+            Kind.ANSWER,
+            command.id,
+            command.name,
+            {"group": command.group, **command.parameters},
+            self._member,
+            socket.gethostname(),
+            int(self._clock() * 1000),
+            answer.outcome,
+            answer.said,
+            answer.details,
+        )
+        try:
+            writer.tell(record, self._group)
+        except PenstockError as error:
+            _log.warning("what became of %s (%s) is not in the audit: %s", command.name, command.id, error)
+
+    def _pass_over(self, why: str) -> None:
+        self.passed_over += 1
+        now = time.monotonic()
+        if now - self._passed_over_at >= _LOG_AGAIN_S:
+            self._passed_over_at = now
+            _log.warning("in %s: %s (%d so far)", self._settings.topic, why, self.passed_over)
+
+    def _failed(self, why: str) -> None:
+        if self._trouble is None:
+            _log.warning("%s hears no commands in %s; it is tried on: %s", self._group, self._settings.topic, why)
+        self._trouble = why

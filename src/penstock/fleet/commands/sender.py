@@ -1,0 +1,107 @@
+"""`CommandSender`: tells members what to do, and hears what came of it in the audit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Self, cast
+
+from penstock.errors import MessageFormatError
+from penstock.fleet.commands.audit import AuditRecord, Kind, decode_audit
+from penstock.fleet.commands.audit_log import AuditWriter, prepare_topics
+from penstock.fleet.commands.command import Command, encode_command
+from penstock.fleet.commands.fields import is_signed
+from penstock.fleet.commands.follower import TopicFollower
+from penstock.fleet_member import CommandSettings, Outcome
+from penstock.message import Record, readable_headers
+from penstock.options import ClientConfig
+
+#: Seconds that members have for an answer: giving a message up may take ten.
+ANSWER_S = 12.0
+#: Seconds after the first answer, where it is not known who else there is.
+_OTHERS_S = 1.5
+_POLL_S = 0.1
+
+
+class CommandSender:
+    """Sends commands and follows their answers. For one thread; a context manager. Raises as its parts, on entering.
+
+    Args:
+        bootstrap_servers: addresses of the brokers.
+        config: client settings by librdkafka's names.
+        settings: the topics, and the token to sign with.
+    """
+
+    def __init__(self, bootstrap_servers: str, config: ClientConfig, settings: CommandSettings) -> None:
+        self._servers = bootstrap_servers
+        self._config = config
+        self._settings = settings.with_token()
+
+    def __enter__(self) -> Self:
+        prepare_topics(self._servers, self._config, self._settings, read=False)
+        #: Writes to the audit, too.
+        self.audit = AuditWriter(self._servers, self._config, self._settings)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left to be sent."""
+
+    def ask(self, command: Command, members: Collection[str] = (), timeout: float = ANSWER_S) -> list[AuditRecord]:
+        """Send a command and return the answers that came in time, the first of each member.
+
+        Args:
+            command: what to do.
+            members: who is to answer, where that is known: it returns when all have.
+            timeout: seconds.
+        """
+        wanted = {command.member} if command.member is not None else set(members)
+        answers: dict[str, AuditRecord] = {}
+        # Before the command: no answer comes earlier.
+        follower = TopicFollower(self._servers, self._config, self._settings.audit_topic)
+        try:
+            self.audit.write(self._settings.topic, encode_command(command), command.key)
+            deadline = time.monotonic() + timeout
+            while time.monotonic() < deadline and not (wanted and wanted <= answers.keys()):
+                for message in follower.poll(_POLL_S):
+                    record = self._answer_to(command, cast("Record", message))
+                    if record is None or record.by in answers:
+                        continue
+                    answers[record.by] = record
+                    if not wanted:
+                        deadline = min(deadline, time.monotonic() + _OTHERS_S)
+        finally:
+            follower.close()
+        return list(answers.values())
+
+    def _answer_to(self, command: Command, message: Record) -> AuditRecord | None:
+        value, token = message.value(), self._settings.token
+        signed_by = None if token is None else readable_headers(message)
+        if token is not None and not is_signed(token, self._settings.audit_topic, value or b"", signed_by):
+            return None
+        try:
+            record = decode_audit(value)
+        except MessageFormatError:
+            return None
+        is_answer = record.kind is Kind.ANSWER and record.id == command.id and record.outcome is not None
+        return record if is_answer else None
+
+
+def summary(command: Command, answers: Collection[AuditRecord], members: Collection[str] = ()) -> tuple[Outcome, str]:
+    """Return what came of a command, and the sentence that says so."""
+    whom = f"{command.member} of {command.group}" if command.member else f"members of {command.group}"
+    what = f"{command.name} {command.place}".strip()
+    listens = "penstock run" if command.transaction_id is None else "penstock coordinator"
+    if not answers:
+        return Outcome.SENT, (
+            f"{what}: sent to {whom}, and none answered in time; does it listen (`{listens} --commands`), and with "
+            "the same token?"
+        )
+    missing = set(members) - {answer.by for answer in answers}
+    outcomes = {answer.outcome for answer in answers}
+    order = (Outcome.FAILED, Outcome.REFUSED, Outcome.SENT)
+    worst = next((outcome for outcome in order if outcome in outcomes), Outcome.DONE)
+    told = "; ".join(f"{answer.by}: {answer.said}" for answer in answers)
+    if missing:
+        told += f"; no answer in time from {', '.join(sorted(missing))}"
+        worst = Outcome.SENT if worst is Outcome.DONE else worst
+    return worst, f"{what}: {told}"

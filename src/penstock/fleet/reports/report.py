@@ -1,0 +1,262 @@
+"""The format of a report: what one process tells of itself, bounded, as JSON. Pure.
+
+It is made from the description that `penstock explain` shows. Keys of messages are left out: a hash stands for each, so
+that a reader sees that two reports tell of the same key. What does not fit is left out and counted, the partitions that
+most need somebody first. Whatever is in the topic may be forged: a reader takes what has the shape of a report, field
+by field, and refuses the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from penstock.consumer.latencies import BUCKETS
+from penstock.errors import MessageFormatError
+from penstock.fleet.reports import entries as lists
+from penstock.fleet.reports.entries import MOST_TEXT, checked, dump, fitting_list, written_numbers
+from penstock.fleet_member import MOST_INTERVAL_S, Sender
+
+#: A report is no larger than this.
+MOST_BYTES = 64 << 10
+
+_VERSION = 1
+#: Of it, for lists beside the partitions, at most.
+_PARKED_BYTES = 8 << 10
+_SINKS_BYTES = 6 << 10
+_DEAD_LETTERS_BYTES = 4 << 10
+_TRANSACTIONS_BYTES = 16 << 10
+_LANES_BYTES = 6 << 10
+#: Of a key: two texts of which each character is escaped. What is longer does not read when it is cut.
+_MOST_KEY_BYTES = MOST_TEXT * 13
+_MOST_WAITS = 16
+_WAITS_BYTES = 8 << 10
+#: Where a message is when it moves by itself; all other states need a look.
+MOVING = frozenset({"idle", "queued", "in handler", "behind a call", "publishing"})
+_NAMES = ("group", "member", "host")
+
+
+class NewerReportError(MessageFormatError):
+    """A report of a version that this reader does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The report of one process. All texts may be anybody's: escape them where they are shown.
+
+    Attributes:
+        group: name of the app, or of what else reports.
+        member: name of the process in it; no two that run at the same time share one.
+        host: name of its machine.
+        process: its id there.
+        sequence: number of the report since its start, from 1 on.
+        interval_s: seconds until the next report at most, as it promises.
+        uptime_s: seconds since its start.
+        counts: counts since the start, as `ConsumerStatistics` has them.
+        rates: of some of them, how many a second since the report before.
+        pauses: how often partitions were paused, by reason.
+        partitions: what holds each partition, as `Explanation` has it, with `key_hash`, and `stack` where asked for;
+            those that most need somebody first.
+        left_out: of the partitions that did not fit: `partitions`, how many; `lag` and `in_flight`, their sums.
+        parked: parked keys, those that were tried most first; not all of them.
+        sinks: the Spark queries, as `SinkStatistics` has them, without their partitions.
+        coordinator: counts of the transaction coordinator in the process, as `CoordinatorStatistics` has them, or None.
+        waits: what the coordinator's pending transactions wait for, in sentences.
+        transactions: the oldest of those, as `PendingTransaction` has them.
+        operator: who settles them: `store`, `kafka` where anybody may; `group` and `member`, for which commands are
+            that the coordinator hears. Empty where it does not say.
+        dead_letters: how many dead letters were written since the start, by topic and class of the error.
+        lanes: of each handler, `depth` (messages) and `age` (seconds since the oldest was fetched) of its lanes, in 64
+            buckets at most.
+        latencies: counts since the start by `BOUNDARIES_S`: `handler`, of the time in a handler, and `done`, of that
+            since the message was fetched.
+        commands: whether it carries out what is asked of it by the topic of commands.
+    """
+
+    group: str
+    member: str
+    host: str
+    process: int
+    sequence: int
+    interval_s: float
+    uptime_s: float
+    counts: Mapping[str, float]
+    rates: Mapping[str, float]
+    pauses: Mapping[str, float]
+    partitions: Sequence[Mapping[str, Any]]
+    left_out: Mapping[str, float]
+    parked: Sequence[Mapping[str, Any]]
+    sinks: Sequence[Mapping[str, Any]]
+    coordinator: Mapping[str, float] | None
+    waits: Sequence[str]
+    transactions: Sequence[Mapping[str, Any]] = ()
+    operator: Mapping[str, str] = field(default_factory=dict)
+    dead_letters: Sequence[Mapping[str, Any]] = ()
+    lanes: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    latencies: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    commands: bool = False
+
+    @property
+    def lag(self) -> int | None:
+        """The sum of the partitions' lags; None where one is not known, as while its broker is away."""
+        return None if any(partition["lag"] is None for partition in self.partitions) else self.known_lag
+
+    @property
+    def known_lag(self) -> int:
+        """The sum of what is known of the partitions' lags."""
+        known: list[int] = [partition["lag"] or 0 for partition in self.partitions]
+        return sum(known, start=int(self.left_out.get("lag", 0)))
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions it has."""
+        return sum(1 for partition in self.partitions if partition["partition"] >= 0) + int(
+            self.left_out.get("partitions", 0)
+        )
+
+
+def read_key(key: bytes | None) -> tuple[str, str]:
+    """Return the group and the member that a record's key names; `MessageFormatError` where it is none."""
+    try:
+        group, member = json.loads((key or b"")[:_MOST_KEY_BYTES])
+        return checked(group, str), checked(member, str)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise MessageFormatError("a report's key that does not read; it is passed over") from error
+
+
+def key_hash(key: object, group: str) -> str | None:
+    """Return what stands for a key in the reports of a group: the same for the same key; None for none."""
+    if key is None:
+        return None
+    whole = key if isinstance(key, bytes) else str(key).encode(errors="backslashreplace")
+    return blake2b(
+        whole, digest_size=8, salt=blake2b(group.encode(errors="replace"), digest_size=16).digest()
+    ).hexdigest()
+
+
+def encode_report(
+    sender: Sender, description: Mapping[str, Any], rates: Mapping[str, float], numbers: Mapping[str, float]
+) -> bytes:
+    """Return the value of a record.
+
+    `description` is that of an app, as `penstock explain` has it, with keys hashed already; `numbers` are `sequence`,
+    `interval_s` and `uptime_s`.
+    """
+    counts = dict(description.get("counts") or {})
+    head: dict[str, Any] = {
+        "version": _VERSION,
+        "group": sender.group[:MOST_TEXT],
+        "member": sender.member[:MOST_TEXT],
+        "host": sender.host[:MOST_TEXT],
+        "process": sender.process,
+        **numbers,
+        "counts": written_numbers(counts),
+        "pauses": written_numbers(counts.get("pauses") or {}),
+        "rates": {name: round(rate, 2) for name, rate in rates.items()},
+    }
+    if description.get("commands"):
+        head["commands"] = True
+    if description.get("latencies"):
+        head["latencies"] = description["latencies"]
+    if description.get("lanes"):
+        head["lanes"] = lists.fitting_lanes(description["lanes"], _LANES_BYTES)
+    coordinator: Mapping[str, Any] = description.get("coordinator") or {}
+    if coordinator:
+        head["coordinator"] = written_numbers(coordinator["counts"])
+        head["operator"] = {name: text[:MOST_TEXT] for name, text in coordinator.get("operator", {}).items()}
+        head["waits"] = lists.fitting_texts(coordinator["waits"][:_MOST_WAITS], _WAITS_BYTES)
+    parked = sorted(description.get("parked", ()), key=_tried, reverse=True)
+    ranked = sorted(description.get("partitions", ()), key=_urgency, reverse=True)
+    start = dump(head)[:-1]
+    beside = f',"parked":{fitting_list(parked, lists.PARKED, _PARKED_BYTES)}'
+    beside += f',"sinks":{fitting_list(description.get("sinks", ()), lists.SINKS, _SINKS_BYTES)}'
+    for name, entries, of, most in (
+        ("dead_letters", description.get("dead_letters"), lists.DEAD_LETTERS, _DEAD_LETTERS_BYTES),
+        ("transactions", coordinator.get("transactions"), lists.TRANSACTIONS, _TRANSACTIONS_BYTES),
+    ):
+        if entries:
+            beside += f',"{name}":{fitting_list(entries, of, most)}'
+    room = MOST_BYTES - len((start + beside).encode()) - len(',"partitions":[],"left_out":{}}') - 100
+    shown, left_out = lists.fitting(ranked, lists.PARTITIONS, room)
+    tail = ""
+    if left_out:
+        sums = {name: sum(partition.get(name) or 0 for partition in left_out) for name in ("lag", "in_flight")}
+        tail = f',"left_out":{dump({"partitions": len(left_out), **sums})}'
+    return f'{start}{beside},"partitions":[{",".join(shown)}]{tail}}}'.encode()
+
+
+def decode_report(key: bytes | None, value: bytes) -> Report:
+    """Read a record; `MessageFormatError` where it is no report, or not one of whom its key names.
+
+    `NewerReportError` where it is of a later version.
+    """
+    named = read_key(key)
+    try:
+        report = _read(value)
+    except MessageFormatError:  # which is a ValueError, too
+        raise
+    # json raises RecursionError for what is nested without end, and OverflowError comes of numbers without end.
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+        raise MessageFormatError(f"a report that does not read ({type(error).__name__}); it is passed over") from error
+    if (report.group, report.member) != named:
+        raise MessageFormatError("a report of somebody else than its key names; it is passed over")
+    return report
+
+
+def _read(value: bytes) -> Report:
+    if len(value) > MOST_BYTES:
+        raise ValueError("it is too large")
+    said = json.loads(value)
+    version = checked(said["version"], int)
+    if version < 1:
+        raise ValueError("no version")
+    if version > _VERSION:
+        raise NewerReportError(f"a report of version {version}, of which this one knows nothing; it is passed over")
+    names: dict[str, Any] = {name: checked(said[name], str) for name in _NAMES}
+    coordinator = said.get("coordinator")
+    return Report(
+        **names,
+        process=checked(said["process"], int),
+        sequence=checked(said["sequence"], int),
+        interval_s=min(MOST_INTERVAL_S, max(0.1, checked(said["interval_s"], float))),
+        uptime_s=checked(said["uptime_s"], float),
+        counts=lists.read_numbers(said.get("counts", {})),
+        rates=lists.read_numbers(said.get("rates", {})),
+        pauses=lists.read_numbers(said.get("pauses", {})),
+        left_out=lists.read_numbers(said.get("left_out", {})),
+        partitions=lists.read_entries(said.get("partitions", ()), lists.PARTITIONS),
+        parked=lists.read_entries(said.get("parked", ()), lists.PARKED),
+        sinks=lists.read_entries(said.get("sinks", ()), lists.SINKS),
+        coordinator=None if coordinator is None else lists.read_numbers(coordinator),
+        waits=tuple(checked(wait, str) for wait in said.get("waits", ())[:_MOST_WAITS]),
+        transactions=lists.read_entries(said.get("transactions", ()), lists.TRANSACTIONS),
+        operator=lists.read_texts(said.get("operator", {})),
+        dead_letters=lists.read_entries(said.get("dead_letters", ()), lists.DEAD_LETTERS),
+        lanes=lists.read_lanes(said.get("lanes", {})),
+        latencies=lists.read_number_lists(said.get("latencies", {}), BUCKETS),
+        commands=said.get("commands") is True,
+    )
+
+
+def total_lag(reports: Iterable[Report]) -> int | None:
+    """Return the sum of the lags of members; None where one of them is not known."""
+    lags = [report.lag for report in reports]
+    return None if None in lags else sum(lag or 0 for lag in lags)
+
+
+def _urgency(partition: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:
+    """Return what orders partitions: those that will not move by themselves first, then by age and lag."""
+    return (
+        partition.get("trouble") is not None,
+        partition.get("state") not in MOVING,
+        partition.get("paused") is not None,
+        partition.get("age") or 0.0,
+        partition.get("lag") or 0,
+    )
+
+
+def _tried(message: Mapping[str, Any]) -> tuple[bool, int, float]:
+    return message.get("state") == "held", message.get("attempt") or 0, message.get("age") or 0.0

@@ -1,0 +1,268 @@
+"""The reporter: publishes what a process tells of itself, on a thread and with a producer of its own.
+
+It does so every few seconds, and nobody waits for it. Whatever fails, as a topic, a right or a broker that is missing,
+is logged once until it works again; the app runs on. Where making a report takes long, as with very many partitions,
+reports come less often, so that they never cost more than a small share of one core.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from penstock import clients
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.description import coordinator_description
+from penstock.errors import PenstockError
+from penstock.fleet.reports.rates import Rates
+from penstock.fleet.reports.report import encode_report, key_hash
+from penstock.fleet_member import MOST_INTERVAL_S, Describe, ReportSettings, Sender, Stacks, sender_of
+from penstock.options import ClientConfig
+from penstock.transactions import Coordinator
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from penstock.clients.factory import Producer
+
+_log = logging.getLogger(__name__)
+
+#: The share of its thread's time that making reports may take.
+_SHARE = 0.005
+#: Seconds between two tries to find or make the topic.
+_AGAIN_S = 10.0
+#: Seconds that the last record, which takes the member out, may take.
+_END_S = 2.0
+_LEAST_END_S = 0.5
+#: Stacks in one report.
+_MOST_STACKS = 4
+_SETTINGS = {
+    "linger.ms": 0,
+    "compression.type": "zstd",
+    "message.timeout.ms": 10_000,
+    "queue.buffering.max.messages": 100,
+}
+#: Of the user's settings, those that are for his own producers: a transaction's id is nobody else's.
+_NOT_TAKEN = frozenset({"transactional.id", "transaction.timeout.ms", "delivery.timeout.ms", "on_delivery", "stats_cb"})
+
+
+def _no_stacks(_workers: Iterable[str]) -> Mapping[str, str]:
+    return {}
+
+
+def hashed(description: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """Return a description with the hashes of keys instead of the keys."""
+    made = dict(description)
+    for part in ("partitions", "parked"):
+        made[part] = [
+            {**entry, "key": None, "key_hash": key_hash(entry.get("key"), group)} for entry in made.get(part, ())
+        ]
+    return made
+
+
+def topic_spec(name: str) -> TopicSpec:
+    """Return the topic as it is created: the last report of each member, and silent ones for a day.
+
+    Small segments, for only closed ones are compacted: whoever begins to read reads a few of them.
+    """
+    return TopicSpec(
+        name,
+        1,
+        {
+            "cleanup.policy": "compact,delete",
+            "retention.ms": str(24 * 3600 * 1000),
+            "segment.bytes": str(4 << 20),
+            "min.cleanable.dirty.ratio": "0.01",
+            "delete.retention.ms": str(10 * 60 * 1000),
+            "message.timestamp.type": "LogAppendTime",
+        },
+    )
+
+
+class Reporter:
+    """Reports until it is stopped. `start` and `stop` are for one thread.
+
+    Args:
+        sender: as whom it reports.
+        describe: returns the description; called on the reporter's thread.
+        bootstrap_servers: addresses of the brokers.
+        config: client settings by librdkafka's names.
+        settings: the options.
+        stacks: returns stacks of handlers, where the options ask for them.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        describe: Describe,
+        bootstrap_servers: str,
+        config: ClientConfig,
+        settings: ReportSettings,
+        *,
+        stacks: Stacks = _no_stacks,
+    ) -> None:
+        self.sender = sender
+        self._describe = describe
+        self._bootstrap_servers = bootstrap_servers
+        self._config = {**{name: value for name, value in config.items() if name not in _NOT_TAKEN}, **_SETTINGS}
+        self._settings = settings
+        self._stacks = stacks
+        self._stopping = threading.Event()
+        # Written by `stop` before the event is set.
+        self._end_s = _END_S
+        self._thread = threading.Thread(target=self._run, name=f"penstock-report-{sender.group}", daemon=True)
+        # All below: the reporter's thread's alone, where delivery callbacks are called, too.
+        self._started = time.monotonic()
+        self._sequence = 0
+        self._rates = Rates()
+        self._trouble: str | None = None
+        self._is_under_way = False
+        self._cost_s = 0.0
+        # Written once; `stop` does not wait for one that has reached no broker.
+        self._is_connected = False
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def stop(self, left_s: float = _END_S) -> None:
+        """Take the member out of the topic and end, within `left_s` seconds or the little that it takes."""
+        if self._thread.ident is None:
+            return
+        self._end_s = min(_END_S, max(_LEAST_END_S, left_s))
+        self._stopping.set()
+        if self._is_connected:
+            # A call of the client that hangs is left behind with the thread, which is a daemon.
+            self._thread.join(self._end_s + _LEAST_END_S)
+
+    def _run(self) -> None:
+        producer: Producer | None = None
+        while not self._stopping.is_set():
+            wait_s = self._settings.interval
+            try:
+                if producer is None:
+                    producer = self._connect()
+                    self._is_connected = True
+                producer.poll(0)  # what became of the one before
+                wait_s = self._report(producer)
+            except (PenstockError, KafkaException) as error:
+                self._failed(reason(error) if isinstance(error, KafkaException) else str(error))
+                wait_s = _AGAIN_S if producer is None else wait_s
+            except Exception as error:  # noqa: BLE001 - what tells of the app must never end it
+                self._failed(f"unexpected {type(error).__name__}")
+            self._stopping.wait(wait_s)
+        if producer is not None and self._trouble is None:
+            self._take_out(producer)
+
+    def _connect(self) -> Producer:
+        admin = clients.admin(self._bootstrap_servers, self._config)
+        topic = self._settings.topic
+        ensure_topics(
+            admin,
+            self._bootstrap_servers,
+            [topic_spec(topic)],
+            needs={topic: (Operation.WRITE,)},
+            principal=principal_of(self._config),
+        )
+        return clients.producer(self._bootstrap_servers, self._config)
+
+    def _report(self, producer: Producer) -> float:
+        """Send a report, save while the one before is under way; return the seconds until the next."""
+        if self._is_under_way:
+            return self._settings.interval
+        begun_s = time.thread_time()
+        description = hashed(self._describe(), self.sender.group)
+        if self._settings.stacks:
+            self._add_stacks(description["partitions"])
+        rates = self._rates.of(description, time.monotonic())
+        self._sequence += 1
+        # What this one takes is known at its end: the next pays for it.
+        numbers = {
+            "sequence": self._sequence,
+            "interval_s": round(self._interval_s, 3),
+            "uptime_s": round(time.monotonic() - self._started, 1),
+        }
+        value = encode_report(self.sender, description, rates, numbers)
+        self._is_under_way = True
+        try:
+            producer.produce(self._settings.topic, value, key=self.sender.key, on_delivery=self._delivered)
+        except BaseException:
+            self._is_under_way = False
+            raise
+        self._cost_s = time.thread_time() - begun_s
+        return self._interval_s
+
+    @property
+    def _interval_s(self) -> float:
+        return min(MOST_INTERVAL_S, max(self._settings.interval, self._cost_s / _SHARE))
+
+    def _add_stacks(self, partitions: Iterable[dict[str, Any]]) -> None:
+        """Add the stacks of the handlers that have held a partition for longer than between two reports."""
+        held = [
+            partition
+            for partition in partitions
+            if partition.get("worker") and (partition.get("age") or 0) > self._settings.interval
+        ]
+        held = heapq.nlargest(_MOST_STACKS, held, key=itemgetter("age"))
+        stacks = self._stacks([partition["worker"] for partition in held]) if held else {}
+        for partition in held:
+            partition["stack"] = stacks.get(partition["worker"]) or None
+
+    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
+        self._is_under_way = False
+        if error is not None:
+            self._failed(self._why(error))
+        elif self._trouble is not None:
+            _log.info("reports of %s go to %s again", self.sender.group, self._settings.topic)
+            self._trouble = None
+
+    def _why(self, error: KafkaError) -> str:
+        if not is_missing_right(error):
+            return error.str()
+        rights = [topic_right(Operation.WRITE, self._settings.topic)]
+        return str(MissingRightError("a report was refused", rights, principal_of(self._config)))
+
+    def _failed(self, why: str) -> None:
+        if self._trouble is None:
+            _log.warning(
+                "%s does not report to %s, so `penstock status` does not show it; it is tried on: %s",
+                self.sender.group,
+                self._settings.topic,
+                why,
+            )
+        self._trouble = why
+
+    def _take_out(self, producer: Producer) -> None:
+        try:
+            producer.produce(self._settings.topic, None, key=self.sender.key)
+            producer.flush(self._end_s)
+        except (KafkaException, BufferError) as error:
+            _log.info("%s was not taken out of %s: %s", self.sender.member, self._settings.topic, error)
+
+
+def coordinator_reporter(
+    group: str,
+    coordinator: Coordinator,
+    bootstrap_servers: str,
+    config: ClientConfig,
+    settings: ReportSettings | None = None,
+) -> Reporter:
+    """Return what reports a coordinator that is no app's, not started yet, under the name of a group."""
+
+    def describe() -> Mapping[str, Any]:
+        return {"coordinator": coordinator_description(coordinator)}
+
+    sender = sender_of(group, config)
+    if group == coordinator.group:
+        sender = replace(sender, member=coordinator.member)
+    return Reporter(sender, describe, bootstrap_servers, config, settings or ReportSettings())

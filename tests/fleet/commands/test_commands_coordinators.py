@@ -1,0 +1,52 @@
+"""What a coordinator does by command, and what it and a member refuse: pure; the whole way is in tests/fleet."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+import pytest
+
+from penstock.errors import DecisionNotStoredError, TransactionRefusedError
+from penstock.fleet.commands.carrying_out import carry_out
+from penstock.fleet.commands.command import Command
+from penstock.fleet_member import Member, Outcome, StoreOperator
+
+SETTLE = Command("settle", "shop.coordinator", transaction_id="t1", decision="commit", by="somebody")
+RESUME = Command("resume-transaction", "shop.coordinator", transaction_id="t1", by="somebody")
+
+
+def test_a_coordinator_settles_and_resumes_with_who_asked_and_the_id_of_the_command() -> None:
+    settle, resume = Mock(return_value=(Outcome.DONE, "decided")), Mock(return_value="brought back")
+
+    answers = [carry_out(one, StoreOperator(settle, resume)) for one in (SETTLE, RESUME)]
+
+    assert [(one.outcome, one.said) for one in answers] == [(Outcome.DONE, "decided"), (Outcome.DONE, "brought back")]
+    settle.assert_called_once_with("t1", "commit", "somebody", SETTLE.id)
+    resume.assert_called_once_with("t1", "somebody", RESUME.id)
+
+
+@pytest.mark.parametrize(
+    ("raised", "outcome"),
+    [
+        (TransactionRefusedError("another stands"), Outcome.REFUSED),
+        (DecisionNotStoredError("no answer"), Outcome.FAILED),  # it may be stored
+        (RuntimeError("secret"), Outcome.FAILED),
+    ],
+)
+def test_what_a_store_raises_is_the_outcome_and_its_text_is_not_shown(raised: Exception, outcome: Outcome) -> None:
+    told = carry_out(SETTLE, StoreOperator(Mock(side_effect=raised), Mock()))
+
+    assert told.outcome is outcome
+    assert "secret" not in told.said
+
+
+def test_a_member_settles_nothing_and_a_coordinator_does_nothing_to_handlers() -> None:
+    calls = Mock()
+    member, operator = Member(calls, calls, calls, calls), StoreOperator(calls, calls)
+
+    of_member = [carry_out(one, member) for one in (SETTLE, RESUME)]
+    of_store = [carry_out(Command(name, "shop", topic="t"), operator) for name in ("pause", "resume", "stacks")]
+
+    assert {one.outcome for one in (*of_member, *of_store)} == {Outcome.REFUSED}
+    assert "for a coordinator that hears commands" in of_member[0].said
+    calls.assert_not_called()

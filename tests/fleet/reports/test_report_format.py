@@ -1,0 +1,265 @@
+"""Reports as values: what fits, what is refused, and what follows of whom nothing came."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cli.status.command import _group_lines
+from penstock.consumer.inspection.explain import Explanation
+from penstock.errors import ConfigurationError, MessageFormatError
+from penstock.fleet.reports.group_state import Group, GroupStates, Member
+from penstock.fleet.reports.report import (
+    MOST_BYTES,
+    NewerReportError,
+    Report,
+    decode_report,
+    encode_report,
+    key_hash,
+    read_key,
+)
+from penstock.fleet.reports.reporter import hashed
+from penstock.fleet_member import ReportSettings, Sender, report_settings
+
+SENDER = Sender("sms", "host-1", "host", 4711)
+NUMBERS = {"sequence": 1, "interval_s": 2.0, "uptime_s": 5.0}
+ESCAPES = "\x1b[31m\r\n\x9b<script>\u202e'; DROP TABLE"
+
+
+def partition(number: int, **extra: Any) -> dict[str, Any]:
+    known = {"watermark": 1_000_000, "position": 1_000_050, "in_flight": 50, "parked": 0, "bytes_in_flight": 5_000}
+    return {"topic": "orders", "partition": number, **known, "lag": 10, "paused": None, "handler": "store", **extra}
+
+
+def report_of(*partitions: dict[str, Any], sender: Sender = SENDER, **beside: Any) -> Report:
+    value = encode_report(sender, {"partitions": partitions, **beside}, {}, NUMBERS)
+    return decode_report(sender.key, value)
+
+
+def test_what_was_told_is_read_again() -> None:
+    pending = {"id": "0" * 36, "prefix": "shop", "group": "checkout", "topics": "orders, payments", "checks": 3}
+    pending |= {"age": 9.5, "waits_for": "topic refunds, which does not exist"}
+    operator = {"store": "other", "group": "shop.coordinator", "member": "vm-1"}
+    said = report_of(
+        partition(3, blocking_offset=1_000_000, state="in handler", age=12.3456, worker="penstock-worker-sms-1"),
+        counts={"handled": 7, "pauses": {"byte limit": 2}},
+        parked=[{"topic": "orders", "partition": 3, "offset": 9, "handler": "store", "state": "held", "attempt": 5}],
+        sinks=[{"name": "lake", "state": "running", "batch_id": 3, "rows": 10, "lag": None, "partitions": ()}],
+        coordinator={
+            "counts": {"pending": 50, "missing_rights": ()},
+            "waits": ["topic x takes nothing"],
+            "transactions": [pending] * 50,
+            "operator": operator,
+        },
+    )
+
+    [told] = said.partitions
+    assert (told["age"], told["state"], told["gaps"], told["lag"]) == (12.346, "in handler", 0, 10)
+    assert (said.counts, said.pauses, said.coordinator) == ({"handled": 7}, {"byte limit": 2}, {"pending": 50})
+    assert (len(said.transactions), said.operator) == (50, operator)
+    assert (said.parked[0]["attempt"], said.sinks[0]["batch_id"], said.waits) == (5, 3, ("topic x takes nothing",))
+
+
+def test_every_field_of_an_explanation_is_in_a_report() -> None:
+    whole = Explanation("orders", 3, 5, 9, 4, 1, 400, 7, "by the app", "store", 2, 5, "parked", None, 2, 1.5, 0.5, 10.0)
+    fields = {name: getattr(whole, name) for name in Explanation.__slots__}
+
+    [told] = report_of(fields | {"topic": "orders", "partition": 3}).partitions
+
+    assert set(Explanation.__dataclass_fields__) - {"key"} == set(told) - {"key_hash", "stack"}
+
+
+def test_a_report_of_a_thousand_partitions_is_bounded_and_says_what_was_left_out() -> None:
+    worst = partition(999, state="dead letter", blocking_offset=1, detail="d" * 10_000, age=3.0)
+    missing = partition(998, trouble="t" * 10_000)
+    parked = [{"topic": "orders", "partition": 1, "offset": n, "key": "k" * 999} for n in range(5_000)]
+    described = {"partitions": [*(partition(n) for n in range(998)), worst, missing], "parked": parked}
+
+    value = encode_report(SENDER, hashed(described, "sms"), {}, NUMBERS)
+
+    said = decode_report(SENDER.key, value)
+    assert len(value) <= MOST_BYTES
+    assert [one["partition"] for one in said.partitions[:2]] == [998, 999]
+    assert len(said.partitions) > 200
+    assert said.left_out["partitions"] == 1_000 - len(said.partitions)
+    assert (said.partition_count, said.lag) == (1_000, 10_000)
+    assert f"{said.left_out['partitions']:.0f} partitions more" in "\n".join(lines_of(said))
+
+
+@pytest.mark.parametrize("count", [0, 30])
+@pytest.mark.parametrize("text", ["", "long" * 3_000, "\U0001f600" * 5_000, "\ud800" * 5_000, '"\\\x00' * 2_000])
+def test_no_texts_make_a_report_larger_than_its_limit(text: str, count: int) -> None:
+    described = {
+        "partitions": [partition(n, topic=text, detail=text, trouble=text, stack=text) for n in range(count)],
+        "sinks": [{"name": text, "state": text, "last_error": text}] * count,
+        "coordinator": {"counts": {}, "waits": [text] * count},
+    }
+    sender = Sender(text[:250], text[:250], text[:250], 1)
+
+    value = encode_report(sender, described, {}, NUMBERS)
+
+    assert len(value) <= MOST_BYTES
+    assert decode_report(sender.key, value).group == text[:250]
+
+
+def test_keys_are_hashed_and_never_told() -> None:
+    described = {"partitions": [partition(1, key="a secret key")], "parked": []}
+
+    value = encode_report(SENDER, hashed(described, "sms"), {}, NUMBERS)
+
+    assert b"a secret key" not in value
+    assert decode_report(SENDER.key, value).partitions[0]["key_hash"] == key_hash("a secret key", "sms")
+    assert key_hash("a secret key", "sms") != key_hash("a secret key", "another")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=10,
+)
+VALID = encode_report(SENDER, {"partitions": [partition(1)], "parked": [], "counts": {"handled": 1}}, {}, NUMBERS)
+
+
+@given(st.dictionaries(st.sampled_from([*json.loads(VALID), "sinks", "coordinator", "waits", "left_out"]), JSON))
+def test_a_forged_report_is_read_or_refused_and_can_be_shown(forged: dict[str, Any]) -> None:
+    states = GroupStates()
+    value = json.dumps(json.loads(VALID) | forged).encode()
+
+    states.take(SENDER.key, value, 100.0, 100.0)
+
+    shown = [line for group in states.groups(100.0) for line in _group_lines(group)]
+    assert len(shown) > 0 or states.ignored.total() == 1
+    assert all(line.isprintable() for line in shown)
+
+
+@given(st.none() | st.binary(max_size=200), st.none() | st.binary(max_size=300))
+def test_garbage_breaks_no_reader(key: bytes | None, value: bytes | None) -> None:
+    states = GroupStates()
+
+    states.take(key, value, 1.0, 1.0)
+
+    assert states.groups(1.0) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[" * 60_000,
+        b'{"version": 1' + b" " * MOST_BYTES,
+        b'{"version": 1e999}',
+        VALID.replace(b'"host-1"', b'"another"'),
+        VALID.replace(b'"uptime_s":5.0', b'"uptime_s":NaN'),
+        VALID.replace(b'"partition":1', b'"partition":' + b"9" * 5_000),
+        b"9" * 5_000,
+    ],
+)
+def test_what_is_no_report_of_its_key_is_refused(value: bytes) -> None:
+    with pytest.raises(MessageFormatError):
+        decode_report(SENDER.key, value)
+
+
+def test_a_report_of_a_later_version_is_counted_apart_and_new_fields_are_passed_over() -> None:
+    states = GroupStates()
+    newer = json.dumps(json.loads(VALID) | {"version": 2}).encode()
+
+    states.take(SENDER.key, newer, 1.0, 1.0)
+    states.take(SENDER.key, b"garbage", 1.0, 1.0)
+
+    assert states.ignored == {"newer version": 1, "unreadable": 1}
+    with pytest.raises(NewerReportError):
+        decode_report(SENDER.key, newer)
+    said = json.loads(VALID)
+    said["partitions"][0]["new"] = said["new"] = {"deep": [1]}
+    assert decode_report(SENDER.key, json.dumps(said).encode()) == decode_report(SENDER.key, VALID)
+
+
+def test_what_a_terminal_might_obey_is_escaped() -> None:
+    sender = Sender(f"g{ESCAPES}", f"m{ESCAPES}", f"h{ESCAPES}", 1)
+    bad = partition(
+        1, topic=f"t{ESCAPES}", state="dead letter", blocking_offset=1, detail=ESCAPES, stack=f"one\n{ESCAPES}"
+    )
+    said = report_of(
+        bad,
+        sender=sender,
+        counts={"pauses": {ESCAPES: 1}},
+        parked=[{"topic": ESCAPES, "partition": 1, "offset": 1, "handler": ESCAPES, "key_hash": ESCAPES}],
+        sinks=[{"name": ESCAPES, "state": "failed", "last_error": ESCAPES}],
+        coordinator={"counts": {}, "waits": [ESCAPES]},
+    )
+
+    shown = lines_of(said)
+
+    assert all(line.isprintable() for line in shown)
+    assert sum("<script>" in line for line in shown) >= 6
+
+
+def lines_of(said: Report) -> list[str]:
+    return list(_group_lines(Group(said.group, [Member(said, 0.5, is_silent=False)])))
+
+
+def test_a_member_is_silent_by_the_brokers_clock_and_its_own_interval() -> None:
+    states = GroupStates()
+    other = Sender("sms", "host-2", "host", 1)
+    states.take(SENDER.key, VALID, 1_000.0, 50.0)
+    states.take(other.key, encode_report(other, {}, {}, NUMBERS), 1_005.0, 50.1)
+    states.caught_up(50.1)
+
+    assert [one.is_silent for one in states.groups(50.1)[0].members] == [False, False]
+    assert not states.is_settled(50.1)
+
+    states.take(other.key, encode_report(other, {}, {}, NUMBERS), 1_007.5, 52.6)
+    silent, living = states.groups(52.6)[0].members
+    assert (silent.is_silent, living.is_silent) == (True, False)
+    assert silent.age_s == pytest.approx(7.5)
+    assert states.is_settled(52.6)
+
+
+def test_nobody_falls_silent_while_no_broker_is_heard_and_a_tombstone_or_a_day_of_silence_takes_a_member_out() -> None:
+    states = GroupStates()
+    states.take(SENDER.key, VALID, 1_000.0, 50.0)
+    states.caught_up(50.0)
+
+    assert [one.is_silent for one in states.groups(1_000.0)[0].members] == [False]
+    states.heard(1_000.0)
+    assert [one.is_silent for one in states.groups(1_000.0)[0].members] == [True]
+    states.heard(50.0 + 25 * 3600)
+    assert states.groups(50.0 + 25 * 3600) == []
+    states.take(SENDER.key, VALID, 200_000.0, 200_000.0)
+    states.take(SENDER.key, None, 200_001.0, 200_001.0)
+    assert states.groups(200_001.0) == []
+
+
+def test_a_flood_of_members_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.fleet.reports.group_state._MOST_MEMBERS", 10)
+    states = GroupStates()
+    for number in range(25):
+        sender = Sender("sms", f"m{number}", "host", 1)
+        states.take(sender.key, encode_report(sender, {}, {}, NUMBERS), 1.0, 1.0)
+
+    assert (len(states.groups(1.0)[0].members), states.ignored["too many"]) == (10, 15)
+    first = Sender("sms", "m0", "host", 1)
+    states.take(first.key, encode_report(first, {}, {}, {**NUMBERS, "sequence": 2}), 2.0, 2.0)
+    assert states.groups(2.0)[0].members[0].report.sequence == 2
+
+
+def test_wrong_settings_are_refused() -> None:
+    assert report_settings(given=False) is None
+    assert report_settings(given=True) == ReportSettings()
+    for wrong in ({"interval": 0.0}, {"interval": 61.0}, {"topic": ""}):
+        with pytest.raises(ConfigurationError):
+            ReportSettings(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError):
+        report_settings("yes")  # type: ignore[arg-type]
+    assert read_key(SENDER.key) == ("sms", "host-1")
+
+
+@pytest.mark.parametrize(
+    "forged", [[], "x", {"store": 5}, dict.fromkeys(map(str, range(99)), "x"), {"store": "x" * 9_000}]
+)
+def test_a_forged_operator_is_refused(forged: object) -> None:
+    with pytest.raises(MessageFormatError):
+        decode_report(SENDER.key, json.dumps({**json.loads(VALID), "operator": forged}).encode())

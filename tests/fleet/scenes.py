@@ -1,0 +1,131 @@
+"""Groups as reports would describe them, without a Kafka: what pages are drawn from in tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.consumer.latencies import BUCKETS
+from penstock.fleet import Address
+from penstock.fleet.page.hub import Hub
+from penstock.fleet.page.routes import page_routes
+from penstock.fleet.reports.group_state import Group, Member
+from penstock.fleet.reports.report import Report, decode_report, encode_report
+from penstock.fleet.server import HttpServer
+from penstock.fleet.visitors import Visitors
+from penstock.fleet_member import Sender
+
+STACK = (
+    '  File "shop/charge.py", line 41, in charge\n    bank.post(order)\n  File "http/client.py", line 310, in read\n'
+)
+
+
+def partition(topic: str, number: int, **extra: Any) -> dict[str, Any]:
+    known = {"watermark": 48_211 + 17 * number, "in_flight": 6, "bytes_in_flight": 2_410, "lag": 12, "gaps": 1}
+    position = known["watermark"] + 9
+    return {"topic": topic, "partition": number, "handler": "handle", "position": position, **known, **extra}
+
+
+def report(group: str, member: str, uptime_s: float = 600.0, sequence: int = 1, **told: Any) -> Report:
+    sender = Sender(group, member, member.rpartition("-")[0] or member, 4711)
+    rates = told.pop("rates", {"handled": 410.0, "failed": 0.2})
+    numbers = {"sequence": sequence, "interval_s": 2.0, "uptime_s": uptime_s}
+    return decode_report(sender.key, encode_report(sender, told, rates, numbers))
+
+
+def alone(group: str, member: str = "vm-1", **told: Any) -> Group:
+    """Return a group of one member, which reported a second ago."""
+    return Group(group, [Member(report(group, member, **told), 1.0, is_silent=False)])
+
+
+class Scene:
+    """A source of groups, made at each look; without others they are a shop, a mailer and a lake."""
+
+    def __init__(self, groups: Callable[[], Sequence[Group]] | None = None) -> None:
+        self.trouble: str | None = None
+        self.ignored: Mapping[str, int] = {}
+        self.make = groups or self._known
+        #: How often it was looked at.
+        self.looks = 0
+
+    def follow(self, timeout: float) -> None:
+        time.sleep(min(timeout, 0.1))
+
+    def groups(self) -> Sequence[Group]:
+        self.looks += 1
+        return self.make()
+
+    def close(self) -> None:
+        pass
+
+    def _known(self) -> Sequence[Group]:
+        at: dict[str, Any] = {"uptime_s": 600.0 + self.looks, "sequence": self.looks}
+        handled, latencies = 410 * self.looks, [0, 3, 40, 200, 120, 4, *[0] * (BUCKETS - 6)]
+        counts = {"handled": handled, "failed": 3, "busy_workers": 11, "workers": 16, "in_flight": 214}
+        usual = {"counts": counts, "latencies": {"handler": latencies, "done": latencies}, "commands": True}
+        mails = [partition("mails", number, state="queued", lag=3) for number in range(3)]
+        sinks = [
+            {
+                "name": "orders_to_lake",
+                "state": "running",
+                "batch_id": 7,
+                "batches": 7,
+                "rows": 9,
+                "batch_seconds": 1.9,
+            },
+            {"name": "refunds_to_pg", "state": "waiting", "batches": 12, "restarts": 3, "last_error": "it refused"},
+        ]
+        silent = report("shop", "vm-7f23-9e", 431.0, 200, partitions=[partition("orders", number) for number in (6, 7)])
+        shop = [
+            Member(report("shop", "vm-7f21-a4", **at, **usual, **_orders()), 0.6, is_silent=False),
+            Member(report("shop", "vm-7f22-1c", **at, **usual, **_payments()), 1.1, is_silent=False),
+            Member(silent, 41.0, is_silent=True),
+        ]
+        mailer = alone("mailer", "vm-7f21-b0", **at, **usual, partitions=mails)
+        return [Group("shop", shop), mailer, alone("lake", "spark-01-77", **at, sinks=sinks, rates={})]
+
+
+def _orders() -> dict[str, Any]:
+    """A handler that hangs, transactions without an end, and dead letters."""
+    orders = [partition("orders", number, lag=900, state="queued") for number in range(6)]
+    orders[3] |= {"blocking_offset": 48_262, "state": "in handler", "age": 74.2, "worker": "penstock-worker-shop-3"}
+    orders[3] |= {"handler": "charge", "lag": 8_412, "in_flight": 812, "key_hash": "91c2aa07d4e0f318", "stack": STACK}
+    lanes = {"charge": {"depth": [3] * 64, "age": [0.2] * 64}, "book": {"depth": [1] * 64, "age": [0.01] * 64}}
+    lanes["charge"]["depth"][19], lanes["charge"]["age"][19] = 812, 74.0
+    undecided = {"id": "5f0c", "prefix": "penstock", "group": "checkout", "topics": "orders", "age": 94.0, "checks": 3}
+    waits = {"decided": "COMMIT", "waits_for": "topic refunds, which does not exist"}
+    transactions = [undecided, {**undecided, "id": "77aa", "topics": "payments", "age": 12.5, "checks": 0, **waits}]
+    letter = {"topic": "orders", "dead_letter_topic": "dlq.orders", "error": "shop.errors.CardRefused", "count": 11}
+    return {
+        "partitions": orders,
+        "lanes": lanes,
+        "coordinator": {"counts": {"pending": 2, "committed": 18_211}, "waits": [], "transactions": transactions},
+        "dead_letters": [{**letter, "partition": 2, "offset": 47_802, "age": 81.0}],
+    }
+
+
+def _payments() -> dict[str, Any]:
+    """Parked keys, a dead letter that no topic takes, and a pause."""
+    payments = [partition("payments", number, handler="book") for number in range(4)]
+    parked = {"state": "parked", "attempt": 4, "age": 95.0, "due_in": 48.0, "key_hash": "0c77b1e09a3f2d64"}
+    payments[1] |= {**parked, "blocking_offset": 48_228, "in_flight": 31, "lag": 340, "parked": 12}
+    payments[2] |= {"blocking_offset": 48_245, "state": "dead letter", "lag": 96}
+    payments[2]["detail"] = "dlq.payments does not take it: Broker: Unknown topic or partition; next try in 5 s"
+    payments[3]["paused"] = "in-flight limit"
+    key = {"topic": "payments", "partition": 1, "offset": 48_228, "handler": "book", **parked}
+    return {"partitions": payments, "parked": [key, {**key, "partition": 0, "attempt": 1, "due_in": 0.8}]}
+
+
+@contextmanager
+def serving(source: Any, **more: Any) -> Iterator[str]:
+    """Serve a page of this source, and give its address."""
+    server = HttpServer(Address("127.0.0.1", 0))
+    messages = more.get("read_message") is not None
+    with Hub(source, {"of": "penstock.reports", "messages": messages}) as hub:
+        server.start(page_routes(hub, **{"visitors": Visitors(is_loopback=True), **more}))
+        try:
+            yield f"http://{server.address}"
+        finally:
+            server.stop()

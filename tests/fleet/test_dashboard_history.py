@@ -1,0 +1,104 @@
+"""The last half hour in rings: what a point is made of, what a restart does, and that nothing grows without end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scenes import partition, report
+
+from penstock.consumer.latencies import BOUNDARIES_S, BUCKETS, quantile
+from penstock.fleet.page.history import POINTS, History
+from penstock.fleet.reports.group_state import Group, Member
+
+
+def group(sequence: int, uptime_s: float, *, member: str = "one", silent: bool = False, **told: Any) -> Group:
+    made = report("shop", member, uptime_s, sequence, **told)
+    return Group("shop", [Member(made, 0.0, is_silent=silent)])
+
+
+def counted(handled: int, *, slow: int = 0, lag: int = 7) -> dict[str, Any]:
+    latencies = [0] * BUCKETS
+    latencies[3], latencies[8] = handled - slow, slow
+    return {
+        "counts": {"handled": handled, "failed": handled // 10, "in_flight": 3},
+        "partitions": [partition("orders", 1, lag=lag)],
+        "latencies": {"handler": latencies, "done": latencies},
+    }
+
+
+def test_a_point_is_what_was_done_between_two_reports() -> None:
+    history = History()
+    history.add([group(1, 10.0, **counted(100))])
+    history.add([group(3, 14.0, **counted(500, slow=200))])
+
+    series = history.of_group("shop")
+
+    assert (series["handled"], series["failed"], series["lag"]) == ([None, 100.0], [None, 10.0], [7.0, 7.0])
+    assert series["p50"][1] == pytest.approx(0.005, rel=0.5)
+    assert 0.1 < (series["p99"][1] or 0.0) <= 0.2
+    assert history.of_member("shop", "one")["handled"] == [None, 100.0]
+
+
+def test_a_member_that_started_anew_or_fell_silent_makes_no_rate_of_nothing() -> None:
+    history = History()
+    history.add([group(9, 100.0, **counted(5_000))])
+    history.add([group(1, 1.0, **counted(10))])
+    history.add([group(2, 6.0, silent=True, **counted(20))])
+
+    assert history.of_group("shop")["handled"] == [None, None, None]
+    assert history.of_group("shop")["lag"] == [7.0, 7.0, None]
+    # Where no report came since the last point, its own rate goes on.
+    for _ in range(2):
+        history.add([group(4, 60.0, rates={"handled": 50.0}, **counted(100))])
+    assert history.of_group("shop")["handled"][-1] == 50.0
+
+
+def test_half_an_hour_is_kept_and_the_rest_forgotten() -> None:
+    history = History()
+    for number in range(POINTS + 40):
+        history.add([group(number + 1, 5.0 * number + 5, **counted(100 * number, lag=number))])
+
+    lag = history.of_group("shop")["lag"]
+
+    assert (len(lag), lag[0], lag[-1]) == (POINTS, 40.0, POINTS + 39.0)
+
+
+def test_a_flood_of_members_groups_and_queries_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.fleet.page.history._MOST_MEMBERS", 20)
+    monkeypatch.setattr("penstock.fleet.page.history._MOST_GROUPS", 5)
+    history = History()
+    for number in range(200):
+        sinks = [{"name": f"q{number}-{n}", "state": "running", "batches": n} for n in range(30)]
+        told = report(f"g{number}", "one", 5.0, 1, sinks=sinks)
+        history.add([Group(f"g{number}", [Member(told, 0.0, is_silent=False)])])
+
+    assert (len(history._members), len(history._groups), len(history._sinks)) == (20, 5, 5)
+    assert len(history.of_sinks("g199")) == 16
+
+
+def test_each_batch_of_a_query_is_drawn_once() -> None:
+    history = History()
+    for batches in (1, 1, 2):
+        sinks = [{"name": "lake", "state": "running", "batches": batches, "batch_seconds": 1.0 * batches}]
+        history.add([group(1, 5.0, sinks=sinks)])
+
+    assert history.of_sinks("shop") == {"lake": [1.0, None, 2.0]}
+
+
+@given(st.lists(st.floats(0.0, 400.0), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.99]))
+def test_a_quantile_lies_in_the_bucket_of_the_true_one(seconds: list[float], part: float) -> None:
+    counts = [0] * BUCKETS
+    for one in seconds:
+        counts[next((n for n, end in enumerate(BOUNDARIES_S) if one <= end), BUCKETS - 1)] += 1
+    true = sorted(seconds)[max(0, -(-int(part * 100) * len(seconds) // 100) - 1)]
+
+    found = quantile(counts, part)
+
+    assert found is not None
+    assert quantile([], part) is quantile([0.0] * BUCKETS, part) is None
+    ends = (0.0, *BOUNDARIES_S)
+    bucket = next((n for n, end in enumerate(BOUNDARIES_S) if true <= end), BUCKETS - 1)
+    assert ends[bucket] - 1e-9 <= found <= ends[min(bucket + 1, BUCKETS - 1)] + 1e-9

@@ -1,0 +1,113 @@
+"""Sentences that name causes: for each state that a partition may be in, for what is silent, and how they add up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scenes import alone, partition, report
+
+from penstock.fleet.page.problems import Problem, problems_of, seconds
+from penstock.fleet.reports.group_state import Group, Member
+
+HELD = {"blocking_offset": 17, "handler": "charge", "in_flight": 4}
+
+
+def told(*partitions: dict[str, Any], **more: Any) -> list[Problem]:
+    return problems_of(alone("shop", "one", partitions=partitions, **more))
+
+
+@pytest.mark.parametrize(
+    ("level", "sentence", "extra"),
+    [
+        ("warn", "charge has had offset 17 for 9.0 s on w", {"state": "in handler", "age": 9.0, "worker": "w"}),
+        ("bad", "15 min on w and has not returned. 3 mess", {"state": "in handler", "age": 900.0, "worker": "w"}),
+        (
+            "warn",
+            "has not returned; it was over its time limit 3 times.",
+            {"state": "in handler", "age": 9.0, "worker": "w", "over_time_limit": 3},
+        ),
+        (
+            "bad",
+            "Offset 17 is queued behind an earlier call of the same key, in charge on w for 61.0 s.",
+            {
+                "state": "behind a call",
+                "age": 61.0,
+                "detail": "behind an earlier call of the same key, in charge on w for 61.0 s",
+            },
+        ),
+        (
+            "warn",
+            "failed once at offset 17: its key is parked, and the",
+            {"state": "parked", "attempt": 1, "due_in": 8.5},
+        ),
+        ("warn", "failed 3 times at offset 17: its key is parked, and no time is", {"state": "parked", "attempt": 3}),
+        ("bad", "Offset 17 exhausted its tries (5 failed) and handler charge holds", {"state": "held", "attempt": 5}),
+        ("bad", "A message was given up: dlq.o is gone.", {"state": "dead letter", "detail": "dlq.o is gone"}),
+        ("warn", "put the completion of offset 17 off 20 s ago", {"state": "put off", "age": 20.0}),
+        ("warn", "It waits for a[1]@3.", {"state": "behind its key", "detail": "it waits for a[1]@3"}),
+        ("note", "waits for the rate of charge, 5/s", {"state": "held by rate", "rate": 5.0}),
+        ("warn", "No broker takes it.", {"state": "publishing", "detail": "no broker takes it"}),
+        ("note", "Paused: byte limit.", {"state": "queued", "paused": "byte limit"}),
+        ("warn", "Paused: by the app since noon.", {"state": "queued", "paused": "by the app since noon"}),
+        ("bad", "The topic does not exist.", {"state": "queued", "trouble": "the topic does not exist"}),
+    ],
+)
+def test_a_cause_is_a_sentence(level: str, sentence: str, extra: dict[str, Any]) -> None:
+    [problem] = told(partition("orders", 3, **HELD, **extra))
+
+    assert (problem.level, problem.topic, problem.partition, problem.offset) == (level, "orders", 3, 17)
+    assert sentence in problem.text
+
+
+@pytest.mark.parametrize("extra", [{"state": "queued"}, {"state": "idle"}, {"state": "in handler", "age": 0.2}])
+def test_what_moves_is_no_problem(extra: dict[str, Any]) -> None:
+    assert told(partition("orders", 3, **HELD, **extra)) == []
+
+
+def test_a_cause_of_many_partitions_is_told_once_with_their_number() -> None:
+    [problem] = told(*(partition("orders", n, trouble="no broker answers", lag=10) for n in range(200)))
+
+    assert (problem.count, problem.waiting) == (200, 2_000)
+
+
+def test_the_worst_come_first_and_a_parked_key_that_holds_a_watermark_is_told_once() -> None:
+    parked = [
+        {"topic": "orders", "partition": 3, "offset": 17, "handler": "charge", "attempt": 2},
+        {"topic": "orders", "partition": 3, "offset": 40, "handler": "charge", "attempt": 2, "due_in": 4.0},
+    ]
+    waits = partition("orders", 3, **HELD, state="parked", attempt=2, due_in=30.0)
+    broken = partition("orders", 4, **HELD, state="held", attempt=2)
+
+    assert [one.kind for one in told(waits, broken, parked=parked)] == ["held", "parked", "keys"]
+
+
+def test_a_silent_member_is_told_and_nothing_else_of_it() -> None:
+    stale = report("shop", "one", partitions=[partition("orders", 3, trouble="x")])
+
+    [problem] = problems_of(Group("shop", [Member(stale, 30.0, is_silent=True)]))
+
+    assert (problem.kind, problem.level) == ("silent", "bad")
+    assert "it died, is stopped, or reaches no broker" in problem.text
+
+
+def test_transactions_and_queries_are_told() -> None:
+    transactions = [
+        {"id": "a", "prefix": "penstock", "group": "checkout", "topics": "orders", "age": 50.0, "checks": 4},
+        {"id": "b", "group": "checkout", "topics": "orders", "age": 1.0},
+        {"id": "c", "group": "checkout", "topics": "orders", "age": 99.0, "decided": "COMMIT"},
+    ]
+    coordinator = {"counts": {"pending": 3}, "waits": ["orders takes nothing"], "transactions": transactions}
+    sinks = [{"name": "lake", "state": "failed", "last_error": "no space"}, {"name": "pg", "state": "running"}]
+
+    found = {one.kind + one.level: one for one in told(coordinator=coordinator, sinks=sinks)}
+
+    assert found["sinkbad"].text == "Its query failed: no space; it is not started again."
+    texts = [one.text for one in told(coordinator=coordinator)]
+    assert "Orders takes nothing." in texts
+    assert any("has no decision after 50 s and 4 checks" in text for text in texts)
+    assert len(texts) == 2
+
+
+def test_durations_are_written_as_people_do() -> None:
+    assert [seconds(one) for one in (0.4, 12.0, 119.0, 300.0, 9_000.0)] == ["0.4 s", "12 s", "119 s", "5 min", "2.5 h"]
