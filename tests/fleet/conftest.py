@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+
+from support.debian import libraries_in, unpacked
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -16,26 +19,32 @@ if TYPE_CHECKING:
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
-def chromium() -> str | None:
-    """Return where a Chromium is, by CHROMIUM or on the path; None where there is none."""
-    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+def chromium() -> tuple[str, dict[str, str]]:
+    """Return a Chromium and its environment: by CHROMIUM, on the path, or Debian's from the cache; skips without."""
+    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+    if found is not None:
+        return found, dict(os.environ)
+    try:
+        root = unpacked("chromium", "chromium", deep=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"no Chromium can be had: {error}; apt-get install chromium, or name one by CHROMIUM=/path/to/it")
+    return str(root / "usr/lib/chromium/chromium"), {**os.environ, **libraries_in(root)}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The browser. `make test` installs Debian's where it may; elsewhere these tests are skipped.
+    """The browser.
 
     It ends with its file: until then playwright runs an event loop in this thread, beside which no other can run.
     """
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=120_000)
-    found = chromium()
-    if found is None:
-        pytest.skip("no Chromium: apt-get install chromium, or name one by CHROMIUM=/path/to/it")
+    program, environment = chromium()
     with sync_playwright() as started:
         # As root, as in a container, it runs without its own sandbox only.
-        running = started.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        arguments = ["--no-sandbox", "--disable-gpu"]
+        running = started.chromium.launch(executable_path=program, args=arguments, env=environment)
         yield running
         running.close()
 

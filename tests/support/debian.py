@@ -13,8 +13,10 @@ from pathlib import Path
 _STEP_S = 280.0
 
 
-def unpacked(package: str, name: str) -> Path:
+def unpacked(package: str, name: str, *, deep: bool = False) -> Path:
     """Return the folder in the cache, called `name`, that holds a package with the libraries which are not installed.
+
+    Those that it needs itself; with `deep` those that they need, too, which are many.
 
     Raises:
         OSError: there is no apt here.
@@ -24,9 +26,10 @@ def unpacked(package: str, name: str) -> Path:
     if not (root := cache / name).exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
-            needs = run(["apt-cache", "depends", package], folder)
-            libraries = [line.split()[1] for line in needs.splitlines() if line.startswith("  Depends: lib")]
-            absent = [library for library in libraries if not _is_installed(library)]
+            needs = run(["apt-cache", "depends", "--important", *(["--recurse"] if deep else ()), package], folder)
+            kin = ("lib", f"{package}-common")
+            named = {line.split()[-1] for line in needs.splitlines()}
+            absent = [name for name in sorted(named) if name.startswith(kin) and not _is_installed(name)]
             run(["apt-get", "download", package, *absent], folder)
             for file in Path(folder).glob("*.deb"):
                 run(["dpkg", "-x", file.name, "root"], folder)
@@ -37,7 +40,7 @@ def unpacked(package: str, name: str) -> Path:
 
 def libraries_in(root: Path) -> dict[str, str]:
     """Return the environment's variable that has programs find the libraries of an unpacked package."""
-    return {"LD_LIBRARY_PATH": ":".join({str(found.parent) for found in root.glob("usr/lib/*/*.so*")})}
+    return {"LD_LIBRARY_PATH": ":".join({str(found.parent) for found in root.glob("usr/lib/**/*.so*")})}
 
 
 def run(
