@@ -14,16 +14,18 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
-from penstock.fleet.actions import ActionSettings, routes
+from penstock.fleet.actions import Surroundings, routes
+from penstock.fleet.visitors import Visitors
 from waiting import wait_until
 
 TOKEN, OF_COMMANDS = "right" * 5, "right" * 6
 
 
 @contextmanager
-def served(settings: ActionSettings) -> Iterator[str]:
+def served(around: Surroundings, token: str | None = TOKEN, visitors: Visitors | None = None) -> Iterator[str]:
     """Serve the routes of actions; the block gets the address."""
-    server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes(settings)), port=0, log_config=None, lifespan="off"))
+    app = Starlette(routes=routes(around, token, visitors))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
     try:

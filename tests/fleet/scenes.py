@@ -123,7 +123,7 @@ def serving(source: Any, **more: Any) -> Iterator[str]:
     """Serve a page of this source, and give its address."""
     server = HttpServer(Address("127.0.0.1", 0))
     messages = more.get("read_message") is not None
-    with Hub(source, {"of": "penstock.reports", "messages": messages}) as hub:
+    with Hub(source, of="penstock.reports", shows_messages=messages) as hub:
         server.start(page_routes(hub, **{"visitors": Visitors(is_loopback=True), **more}))
         try:
             yield f"http://{server.address}"

@@ -213,6 +213,6 @@ def test_a_transaction_is_settled_and_a_discarded_one_brought_back(shop: Shop) -
     assert committed[1]["said"] == f"transaction {ids[0]}: committed: visible"
     assert (twice[0], "is not pending" in twice[1]["said"]) == (409, True)
     assert discarded[1]["said"] == f"transaction {ids[1]}: moved to the discarded topic"
-    assert resumed[1]["said"] == f"transaction {ids[1]}: 1 message brought back; its group is asked again"
+    assert resumed[1]["said"] == f"transaction {ids[1]} was brought back, undecided; its group is asked again"
     assert ended[1]["said"] == f"transaction {ids[1]}: rolled back"
     assert [one.outcome for one in shop.audit(resumed[1]["id"])] == [None, Outcome.DONE]

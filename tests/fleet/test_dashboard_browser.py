@@ -22,7 +22,7 @@ from kafka_tools import produce
 from penstock import App
 from penstock.devbroker import DevBroker
 from penstock.fleet import Address, AppEndpoints
-from penstock.fleet.actions import ActionSettings, routes
+from penstock.fleet.actions import Surroundings, routes
 from penstock.fleet.reports.group_state import Group, Member
 from penstock.fleet.visitors import Visitors
 
@@ -103,7 +103,7 @@ def test_what_is_planted_in_names_keys_and_errors_is_text_and_runs_nowhere(open_
     assert "\\u001b[2J" in shown
 
 
-def test_from_a_group_to_the_cause_in_two_clicks_and_nothing_to_press_without_actions(open_page: OpenPage) -> None:
+def test_from_a_group_to_the_cause_in_two_clicks_and_no_button_nor_stack_unless_asked_for(open_page: OpenPage) -> None:
     with serving(Scene()) as url:
         page = open_page(url)
         page.get_by_role("link", name="shop", exact=True).click()
@@ -113,8 +113,12 @@ def test_from_a_group_to_the_cause_in_two_clicks_and_nothing_to_press_without_ac
 
         told = page.get_by_role("dialog")
         expect(told).to_contain_text("Handler charge has had offset 48262 for 74 s on penstock-worker-shop-3")
-        expect(told).to_contain_text("bank.post(order)")
+        expect(told).to_contain_text("The handler's stack is hidden")
         expect(told).to_contain_text("Key and payload are hidden")
+    with serving(Scene(), read_message=lambda *_: {}) as url:
+        page = open_page(f"{url}/#/shop")
+        page.locator("li", has_text="waits for its handler").get_by_role("button", name="Details").click()
+        expect(page.get_by_role("dialog")).to_contain_text("bank.post(order)")
 
 
 def test_keys_lead_through_the_page(open_page: OpenPage) -> None:
@@ -224,7 +228,7 @@ def test_behind_a_proxy_under_a_path_the_page_and_its_actions_work_where_its_add
     answers = []
     for public_url in (f"http://127.0.0.1:{port}/penstock/", None):
         visitors = Visitors(is_loopback=True, public_url=public_url)
-        actions = routes(ActionSettings("127.0.0.1:1", token=TOKEN, visitors=visitors))
+        actions = routes(Surroundings("127.0.0.1:1"), TOKEN, visitors)
         with (
             serving(Scene(), visitors=visitors, actions=actions) as behind,
             proxied(behind, port, tmp_path) as url,

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from action_tools import OF_COMMANDS, TOKEN, act, served
+from action_tools import OF_COMMANDS, act, served
 
 from penstock import Coordinator, TransactionalProducer, TransactionState
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
-from penstock.fleet.actions import ActionSettings
+from penstock.fleet.actions import Surroundings
 from penstock.fleet.commands.audit_log import audit_records
 from penstock.fleet.reports.reader import ReportReader
 from penstock.fleet.reports.report import Report
@@ -112,7 +112,7 @@ def store(
         reporter.start()
         assert coordinator._listener is not None
         assert coordinator._listener.is_listening.wait(60)
-        address = parts.enter_context(served(ActionSettings(servers, {}, TOKEN, commands, answer_timeout=_ANSWER_S)))
+        address = parts.enter_context(served(Surroundings(servers, {}, commands, answer_s=_ANSWER_S)))
         shown = (producer, coordinator, commands, reports, address, made.administration())
         yield Store(broker, request.param, prefix, topic, *shown)
 
@@ -192,7 +192,7 @@ def test_a_coordinator_of_a_store_in_kafka_settles_by_command_too(broker: DevBro
         kafka: dict[str, Any] = {"bootstrap_servers": servers, "prefix": topic}
         coordinator = parts.enter_context(Coordinator(**kafka, commands=commands, transaction_timeout=600.0))
         producer = parts.enter_context(TransactionalProducer("shop", **kafka))
-        address = parts.enter_context(served(ActionSettings(servers, {}, TOKEN, commands, answer_timeout=_ANSWER_S)))
+        address = parts.enter_context(served(Surroundings(servers, {}, commands, answer_s=_ANSWER_S)))
         assert coordinator._listener is not None
         assert coordinator._listener.is_listening.wait(60)
         with producer.transaction(topic, value=b"paid?") as pending:

@@ -6,7 +6,6 @@ import json
 import threading
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,10 +13,9 @@ import pytest
 from action_tools import TOKEN, act, request, served
 
 from penstock.errors import BrokerConnectionError, ConfigurationError
-from penstock.fleet.actions import ActionSettings, dashboard_token
-from penstock.fleet.actions.action import Result
-from penstock.fleet.actions.runner import ActionRunner
+from penstock.fleet.actions import Surroundings, dashboard_token
 from penstock.fleet.actions.tokens import Judgement, TokenGuard
+from penstock.fleet.commands.audit import Answer
 from penstock.fleet.visitors import Visitors
 from penstock.fleet_member import Outcome
 
@@ -85,7 +83,7 @@ def test_a_token_stands_in_the_environment_or_in_a_file_and_is_not_short(
 def test_only_a_page_of_this_address_may_ask_and_only_as_it_should() -> None:
     asked = {"group": "sms", "topic": "orders", "dry_run": True}
     good = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-    with served(ActionSettings(NOWHERE, token=TOKEN)) as address:
+    with served(Surroundings(NOWHERE)) as address:
 
         def status(body: object = asked, name: str = "pause", **headers: str) -> int:
             given = {**good, **{one.replace("_", "-"): value for one, value in headers.items()}}
@@ -113,7 +111,7 @@ def test_only_a_page_of_this_address_may_ask_and_only_as_it_should() -> None:
         assert status({**asked, "partition": True}) == 422
         assert status({**asked, "topic": "x" * 501}) == 422
 
-    with served(ActionSettings(NOWHERE)) as address:
+    with served(Surroundings(NOWHERE), None) as address:
         assert request(address, "/api/actions") == (200, {"enabled": False, "actions": []})
         off, told = act(address, "pause", group="sms", topic="orders")
     assert (off, "actions are off" in told["said"]) == (403, True)
@@ -127,7 +125,7 @@ def test_behind_a_proxy_its_address_counts_as_the_pages_own_and_each_client_is_s
     asked = {"group": "sms", "topic": "orders", "dry_run": True}
     json_body = {"Content-Type": "application/json"}
     good = {"Authorization": f"Bearer {TOKEN}", **json_body}
-    with served(ActionSettings(NOWHERE, token=TOKEN, visitors=visitors)) as address:
+    with served(Surroundings(NOWHERE), visitors=visitors) as address:
 
         def status(**headers: str) -> int:
             return request(address, "/api/actions/pause", asked, **{**good, **headers})[0]
@@ -149,7 +147,7 @@ def test_behind_a_proxy_its_address_counts_as_the_pages_own_and_each_client_is_s
 
 def test_what_is_planted_in_parameters_comes_back_escaped() -> None:
     planted = "<script>alert(1)</script>\r\nSet-Cookie: a=b\x1b[31m"
-    with served(ActionSettings(NOWHERE, token=TOKEN)) as address:
+    with served(Surroundings(NOWHERE)) as address:
         asked = urllib.request.Request(  # noqa: S310 - this machine's
             f"{address}/api/actions/pause",
             b'{"group":"sms","dry_run":true,"topic":%s}' % json.dumps(planted).encode(),
@@ -172,10 +170,11 @@ def test_an_action_without_brokers_or_beyond_the_limit_says_that_nothing_was_don
     def unreached(*_: object) -> NoReturn:
         raise BrokerConnectionError("no broker answered")
 
-    monkeypatch.setattr("penstock.fleet.actions.runner.CommandSender", unreached)
-    with served(ActionSettings(NOWHERE, token=TOKEN)) as address:
+    monkeypatch.setattr("penstock.fleet.actions.performing.CommandSender", unreached)
+    with served(Surroundings(NOWHERE)) as address:
         status, told = act(address, "stacks", group="sms", member="one")
-        monkeypatch.setattr("penstock.fleet.actions.runner.MOST_RUNNING", 0)
+    monkeypatch.setattr("penstock.fleet.actions.endpoints.MOST_RUNNING", 0)
+    with served(Surroundings(NOWHERE)) as address:
         full, full_told = act(address, "stacks", group="sms", member="one")
 
     assert (status, told["outcome"]) == (200, "failed")
@@ -186,18 +185,18 @@ def test_an_action_without_brokers_or_beyond_the_limit_says_that_nothing_was_don
 def test_an_action_that_takes_too_long_is_answered_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on, ended = threading.Event(), threading.Event()
 
-    def plan(*_: object) -> Result:
+    def plan(*_: object) -> Answer:
         go_on.wait(60)
         ended.set()
-        return Result(Outcome.DONE, "done")
+        return Answer(Outcome.DONE, "done")
 
-    monkeypatch.setattr("penstock.fleet.actions.of_members.MemberAction.plan", plan)
-    monkeypatch.setattr("penstock.fleet.actions.endpoints.ActionRunner", partial(ActionRunner, answer_s=0.1))
-    with served(ActionSettings(NOWHERE, token=TOKEN)) as address:
+    monkeypatch.setattr("penstock.fleet.actions.endpoints.plan", plan)
+    monkeypatch.setattr("penstock.fleet.actions.endpoints.ANSWER_S", 0.1)
+    with served(Surroundings(NOWHERE)) as address:
         _, told = act(address, "stacks", group="sms", member="one", dry_run=True)
         is_ended = ended.is_set()
         go_on.set()
         assert ended.wait(60)
 
     assert (told["outcome"], is_ended) == ("failed", False)
-    assert told["said"] == "stacks did not end within 0.1 s and goes on; the audit tells what came of it"
+    assert told["said"] == "stacks did not end within 0.1 s and goes on; the audit has what came of it"

@@ -48,7 +48,7 @@ def listening(world: World, done: list[str]) -> Iterator[CommandListener]:
 
 
 def ask(world: World, timeout: float) -> bool:
-    pause = Command("pause", "shop", topic="orders", by="a test", asked_ms=int(time.time() * 1000))
+    pause = Command("pause", "shop", None, {"topic": "orders"}, "a test", int(time.time() * 1000))
     asked = AuditRecord(Kind.ASKED, pause.id, pause.name, pause.parameters, pause.by, "here", pause.asked_ms)
     with CommandSender(world.servers, world.config, settings_of(world)) as sender:
         sender.audit.tell(asked, pause.group)

@@ -91,7 +91,7 @@ def test_an_app_starts_and_works_with_the_rights_that_check_printed(
     allowed = check(world, monkeypatch, app)
     world.write()
     world.write()
-    pause = Command("pause", app.name, topic=topic, by="a test", asked_ms=int(time.time() * 1000))
+    pause = Command("pause", app.name, None, {"topic": topic}, "a test", int(time.time() * 1000))
     with app.start() as running:
         wait_until(lambda: running._listener is not None and running._listener.is_listening.is_set(), STEP_S)
         with CommandSender(world.servers, world.broker.admin_config, told) as sender:

@@ -11,8 +11,8 @@ from penstock.fleet.commands.carrying_out import carry_out
 from penstock.fleet.commands.command import Command
 from penstock.fleet_member import Member, Outcome, StoreOperator
 
-SETTLE = Command("settle", "shop.coordinator", transaction_id="t1", decision="commit", by="somebody")
-RESUME = Command("resume-transaction", "shop.coordinator", transaction_id="t1", by="somebody")
+SETTLE = Command("settle", "shop.coordinator", None, {"transaction_id": "t1", "decision": "commit"}, "somebody")
+RESUME = Command("resume-transaction", "shop.coordinator", None, {"transaction_id": "t1"}, "somebody")
 
 
 def test_a_coordinator_settles_and_resumes_with_who_asked_and_the_id_of_the_command() -> None:
@@ -45,7 +45,8 @@ def test_a_member_settles_nothing_and_a_coordinator_does_nothing_to_handlers() -
     member, operator = Member(calls, calls, calls, calls), StoreOperator(calls, calls)
 
     of_member = [carry_out(one, member) for one in (SETTLE, RESUME)]
-    of_store = [carry_out(Command(name, "shop", topic="t"), operator) for name in ("pause", "resume", "stacks")]
+    asked = [Command(name, "shop", None, {"topic": "t"}) for name in ("pause", "resume", "stacks")]
+    of_store = [carry_out(one, operator) for one in asked]
 
     assert {one.outcome for one in (*of_member, *of_store)} == {Outcome.REFUSED}
     assert "for a coordinator that hears commands" in of_member[0].said

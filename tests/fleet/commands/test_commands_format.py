@@ -12,23 +12,32 @@ from penstock.errors import ConfigurationError, MessageFormatError
 from penstock.fleet.commands import audit
 from penstock.fleet.commands.audit import AuditRecord, Kind, decode_audit, encode_audit
 from penstock.fleet.commands.command import MOST_BYTES, Command, decode_command, encode_command
-from penstock.fleet.commands.fields import SIGNATURE, is_signed, signature
 from penstock.fleet.commands.sender import summary
+from penstock.fleet.wire import SIGNATURE, is_signed, signature
 from penstock.fleet_member import CommandSettings, Outcome, command_settings
 
 TEXTS = st.text(max_size=200)
+NAMES = st.text(min_size=1, max_size=200)
 NUMBERS = st.integers(0, (1 << 63) - 1)
-IDS = st.text(max_size=100)
-DECISIONS = st.sampled_from(["commit", "rollback", "discard"])
-ASKED = {"by": TEXTS, "asked_ms": NUMBERS}
+TRANSACTION = "018f4e9c-5c1e-7abc-8def-0123456789ab"
+PLACES = st.fixed_dictionaries({"topic": NAMES}, optional={"partition": NUMBERS})
+MESSAGES = st.fixed_dictionaries({"topic": NAMES, "partition": NUMBERS, "offset": NUMBERS})
+SETTLED = st.fixed_dictionaries(
+    {"transaction_id": st.just(TRANSACTION), "decision": st.sampled_from(["commit", "rollback", "discard"])}
+)
+PARAMETERS = {
+    "pause": PLACES,
+    "resume": PLACES,
+    "stacks": st.just({}),
+    "give-up": MESSAGES,
+    "settle": SETTLED,
+    "resume-transaction": st.just({"transaction_id": TRANSACTION}),
+}
 COMMANDS = st.one_of(
-    st.builds(Command, st.just("stacks"), TEXTS, TEXTS | st.none(), **ASKED),
-    st.builds(
-        Command, st.sampled_from(["pause", "resume"]), TEXTS, TEXTS | st.none(), TEXTS, NUMBERS | st.none(), **ASKED
-    ),
-    st.builds(Command, st.just("give-up"), TEXTS, TEXTS, TEXTS, NUMBERS, NUMBERS, **ASKED),
-    st.builds(Command, st.just("settle"), TEXTS, TEXTS, transaction_id=IDS, decision=DECISIONS, **ASKED),
-    st.builds(Command, st.just("resume-transaction"), TEXTS, TEXTS, transaction_id=IDS, **ASKED),
+    *(
+        st.builds(Command, st.just(name), NAMES, NAMES | st.none(), parameters, TEXTS, NUMBERS)
+        for name, parameters in PARAMETERS.items()
+    )
 )
 RECORDS = st.builds(
     AuditRecord,
@@ -48,6 +57,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
     max_leaves=10,
 )
+PAUSE = encode_command(Command("pause", "sms", None, {"topic": "orders"}))
+GIVE_UP = encode_command(Command("give-up", "sms", None, {"topic": "orders", "partition": 0, "offset": 5}))
+SETTLE = encode_command(Command("settle", "s", None, {"transaction_id": TRANSACTION, "decision": "commit"}))
 FIELDS = st.sampled_from(["version", "id", "name", "group", "member", "parameters", "by", "asked_ms", "said", "kind"])
 
 
@@ -84,12 +96,13 @@ def test_a_command_with_a_forged_field_is_read_or_refused_and_raises_nothing_els
         None,
         b"[" * 7000,
         b'{"version":1,"id":"' + b"a" * 9000 + b'"}',
-        encode_command(Command("pause", "sms", topic="orders")).replace(b'"version": 1', b'"version": 2'),
-        encode_command(Command("pause", "sms", topic="orders")).replace(b'"pause"', b'"shut-down"'),
-        encode_command(Command("give-up", "sms", topic="orders", partition=0, offset=5)).replace(b"5", b"-5"),
-        encode_command(Command("settle", "s", transaction_id="1", decision="commit")).replace(b"commit", b"forget"),
-        encode_command(Command("settle", "s", transaction_id="1", decision="commit")).replace(b"transaction_id", b"id"),
-        encode_command(Command("resume-transaction", "s", transaction_id="1")).replace(b'"1"', b'"%s"' % (b"1" * 101)),
+        PAUSE.replace(b'"version": 1', b'"version": 2'),
+        PAUSE.replace(b'"pause"', b'"shut-down"'),
+        PAUSE.replace(b'"pause"', b'"offsets"'),  # which no member does
+        GIVE_UP.replace(b"5}", b"-5}"),
+        SETTLE.replace(b"commit", b"forget"),
+        SETTLE.replace(b"transaction_id", b"id"),
+        SETTLE.replace(TRANSACTION.encode(), b"1"),
     ],
 )
 def test_what_could_be_taken_for_a_command_is_refused(value: bytes | None) -> None:
@@ -130,7 +143,7 @@ def test_a_signature_is_of_one_record_one_topic_and_one_token(value: bytes, othe
 
 
 def test_the_worst_answer_tells_what_came_of_a_command() -> None:
-    command = Command("pause", "sms", topic="orders", partition=3)
+    command = Command("pause", "sms", None, {"topic": "orders", "partition": 3})
 
     def answer(member: str, outcome: Outcome) -> AuditRecord:
         return AuditRecord(Kind.ANSWER, command.id, "pause", {}, member, "here", 1, outcome, f"it is {outcome.value}")
@@ -143,6 +156,11 @@ def test_the_worst_answer_tells_what_came_of_a_command() -> None:
         "pause orders[3]: one: it is done; no answer in time from two",
     )
     assert summary(command, [])[0] is Outcome.SENT
+    give_up = Command("give-up", "sms", None, {"topic": "orders", "partition": 3, "offset": 5})
+    assert summary(give_up, [refused, done], ["one", "two"]) == (
+        Outcome.DONE,  # one has it, and the others do not
+        "give-up orders[3]@5: one: it is done",
+    )
 
 
 def test_a_token_comes_from_the_environment_shows_nowhere_and_is_not_short(monkeypatch: pytest.MonkeyPatch) -> None:

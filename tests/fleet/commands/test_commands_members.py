@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tenacity import wait_fixed
@@ -20,9 +20,9 @@ from penstock.devbroker import DevBroker
 from penstock.fleet.commands.audit import AuditRecord
 from penstock.fleet.commands.audit_log import audit_records
 from penstock.fleet.commands.command import Command, encode_command
-from penstock.fleet.commands.fields import SIGNATURE, signature
 from penstock.fleet.commands.listener import CommandListener
 from penstock.fleet.commands.sender import CommandSender
+from penstock.fleet.wire import SIGNATURE, signature
 from penstock.fleet_member import CommandSettings, Member, Outcome
 from raw_produce import produce_raw
 from waiting import wait_until
@@ -71,7 +71,8 @@ def asked(broker: DevBroker, settings: CommandSettings, command: Command, **opti
 
 
 def command(name: str, group: str, **fields: object) -> Command:
-    return Command(name, group, by="a test", asked_ms=int(time.time() * 1000), **fields)  # type: ignore[arg-type]
+    member = cast("str | None", fields.pop("member", None))
+    return Command(name, group, member, fields, "a test", int(time.time() * 1000))
 
 
 @pytest.mark.parametrize("exactly_once", [False, True])

@@ -218,6 +218,29 @@ def test_a_member_is_silent_by_the_brokers_clock_and_its_own_interval() -> None:
     assert states.is_settled(52.6)
 
 
+def test_a_silent_member_is_missed_until_the_living_have_all_that_it_had() -> None:
+    def report_of_member(name: str, *numbers: int, **told: object) -> tuple[bytes, bytes]:
+        sender = Sender("sms", name, "host", 1)
+        description = {"partitions": [partition(number) for number in numbers], **told}
+        return sender.key, encode_report(sender, description, {}, NUMBERS)
+
+    states = GroupStates()
+    lake = {"sinks": [{"name": "lake", "state": "running"}]}
+    for key, value in (report_of_member("dead", 1, 2, **lake), report_of_member("idle")):
+        states.take(key, value, 1_000.0, 50.0)
+
+    def missed(at: float, *living: tuple[bytes, bytes]) -> list[str]:
+        for key, value in living:
+            states.take(key, value, 950.0 + at, at)
+        return [member.report.member for member in states.groups(at)[0].members if member.is_missed]
+
+    assert missed(50.0) == []
+    assert missed(60.0, report_of_member("one", 1)) == ["dead"]
+    assert missed(61.0, report_of_member("one", 1), report_of_member("two", 2)) == ["dead"]
+    assert missed(62.0, report_of_member("two", 2, **lake)) == []
+    assert missed(99.0, report_of_member("three", 3)) == ["dead", "one", "two"]  # "idle" had nothing
+
+
 def test_nobody_falls_silent_while_no_broker_is_heard_and_a_tombstone_or_a_day_of_silence_takes_a_member_out() -> None:
     states = GroupStates()
     states.take(SENDER.key, VALID, 1_000.0, 50.0)

@@ -12,9 +12,9 @@ from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import Operation, principal_of
 from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
 from penstock.errors import BrokerConnectionError, ConfigurationError, GivenUpError, PenstockError
+from penstock.fleet.actions.performing import Surroundings, perform
 from penstock.fleet.commands.audit_log import RecordWriter
-from penstock.fleet.commands.command import Command
-from penstock.fleet.commands.sender import CommandSender, summary
+from penstock.fleet.commands.command import command_of
 from penstock.fleet_member import CommandSettings, Outcome
 from penstock.group_offsets.group import Group, GroupState
 from penstock.group_offsets.planning import Change, plan, refuse_coordinators, skip_wanted
@@ -52,16 +52,12 @@ class Skipping:
 
     def by_members(self, commands: CommandSettings) -> str:
         """Have the members that run give the message up, and return what they said; `PenstockError` where none did."""
-        place = (self.topic, self.partition, self.offset)
-        command = Command("give-up", self._group, None, *place, by="penstock offsets skip", asked_ms=_now_ms())
-        with CommandSender(self._servers, self._config, commands.with_token()) as sender:
-            answers = sender.ask(command)
-        done = [answer for answer in answers if answer.outcome is Outcome.DONE]
-        if not done:
-            raise PenstockError(
-                f"{summary(command, answers)[1]}; or stop all members of {self._group}, and run the command again"
-            )
-        return done[0].said
+        given = {"group": self._group, "topic": self.topic, "partition": self.partition, "offset": self.offset}
+        command = command_of("give-up", given, by="penstock offsets skip", asked_ms=int(time.time() * 1000))
+        answer = perform(command, Surroundings(self._servers, self._config, commands))
+        if answer.outcome is not Outcome.DONE:
+            raise PenstockError(f"{answer.said}; or stop all members of {self._group}, and run the command again")
+        return answer.said
 
     def planned(self, state: GroupState) -> Change:
         """Return the change of the offsets of a group without members; `PenstockError` where there is none to make."""
@@ -100,7 +96,3 @@ class Skipping:
         if found is None:
             raise PenstockError(f"there is no message at {self.place}: it was deleted, or is not committed")
         return cast("Record", found)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

@@ -45,7 +45,8 @@ def status(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
     Members report where they are told to: `penstock run --report`, or App(report=True). It waits for the next report of
     each, so that what it tells is of now: 2 seconds, and up to 9 where one is silent.
 
-    Exit codes: 0 all members report, 1 one is silent, or none of the group reports, 2 wrong use, 3 no broker.
+    Exit codes: 0 all members report, or others have what a silent one had, 1 one is silent, or none of the group
+    reports, 2 wrong use, 3 no broker.
     """
     from penstock.fleet.reports.reader import ReportReader
 
@@ -60,7 +61,7 @@ def status(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
         if not found:
             raise _none(group, topic)
         _show(found, reader.states.ignored, as_json=as_json)
-        if any(member.is_silent for group in found for member in group.members):
+        if any(member.is_missed for group in found for member in group.members):
             raise typer.Exit(1)
 
 
@@ -86,7 +87,7 @@ def explain_members(bootstrap_servers: str, settings: dict[str, str], topic: str
             typer.echo(f"  {_partition_text(partition)}")
         for line in (*_left_out(report.left_out), *_sink_lines(report.sinks)):
             typer.echo(f"  {line}")
-    if any(member.is_silent for member in found[0].members):
+    if any(member.is_missed for member in found[0].members):
         raise typer.Exit(1)
 
 
@@ -132,14 +133,14 @@ def _member_json(member: Member) -> dict[str, Any]:
     """Return a member as JSON has it, each partition with the sentence that `penstock explain` prints."""
     shown = asdict(member.report)
     shown["partitions"] = [{**partition, "text": _sentence(partition)} for partition in member.report.partitions]
-    return {**shown, "age_s": round(member.age_s, 3), "is_silent": member.is_silent}
+    return {**shown, "age_s": round(member.age_s, 3), "is_silent": member.is_silent, "is_replaced": member.is_replaced}
 
 
 def _group_lines(group: Group) -> Iterator[str]:
     from penstock.fleet.reports.report import total_lag
 
     living = [member.report for member in group.members if not member.is_silent]
-    silent = len(group.members) - len(living)
+    silent = sum(member.is_missed for member in group.members)
     count = sum(report.partition_count for report in living)
     handled = sum(report.rates.get("handled", 0.0) for report in living)
     yield (
@@ -201,6 +202,8 @@ def _partitions(count: float) -> str:
 
 
 def _silence(member: Member) -> str:
+    if member.is_replaced:
+        return f"silent for {age_text(member.age_s)}, and replaced: others have what it had"
     return (
         f"silent for {age_text(member.age_s)}: it died, is stopped, or reaches no broker (it reports every "
         f"{member.report.interval_s:g} s)"

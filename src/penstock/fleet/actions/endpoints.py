@@ -1,7 +1,8 @@
 """The endpoints of actions: `GET /api/actions` names them, `POST /api/actions/{name}` carries one out.
 
 A request that changes something comes from a page of this address, as JSON, with the token; everything else is refused
-before it is read. An answer is one sentence of what was done, to what.
+before it is read. An answer is one sentence of what was done, to what. An action that takes longer than its answer may
+is not interrupted: its thread goes on, and the audit has what came of it.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.fleet.actions import of_kafka, of_members, of_stores
-from penstock.fleet.actions.action import MakeAction, Members, Result, Surroundings
-from penstock.fleet.actions.parameters import ParameterError, Parameters
-from penstock.fleet.actions.runner import ActionRunner, TooManyError
+from penstock.errors import MessageFormatError, PenstockError
+from penstock.fleet.actions.performing import Surroundings, perform, plan
 from penstock.fleet.actions.tokens import Judgement, TokenGuard
-from penstock.fleet.commands.sender import ANSWER_S
+from penstock.fleet.commands.audit import Answer, AuditRecord, Kind
+from penstock.fleet.commands.audit_log import AuditWriter
+from penstock.fleet.commands.command import ACTIONS, Command, command_of
+from penstock.fleet.disposable_threads import DisposableThreads, TooManyError
+from penstock.fleet.server import HEADERS
 from penstock.fleet.visitors import Visitors
-from penstock.fleet_member import CommandSettings, Outcome
-from penstock.options import ClientConfig
+from penstock.fleet.wire import FLAG, loaded, one_line, taken
+from penstock.fleet_member import Outcome
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -31,62 +34,28 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_ACTIONS: dict[str, MakeAction] = {
-    "pause": of_members.pause,
-    "resume": of_members.resume,
-    "stacks": of_members.stacks,
-    "give-up": of_members.give_up,
-    "offsets": of_kafka.offsets,
-    "replay": of_kafka.replay,
-    "settle": of_stores.settle,
-    "resume-transaction": of_stores.resume_transaction,
-}
-
 #: Bytes of a request's body, and seconds in which it must come.
 _MOST_BODY = 16 << 10
 _BODY_S = 10.0
+#: Seconds that an answer may take, and actions at work.
+ANSWER_S = 45.0
+MOST_RUNNING = 8
 #: Seconds between two records of the audit that tell of wrong tokens.
 _TELL_AGAIN_S = 60.0
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'",
-    "X-Content-Type-Options": "nosniff",
-}
 _STATUS = {Outcome.REFUSED: 409}
 
 
-def _nobody(_group: str) -> Collection[str]:
-    return ()
+def routes(around: Surroundings, token: str | None, visitors: Visitors | None = None) -> list[Route]:
+    """Return the routes of actions, for a Starlette application.
 
-
-@dataclass(frozen=True, slots=True)
-class ActionSettings:
-    """What the endpoints of actions work with.
-
-    Attributes:
-        bootstrap_servers: addresses of the brokers.
-        config: client settings by librdkafka's names.
+    Args:
+        around: what they work with.
         token: what a request must show; None: there are no actions.
-        commands: the topics of commands and of the audit.
-        visitors: whose requests are answered.
-        members: returns which members of a group listen to commands, as far as that is known; any thread.
-        answer_timeout: seconds that members have for an answer.
+        visitors: whose requests are answered; those of this machine alone when left out.
     """
-
-    bootstrap_servers: str
-    config: ClientConfig = field(default_factory=dict, repr=False)
-    token: str | None = field(default=None, repr=False)
-    commands: CommandSettings = field(default_factory=CommandSettings)
-    visitors: Visitors = field(default_factory=lambda: Visitors(is_loopback=True))
-    members: Members = _nobody
-    answer_timeout: float = ANSWER_S
-
-
-def routes(settings: ActionSettings) -> list[Route]:
-    """Return the routes of actions, for a Starlette application."""
     from starlette.routing import Route
 
-    endpoints = _ActionEndpoints(settings)
+    endpoints = _ActionEndpoints(around, token, visitors or Visitors(is_loopback=True))
     return [
         Route("/api/actions", endpoints.names, methods=["GET"]),
         Route("/api/actions/{name}", endpoints.act, methods=["POST"]),
@@ -104,11 +73,11 @@ class _RefusedError(Exception):
 class _ActionEndpoints:
     """Answers requests on the thread of the event loop."""
 
-    def __init__(self, settings: ActionSettings) -> None:
-        self._visitors = settings.visitors
-        self._guard = None if settings.token is None else TokenGuard(settings.token)
-        reached = (settings.bootstrap_servers, settings.config, settings.commands)
-        self._runner = ActionRunner(Surroundings(*reached, settings.members, settings.answer_timeout))
+    def __init__(self, around: Surroundings, token: str | None, visitors: Visitors) -> None:
+        self._around = around
+        self._visitors = visitors
+        self._guard = None if token is None else TokenGuard(token)
+        self._threads = DisposableThreads("penstock-action", MOST_RUNNING, ANSWER_S)
         self._told_at = -_TELL_AGAIN_S
 
     async def names(self, request: Request) -> Response:
@@ -118,7 +87,7 @@ class _ActionEndpoints:
         except _RefusedError as refused:
             return _answer(refused.status, {"said": str(refused)})
         is_enabled = self._guard is not None
-        return _answer(200, {"enabled": is_enabled, "actions": list(_ACTIONS) if is_enabled else []})
+        return _answer(200, {"enabled": is_enabled, "actions": list(ACTIONS) if is_enabled else []})
 
     async def act(self, request: Request) -> Response:
         """Carry out an action, or say what it would do."""
@@ -132,27 +101,32 @@ class _ActionEndpoints:
     async def _act(self, request: Request) -> Response:
         self._require_own_page(request)
         name = request.path_params["name"]
-        make = _ACTIONS.get(name)
-        if make is None:
-            raise _RefusedError(404, f"there is no such action; there are {', '.join(_ACTIONS)}")
+        if name not in ACTIONS:
+            raise _RefusedError(404, f"there is no such action; there are {', '.join(ACTIONS)}")
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise _RefusedError(415, "an action is asked for as JSON: Content-Type: application/json")
         client = self._visitors.client(request)
         await self._require_token(request, client, name)
         body = await _body(request)
         try:
-            parameters = Parameters(body)
-            is_dry = parameters.flag("dry_run")
-            parameters.told.clear()
-            action = make(parameters)
-            parameters.end()
-        except ParameterError as error:
+            given = loaded(body, _MOST_BODY)
+            is_dry = taken(given, {"dry_run": FLAG.or_none}).get("dry_run", False)
+            given.pop("dry_run", None)
+            command = command_of(name, given, f"{client} by the dashboard", int(time.time() * 1000))
+        except MessageFormatError as error:
             raise _RefusedError(422, f"{name}: {error}") from error
-        if is_dry:
-            return _result_answer(await self._runner.plan(name, action), {})
-        by = f"{client} by the dashboard"
-        identity, result = await self._runner.run(name, action, parameters.told, by)
-        return _result_answer(result, {"id": identity})
+        answer = await self._answered(name, partial(plan if is_dry else perform, command, self._around))
+        head = {} if is_dry else {"id": command.id}
+        details = {} if answer.details is None else {"details": answer.details}
+        told = {**head, "outcome": answer.outcome.value, "said": answer.said, **details}
+        return _answer(_STATUS.get(answer.outcome, 200), told)
+
+    async def _answered(self, name: str, work: partial[Answer]) -> Answer:
+        try:
+            return await self._threads.run(work)
+        except TimeoutError:
+            said = f"{name} did not end within {self._threads.limit_s:g} s and goes on; the audit has what came of it"
+            return Answer(Outcome.FAILED, said)
 
     def _require_own_page(self, request: Request) -> None:
         """Refuse requests that a page of another site makes in somebody's browser."""
@@ -181,16 +155,25 @@ class _ActionEndpoints:
             self._told_at = now
             said = f"a wrong token from {client}; {self._guard.wrong} so far from anywhere"
             _log.warning("%s", said)
-            self._runner.tell(name, client, said)
+            with suppress(TooManyError):  # nobody waits for the audit
+                self._threads.start(partial(self._tell, Command(name, "", by=client), said))
         try:
             await asyncio.sleep(delay_s)
         finally:
             self._guard.answered(client)
         raise _RefusedError(401, "the token is wrong: send Authorization: Bearer TOKEN")
 
+    def _tell(self, command: Command, said: str) -> None:
+        """Have the audit told of something that was refused before it was an action."""
+        around = self._around
+        try:
+            writer = AuditWriter(around.bootstrap_servers, around.config, around.commands.with_token())
+            writer.tell(AuditRecord.of(Kind.OUTCOME, command, command.by, Answer(Outcome.REFUSED, said)))
+        except PenstockError as error:
+            _log.warning("the audit was not told: %s; it is: %s", one_line(str(error)), said)
 
-async def _body(request: Request) -> dict[str, Any]:
-    """Return the object that a request holds."""
+
+async def _body(request: Request) -> bytes:
     parts = bytearray()
     try:
         async with asyncio.timeout(_BODY_S):
@@ -200,24 +183,7 @@ async def _body(request: Request) -> dict[str, Any]:
                     raise _RefusedError(413, f"the body of an action has {_MOST_BODY} bytes at most")
     except TimeoutError:
         raise _RefusedError(408, f"the body did not come within {_BODY_S:g} s") from None
-    try:
-        found = json.loads(bytes(parts), parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        raise _RefusedError(422, "the body is no JSON") from None
-    if not isinstance(found, dict):
-        raise _RefusedError(422, "the body is no JSON object of parameters")
-    return found
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(text)
-
-
-def _result_answer(result: Result, head: dict[str, Any]) -> Response:
-    body = {**head, "outcome": result.outcome.value, "said": result.said}
-    if result.details is not None:
-        body["details"] = result.details
-    return _answer(_STATUS.get(result.outcome, 200), body)
+    return bytes(parts)
 
 
 def _answer(status: int, body: dict[str, Any]) -> Response:
@@ -225,4 +191,4 @@ def _answer(status: int, body: dict[str, Any]) -> Response:
 
     # Escaped further than JSON asks for: it is harmless also where somebody puts it into a page as it is.
     text = json.dumps(body).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    return Response(text + "\n", status, {**_HEADERS, "Content-Type": "application/json"})
+    return Response(text + "\n", status, {**HEADERS, "Content-Type": "application/json"})

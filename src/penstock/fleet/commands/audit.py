@@ -7,13 +7,15 @@ do something; and the `outcome`. All texts may be anybody's: they are escaped wh
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
-from penstock.errors import MessageFormatError
-from penstock.fleet.commands.fields import TEXT, flat, identity, loaded, number, text, text_or_none
+from penstock.fleet.commands.command import Command
+from penstock.fleet.wire import FLAT, ID, NUMBER, TEXT, choice, record, text
 from penstock.fleet_member import Outcome
 
 #: A record is no larger than this, of which the details may take so many characters.
@@ -21,7 +23,6 @@ MOST_BYTES = 256 << 10
 MOST_DETAILS = 48_000
 
 _VERSION = 1
-_MOST_PARAMETERS = 16
 
 
 class Kind(Enum):
@@ -30,6 +31,15 @@ class Kind(Enum):
     ASKED = "asked"
     ANSWER = "answer"
     OUTCOME = "outcome"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of an action, in one sentence, with more text, as the stacks of a member."""
+
+    outcome: Outcome
+    said: str
+    details: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,27 @@ class AuditRecord:
     said: str = ""
     details: str | None = field(default=None, repr=False)
 
+    @classmethod
+    def of(cls, kind: Kind, command: Command, by: str, answer: Answer | None = None) -> AuditRecord:
+        """Return a record of a command, written here and now."""
+        came = () if answer is None else (answer.outcome, answer.said, answer.details)
+        about = (command.id, command.name, command.told, by)
+        return cls(kind, *about, socket.gethostname(), int(time.time() * 1000), *came)
+
+
+_FIELDS = {
+    "kind": choice(*(kind.value for kind in Kind)),
+    "id": ID,
+    "name": text(),
+    "parameters": FLAT,
+    "by": text(),
+    "host": text(),
+    "at_ms": NUMBER,
+    "outcome": choice(*(outcome.value for outcome in Outcome)).or_none,
+    "said": text(4 * TEXT),
+    "details": text(MOST_DETAILS).or_none,
+}
+
 
 def encode_audit(record: AuditRecord) -> bytes:
     """Return the value of a record; texts are cut to what is read."""
@@ -79,22 +110,6 @@ def encode_audit(record: AuditRecord) -> bytes:
 
 def decode_audit(value: bytes | None) -> AuditRecord:
     """Return what a record holds; `MessageFormatError` where that is none of the audit."""
-    found = loaded(value, MOST_BYTES, _VERSION)
-    outcome = text_or_none(found, "outcome")
-    try:
-        kind = Kind(text(found, "kind"))
-        ended = None if outcome is None else Outcome(outcome)
-    except ValueError as error:
-        raise MessageFormatError("a kind or an outcome that is none; the record is passed over") from error
-    return AuditRecord(
-        kind=kind,
-        id=identity(found),
-        name=text(found, "name"),
-        parameters=flat(found, "parameters", _MOST_PARAMETERS),
-        by=text(found, "by"),
-        host=text(found, "host"),
-        at_ms=number(found, "at_ms"),
-        outcome=ended,
-        said=text(found, "said", 4 * TEXT),
-        details=text_or_none(found, "details", MOST_DETAILS),
-    )
+    found = record(value, MOST_BYTES, _VERSION, _FIELDS)
+    kind, outcome = Kind(found.pop("kind")), found.pop("outcome", None)
+    return AuditRecord(kind=kind, outcome=None if outcome is None else Outcome(outcome), **found)

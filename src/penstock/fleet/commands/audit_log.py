@@ -16,8 +16,8 @@ from penstock.errors import BrokerConnectionError, MessageFormatError, PenstockE
 from penstock.fleet.commands.audit import MOST_BYTES as MOST_AUDIT_BYTES
 from penstock.fleet.commands.audit import AuditRecord, decode_audit, encode_audit
 from penstock.fleet.commands.command import MOST_BYTES as MOST_COMMAND_BYTES
-from penstock.fleet.commands.fields import SIGNATURE, signature
-from penstock.fleet.commands.follower import TopicFollower
+from penstock.fleet.following import TopicFollower
+from penstock.fleet.wire import SIGNATURE, signature
 from penstock.fleet_member import CommandSettings
 from penstock.options import ClientConfig
 
@@ -135,22 +135,19 @@ class AuditWriter(RecordWriter):
 
 
 def audit_records(
-    bootstrap_servers: str, config: ClientConfig, topic: str, last: int, *, follow: bool = False, timeout: float = 30.0
+    bootstrap_servers: str, config: ClientConfig, topic: str, last: int, *, follow: bool = False
 ) -> Iterator[AuditRecord | None]:
     """Yield the last records of the audit, and with `follow` what comes later; None for what is no record of it.
 
-    Raises as `TopicFollower`; `BrokerConnectionError` where nothing came for so many seconds that is there.
+    Raises as `TopicFollower`; `BrokerConnectionError` where nothing comes that is there.
     """
     follower = TopicFollower(bootstrap_servers, config, topic, back=last)
     try:
-        heard = time.monotonic()
         while follow or not follower.has_caught_up:
-            for message in follower.poll(0.5):
-                heard = time.monotonic()
-                yield _read(message)
-            if not follower.has_caught_up and time.monotonic() - heard > timeout:
-                why = follower.trouble or f"nothing of {topic} came for {timeout:g} s"
-                raise BrokerConnectionError(f"no broker answered at {bootstrap_servers}: {why}")
+            if records := follower.poll(0.5):
+                yield from map(_read, records)
+            else:
+                follower.require_caught_up()
     finally:
         follower.close()
 

@@ -7,12 +7,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import BrokerConnectionError, DecisionNotStoredError, NotGivenUpError, PenstockError
-from penstock.fleet.commands.audit import MOST_DETAILS
-from penstock.fleet.commands.command import Command
+from penstock.fleet.commands.audit import MOST_DETAILS, Answer
+from penstock.fleet.commands.command import ACTIONS, Command, Doer
 from penstock.fleet_member import Member, Outcome, StoreOperator
 
 _log = logging.getLogger(__name__)
@@ -21,21 +20,10 @@ _log = logging.getLogger(__name__)
 _MOST_FRAMES = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a member answers to a command."""
-
-    outcome: Outcome
-    said: str
-    details: str | None = None
-
-
-def carry_out(command: Command, doing: Member | StoreOperator) -> Answer:
-    """Do what a command says; return what came of it, whatever that raises."""
+def answered(name: str, work: Callable[[], Answer]) -> Answer:
+    """Do something for an action; return what came of it, whatever it raised."""
     try:
-        if isinstance(doing, StoreOperator):
-            return _operate(command, doing)
-        return _DOING.get(command.name, _not_of_members)(command, doing)
+        return work()
     except (DecisionNotStoredError, BrokerConnectionError) as error:
         # What was asked may have been done.
         return Answer(Outcome.FAILED, str(error))
@@ -43,59 +31,49 @@ def carry_out(command: Command, doing: Member | StoreOperator) -> Answer:
         return Answer(Outcome.SENT if error.is_under_way else Outcome.REFUSED, str(error))
     except PenstockError as error:
         return Answer(Outcome.REFUSED, str(error))
-    except Exception as error:  # noqa: BLE001 - its text may be anything; the log is the member's own
-        _log.exception("command %s (%s) failed", command.name, command.id)
-        return Answer(Outcome.FAILED, f"{command.name} failed with {type(error).__name__}; the member's log says where")
+    except Exception as error:  # noqa: BLE001 - its text may be anything; the log is this process's own
+        _log.exception("%s failed", name)
+        return Answer(Outcome.FAILED, f"{name} failed with {type(error).__name__}; the log of who did it says where")
 
 
-def _pause(command: Command, member: Member) -> Answer:
-    member.pause(_topic(command), command.partition)
-    return Answer(Outcome.DONE, f"{command.place} is paused: what was taken in is finished, and nothing more fetched")
-
-
-def _resume(command: Command, member: Member) -> Answer:
-    member.resume(_topic(command), command.partition)
-    return Answer(Outcome.DONE, f"{command.place} goes on")
-
-
-def _give_up(command: Command, member: Member) -> Answer:
-    if command.partition is None or command.offset is None:
-        raise PenstockError("a message is named by its partition and its offset; name both")
-    letters = member.give_up(_topic(command), command.partition, command.offset)
-    return Answer(Outcome.DONE, f"{command.place} was given up: {letters} has it, and its key goes on")
-
-
-def _stacks(_command: Command, member: Member) -> Answer:
-    threads = sum(1 for _ in threading.enumerate())
-    lines = [*_thread_stacks(), *_task_stacks(member.stacks())]
-    return Answer(Outcome.DONE, f"the stacks of {threads} threads", "\n".join(lines)[:MOST_DETAILS])
-
-
-def _not_of_members(command: Command, _member: Member) -> Answer:
-    said = f"{command.name} is for a coordinator that hears commands, and this is a member of {command.group}"
+def carry_out(command: Command, doing: Member | StoreOperator) -> Answer:
+    """Do what a command says; return what came of it, whatever that raises."""
+    is_for_store = ACTIONS[command.name].doer is Doer.STORE
+    if isinstance(doing, StoreOperator):
+        if is_for_store:
+            return answered(command.name, lambda: _operate(command, doing))
+        said = f"{command.name} is for a member with handlers, and this is a coordinator"
+    elif is_for_store:
+        said = f"{command.name} is for a coordinator that hears commands, and this is a member of {command.group}"
+    else:
+        return answered(command.name, lambda: _handle(command, doing))
     return Answer(Outcome.REFUSED, said)
 
 
+def _handle(command: Command, member: Member) -> Answer:
+    topic, partition = command.parameters.get("topic", ""), command.parameters.get("partition")
+    match command.name:
+        case "pause":
+            member.pause(topic, partition)
+            said = f"{command.place} is paused: what was taken in is finished, and nothing more fetched"
+        case "resume":
+            member.resume(topic, partition)
+            said = f"{command.place} goes on"
+        case "give-up":
+            letters = member.give_up(topic, command.parameters["partition"], command.parameters["offset"])
+            said = f"{command.place} was given up: {letters} has it, and its key goes on"
+        case _:
+            lines = [*_thread_stacks(), *_task_stacks(member.stacks())]
+            stacks = "\n".join(lines)[:MOST_DETAILS]
+            return Answer(Outcome.DONE, f"the stacks of {threading.active_count()} threads", stacks)
+    return Answer(Outcome.DONE, said)
+
+
 def _operate(command: Command, store: StoreOperator) -> Answer:
-    if command.transaction_id is None:
-        raise PenstockError(f"{command.name} is for a member with handlers, and this is a coordinator")
-    if command.name == "settle" and command.decision is not None:
-        return Answer(*store.settle(command.transaction_id, command.decision, command.by, command.id))
-    return Answer(Outcome.DONE, store.resume(command.transaction_id, command.by, command.id))
-
-
-def _topic(command: Command) -> str:
-    if command.topic is None:
-        raise PenstockError(f"{command.name} is for a topic; name one")
-    return command.topic
-
-
-_DOING: Mapping[str, Callable[[Command, Member], Answer]] = {
-    "pause": _pause,
-    "resume": _resume,
-    "give-up": _give_up,
-    "stacks": _stacks,
-}
+    transaction_id = command.parameters["transaction_id"]
+    if command.name == "settle":
+        return Answer(*store.settle(transaction_id, command.parameters["decision"], command.by, command.id))
+    return Answer(Outcome.DONE, store.resume(transaction_id, command.by, command.id))
 
 
 def _thread_stacks() -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""The format of a command: what one or all members of a group are to do, as JSON, bounded. Pure.
+"""The actions: the table of all of them, and one that somebody asks for, which members get as a record. Pure.
 
 Whoever may write the topic commands members, so what is in it may be anybody's: a reader takes what has the shape of a
-command, field by field, and refuses the rest. A command holds for a minute by the broker's clock, which stamps it, so
-that none is carried out that somebody gave when all was otherwise.
+command, and refuses the rest. A command holds for a minute by the broker's clock, which stamps it, so that none is
+carried out that somebody gave when all was otherwise.
 """
 
 from __future__ import annotations
@@ -11,43 +11,100 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 from penstock.errors import MessageFormatError
-from penstock.fleet.commands.fields import flat, identity, loaded, number, text, text_or_none
+from penstock.fleet.wire import FLAG, FLAT, ID, NAME, NUMBER, TEXTS, Field, choice, record, taken, text
+from penstock.transactions.wire.ids import is_id
 
 #: A command is no larger than this.
 MOST_BYTES = 8 << 10
-#: What members do by command, and what coordinators do to transactions of their store.
-NAMES = ("pause", "resume", "stacks", "give-up", "settle", "resume-transaction")
 #: How a transaction may be settled.
 DECISIONS = ("commit", "rollback", "discard")
 
 _VERSION = 1
-_MOST_PARAMETERS = 16
-#: The numbers that a command must have, and those that it may have.
-_MUST_HAVE: Mapping[str, tuple[str, ...]] = {"give-up": ("partition", "offset")}
-_MAY_HAVE: Mapping[str, tuple[str, ...]] = {"pause": ("partition",), "resume": ("partition",)}
-#: Those that are about a topic, and those about a transaction.
-_OF_TOPICS = frozenset({"pause", "resume", "give-up"})
-_OF_TRANSACTIONS = frozenset({"settle", "resume-transaction"})
-#: Characters of a transaction's id at most.
-_ID = 100
+
+
+class Doer(Enum):
+    """Who carries an action out."""
+
+    #: Each member of a group that is meant.
+    MEMBERS = auto()
+    #: The member of a group that can: the others refuse.
+    HOLDER = auto()
+    #: The coordinator that group and member name, or, in Kafka, who asks: then the store's prefix is named.
+    STORE = auto()
+    #: Who asks.
+    ASKER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A row of the table.
+
+    Attributes:
+        doer: who carries it out.
+        parameters: what it is asked with, beside the group and the member.
+        would: what would be done, by `{whom}`, with what `{place}` names.
+    """
+
+    doer: Doer
+    parameters: Mapping[str, Field]
+    would: str = ""
+
+
+_PLACE = {"topic": NAME, "partition": NUMBER.or_none}
+_MESSAGE = {"topic": NAME, "partition": NUMBER, "offset": NUMBER}
+_TRANSACTION = {
+    "transaction_id": Field(
+        "the id of a transaction, as `penstock tx ls` names them", lambda value: isinstance(value, str) and is_id(value)
+    )
+}
+ACTIONS: Mapping[str, Action] = {
+    "pause": Action(
+        Doer.MEMBERS,
+        _PLACE,
+        "{place} would be paused for {whom}: what was taken in is finished, and nothing more fetched until it is "
+        "resumed, or the process starts again",
+    ),
+    "resume": Action(Doer.MEMBERS, _PLACE, "{place} would go on for {whom}"),
+    "stacks": Action(Doer.MEMBERS, {}, "the stacks of all threads of {whom} would be shown, which names its functions"),
+    "give-up": Action(
+        Doer.HOLDER, _MESSAGE, "{place} would be given up by {whom}: it goes to its dead letters, and its key goes on"
+    ),
+    "offsets": Action(Doer.ASKER, {"group": NAME, "to": NAME, "topics": TEXTS.or_none, "keep_done": FLAG.or_none}),
+    "replay": Action(Doer.ASKER, _MESSAGE),
+    "settle": Action(
+        Doer.STORE,
+        {**_TRANSACTION, "decision": choice(*DECISIONS)},
+        "{place} would be decided by {whom}, in its store",
+    ),
+    "resume-transaction": Action(
+        Doer.STORE, _TRANSACTION, "{place} would be brought back by {whom}, undecided; its group is asked again"
+    ),
+}
+_HEARD = [name for name, action in ACTIONS.items() if action.doer is not Doer.ASKER]
+_RECORD: Mapping[str, Field] = {
+    "id": ID,
+    "name": choice(*_HEARD),
+    "group": NAME,
+    "member": NAME.or_none,
+    "parameters": FLAT,
+    "by": text(),
+    "asked_ms": NUMBER,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What members of a group are to do.
+    """An action that somebody asks for.
 
     Attributes:
-        name: one of `NAMES`.
-        group: whose members.
+        name: one of `ACTIONS`.
+        group: whose members do it; empty where none do.
         member: the one that is meant, by the name under which it reports; all where it is None.
-        topic: the topic that it is about; None for `stacks`, and where it is about a transaction.
-        partition: the partition of it, where one is meant.
-        offset: the message that is to be given up.
-        transaction_id: the transaction that is to be settled, or brought back.
-        decision: how it is to be settled: one of `DECISIONS`.
+        parameters: what the table says, without what is left out; of a transaction in Kafka `prefix`, too.
         by: who asked, in words.
         asked_ms: when, in milliseconds since the epoch, by the clock of who asked.
         id: tells commands apart: a member carries each out once.
@@ -56,40 +113,64 @@ class Command:
     name: str
     group: str
     member: str | None = None
-    topic: str | None = None
-    partition: int | None = None
-    offset: int | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     by: str = ""
     asked_ms: int = 0
-    transaction_id: str | None = None
-    decision: str | None = None
     id: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    @property
+    def is_for_members(self) -> bool:
+        """Whether members or coordinators do it, which are asked by the topic of commands."""
+        return bool(self.group)
+
+    @property
+    def subject(self) -> str:
+        """What it is about: the key of its records."""
+        parameters = self.parameters
+        return self.group or str(parameters.get("group") or parameters.get("prefix") or parameters.get("topic"))
 
     @property
     def key(self) -> bytes:
         """The key of its record."""
-        return self.group.encode(errors="replace")
+        return self.subject.encode(errors="replace")
 
     @property
-    def parameters(self) -> dict[str, Any]:
-        """What it says beside whom it is for; without what it leaves out."""
-        told = {
-            "topic": self.topic,
-            "partition": self.partition,
-            "offset": self.offset,
-            "transaction_id": self.transaction_id,
-            "decision": self.decision,
-        }
-        return {name: value for name, value in told.items() if value is not None}
+    def told(self) -> dict[str, Any]:
+        """What the audit says of it."""
+        whom = {"group": self.group or None, "member": self.member}
+        return {name: value for name, value in whom.items() if value is not None} | dict(self.parameters)
 
     @property
     def place(self) -> str:
         """What it is about, in words."""
-        if self.transaction_id is not None:
-            return f"transaction {self.transaction_id}" + (f" ({self.decision})" if self.decision else "")
-        place = self.topic or ""
-        place += "" if self.partition is None else f"[{self.partition}]"
-        return place if self.offset is None else f"{place}@{self.offset}"
+        parameters = self.parameters
+        if "transaction_id" in parameters:
+            decision = f" ({parameters['decision']})" if "decision" in parameters else ""
+            return f"transaction {parameters['transaction_id']}{decision}"
+        place = str(parameters.get("topic", ""))
+        place += f"[{parameters['partition']}]" if "partition" in parameters else ""
+        return f"{place}@{parameters['offset']}" if "offset" in parameters else place
+
+
+def command_of(name: str, given: Mapping[str, Any], by: str, asked_ms: int) -> Command:
+    """Return the action that somebody asks for by name, with a group, a member and parameters in one mapping.
+
+    `MessageFormatError` says what is missing, wrong, or not a parameter: one that is misspelt must not count as left
+    out.
+    """
+    action = ACTIONS[name]
+    whom: dict[str, Field] = {}
+    if action.doer in {Doer.MEMBERS, Doer.HOLDER}:
+        whom = {"group": NAME, "member": NAME.or_none}
+    elif action.doer is Doer.STORE:
+        # One coordinator: a second that does it, too, would be refused.
+        whom = {"prefix": NAME} if given.get("group") is None else {"group": NAME, "member": NAME}
+    found = taken(given, whom | dict(action.parameters))
+    if unknown := sorted(str(name)[:100] for name in given if name not in whom and name not in action.parameters):
+        raise MessageFormatError(f"{unknown[0]!r} is no parameter of this action")
+    is_heard = action.doer is not Doer.ASKER
+    group = found.pop("group", "") if is_heard else ""
+    return Command(name, group, found.pop("member", None) if is_heard else None, found, by, asked_ms)
 
 
 def encode_command(command: Command) -> bytes:
@@ -101,7 +182,7 @@ def encode_command(command: Command) -> bytes:
             "name": command.name,
             "group": command.group,
             "member": command.member,
-            "parameters": command.parameters,
+            "parameters": dict(command.parameters),
             "by": command.by[:200],
             "asked_ms": command.asked_ms,
         }
@@ -112,30 +193,6 @@ def encode_command(command: Command) -> bytes:
 
 def decode_command(value: bytes | None) -> Command:
     """Return the command that a record holds; `MessageFormatError` where it is none."""
-    found = loaded(value, MOST_BYTES, _VERSION)
-    name = text(found, "name")
-    if name not in NAMES:
-        raise MessageFormatError("a command by a name that this version does not know; it is passed over")
-    parameters = flat(found, "parameters", _MOST_PARAMETERS)
-    wanted = {parameter: number(parameters, parameter) for parameter in _MUST_HAVE.get(name, ())}
-    wanted |= {
-        parameter: number(parameters, parameter)
-        for parameter in _MAY_HAVE.get(name, ())
-        if parameters.get(parameter) is not None
-    }
-    decision = text(parameters, "decision") if name == "settle" else None
-    if decision not in {None, *DECISIONS}:
-        raise MessageFormatError(f"decision is none of {', '.join(DECISIONS)}; the command is passed over")
-    return Command(
-        name=name,
-        group=text(found, "group"),
-        member=text_or_none(found, "member"),
-        topic=text(parameters, "topic") if name in _OF_TOPICS else None,
-        partition=wanted.get("partition"),
-        offset=wanted.get("offset"),
-        by=text(found, "by"),
-        asked_ms=number(found, "asked_ms"),
-        transaction_id=text(parameters, "transaction_id", _ID) if name in _OF_TRANSACTIONS else None,
-        decision=decision,
-        id=identity(found),
-    )
+    found = record(value, MOST_BYTES, _VERSION, _RECORD)
+    parameters = taken(found.pop("parameters"), ACTIONS[found["name"]].parameters)
+    return Command(**found, parameters=parameters)

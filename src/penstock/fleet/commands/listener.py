@@ -8,7 +8,6 @@ again; the app runs on. After a failure it begins where it stood: what was asked
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections import OrderedDict
@@ -21,12 +20,12 @@ from penstock.clients.kafka_errors import reason
 from penstock.clients.reading import Place
 from penstock.clients.rights import MissingRightError
 from penstock.errors import MessageFormatError, PenstockError
-from penstock.fleet.commands.audit import AuditRecord, Kind
+from penstock.fleet.commands.audit import Answer, AuditRecord, Kind
 from penstock.fleet.commands.audit_log import AuditWriter, prepare_topics
-from penstock.fleet.commands.carrying_out import Answer, carry_out
+from penstock.fleet.commands.carrying_out import carry_out
 from penstock.fleet.commands.command import Command, decode_command
-from penstock.fleet.commands.fields import is_signed, one_line
-from penstock.fleet.commands.follower import TopicFollower
+from penstock.fleet.following import TopicFollower
+from penstock.fleet.wire import is_signed, one_line
 from penstock.fleet_member import CommandSettings, Member, Outcome, StoreOperator
 from penstock.message import Record, readable_headers
 from penstock.options import ClientConfig
@@ -192,20 +191,8 @@ class CommandListener:
         return None
 
     def _answer(self, command: Command, answer: Answer, writer: AuditWriter) -> None:
-        record = AuditRecord(
-            Kind.ANSWER,
-            command.id,
-            command.name,
-            {"group": command.group, **command.parameters},
-            self._member,
-            socket.gethostname(),
-            int(self._clock() * 1000),
-            answer.outcome,
-            answer.said,
-            answer.details,
-        )
         try:
-            writer.tell(record, self._group)
+            writer.tell(AuditRecord.of(Kind.ANSWER, command, self._member, answer), self._group)
         except PenstockError as error:
             _log.warning("what became of %s (%s) is not in the audit: %s", command.name, command.id, error)
 

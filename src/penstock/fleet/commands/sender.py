@@ -9,9 +9,9 @@ from typing import Self, cast
 from penstock.errors import MessageFormatError
 from penstock.fleet.commands.audit import AuditRecord, Kind, decode_audit
 from penstock.fleet.commands.audit_log import AuditWriter, prepare_topics
-from penstock.fleet.commands.command import Command, encode_command
-from penstock.fleet.commands.fields import is_signed
-from penstock.fleet.commands.follower import TopicFollower
+from penstock.fleet.commands.command import ACTIONS, Command, Doer, encode_command
+from penstock.fleet.following import TopicFollower
+from penstock.fleet.wire import is_signed
 from penstock.fleet_member import CommandSettings, Outcome
 from penstock.message import Record, readable_headers
 from penstock.options import ClientConfig
@@ -90,7 +90,8 @@ def summary(command: Command, answers: Collection[AuditRecord], members: Collect
     """Return what came of a command, and the sentence that says so."""
     whom = f"{command.member} of {command.group}" if command.member else f"members of {command.group}"
     what = f"{command.name} {command.place}".strip()
-    listens = "penstock run" if command.transaction_id is None else "penstock coordinator"
+    doer = ACTIONS[command.name].doer
+    listens = "penstock coordinator" if doer is Doer.STORE else "penstock run"
     if not answers:
         return Outcome.SENT, (
             f"{what}: sent to {whom}, and none answered in time; does it listen (`{listens} --commands`), and with "
@@ -100,6 +101,10 @@ def summary(command: Command, answers: Collection[AuditRecord], members: Collect
     outcomes = {answer.outcome for answer in answers}
     order = (Outcome.FAILED, Outcome.REFUSED, Outcome.SENT)
     worst = next((outcome for outcome in order if outcome in outcomes), Outcome.DONE)
+    if doer is Doer.HOLDER and Outcome.DONE in outcomes:
+        # The others do not have it.
+        worst, missing = Outcome.DONE, set()
+        answers = [answer for answer in answers if answer.outcome is Outcome.DONE]
     told = "; ".join(f"{answer.by}: {answer.said}" for answer in answers)
     if missing:
         told += f"; no answer in time from {', '.join(sorted(missing))}"

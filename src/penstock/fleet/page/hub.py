@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
+from penstock.fleet.disposable_threads import TooManyError
 from penstock.fleet.page.history import STEP_S, History
 from penstock.fleet.page.snapshot import group_history, group_view, overview, overview_history, shown_places
-from penstock.fleet.page.sources import Source
 from penstock.fleet.reports.group_state import Group
 
 _log = logging.getLogger(__name__)
@@ -86,8 +86,25 @@ class Subscription:
         return taken
 
 
-class TooManyError(Exception):
-    """More browsers than it takes."""
+class Source(Protocol):
+    """Where the page's groups come from. For the hub's thread; nothing here ends it: `trouble` says what is wrong."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing newer is known, or None."""
+
+    @property
+    def ignored(self) -> Mapping[str, int]:
+        """Records that were passed over, by why."""
+
+    def follow(self, timeout: float) -> None:
+        """Wait for news, at most `timeout` seconds."""
+
+    def groups(self) -> Sequence[Group]:
+        """Return all groups by name, at this moment."""
+
+    def close(self) -> None:
+        """Read no more."""
 
 
 class Hub:
@@ -95,12 +112,14 @@ class Hub:
 
     Args:
         source: where groups come from; it is closed at the end.
-        told: what every state says beside the groups, as how the page was started.
+        of: what the page calls it.
+        shows_messages: whether the page shows messages that it names, and stacks.
     """
 
-    def __init__(self, source: Source, told: dict[str, Any]) -> None:
+    def __init__(self, source: Source, *, of: str, shows_messages: bool = False) -> None:
         self._source = source
-        self._told = told
+        self._shows_messages = shows_messages
+        self._told = {"of": of, "messages": shows_messages}
         self._history = History()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-page", daemon=True)
@@ -140,7 +159,7 @@ class Hub:
         subscription = Subscription(view)
         with self._lock:
             if len(self._subscriptions) >= _MOST_BROWSERS:
-                raise TooManyError
+                raise TooManyError("too many look at the page; try again later")
             self._subscriptions.add(subscription)
         return subscription
 
@@ -199,7 +218,7 @@ class Hub:
     def _show(self, browsers: Sequence[Subscription], *, with_history: bool) -> None:
         """Make what these browsers look at, and offer it to them."""
         groups = self._source.groups()
-        if self._told.get("messages"):
+        if self._shows_messages:
             now = time.monotonic()
             recent = {place: at for place, at in self._named.items() if now - at < _NAMED_S}
             self._named = recent | dict.fromkeys(shown_places(groups), now)
@@ -225,7 +244,10 @@ class Hub:
         if view.group is None:
             return {**state, **overview(groups)}
         found = next((group for group in groups if group.name == view.group), None)
-        return {**state, "group": None if found is None else group_view(found, self._history, view.member)}
+        if found is None:
+            return {**state, "group": None}
+        shown = group_view(found, self._history, view.member, with_stacks=self._shows_messages)
+        return {**state, "group": shown}
 
     def _past(self, view: View, groups: Sequence[Group]) -> dict[str, Any]:
         if view.group is None:

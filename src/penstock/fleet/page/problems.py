@@ -74,9 +74,12 @@ def problems_of(group: Group, member: str | None = None) -> list[Problem]:
     return sorted(found.values(), key=_urgency)[:_MOST]
 
 
-def as_json(problem: Problem) -> dict[str, Any]:
-    """Return a problem as JSON has it, without what it has not."""
-    return {name: value for name, value in asdict(problem).items() if value not in (None, "")}
+def as_json(problem: Problem, *, with_stack: bool = False) -> dict[str, Any]:
+    """Return a problem as JSON has it, without what it has not; instead of a stack null, unless that is asked for."""
+    shown = {name: value for name, value in asdict(problem).items() if value not in (None, "")}
+    if "stack" in shown and not with_stack:
+        shown["stack"] = None
+    return shown
 
 
 def _urgency(problem: Problem) -> tuple[int, float, int]:
@@ -91,6 +94,8 @@ def _joined(problem: Problem, other: Problem) -> Problem:
 
 def _of_member(member: Member) -> Iterator[tuple[tuple[Any, ...], Problem]]:
     report = member.report
+    if member.is_replaced:
+        return
     if member.is_silent:
         yield (
             ("silent", report.member),

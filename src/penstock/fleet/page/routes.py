@@ -7,17 +7,17 @@ and style sheet and nothing else: its content policy says so.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import re
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
-from penstock.fleet.page.events import TOO_MANY, answer, as_response, stream
-from penstock.fleet.page.hub import Hub, TooManyError, View
+from penstock.fleet.disposable_threads import DisposableThreads, TooManyError
+from penstock.fleet.page.hub import END, Hub, View
 from penstock.fleet.server import HEADERS, Endpoint, guarded
 from penstock.fleet.visitors import Visitors
 
@@ -39,12 +39,21 @@ _ASSETS = {
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-#: Seconds that the answer to a single question may take.
+#: Seconds that the answer to a single question may take, and messages that are read at a time.
 _ANSWER_S = 10.0
-#: Messages that are read at a time.
 _MOST_READ = 2
+#: Seconds after which a browser that got nothing gets a sign of life, and that it may take what is sent to it.
+_ALIVE_S = 15.0
+_TAKES_S = 20.0
+#: Characters of a topic's name, and the numbers after the last partition and the last offset, for the client library.
+_TOPIC = re.compile(r"[\x01-\x7f]{1,249}")
+_PARTITIONS = 1 << 31
+_OFFSETS = 1 << 63
 
 ReadMessage = Callable[[str, int, int], Any]
+_Event = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Event]]
+_Send = Callable[[_Event], Awaitable[None]]
 
 
 def page_routes(
@@ -73,8 +82,16 @@ def page_routes(
     ]
 
 
+def _answer(said: Any, status: int = 200) -> Response:
+    """Return an answer as JSON, which bytes are already."""
+    from starlette.responses import Response
+
+    content = said if isinstance(said, bytes) else json.dumps(said).encode()
+    return Response(content, status, {**HEADERS, "Content-Type": "application/json"})
+
+
 async def _no_actions(_: Request) -> Response:
-    return answer({"enabled": False, "actions": []})
+    return _answer({"enabled": False, "actions": []})
 
 
 def _asset(name: str, media_type: str) -> Endpoint:
@@ -94,54 +111,51 @@ class _Page:
     def __init__(self, hub: Hub, read_message: ReadMessage | None) -> None:
         self._hub = hub
         self._read_message = read_message
-        self._reading = 0
+        self._threads = DisposableThreads("penstock-page-message", _MOST_READ, _ANSWER_S)
 
     async def events(self, request: Request) -> Response:
         """Answer with the states of a view, for as long as the browser is there."""
-        return stream(self._hub, _view(request))
+        return _events(self._hub, _view(request))
 
     async def state(self, request: Request) -> Response:
         """Answer with the state of a view now."""
         try:
             subscription = self._hub.subscribe(_view(request))
-        except TooManyError:
-            return answer(TOO_MANY, 503)
+        except TooManyError as error:
+            return _answer({"said": str(error)}, 503)
         try:
             for _ in range(2):
                 if "state" in (taken := await subscription.take(_ANSWER_S)):
-                    return as_response(taken["state"])
+                    return _answer(taken["state"])
         finally:
             self._hub.unsubscribe(subscription)
-        return answer({"said": "the state did not come in time"}, 503)
+        return _answer({"said": "the state did not come in time"}, 503)
 
     async def message(self, request: Request) -> Response:
         """Answer with a message, where that is switched on."""
         if self._read_message is None:
-            return answer({"said": "messages are hidden; start the page with --show-messages to see them"}, 403)
-        try:
-            asked = request.query_params
-            place = (asked["topic"], int(asked["partition"]), int(asked["offset"]))
-        except (KeyError, ValueError):
-            return answer({"said": "name topic, partition and offset"}, 422)
+            return _answer({"said": "messages are hidden; start the page with --show-messages to see them"}, 403)
+        place = _place(request.query_params)
+        if place is None:
+            said = f"name a topic, a partition below {_PARTITIONS} and an offset below {_OFFSETS}"
+            return _answer({"said": said}, 422)
         if not self._hub.names(*place):
-            return answer({"said": "the page shows only messages that it names: what blocks, is parked or failed"}, 404)
-        if self._reading >= _MOST_READ:
-            return answer({"said": "other messages are being read; try again"}, 503)
+            said = "the page shows only messages that it names: what blocks, is parked or failed"
+            return _answer({"said": said}, 404)
         return await self._read(partial(self._read_message, *place))
 
     async def _read(self, read: Callable[[], Any]) -> Response:
-        self._reading += 1
         try:
-            return answer(await _on_thread(read))
+            return _answer(await self._threads.run(read))
         except TimeoutError:
-            return answer({"said": f"the message did not come within {_ANSWER_S:g} s"}, 503)
+            return _answer({"said": f"the message did not come within {_ANSWER_S:g} s"}, 503)
+        except TooManyError:
+            return _answer({"said": "other messages are being read; try again"}, 503)
         except PenstockError as error:
-            return answer({"said": str(error)}, 404)
+            return _answer({"said": str(error)}, 404)
         except Exception:  # noqa: BLE001 - the client may raise anything; it costs an answer
             _log.exception("a message could not be read")
-            return answer({"said": "the message could not be read; the log says why"}, 500)
-        finally:
-            self._reading -= 1
+            return _answer({"said": "the message could not be read; the log says why"}, 500)
 
 
 def _view(request: Request) -> View:
@@ -149,24 +163,61 @@ def _view(request: Request) -> View:
     return View(asked.get("group"), asked.get("member") if "group" in asked else None)
 
 
-async def _on_thread(work: Callable[[], Any]) -> Any:
-    """Return what the work returns, done on a thread that is left behind where it hangs."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
+def _place(asked: Mapping[str, str]) -> tuple[str, int, int] | None:
+    """Return the topic, the partition and the offset that a request names; None where there can be no such message."""
+    try:
+        topic, partition, offset = asked["topic"], int(asked["partition"]), int(asked["offset"])
+    except (KeyError, ValueError):
+        return None
+    is_place = _TOPIC.fullmatch(topic) and 0 <= partition < _PARTITIONS and 0 <= offset < _OFFSETS
+    return (topic, partition, offset) if is_place else None
 
-    def settle(how: Callable[[], None]) -> None:
-        # The loop may have ended meanwhile.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(lambda: None if done.done() else how())
 
-    def run() -> None:
-        try:
-            found = work()
-        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
-            failure = error
-            settle(lambda: done.set_exception(failure))
-        else:
-            settle(lambda: done.set_result(found))
+def _events(hub: Hub, view: View) -> Response:
+    """Return the states of a view as server-sent events."""
+    from starlette.responses import Response
 
-    threading.Thread(target=run, name="penstock-page-message", daemon=True).start()
-    return await asyncio.wait_for(done, _ANSWER_S)
+    class Events(Response):
+        """Sending waits for the browser, and no longer than it may."""
+
+        async def __call__(self, scope: Any, receive: _Receive, send: _Send) -> None:
+            try:
+                subscription = hub.subscribe(view)
+            except TooManyError as error:
+                await _answer({"said": str(error)}, 503)(scope, receive, send)
+                return
+            gone = asyncio.ensure_future(_is_gone(receive))
+            try:
+                headers = {**HEADERS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+                raw = [(name.lower().encode(), text.encode()) for name, text in headers.items()]
+                await send({"type": "http.response.start", "status": 200, "headers": raw})
+                while not gone.done():
+                    taking = asyncio.ensure_future(subscription.take(_ALIVE_S))
+                    await asyncio.wait((taking, gone), return_when=asyncio.FIRST_COMPLETED)
+                    if not taking.done():
+                        taking.cancel()
+                        break
+                    taken = taking.result()
+                    if END in taken:
+                        break
+                    await asyncio.wait_for(send(_body(taken)), _TAKES_S)
+                await send({"type": "http.response.body", "body": b""})
+            except TimeoutError:
+                # The server closes a connection whose answer was not completed.
+                _log.info("a browser took nothing for %g s: its connection is closed", _TAKES_S)
+            finally:
+                gone.cancel()
+                hub.unsubscribe(subscription)
+
+    return Events()
+
+
+def _body(taken: Mapping[str, bytes]) -> _Event:
+    """Return what was taken as events; a comment where there is nothing, as a sign of life."""
+    events = [b"event: " + kind.encode() + b"\ndata: " + content + b"\n\n" for kind, content in taken.items()]
+    return {"type": "http.response.body", "body": b"".join(events) or b": alive\n\n", "more_body": True}
+
+
+async def _is_gone(receive: _Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -42,11 +42,13 @@ def overview(groups: Sequence[Group]) -> dict[str, Any]:
     return {"groups": shown[:_MOST_GROUPS], "count": len(shown)}
 
 
-def group_view(group: Group, history: History, member: str | None = None) -> dict[str, Any]:
+def group_view(
+    group: Group, history: History, member: str | None = None, *, with_stacks: bool = False
+) -> dict[str, Any]:
     """Return a group with its members, or, by name, one of them alone with all of its partitions."""
     members = [seen for seen in group.members if member in {None, seen.report.member}]
     living = [member.report for member in members if not member.is_silent]
-    problems = [as_json(problem) for problem in problems_of(group, member)]
+    problems = [as_json(problem, with_stack=with_stacks) for problem in problems_of(group, member)]
     partitions = [(partition, report) for report in living for partition in report.partitions]
     worst = heapq.nlargest(_MOST_PARTITIONS, partitions, key=lambda pair: _urgency(pair[0]))
     parked = [{**message, "member": report.member} for report in living for message in report.parked]
@@ -135,7 +137,7 @@ def _sums(members: Sequence[Member]) -> dict[str, Any]:
     return {
         **sums,
         "living": len(living),
-        "silent": len(members) - len(living),
+        "silent": sum(member.is_missed for member in members),
         "partitions": sum(report.partition_count for report in living),
         "lag": total_lag(living),
         "rate": round(sum(_rate(report, "handled") for report in living), 1),
@@ -156,6 +158,7 @@ def _of_member(member: Member) -> dict[str, Any]:
         "host": report.host,
         "process": report.process,
         "silent": member.is_silent,
+        "replaced": member.is_replaced,
         "age": round(member.age_s, 1),
         "uptime": report.uptime_s,
         "partitions": report.partition_count,
@@ -169,8 +172,8 @@ def _of_member(member: Member) -> dict[str, Any]:
     }
 
 
-def _need(member: Member) -> tuple[bool, int, str]:
-    return not member.is_silent, -member.report.known_lag, member.report.member
+def _need(member: Member) -> tuple[bool, bool, int, str]:
+    return not member.is_missed, member.is_replaced, -member.report.known_lag, member.report.member
 
 
 def _urgency(partition: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:

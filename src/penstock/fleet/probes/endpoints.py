@@ -12,20 +12,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from penstock.fleet.address import Address
-from penstock.fleet.page.hub import Hub
+from penstock.fleet.disposable_threads import DisposableThreads, TooManyError
+from penstock.fleet.page.dashboard import PageServer
 from penstock.fleet.page.messages import read_message
-from penstock.fleet.page.routes import ReadMessage, page_routes
+from penstock.fleet.page.routes import ReadMessage
 from penstock.fleet.probes.health import Health, HealthLimits, Process, Verdict
 from penstock.fleet.probes.metrics import PrometheusMetrics
 from penstock.fleet.reports.group_state import Group, Member
-from penstock.fleet.reports.rates import Rates
-from penstock.fleet.reports.report import decode_report, encode_report
-from penstock.fleet.server import HEADERS, Endpoint, HttpServer, guarded
+from penstock.fleet.reports.report import Rates, decode_report, encode_report
+from penstock.fleet.server import HEADERS, Endpoint, guarded
 from penstock.fleet.visitors import Visitors
 from penstock.fleet_member import Sender, sender_of
 from penstock.running import RunningApp, run_until_signal
@@ -41,8 +40,9 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two looks whether messages are done.
 _LOOK_S = 5.0
-#: Seconds that a collection of metrics may take.
+#: Seconds that a collection of metrics may take, and how many may be under way.
 _COLLECT_S = 10.0
+_MOST_COLLECTIONS = 4
 #: Seconds that an app of this process says between two looks at it: for who judges whether it is silent.
 _OWN_INTERVAL_S = 5.0
 
@@ -66,11 +66,11 @@ class OwnSource:
         self.ignored: Mapping[str, int] = {}
 
     def follow(self, timeout: float) -> None:
-        """As `page.sources.Source` says."""
+        """As `Source` says."""
         self._stopping.wait(timeout)
 
     def groups(self) -> Sequence[Group]:
-        """As `page.sources.Source` says."""
+        """As `Source` says."""
         self.trouble = self._process.trouble()
         description = self._process.description()
         if description is None:
@@ -82,11 +82,11 @@ class OwnSource:
         return (Group(name, (Member(decode_report(self._sender.key, value), 0.0, is_silent=False),)),)
 
     def close(self) -> None:
-        """As `page.sources.Source` says."""
+        """As `Source` says."""
         self._stopping.set()
 
 
-class Endpoints:
+class Endpoints(PageServer):
     """Serves the state of one process by HTTP. A context manager.
 
     Args:
@@ -110,31 +110,24 @@ class Endpoints:
         read_message: ReadMessage | None = None,
     ) -> None:
         self._process = process
-        self._visitors = Visitors(is_loopback=address.is_loopback)
-        self._server = HttpServer(address, [self._look])
-        #: Where it listens: with the port that was free, where any was asked for.
-        self.address = self._server.address
-        shown = {"of": "this process", "messages": read_message is not None}
-        self._hub = Hub(OwnSource(sender, process), shown)
-        self._page = page_routes(self._hub, visitors=self._visitors, read_message=read_message)
+        super().__init__(
+            address,
+            OwnSource(sender, process),
+            "this process",
+            visitors=Visitors(is_loopback=address.is_loopback),
+            read_message=read_message,
+            background=[self._look],
+        )
+        self._collections = DisposableThreads("penstock-http-metrics", _MOST_COLLECTIONS, _COLLECT_S)
         try:
             self._metrics = metrics()
         except BaseException:
             self._server.stop()
             raise
 
-    def __enter__(self) -> Self:
-        """Serve."""
-        self._hub.__enter__()
-        self._server.start([*self._routes(), *self._page])
-        _log.info("the page, /healthz, /readyz and /metrics are at http://%s", self.address)
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *raised: object) -> None:
         """End, within seconds, whatever clients do."""
-        # The streams end first: the server waits for them.
-        self._hub.__exit__()
-        self._server.stop()
+        super().__exit__(*raised)
         self._metrics.close()
 
     async def _look(self) -> None:
@@ -145,7 +138,7 @@ class Endpoints:
                 _log.exception("the statistics could not be read")
             await asyncio.sleep(_LOOK_S)
 
-    def _routes(self) -> list[BaseRoute]:
+    def _beside(self) -> Sequence[BaseRoute]:
         from starlette.routing import Route
 
         def route(path: str, endpoint: Endpoint) -> BaseRoute:
@@ -162,36 +155,18 @@ class Endpoints:
     async def _metricsz(self, request: Request) -> Response:
         from starlette.responses import PlainTextResponse, Response
 
-        loop = asyncio.get_running_loop()
-        collected: asyncio.Future[tuple[bytes, str]] = loop.create_future()
-        accept = request.headers.get("accept", "")
-        # A callback of the user's may hang; a thread of a pool would then keep the process from ending.
-        threading.Thread(
-            target=_collect, args=(self._metrics, accept, collected), name="penstock-http-metrics", daemon=True
-        ).start()
         try:
-            text, media_type = await asyncio.wait_for(collected, _COLLECT_S)
+            collect = partial(self._metrics.text, request.headers.get("accept", ""))
+            # A callback of the user's may hang.
+            text, media_type = await self._collections.run(collect)
         except TimeoutError:
             return PlainTextResponse(f"the metrics did not come within {_COLLECT_S:g} s\n", 503, HEADERS)
+        except TooManyError as error:
+            return PlainTextResponse(f"collections of metrics hang: {error}\n", 503, HEADERS)
         except Exception:  # noqa: BLE001 - a callback may be anybody's
             _log.exception("the metrics could not be collected")
             return PlainTextResponse("the metrics could not be collected; the log says why\n", 500, HEADERS)
         return Response(text, headers={**HEADERS, "Content-Type": media_type})
-
-
-def _collect(metrics: PrometheusMetrics, accept: str, collected: asyncio.Future[tuple[bytes, str]]) -> None:
-    def settle(settled: Callable[[], None]) -> None:
-        # The loop may have ended meanwhile.
-        with suppress(RuntimeError):
-            collected.get_loop().call_soon_threadsafe(lambda: None if collected.done() else settled())
-
-    try:
-        found = metrics.text(accept)
-    except Exception as error:  # noqa: BLE001 - it is the answer's to log
-        failure = error
-        settle(lambda: collected.set_exception(failure))
-    else:
-        settle(lambda: collected.set_result(found))
 
 
 def _verdict(judge: Callable[[], Verdict], well: str, unwell: str) -> Response:
@@ -213,7 +188,7 @@ class AppEndpoints(Endpoints):
         app: the app; it has not been started.
         address: as `Endpoints` has it.
         limits: what is too long.
-        show_messages: whether the page shows keys, headers and values of messages that it names.
+        show_messages: whether the page shows keys, headers and values of messages that it names, and stacks.
 
     Raises:
         ConfigurationError: as `Endpoints`.

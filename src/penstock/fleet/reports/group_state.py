@@ -8,8 +8,8 @@ called silent who was heard of in time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from penstock.errors import MessageFormatError
 from penstock.fleet.reports.report import NewerReportError, Report, decode_report, read_key
@@ -26,11 +26,21 @@ _MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member at one moment: its last report, how old it is at least, and whether the next is overdue."""
+    """A member at one moment: its last report, how old it is at least, and whether the next is overdue.
+
+    Attributes:
+        is_replaced: whether it is silent and others have all that its last report names: then nobody misses it.
+    """
 
     report: Report
     age_s: float
     is_silent: bool
+    is_replaced: bool = False
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether it is silent, and what it had is with nobody, as far as is known."""
+        return self.is_silent and not self.is_replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +124,7 @@ class GroupStates:
         found: dict[str, list[Member]] = {}
         for (group, _), known in sorted(self._known.items()):
             found.setdefault(group, []).append(Member(known.report, self._age(known, now), self._is_silent(known, now)))
-        return [Group(name, members) for name, members in found.items()]
+        return [Group(name, _with_replaced(members)) for name, members in found.items()]
 
     def is_settled(self, now: float, group: str | None = None) -> bool:
         """Tell whether of each member, of one group or of all, is known that it lives, or that it is silent."""
@@ -133,3 +143,31 @@ class GroupStates:
 
     def _is_silent(self, known: _Known, now: float) -> bool:
         return self._age(known, now) > _INTERVALS * known.report.interval_s + _GRACE_S
+
+
+def _with_replaced(members: Sequence[Member]) -> list[Member]:
+    """Return members with who of the silent ones is replaced: somebody lives, and the living have what it had.
+
+    A dead member's partitions go to others all at once, so those that fitted into its last report stand for all. Where
+    reports of the living leave partitions out, what cannot be seen counts as not taken over.
+    """
+    living = [member.report for member in members if not member.is_silent]
+    owned = {what for report in living for what in _owned(report)}
+    return [
+        replace(member, is_replaced=bool(living) and owned.issuperset(_owned(member.report)))
+        if member.is_silent
+        else member
+        for member in members
+    ]
+
+
+def _owned(report: Report) -> Iterator[tuple[str, str, int]]:
+    """Yield what no two members have at a time: partitions, Spark queries, and a store's coordinator as a whole."""
+    for partition in report.partitions:
+        if partition["partition"] >= 0:
+            yield "partition", partition["topic"], partition["partition"]
+    for sink in report.sinks:
+        if sink["state"] != "standby":
+            yield "sink", sink["name"], 0
+    if (report.coordinator or {}).get("partitions"):
+        yield "coordinator", str(report.operator.get("group", "")), 0

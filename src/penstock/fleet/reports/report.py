@@ -37,6 +37,8 @@ _WAITS_BYTES = 8 << 10
 #: Where a message is when it moves by itself; all other states need a look.
 MOVING = frozenset({"idle", "queued", "in handler", "behind a call", "publishing"})
 _NAMES = ("group", "member", "host")
+#: Of the counts, those whose rates are told.
+_RATED = ("received", "handled", "failed", "retried", "dead_letters", "published", "committed", "checks")
 
 
 class NewerReportError(MessageFormatError):
@@ -260,3 +262,21 @@ def _urgency(partition: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int
 
 def _tried(message: Mapping[str, Any]) -> tuple[bool, int, float]:
     return message.get("state") == "held", message.get("attempt") or 0, message.get("age") or 0.0
+
+
+class Rates:
+    """Remembers the last look. For one thread."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, Mapping[str, Any]] | None = None
+
+    def of(self, description: Mapping[str, Any], now: float) -> dict[str, float]:
+        """Return how many a second there were of each since the last look; nothing at the first."""
+        coordinator = description.get("coordinator") or {"counts": {}}
+        counts = {**coordinator["counts"], **(description.get("counts") or {})}
+        then, self._before = self._before, (now, counts)
+        if then is None or now <= then[0]:
+            return {}
+        return {
+            name: max(0.0, (counts[name] - then[1].get(name, 0)) / (now - then[0])) for name in _RATED if name in counts
+        }

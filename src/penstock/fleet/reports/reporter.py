@@ -24,8 +24,7 @@ from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.description import coordinator_description
 from penstock.errors import PenstockError
-from penstock.fleet.reports.rates import Rates
-from penstock.fleet.reports.report import encode_report, key_hash
+from penstock.fleet.reports.report import Rates, encode_report, key_hash
 from penstock.fleet_member import MOST_INTERVAL_S, Describe, ReportSettings, Sender, Stacks, sender_of
 from penstock.options import ClientConfig
 from penstock.transactions import Coordinator

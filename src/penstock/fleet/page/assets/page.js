@@ -233,7 +233,7 @@ function problemItem(one, group, number) {
     h("div", { class: "what" }, h("b", null, h("span", { class: "dot " + one.level, role: "img", "aria-label": { bad: "bad", warn: "to look at", note: "note" }[one.level] }), title), group && h("span", { class: "group" }, "in " + group), one.age !== undefined && h("span", { class: "dim" }, "for " + span(one.age))),
     h("div", { class: "why" }, one.text),
     h("div", { class: "more" }, more.map((text) => h("span", null, text)),
-      !group && (one.topic || one.stack) && h("button", { class: "act", onClick: () => openProblem(one) }, "Details"),
+      !group && (one.topic || one.stack !== undefined) && h("button", { class: "act", onClick: () => openProblem(one) }, "Details"),
       !group && problemActions(one)));
 }
 
@@ -317,7 +317,7 @@ function members(group) {
     table([["Member"], ["State"], ["Partitions", "num"], ["Lag", "num"], ["Messages/s", "num"], ["Failed/s", "num"], ["In flight", "num"], ["Workers busy", "num"], ["Parked", "num"], ["Up", "num"]].concat(can("stacks") ? [[""]] : []),
       shown.map((one) => h("tr", { key: one.member, class: one.silent ? "silent" : "" },
         h("td", { class: "name" }, h("a", { href: address(group.name, one.member) }, one.member), h("small", null, `process ${one.process} on ${one.host}`)),
-        h("td", { class: "state" }, one.silent ? pill("bad", `silent for ${span(one.age)}`) : pill("ok", "reports")),
+        h("td", { class: "state" }, one.silent ? pill(one.replaced ? "" : "bad", (one.replaced ? "replaced, " : "") + `silent for ${span(one.age)}`) : pill("ok", "reports")),
         num("partitions", one.partitions), num("lag", one.lag, lagText(one.lag)), num("messages/s", one.rate), num("failed/s", one.failed_rate), num("in flight", one.in_flight),
         num("workers busy", one.busy, one.workers === null || one.workers === undefined ? "–" : `${one.busy} of ${one.workers}`), num("parked", one.parked_keys), num("up", one.uptime, span(one.uptime)),
         can("stacks") && h("td", null, one.commands && action("Stacks", "stacks", { group: group.name, member: one.member }))))));
@@ -391,7 +391,7 @@ function groupPage(state) {
       member === undefined && action("Set offsets …", "offsets", { group: name }, [["to", "To: earliest, latest, a time, an offset, +N or -N", "text"], ["topics", "Topics, as orders:0,4-7; all where empty", "list"], ["keep_done", "Keep what is done above", "check"]]),
       member !== undefined && group.commands && action("Stacks", "stacks", who)),
     h("dl", { class: "tiles", key: "tiles" },
-      !consumes && group.sinks.length > 0 && [tile("Rows/s", count(sum(group.sinks, "rows_per_s"))), tile("Lag", count(sum(group.sinks, "lag")))],
+      !consumes && group.sinks.length > 0 && [tile("Rows/s", count(sum(group.sinks, "rows_per_s"))), tile("Lag", lagText(group.sinks.some((one) => one.lag === undefined) ? null : sum(group.sinks, "lag")))],
       !consumes && group.coordinators.length > 0 && [tile("Published/s", count(group.rate)), tile("Pending", count(sum(group.coordinators.map((one) => one.counts), "pending"))), tile("Held", count(sum(group.coordinators.map((one) => one.counts), "held")))],
       consumes && [tile("Messages/s", count(group.rate), group.failed_rate ? `${count(group.failed_rate)} failed` : ""), tile("Lag", lagText(group.lag)), tile("In flight", count(group.in_flight))],
       consumes && member === undefined && tile("Done within", span(done.p50), done.p99 === undefined || done.p99 === null ? "" : `99 % ${span(done.p99)}`),
@@ -424,7 +424,8 @@ const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(([, value]) =>
 
 function openProblem(one) {
   openDialog(one.title, h("p", null, one.text), facts([["Member", one.member], ["Topic", one.topic], ["Partition", one.partition], ["Offset", one.offset], ["For", one.age === undefined ? undefined : span(one.age)], ["Lag", one.waiting], ["Key hash", one.key_hash]]),
-    one.stack && [h("p", { class: "dim" }, "The handler's stack, the call last:"), h("pre", { pre: one.stack })], h("div", { id: "message" }), buttons(showMessage(one), problemActions(one)));
+    one.stack && [h("p", { class: "dim" }, "The handler's stack, the call last:"), h("pre", { pre: one.stack })],
+    one.stack === null && h("p", { class: "dim" }, "The handler's stack is hidden: --show-messages shows it, or the action Stacks with the token."), h("div", { id: "message" }), buttons(showMessage(one), problemActions(one)));
 }
 function openPartition(one) {
   const offset = one.blocking_offset ?? one.offset, at = { ...one, offset, member: one.member || known.route.member };

@@ -1,7 +1,8 @@
-"""`TopicFollower`: what comes to a topic from now on. It joins no group and writes nothing."""
+"""`TopicFollower`: a topic of the fleet, from its beginning or its end on. It joins no group and writes nothing."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from penstock import clients
 from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
 from penstock.clients.reading import PartitionReader, Place
+from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, asked_until_ready
 from penstock.clients.requests.topics import require_topics
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import BrokerConnectionError, PenstockError
@@ -18,9 +20,11 @@ from penstock.options import ClientConfig
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-#: The group is asked for nothing.
-_GROUP = "penstock-commands"
-_ANSWER_S = 10.0
+#: The client wants a group; nothing is asked of it.
+_GROUP = "penstock-fleet"
+#: Seconds without a record after which brokers are asked whether they are there, and that they have for the answer.
+_ASK_AFTER_S = 3.0
+_ANSWER_S = 2.0
 
 
 class TopicFollower:
@@ -30,8 +34,8 @@ class TopicFollower:
         bootstrap_servers: addresses of the brokers.
         config: client settings by librdkafka's names.
         topic: name of the topic.
-        positions: where to begin, by partition; at the end where it says nothing.
-        back: of how many records before the end to begin, of each partition.
+        positions: where to begin, by partition; where it says nothing, as `back` says.
+        back: of how many records before the end to begin, of each partition; None: of all that are there.
 
     Raises:
         BrokerConnectionError: no broker answered.
@@ -47,26 +51,26 @@ class TopicFollower:
         topic: str,
         positions: Mapping[Place, int] | None = None,
         *,
-        back: int = 0,
+        back: int | None = 0,
     ) -> None:
         self._servers = bootstrap_servers
         self._topic = topic
         self._principal = principal_of(config)
         admin = clients.admin(bootstrap_servers, config)
         counts = require_topics(admin, bootstrap_servers, [topic], principal=self._principal)
+        self._partitions = range(counts[topic])
         self._reader = PartitionReader(
             bootstrap_servers,
             config,
             _GROUP,
             self._not_read,
             isolation="read_uncommitted",
-            given={"fetch.wait.max.ms": 100, "auto.offset.reset": "latest"},
+            given={"fetch.wait.max.ms": 100, "auto.offset.reset": "latest" if back is not None else "earliest"},
         )
         try:
             starts, ends = {}, {}
-            for number, (start, end) in self._bounds(counts[topic]).items():
-                place = topic, number
-                at = (positions or {}).get(place, max(start, end - back))
+            for place, (start, end) in self._first_bounds().items():
+                at = (positions or {}).get(place, start if back is None else max(start, end - back))
                 # A topic that was made again has other offsets.
                 starts[place], ends[place] = at if start <= at <= end else end, end
             self._reader.start(starts, ends)
@@ -74,20 +78,26 @@ class TopicFollower:
             self._reader.close()
             raise
 
-    def _bounds(self, count: int) -> dict[int, tuple[int, int]]:
+    def _first_bounds(self) -> dict[Place, tuple[int, int]]:
         try:
-            return self._reader.bounds(self._topic, range(count), _ANSWER_S)
+            return asked_until_ready(lambda: self._bounds(CONNECT_TIMEOUT_S), CONNECT_TIMEOUT_S)
         except KafkaException as error:
             if is_missing_right(error):
                 raise self._missing() from error
-            raise BrokerConnectionError(
-                f"no broker at {self._servers} tells where {self._topic} ends: {reason(error)}"
-            ) from error
+            raise self.silent(reason(error)) from error
+
+    def _bounds(self, limit_s: float) -> dict[Place, tuple[int, int]]:
+        """Return where the partitions begin and end now; `KafkaException` where brokers do not say."""
+        found = self._reader.bounds(self._topic, self._partitions, limit_s)
+        return {(self._topic, number): bounds for number, bounds in found.items()}
+
+    def silent(self, why: str) -> BrokerConnectionError:
+        """Return the error that no broker answered."""
+        return BrokerConnectionError(f"no broker answered at {self._servers}: {why}")
 
     def _missing(self) -> MissingRightError:
-        return MissingRightError(
-            f"{self._topic} may not be read", [topic_right(Operation.READ, self._topic)], self._principal
-        )
+        right = topic_right(Operation.READ, self._topic)
+        return MissingRightError(f"{self._topic} may not be read", [right], self._principal)
 
     @property
     def trouble(self) -> str | None:
@@ -98,6 +108,11 @@ class TopicFollower:
     def positions(self) -> Mapping[Place, int]:
         """The next offset of each partition, as it is at any time."""
         return self._reader.positions
+
+    @property
+    def heard_at(self) -> float:
+        """When brokers were heard last, in monotonic seconds."""
+        return self._reader.heard_at
 
     @property
     def has_caught_up(self) -> bool:
@@ -112,6 +127,28 @@ class TopicFollower:
             PenstockError: the topic is gone, or the client has failed: begin again.
         """
         return self._reader.poll(timeout)
+
+    def require_caught_up(self) -> None:
+        """Raise `BrokerConnectionError` where what was there at the beginning has not come and nothing comes."""
+        if not self.has_caught_up and time.monotonic() - self.heard_at > CONNECT_TIMEOUT_S:
+            raise self.silent(self.trouble or f"nothing of {self._topic} came for {CONNECT_TIMEOUT_S:g} s")
+
+    def ask(self) -> bool:
+        """Ask brokers that were silent for a while whether they are there; return whether all was taken that they have.
+
+        Where they do not answer, `trouble` says why.
+        """
+        if time.monotonic() - self.heard_at <= _ASK_AFTER_S:
+            return False
+        try:
+            bounds = self._bounds(_ANSWER_S)
+        except KafkaException as error:
+            self._reader.trouble = reason(error)
+            return False
+        if any(self.positions[place] < end for place, (_, end) in bounds.items()):
+            return False  # more is to be read first
+        self._reader.note_answer()
+        return True
 
     def _not_read(self, kind: ErrorKind, error: KafkaError, _place: Place) -> None:
         if kind is ErrorKind.MISSING_RIGHT:
