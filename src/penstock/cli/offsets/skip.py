@@ -13,8 +13,8 @@ from penstock.clients.rights import Operation, principal_of
 from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
 from penstock.errors import BrokerConnectionError, ConfigurationError, GivenUpError, PenstockError
 from penstock.fleet.actions.performing import Surroundings, perform
-from penstock.fleet.commands.audit_log import RecordWriter
 from penstock.fleet.commands.command import command_of
+from penstock.fleet.topics import RecordWriter
 from penstock.fleet_member import CommandSettings, Outcome
 from penstock.group_offsets.group import Group, GroupState
 from penstock.group_offsets.planning import Change, plan, refuse_coordinators, skip_wanted
@@ -81,7 +81,7 @@ class Skipping:
         admin, principal = clients.admin(self._servers, self._config), principal_of(self._config)
         needs = {name: (Operation.WRITE,)}
         ensure_topics(admin, self._servers, [TopicSpec(name, 1)], needs=needs, principal=principal)
-        writer = RecordWriter(self._servers, {**self._config, **_ANY_SIZE}, CommandSettings())
+        writer = RecordWriter(self._servers, {**self._config, **_ANY_SIZE})
         writer.write(name, record.value(), record.key(), headers=headers)
         self._known.write([change])
         return name

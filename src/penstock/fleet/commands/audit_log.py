@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaError, KafkaException
-
 from penstock import clients
-from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
-from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
-from penstock.errors import BrokerConnectionError, MessageFormatError, PenstockError
+from penstock.clients.rights import Operation, principal_of
+from penstock.errors import MessageFormatError
 from penstock.fleet.commands.audit import MOST_BYTES as MOST_AUDIT_BYTES
 from penstock.fleet.commands.audit import AuditRecord, decode_audit, encode_audit
 from penstock.fleet.commands.command import MOST_BYTES as MOST_COMMAND_BYTES
-from penstock.fleet.following import TopicFollower
-from penstock.fleet.wire import SIGNATURE, signature
+from penstock.fleet.topics import RecordWriter, TopicFollower
 from penstock.fleet_member import CommandSettings
 from penstock.options import ClientConfig
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-_SETTINGS = {"linger.ms": 0, "enable.idempotence": False, "acks": "all", "message.timeout.ms": 8_000}
-#: Of the user's settings, those that are for his own producers alone.
-_NOT_TAKEN = ("transactional.id", "transaction.timeout.ms", "delivery.timeout.ms", "on_delivery", "stats_cb")
-#: Seconds that a record may take, a little longer than the client tries.
-_WRITE_S = 10.0
-_POLL_S = 0.05
 _DAY_MS = 24 * 3600 * 1000
 
 
@@ -74,64 +63,16 @@ def audit_spec(name: str) -> TopicSpec:
     )
 
 
-class RecordWriter:
-    """Writes single records and waits until brokers have them. For one thread."""
-
-    def __init__(self, bootstrap_servers: str, config: ClientConfig, settings: CommandSettings) -> None:
-        taken = {name: value for name, value in config.items() if name not in _NOT_TAKEN}
-        self._producer = clients.producer(bootstrap_servers, {**taken, **_SETTINGS})
-        self._servers = bootstrap_servers
-        self._principal = principal_of(config)
-        self._settings = settings
-
-    def write(
-        self,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        timeout: float = _WRITE_S,
-        *,
-        headers: Sequence[tuple[str, str | bytes | None]] = (),
-    ) -> None:
-        """Write a record, signed where there is a token.
-
-        Raises:
-            BrokerConnectionError: no broker has it in time; whether it comes to be there is not known.
-            MissingRightError: this user may not write there.
-            PenstockError: it was refused.
-        """
-        told: list[KafkaError | None] = []
-
-        def delivered(error: KafkaError | None, _message: Message) -> None:
-            told.append(error)
-
-        token = self._settings.token
-        signed = [] if token is None else [(SIGNATURE, signature(token, topic, value or b""))]
-        try:
-            self._producer.produce(topic, value, key=key, headers=[*headers, *signed], on_delivery=delivered)
-            deadline = time.monotonic() + timeout
-            while not told and time.monotonic() < deadline:
-                self._producer.poll(_POLL_S)
-        except (KafkaException, BufferError) as error:
-            raise PenstockError(f"nothing could be written to {topic}: {type(error).__name__}") from error
-        if not told:
-            raise BrokerConnectionError(f"no broker at {self._servers} took a record for {topic} in {timeout:g} s")
-        if (failure := told[0]) is None:
-            return
-        if is_missing_right(failure):
-            right = topic_right(Operation.WRITE, topic)
-            raise MissingRightError(f"nothing can be written to {topic}", [right], self._principal)
-        gone = {KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # noqa: SLF001 - public codes of the library
-        kind = BrokerConnectionError if failure.code() in gone else PenstockError
-        raise kind(f"nothing could be written to {topic}: {reason(failure)}")
-
-
 class AuditWriter(RecordWriter):
     """Writes to the topic of the audit. For one thread; raises as `write`."""
 
+    def __init__(self, bootstrap_servers: str, config: ClientConfig, settings: CommandSettings) -> None:
+        super().__init__(bootstrap_servers, config, settings.token)
+        self._topic = settings.audit_topic
+
     def tell(self, record: AuditRecord, group: str = "") -> None:
         """Write a record of the audit, by the group that the action is about."""
-        self.write(self._settings.audit_topic, encode_audit(record), group.encode(errors="replace"))
+        self.write(self._topic, encode_audit(record), group.encode(errors="replace"))
 
 
 def audit_records(

@@ -24,7 +24,7 @@ from penstock.fleet.commands.audit import Answer, AuditRecord, Kind
 from penstock.fleet.commands.audit_log import AuditWriter, prepare_topics
 from penstock.fleet.commands.carrying_out import carry_out
 from penstock.fleet.commands.command import Command, decode_command
-from penstock.fleet.following import TopicFollower
+from penstock.fleet.topics import TopicFollower
 from penstock.fleet.wire import is_signed, one_line
 from penstock.fleet_member import CommandSettings, Member, Outcome, StoreOperator
 from penstock.message import Record, readable_headers

@@ -10,7 +10,7 @@ from penstock.errors import MessageFormatError
 from penstock.fleet.commands.audit import AuditRecord, Kind, decode_audit
 from penstock.fleet.commands.audit_log import AuditWriter, prepare_topics
 from penstock.fleet.commands.command import ACTIONS, Command, Doer, encode_command
-from penstock.fleet.following import TopicFollower
+from penstock.fleet.topics import TopicFollower
 from penstock.fleet.wire import is_signed
 from penstock.fleet_member import CommandSettings, Outcome
 from penstock.message import Record, readable_headers

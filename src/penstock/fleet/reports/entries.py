@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+ReadT = TypeVar("ReadT")
 
 #: Characters of a text, and of a stack.
 MOST_TEXT = 500
@@ -20,7 +22,7 @@ _MOST_TEXTS = 16
 _MOST_ENTRIES = 2_000
 _MOST_NUMBER = 1 << 63
 #: Handlers of which the lanes are told, and in how many buckets at most.
-_MOST_HANDLERS = 8
+MOST_HANDLERS = 8
 _MOST_BUCKETS = 64
 
 
@@ -127,41 +129,44 @@ def read_entries(given: Any, of: Entries) -> tuple[Mapping[str, Any], ...]:
     return tuple(found)
 
 
+def read_mapping(given: Any, most: int, read: Callable[[Any], ReadT]) -> dict[str, ReadT]:
+    """Return a mapping of at most so many values, each read by `read`; raises as `read_entries`."""
+    if not isinstance(given, dict) or len(given) > most:
+        raise TypeError("no mapping, or too large")
+    return {checked(name, str): read(value) for name, value in given.items()}
+
+
 def read_numbers(given: Any) -> Mapping[str, float]:
     """Return a mapping of numbers that anybody may have written; raises as `read_entries`."""
-    if not isinstance(given, dict) or len(given) > _MOST_COUNTS:
-        raise TypeError("no mapping, or too large")
-    return {checked(name, str): checked(number, float) for name, number in given.items()}
+    return read_mapping(given, _MOST_COUNTS, lambda value: checked(value, float))
 
 
 def read_texts(given: Any) -> Mapping[str, str]:
     """Return a mapping of texts that anybody may have written; raises as `read_entries`."""
-    if not isinstance(given, dict) or len(given) > _MOST_TEXTS:
-        raise TypeError("no mapping, or too large")
-    return {checked(name, str): checked(text, str) for name, text in given.items()}
+    return read_mapping(given, _MOST_TEXTS, lambda value: checked(value, str))
 
 
 def read_number_lists(given: Any, most: int) -> Mapping[str, Sequence[float]]:
     """Return a mapping of lists of at most so many numbers; raises as `read_entries`."""
-    if not isinstance(given, dict) or len(given) > _MOST_HANDLERS:
-        raise TypeError("no mapping, or too large")
-    for numbers in given.values():
+
+    def read(numbers: Any) -> Sequence[float]:
         if not isinstance(numbers, list) or len(numbers) > most:
             raise TypeError("no list, or too long")
-    return {checked(name, str): tuple(checked(number, float) for number in numbers) for name, numbers in given.items()}
+        return tuple(checked(number, float) for number in numbers)
+
+    return read_mapping(given, MOST_HANDLERS, read)
 
 
 def read_lanes(given: Any) -> Mapping[str, Mapping[str, Sequence[float]]]:
     """Return the lanes of handlers, `depth` and `age` by bucket; raises as `read_entries`."""
-    if not isinstance(given, dict) or len(given) > _MOST_HANDLERS:
-        raise TypeError("no mapping, or too large")
-    found = {}
-    for name, said in given.items():
+
+    def read(said: Any) -> Mapping[str, Sequence[float]]:
         lanes = read_number_lists(said, _MOST_BUCKETS)
         if lanes.keys() != {"depth", "age"} or len(lanes["depth"]) != len(lanes["age"]):
             raise ValueError("no lanes")
-        found[checked(name, str)] = lanes
-    return found
+        return lanes
+
+    return read_mapping(given, MOST_HANDLERS, read)
 
 
 def checked(value: Any, kind: type) -> Any:
@@ -178,48 +183,20 @@ def checked(value: Any, kind: type) -> Any:
     return value
 
 
-def fitting(entries: Iterable[Mapping[str, Any]], of: Entries, room: int) -> tuple[list[str], list[Mapping[str, Any]]]:
-    """Return as many entries as fit into so many bytes, as JSON, and the others."""
-    fits: list[str] = []
-    others: list[Mapping[str, Any]] = []
-    for entry in entries:
-        if others or len(fits) == _MOST_ENTRIES:
-            others.append(entry)
-            continue
-        text = dump(_slim(entry, of))
-        room -= len(text.encode()) + 1
-        if room < 0:
-            others.append(entry)
-        else:
-            fits.append(text)
-    return fits, others
-
-
-def fitting_list(entries: Iterable[Mapping[str, Any]], of: Entries, room: int) -> str:
-    """Return the first entries that fit into so many bytes, as a list of JSON."""
-    return f"[{','.join(fitting(entries, of, room)[0])}]"
-
-
-def fitting_texts(texts: Sequence[str], room: int) -> list[str]:
-    """Return the first texts, cut, that fit into so many bytes."""
-    fits = []
-    for text in texts:
-        room -= len(dump(text[:MOST_TEXT])) + 1
-        if room < 0:
+def fitting(values: Iterable[ReadT], room: int) -> list[ReadT]:
+    """Return the first values that fit into so many bytes as JSON."""
+    fits: list[ReadT] = []
+    for value in values:
+        room -= len(dump(value).encode()) + 1
+        if room < 0 or len(fits) == _MOST_ENTRIES:
             break
-        fits.append(text[:MOST_TEXT])
+        fits.append(value)
     return fits
 
 
-def fitting_lanes(lanes: Mapping[str, Mapping[str, Sequence[float]]], room: int) -> dict[str, Any]:
-    """Return the lanes of the handlers with the deepest that fit into so many bytes."""
-    fits: dict[str, Any] = {}
-    for name, depths in sorted(lanes.items(), key=lambda item: -sum(item[1]["depth"]))[:_MOST_HANDLERS]:
-        room -= len(dump({name[:MOST_TEXT]: depths})) + 1
-        if room < 0:
-            break
-        fits[name[:MOST_TEXT]] = depths
-    return fits
+def written(entries: Iterable[Mapping[str, Any]], of: Entries, room: int) -> list[dict[str, Any]]:
+    """Return the first entries that fit into so many bytes, as they are written."""
+    return fitting((_slim(entry, of) for entry in entries), room)
 
 
 def written_numbers(given: Mapping[str, Any]) -> dict[str, float]:

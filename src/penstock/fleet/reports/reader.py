@@ -8,8 +8,8 @@ from typing import Self
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
 from penstock.errors import TopicNotFoundError
-from penstock.fleet.following import TopicFollower
 from penstock.fleet.reports.group_state import Group, GroupStates
+from penstock.fleet.topics import TopicFollower
 from penstock.fleet_member import REPORTS_TOPIC
 from penstock.options import ClientConfig
 

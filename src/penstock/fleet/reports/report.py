@@ -17,7 +17,7 @@ from typing import Any
 from penstock.consumer.latencies import BUCKETS
 from penstock.errors import MessageFormatError
 from penstock.fleet.reports import entries as lists
-from penstock.fleet.reports.entries import MOST_TEXT, checked, dump, fitting_list, written_numbers
+from penstock.fleet.reports.entries import MOST_TEXT, checked, dump, written_numbers
 from penstock.fleet_member import MOST_INTERVAL_S, Sender
 
 #: A report is no larger than this.
@@ -33,6 +33,8 @@ _LANES_BYTES = 6 << 10
 #: Of a key: two texts of which each character is escaped. What is longer does not read when it is cut.
 _MOST_KEY_BYTES = MOST_TEXT * 13
 _MOST_WAITS = 16
+#: For what is written last: the names of the partitions' list and the sums of what it leaves out.
+_LAST_BYTES = 150
 _WAITS_BYTES = 8 << 10
 #: Where a message is when it moves by itself; all other states need a look.
 MOVING = frozenset({"idle", "queued", "in handler", "behind a call", "publishing"})
@@ -163,31 +165,28 @@ def encode_report(
         head["commands"] = True
     if description.get("latencies"):
         head["latencies"] = description["latencies"]
-    if description.get("lanes"):
-        head["lanes"] = lists.fitting_lanes(description["lanes"], _LANES_BYTES)
+    if lanes := description.get("lanes"):
+        deepest = sorted(lanes.items(), key=lambda item: -sum(item[1]["depth"]))[: lists.MOST_HANDLERS]
+        head["lanes"] = dict(lists.fitting(((name[:MOST_TEXT], depths) for name, depths in deepest), _LANES_BYTES))
     coordinator: Mapping[str, Any] = description.get("coordinator") or {}
     if coordinator:
         head["coordinator"] = written_numbers(coordinator["counts"])
         head["operator"] = {name: text[:MOST_TEXT] for name, text in coordinator.get("operator", {}).items()}
-        head["waits"] = lists.fitting_texts(coordinator["waits"][:_MOST_WAITS], _WAITS_BYTES)
-    parked = sorted(description.get("parked", ()), key=_tried, reverse=True)
-    ranked = sorted(description.get("partitions", ()), key=_urgency, reverse=True)
-    start = dump(head)[:-1]
-    beside = f',"parked":{fitting_list(parked, lists.PARKED, _PARKED_BYTES)}'
-    beside += f',"sinks":{fitting_list(description.get("sinks", ()), lists.SINKS, _SINKS_BYTES)}'
-    for name, entries, of, most in (
-        ("dead_letters", description.get("dead_letters"), lists.DEAD_LETTERS, _DEAD_LETTERS_BYTES),
-        ("transactions", coordinator.get("transactions"), lists.TRANSACTIONS, _TRANSACTIONS_BYTES),
-    ):
-        if entries:
-            beside += f',"{name}":{fitting_list(entries, of, most)}'
-    room = MOST_BYTES - len((start + beside).encode()) - len(',"partitions":[],"left_out":{}}') - 100
-    shown, left_out = lists.fitting(ranked, lists.PARTITIONS, room)
-    tail = ""
-    if left_out:
+        head["waits"] = lists.fitting((why[:MOST_TEXT] for why in coordinator["waits"][:_MOST_WAITS]), _WAITS_BYTES)
+    parked = sorted(description.get("parked", ()), key=tried, reverse=True)
+    head["parked"] = lists.written(parked, lists.PARKED, _PARKED_BYTES)
+    head["sinks"] = lists.written(description.get("sinks", ()), lists.SINKS, _SINKS_BYTES)
+    if letters := description.get("dead_letters"):
+        head["dead_letters"] = lists.written(letters, lists.DEAD_LETTERS, _DEAD_LETTERS_BYTES)
+    if transactions := coordinator.get("transactions"):
+        head["transactions"] = lists.written(transactions, lists.TRANSACTIONS, _TRANSACTIONS_BYTES)
+    ranked = sorted(description.get("partitions", ()), key=urgency, reverse=True)
+    room = MOST_BYTES - len(dump(head).encode()) - _LAST_BYTES
+    shown = head["partitions"] = lists.written(ranked, lists.PARTITIONS, room)
+    if left_out := ranked[len(shown) :]:
         sums = {name: sum(partition.get(name) or 0 for partition in left_out) for name in ("lag", "in_flight")}
-        tail = f',"left_out":{dump({"partitions": len(left_out), **sums})}'
-    return f'{start}{beside},"partitions":[{",".join(shown)}]{tail}}}'.encode()
+        head["left_out"] = {"partitions": len(left_out), **sums}
+    return dump(head).encode()
 
 
 def decode_report(key: bytes | None, value: bytes) -> Report:
@@ -249,7 +248,7 @@ def total_lag(reports: Iterable[Report]) -> int | None:
     return None if None in lags else sum(lag or 0 for lag in lags)
 
 
-def _urgency(partition: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:
+def urgency(partition: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:
     """Return what orders partitions: those that will not move by themselves first, then by age and lag."""
     return (
         partition.get("trouble") is not None,
@@ -260,7 +259,8 @@ def _urgency(partition: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int
     )
 
 
-def _tried(message: Mapping[str, Any]) -> tuple[bool, int, float]:
+def tried(message: Mapping[str, Any]) -> tuple[bool, int, float]:
+    """Return what orders parked keys: those that are held, then those that were tried most."""
     return message.get("state") == "held", message.get("attempt") or 0, message.get("age") or 0.0
 
 

@@ -14,25 +14,21 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from penstock import clients
-from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.kafka_errors import reason
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
-from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.clients.rights import Operation, principal_of
 from penstock.description import coordinator_description
 from penstock.errors import PenstockError
 from penstock.fleet.reports.report import Rates, encode_report, key_hash
+from penstock.fleet.topics import RecordWriter
 from penstock.fleet_member import MOST_INTERVAL_S, Describe, ReportSettings, Sender, Stacks, sender_of
 from penstock.options import ClientConfig
 from penstock.transactions import Coordinator
-
-if TYPE_CHECKING:
-    from confluent_kafka import Message
-
-    from penstock.clients.factory import Producer
 
 _log = logging.getLogger(__name__)
 
@@ -45,14 +41,6 @@ _END_S = 2.0
 _LEAST_END_S = 0.5
 #: Stacks in one report.
 _MOST_STACKS = 4
-_SETTINGS = {
-    "linger.ms": 0,
-    "compression.type": "zstd",
-    "message.timeout.ms": 10_000,
-    "queue.buffering.max.messages": 100,
-}
-#: Of the user's settings, those that are for his own producers: a transaction's id is nobody else's.
-_NOT_TAKEN = frozenset({"transactional.id", "transaction.timeout.ms", "delivery.timeout.ms", "on_delivery", "stats_cb"})
 
 
 def _no_stacks(_workers: Iterable[str]) -> Mapping[str, str]:
@@ -113,7 +101,7 @@ class Reporter:
         self.sender = sender
         self._describe = describe
         self._bootstrap_servers = bootstrap_servers
-        self._config = {**{name: value for name, value in config.items() if name not in _NOT_TAKEN}, **_SETTINGS}
+        self._config = config
         self._settings = settings
         self._stacks = stacks
         self._stopping = threading.Event()
@@ -125,7 +113,6 @@ class Reporter:
         self._sequence = 0
         self._rates = Rates()
         self._trouble: str | None = None
-        self._is_under_way = False
         self._cost_s = 0.0
         # Written once; `stop` does not wait for one that has reached no broker.
         self._is_connected = False
@@ -145,40 +132,39 @@ class Reporter:
             self._thread.join(self._end_s + _LEAST_END_S)
 
     def _run(self) -> None:
-        producer: Producer | None = None
+        writer: RecordWriter | None = None
         while not self._stopping.is_set():
             wait_s = self._settings.interval
             try:
-                if producer is None:
-                    producer = self._connect()
+                if writer is None:
+                    writer = self._connect()
                     self._is_connected = True
-                producer.poll(0)  # what became of the one before
-                wait_s = self._report(producer)
+                wait_s = self._report(writer)
             except (PenstockError, KafkaException) as error:
                 self._failed(reason(error) if isinstance(error, KafkaException) else str(error))
-                wait_s = _AGAIN_S if producer is None else wait_s
+                wait_s = _AGAIN_S if writer is None else wait_s
             except Exception as error:  # noqa: BLE001 - what tells of the app must never end it
                 self._failed(f"unexpected {type(error).__name__}")
             self._stopping.wait(wait_s)
-        if producer is not None and self._trouble is None:
-            self._take_out(producer)
+        if writer is not None and self._trouble is None:
+            try:
+                writer.write(self._settings.topic, None, self.sender.key, self._end_s)
+            except PenstockError as error:
+                _log.info("%s was not taken out of %s: %s", self.sender.member, self._settings.topic, error)
 
-    def _connect(self) -> Producer:
-        admin = clients.admin(self._bootstrap_servers, self._config)
+    def _connect(self) -> RecordWriter:
         topic = self._settings.topic
         ensure_topics(
-            admin,
+            clients.admin(self._bootstrap_servers, self._config),
             self._bootstrap_servers,
             [topic_spec(topic)],
             needs={topic: (Operation.WRITE,)},
             principal=principal_of(self._config),
         )
-        return clients.producer(self._bootstrap_servers, self._config)
+        return RecordWriter(self._bootstrap_servers, self._config)
 
-    def _report(self, producer: Producer) -> float:
-        """Send a report, save while the one before is under way; return the seconds until the next."""
-        if self._is_under_way:
-            return self._settings.interval
+    def _report(self, writer: RecordWriter) -> float:
+        """Write a report; return the seconds until the next."""
         begun_s = time.thread_time()
         description = hashed(self._describe(), self.sender.group)
         if self._settings.stacks:
@@ -192,13 +178,11 @@ class Reporter:
             "uptime_s": round(time.monotonic() - self._started, 1),
         }
         value = encode_report(self.sender, description, rates, numbers)
-        self._is_under_way = True
-        try:
-            producer.produce(self._settings.topic, value, key=self.sender.key, on_delivery=self._delivered)
-        except BaseException:
-            self._is_under_way = False
-            raise
+        writer.write(self._settings.topic, value, self.sender.key, stopping=self._stopping)
         self._cost_s = time.thread_time() - begun_s
+        if self._trouble is not None:
+            _log.info("reports of %s go to %s again", self.sender.group, self._settings.topic)
+            self._trouble = None
         return self._interval_s
 
     @property
@@ -217,20 +201,6 @@ class Reporter:
         for partition in held:
             partition["stack"] = stacks.get(partition["worker"]) or None
 
-    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
-        self._is_under_way = False
-        if error is not None:
-            self._failed(self._why(error))
-        elif self._trouble is not None:
-            _log.info("reports of %s go to %s again", self.sender.group, self._settings.topic)
-            self._trouble = None
-
-    def _why(self, error: KafkaError) -> str:
-        if not is_missing_right(error):
-            return error.str()
-        rights = [topic_right(Operation.WRITE, self._settings.topic)]
-        return str(MissingRightError("a report was refused", rights, principal_of(self._config)))
-
     def _failed(self, why: str) -> None:
         if self._trouble is None:
             _log.warning(
@@ -240,13 +210,6 @@ class Reporter:
                 why,
             )
         self._trouble = why
-
-    def _take_out(self, producer: Producer) -> None:
-        try:
-            producer.produce(self._settings.topic, None, key=self.sender.key)
-            producer.flush(self._end_s)
-        except (KafkaException, BufferError) as error:
-            _log.info("%s was not taken out of %s: %s", self.sender.member, self._settings.topic, error)
 
 
 def coordinator_reporter(

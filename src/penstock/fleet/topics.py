@@ -1,9 +1,10 @@
-"""`TopicFollower`: a topic of the fleet, from its beginning or its end on. It joins no group and writes nothing."""
+"""The topics of the fleet: `TopicFollower` follows one from its beginning or its end, `RecordWriter` writes records."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException
@@ -15,6 +16,7 @@ from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, asked_until_rea
 from penstock.clients.requests.topics import require_topics
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import BrokerConnectionError, PenstockError
+from penstock.fleet.wire import SIGNATURE, signature
 from penstock.options import ClientConfig
 
 if TYPE_CHECKING:
@@ -25,10 +27,22 @@ _GROUP = "penstock-fleet"
 #: Seconds without a record after which brokers are asked whether they are there, and that they have for the answer.
 _ASK_AFTER_S = 3.0
 _ANSWER_S = 2.0
+_SETTINGS = {
+    "linger.ms": 0,
+    "enable.idempotence": False,
+    "acks": "all",
+    "message.timeout.ms": 8_000,
+    "compression.type": "zstd",
+}
+#: Of the user's settings, those that are for his own producers alone.
+_NOT_TAKEN = ("transactional.id", "transaction.timeout.ms", "delivery.timeout.ms", "on_delivery", "stats_cb")
+#: Seconds that a record may take, a little longer than the client tries.
+_WRITE_S = 10.0
+_POLL_S = 0.05
 
 
 class TopicFollower:
-    """Follows all partitions of a topic. For one thread; `close` ends it.
+    """Follows all partitions of a topic, in no group. For one thread; `close` ends it.
 
     Args:
         bootstrap_servers: addresses of the brokers.
@@ -159,3 +173,63 @@ class TopicFollower:
     def close(self) -> None:
         """End it."""
         self._reader.close()
+
+
+class RecordWriter:
+    """Writes single records and waits until brokers have them. For one thread.
+
+    Args:
+        bootstrap_servers: addresses of the brokers.
+        config: client settings by librdkafka's names.
+        token: what records are signed with, where there is one.
+    """
+
+    def __init__(self, bootstrap_servers: str, config: ClientConfig, token: str | None = None) -> None:
+        taken = {name: value for name, value in config.items() if name not in _NOT_TAKEN}
+        self._producer = clients.producer(bootstrap_servers, {**taken, **_SETTINGS})
+        self._servers = bootstrap_servers
+        self._principal = principal_of(config)
+        self._token = token
+
+    def write(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        timeout: float = _WRITE_S,
+        *,
+        headers: Sequence[tuple[str, str | bytes | None]] = (),
+        stopping: threading.Event | None = None,
+    ) -> None:
+        """Write a record, signed where there is a token. Whoever sets `stopping` is not waited for.
+
+        Raises:
+            BrokerConnectionError: no broker has it in time; whether it comes to be there is not known.
+            MissingRightError: this user may not write there.
+            PenstockError: it was refused.
+        """
+        told: list[KafkaError | None] = []
+
+        def delivered(error: KafkaError | None, _message: Message) -> None:
+            told.append(error)
+
+        signed = [] if self._token is None else [(SIGNATURE, signature(self._token, topic, value or b""))]
+        try:
+            self._producer.produce(topic, value, key=key, headers=[*headers, *signed], on_delivery=delivered)
+            deadline = time.monotonic() + timeout
+            while not told and time.monotonic() < deadline and not (stopping and stopping.is_set()):
+                self._producer.poll(_POLL_S)
+        except (KafkaException, BufferError) as error:
+            raise PenstockError(f"nothing could be written to {topic}: {type(error).__name__}") from error
+        if not told and stopping is not None and stopping.is_set():
+            return
+        if not told:
+            raise BrokerConnectionError(f"no broker at {self._servers} took a record for {topic} in {timeout:g} s")
+        if (failure := told[0]) is None:
+            return
+        if is_missing_right(failure):
+            right = topic_right(Operation.WRITE, topic)
+            raise MissingRightError(f"nothing can be written to {topic}", [right], self._principal)
+        gone = {KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # noqa: SLF001 - public codes of the library
+        kind = BrokerConnectionError if failure.code() in gone else PenstockError
+        raise kind(f"nothing could be written to {topic}: {reason(failure)}")
