@@ -23,7 +23,7 @@ http {{
   server {{
     listen 127.0.0.1:{port};
     location /penstock/ {{
-      proxy_pass {behind}/; proxy_buffering off; proxy_read_timeout 1h;
+      proxy_pass {behind}/;
       proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
     }}
   }}

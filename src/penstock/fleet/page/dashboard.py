@@ -83,7 +83,7 @@ class PageServer:
 
     def __exit__(self, *_: object) -> None:
         """End, within seconds, whatever browsers and brokers do."""
-        # The streams end first: the server waits for them.
+        # Those that wait for a state end first: the server waits for them.
         self._hub.__exit__()
         self._server.stop()
 

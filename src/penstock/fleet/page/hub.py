@@ -1,8 +1,8 @@
 """The hub: one thread that follows a source, keeps its history, and makes what browsers are shown.
 
 It makes nothing that nobody looks at, each view once for all that look at it, and that once a second at most. A browser
-has a slot for the newest state and one for the newest history: one that is slow misses what is in between, and one that
-is gone is forgotten. Nobody waits for a browser.
+asks for the state after the one that it has, and gets it when it is made: one that is slow misses what is in between,
+and one that is gone asks for nothing. Nobody waits for a browser.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self
@@ -35,12 +36,9 @@ _LEAST_WAIT_S = 0.1
 _END_S = 2.0
 #: Seconds for which a message may be read after the page named it last: somebody looks at it.
 _NAMED_S = 120.0
-#: Browsers at a time.
+#: Browsers that wait at a time, and seconds that one does at most.
 _MOST_BROWSERS = 64
-
-
-#: What a browser is offered when nothing more comes.
-END = "end"
+_ANSWER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,39 +49,20 @@ class View:
     member: str | None = None
 
 
-class Subscription:
-    """A browser. The hub offers, the browser's task takes: nothing else of it is shared."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a browser waits for: a view, newer than what it has."""
 
-    def __init__(self, view: View) -> None:
-        self.view = view
-        self._loop = asyncio.get_running_loop()
-        self._news = asyncio.Event()
-        # On the loop alone.
-        self._slots: dict[str, bytes] = {}
-        #: Whether it got a state. The hub's thread's.
-        self.is_new = True
+    view: View
+    #: When that was made, by the hub's own count; 0 where it has nothing.
+    after: float
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[bytes | None]
 
-    def offer(self, kind: str, content: bytes) -> bool:
-        """Put something in a slot, instead of what was not taken from it; return whether the browser is there."""
-        try:
-            self._loop.call_soon_threadsafe(self._put, kind, content)
-        except RuntimeError:  # the loop has ended
-            return False
-        return True
-
-    def _put(self, kind: str, content: bytes) -> None:
-        self._slots[kind] = content
-        self._news.set()
-
-    async def take(self, wait_s: float) -> dict[str, bytes]:
-        """Return what came, by kind, within so many seconds."""
-        try:
-            await asyncio.wait_for(self._news.wait(), wait_s)
-        except TimeoutError:
-            return {}
-        self._news.clear()
-        taken, self._slots = self._slots, {}
-        return taken
+    def give(self, content: bytes | None) -> None:
+        """Hand over what was made, None where nothing comes any more; the browser may have gone meanwhile."""
+        with suppress(RuntimeError):  # its loop has ended
+            self.loop.call_soon_threadsafe(lambda: None if self.answer.done() else self.answer.set_result(content))
 
 
 class Source(Protocol):
@@ -108,7 +87,7 @@ class Source(Protocol):
 
 
 class Hub:
-    """Follows a source until it is stopped. A context manager; `subscribe` and `unsubscribe` are for a loop.
+    """Follows a source until it is stopped. A context manager; `state` is for loops.
 
     Args:
         source: where groups come from; it is closed at the end.
@@ -125,8 +104,10 @@ class Hub:
         self._thread = threading.Thread(target=self._run, name="penstock-page", daemon=True)
         self._lock = threading.Lock()
         # Written under the lock.
-        self._subscriptions: set[Subscription] = set()
+        self._asked: list[_Asked] = []
         self._is_failing = False
+        # When a point was added last; the hub's thread's.
+        self._noted_at = 0.0
         # By group; replaced as a whole by the hub's thread, read by any.
         self._listening: Mapping[str, frozenset[str]] = {}
         # When a message was last named, on the monotonic clock; the same.
@@ -141,9 +122,8 @@ class Hub:
         """End within seconds; a call of the client that hangs is left behind with the thread."""
         self._stopping.set()
         with self._lock:
-            subscriptions = list(self._subscriptions)
-        for subscription in subscriptions:
-            subscription.offer(END, b"")
+            for browser in self._asked:
+                browser.give(None)
         self._thread.join(_END_S)
 
     def listening(self, group: str) -> frozenset[str]:
@@ -154,19 +134,27 @@ class Hub:
         """Tell whether the page names this message, or did a moment ago. Any thread."""
         return (topic, partition, offset) in self._named
 
-    def subscribe(self, view: View) -> Subscription:
-        """Have a browser shown a view; `TooManyError` where there are too many. On the browser's loop."""
-        subscription = Subscription(view)
-        with self._lock:
-            if len(self._subscriptions) >= _MOST_BROWSERS:
-                raise TooManyError("too many look at the page; try again later")
-            self._subscriptions.add(subscription)
-        return subscription
+    async def state(self, view: View, after: float = 0.0) -> bytes:
+        """Return a view as JSON, once there is a newer one than that of `after`, which a state has as `made`.
 
-    def unsubscribe(self, subscription: Subscription) -> None:
-        """Forget a browser."""
+        Raises:
+            TooManyError: too many browsers wait.
+            TimeoutError: it did not come in time.
+        """
+        loop = asyncio.get_running_loop()
+        asked = _Asked(view, after, loop, loop.create_future())
         with self._lock:
-            self._subscriptions.discard(subscription)
+            if len(self._asked) >= _MOST_BROWSERS:
+                raise TooManyError("too many look at the page; try again later")
+            self._asked.append(asked)
+        try:
+            content = await asyncio.wait_for(asked.answer, _ANSWER_S)
+        finally:
+            with self._lock:
+                self._asked.remove(asked)
+        if content is None:
+            raise TimeoutError("the page ends")
+        return content
 
     def _run(self) -> None:
         next_point = next_state = 0.0
@@ -174,24 +162,25 @@ class Hub:
             while not self._stopping.is_set():
                 # Not past the time at which somebody is to be shown something.
                 wait_s = min(_WAIT_S, max(_LEAST_WAIT_S, next_state - time.monotonic()))
-                self._guarded(partial(self._source.follow, wait_s if self._subscriptions else _WAIT_S))
+                self._guarded(partial(self._source.follow, wait_s if self._asked else _WAIT_S))
                 now = time.monotonic()
-                is_point = now >= next_point
-                if is_point:
+                if now >= next_point:
                     next_point = now + STEP_S
-                    self._guarded(self._note)
-                shown = self._due(everybody=now >= next_state)
-                if shown:
+                    self._guarded(partial(self._note, now))
+                with self._lock:
+                    asked = [browser for browser in self._asked if now >= next_state or browser.after == 0.0]
+                if asked:
                     begun = time.thread_time()
-                    self._guarded(partial(self._show, shown, with_history=is_point))
+                    self._guarded(partial(self._show, asked, now))
                     pause = (time.thread_time() - begun) / _SHARE
                     next_state = max(next_state, now + min(_MOST_S, max(_LEAST_S, pause)) - 0.05)
         finally:
             self._source.close()
 
-    def _note(self) -> None:
+    def _note(self, now: float) -> None:
         groups = self._source.groups()
         self._history.add(groups)
+        self._noted_at = now
         self._listening = {
             group.name: frozenset(
                 member.report.member for member in group.members if member.report.commands and not member.is_silent
@@ -211,28 +200,23 @@ class Hub:
         else:
             self._is_failing = False
 
-    def _due(self, *, everybody: bool) -> list[Subscription]:
-        with self._lock:
-            return [subscription for subscription in self._subscriptions if everybody or subscription.is_new]
-
-    def _show(self, browsers: Sequence[Subscription], *, with_history: bool) -> None:
-        """Make what these browsers look at, and offer it to them."""
+    def _show(self, asked: Sequence[_Asked], now: float) -> None:
+        """Make what these browsers look at, and hand it over."""
         groups = self._source.groups()
         if self._shows_messages:
-            now = time.monotonic()
             recent = {place: at for place, at in self._named.items() if now - at < _NAMED_S}
             self._named = recent | dict.fromkeys(shown_places(groups), now)
-        made: dict[tuple[str, View], bytes] = {}
-        for browser in browsers:
-            kinds = ("state", "history") if with_history or browser.is_new else ("state",)
-            browser.is_new = False
-            for kind in kinds:
-                content = made.get((kind, browser.view))
-                if content is None:
-                    make = self._state if kind == "state" else self._past
-                    content = made[kind, browser.view] = json.dumps(make(browser.view, groups)).encode()
-                if not browser.offer(kind, content):
-                    self.unsubscribe(browser)
+        made: dict[tuple[View, bool], bytes] = {}
+        for browser in asked:
+            # A history has a point more only now and then.
+            with_history = browser.after <= self._noted_at
+            content = made.get((browser.view, with_history))
+            if content is None:
+                state = self._state(browser.view, groups) | {"made": now}
+                if with_history:
+                    state["history"] = self._past(browser.view, groups)
+                content = made[browser.view, with_history] = json.dumps(state).encode()
+            browser.give(content)
 
     def _state(self, view: View, groups: Sequence[Group]) -> dict[str, Any]:
         state = {

@@ -1,4 +1,4 @@
-"""The page's addresses: the page itself, its states as server-sent events and as JSON, and one message on demand.
+"""The page's addresses: the page itself, its states as JSON, and one message on demand.
 
 Everything that comes from Kafka goes to the browser as JSON and is shown there as text. The page loads its own script
 and style sheet and nothing else: its content policy says so.
@@ -6,18 +6,17 @@ and style sheet and nothing else: its content policy says so.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
 from penstock.fleet.disposable_threads import DisposableThreads, TooManyError
-from penstock.fleet.page.hub import END, Hub, View
+from penstock.fleet.page.hub import Hub, View
 from penstock.fleet.server import HEADERS, Endpoint, guarded
 from penstock.fleet.visitors import Visitors
 
@@ -42,18 +41,12 @@ _ASSETS = {
 #: Seconds that the answer to a single question may take, and messages that are read at a time.
 _ANSWER_S = 10.0
 _MOST_READ = 2
-#: Seconds after which a browser that got nothing gets a sign of life, and that it may take what is sent to it.
-_ALIVE_S = 15.0
-_TAKES_S = 20.0
 #: Characters of a topic's name, and the numbers after the last partition and the last offset, for the client library.
 _TOPIC = re.compile(r"[\x01-\x7f]{1,249}")
 _PARTITIONS = 1 << 31
 _OFFSETS = 1 << 63
 
 ReadMessage = Callable[[str, int, int], Any]
-_Event = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[_Event]]
-_Send = Callable[[_Event], Awaitable[None]]
 
 
 def page_routes(
@@ -75,7 +68,6 @@ def page_routes(
     page = _Page(hub, read_message)
     return [
         *(route(path, _asset(*of)) for path, of in _ASSETS.items()),
-        route("/events", page.events),
         route("/api/groups", page.state),
         route("/api/message", page.message),
         *(actions or [route("/api/actions", _no_actions)]),
@@ -113,23 +105,18 @@ class _Page:
         self._read_message = read_message
         self._threads = DisposableThreads("penstock-page-message", _MOST_READ, _ANSWER_S)
 
-    async def events(self, request: Request) -> Response:
-        """Answer with the states of a view, for as long as the browser is there."""
-        return _events(self._hub, _view(request))
-
     async def state(self, request: Request) -> Response:
-        """Answer with the state of a view now."""
+        """Answer with the state of a view: the one after that which the browser has, where it says so."""
+        asked = request.query_params
         try:
-            subscription = self._hub.subscribe(_view(request))
+            view = View(asked.get("group"), asked.get("member") if "group" in asked else None)
+            return _answer(await self._hub.state(view, float(asked.get("after", 0.0))))
+        except ValueError:
+            return _answer({"said": "after is a number, the `made` of the state before"}, 422)
         except TooManyError as error:
             return _answer({"said": str(error)}, 503)
-        try:
-            for _ in range(2):
-                if "state" in (taken := await subscription.take(_ANSWER_S)):
-                    return _answer(taken["state"])
-        finally:
-            self._hub.unsubscribe(subscription)
-        return _answer({"said": "the state did not come in time"}, 503)
+        except TimeoutError:
+            return _answer({"said": "the state did not come in time"}, 503)
 
     async def message(self, request: Request) -> Response:
         """Answer with a message, where that is switched on."""
@@ -158,11 +145,6 @@ class _Page:
             return _answer({"said": "the message could not be read; the log says why"}, 500)
 
 
-def _view(request: Request) -> View:
-    asked = request.query_params
-    return View(asked.get("group"), asked.get("member") if "group" in asked else None)
-
-
 def _place(asked: Mapping[str, str]) -> tuple[str, int, int] | None:
     """Return the topic, the partition and the offset that a request names; None where there can be no such message."""
     try:
@@ -171,53 +153,3 @@ def _place(asked: Mapping[str, str]) -> tuple[str, int, int] | None:
         return None
     is_place = _TOPIC.fullmatch(topic) and 0 <= partition < _PARTITIONS and 0 <= offset < _OFFSETS
     return (topic, partition, offset) if is_place else None
-
-
-def _events(hub: Hub, view: View) -> Response:
-    """Return the states of a view as server-sent events."""
-    from starlette.responses import Response
-
-    class Events(Response):
-        """Sending waits for the browser, and no longer than it may."""
-
-        async def __call__(self, scope: Any, receive: _Receive, send: _Send) -> None:
-            try:
-                subscription = hub.subscribe(view)
-            except TooManyError as error:
-                await _answer({"said": str(error)}, 503)(scope, receive, send)
-                return
-            gone = asyncio.ensure_future(_is_gone(receive))
-            try:
-                headers = {**HEADERS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
-                raw = [(name.lower().encode(), text.encode()) for name, text in headers.items()]
-                await send({"type": "http.response.start", "status": 200, "headers": raw})
-                while not gone.done():
-                    taking = asyncio.ensure_future(subscription.take(_ALIVE_S))
-                    await asyncio.wait((taking, gone), return_when=asyncio.FIRST_COMPLETED)
-                    if not taking.done():
-                        taking.cancel()
-                        break
-                    taken = taking.result()
-                    if END in taken:
-                        break
-                    await asyncio.wait_for(send(_body(taken)), _TAKES_S)
-                await send({"type": "http.response.body", "body": b""})
-            except TimeoutError:
-                # The server closes a connection whose answer was not completed.
-                _log.info("a browser took nothing for %g s: its connection is closed", _TAKES_S)
-            finally:
-                gone.cancel()
-                hub.unsubscribe(subscription)
-
-    return Events()
-
-
-def _body(taken: Mapping[str, bytes]) -> _Event:
-    """Return what was taken as events; a comment where there is nothing, as a sign of life."""
-    events = [b"event: " + kind.encode() + b"\ndata: " + content + b"\n\n" for kind, content in taken.items()]
-    return {"type": "http.response.body", "body": b"".join(events) or b": alive\n\n", "more_body": True}
-
-
-async def _is_gone(receive: _Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -13,7 +13,7 @@ from penstock.consumer.latencies import quantile
 from penstock.fleet.page.history import History
 from penstock.fleet.page.problems import BAD, WARN, as_json, problems_of
 from penstock.fleet.reports.group_state import Group, Member
-from penstock.fleet.reports.report import MOVING, Report, total_lag
+from penstock.fleet.reports.report import Report, total_lag, tried, urgency
 
 _MOST_GROUPS = 300
 _MOST_MEMBERS = 300
@@ -50,11 +50,9 @@ def group_view(
     living = [member.report for member in members if not member.is_silent]
     problems = [as_json(problem, with_stack=with_stacks) for problem in problems_of(group, member)]
     partitions = [(partition, report) for report in living for partition in report.partitions]
-    worst = heapq.nlargest(_MOST_PARTITIONS, partitions, key=lambda pair: _urgency(pair[0]))
+    worst = heapq.nlargest(_MOST_PARTITIONS, partitions, key=lambda pair: urgency(pair[0]))
     parked = [{**message, "member": report.member} for report in living for message in report.parked]
-    parked.sort(
-        key=lambda message: (message["state"] == "held", message["attempt"] or 0, message["age"] or 0.0), reverse=True
-    )
+    parked.sort(key=tried, reverse=True)
     transactions = [
         {**transaction, "member": report.member, "operator": report.operator}
         for report in living
@@ -174,16 +172,6 @@ def _of_member(member: Member) -> dict[str, Any]:
 
 def _need(member: Member) -> tuple[bool, bool, int, str]:
     return not member.is_missed, member.is_replaced, -member.report.known_lag, member.report.member
-
-
-def _urgency(partition: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:
-    return (
-        partition["trouble"] is not None,
-        partition["state"] not in MOVING,
-        partition["paused"] is not None,
-        partition["age"] or 0.0,
-        partition["lag"] or 0,
-    )
 
 
 def _slim(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ const place = (one) => (one.partition === undefined || one.partition < 0 ? one.t
 // ---- What is known, and where it comes from. ----
 
 const known = { state: null, history: {}, route: {}, filter: "", hover: null, at: 0, link: "waiting", actions: [], problem: null };
-let stream = null;
+let following = null;
 
 function encode(text) {
   try { return encodeURIComponent(text); } catch { return null; }  // half a character has no address
@@ -104,24 +104,35 @@ function readRoute() {
   const [group, member] = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decode);
   return { group, member };
 }
-function follow() {
-  if (stream) stream.close();
+// Asks for the state after the one that is known, for as long as this view is looked at; the server says when.
+async function follow() {
+  const own = (following = new AbortController());
   const query = new URLSearchParams();
   if (known.route.group !== undefined) query.set("group", known.route.group);
   if (known.route.member !== undefined) query.set("member", known.route.member);
-  const own = (stream = new EventSource("events?" + query));
-  own.addEventListener("state", (event) => {
-    known.state = JSON.parse(event.data);
-    known.at = Date.now();
-    known.link = "live";
+  while (following === own) {
+    try {
+      const answer = await fetch("api/groups?" + query, { signal: own.signal });
+      if (!answer.ok) throw new Error(String(answer.status));
+      const told = await answer.json();
+      if (following !== own) return;
+      query.set("after", told.made);
+      if (told.history) known.history = told.history;
+      known.state = told;
+      known.at = Date.now();
+      known.link = "live";
+    } catch {
+      if (following !== own) return;
+      known.link = "lost";
+      query.delete("after");
+      await new Promise((go) => setTimeout(go, 1000));
+    }
     draw();
-  });
-  own.addEventListener("history", (event) => { known.history = JSON.parse(event.data); draw(); });
-  own.onerror = () => {
-    known.link = "lost";
-    draw();
-    if (own.readyState === 2) setTimeout(() => stream === own && follow(), 3000);
-  };
+  }
+}
+function unfollow() {
+  if (following) following.abort();
+  following = null;
 }
 function go() {
   known.route = readRoute();
@@ -131,6 +142,7 @@ function go() {
   known.hover = null;
   const field = document.getElementById("filter");
   if (field) field.value = "";
+  unfollow();
   follow();
   draw();
   scrollTo(0, 0);
@@ -557,7 +569,7 @@ function draw() {
   });
 }
 addEventListener("hashchange", go);
-document.addEventListener("visibilitychange", () => { if (document.hidden) { if (stream) stream.close(); } else follow(); });
+document.addEventListener("visibilitychange", () => { unfollow(); if (!document.hidden) follow(); });
 document.addEventListener("keydown", (event) => {
   const field = document.getElementById("filter");
   if (event.key === "/" && !event.ctrlKey && !event.metaKey && !dialog.open && !/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) { event.preventDefault(); field.focus(); }
