@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from tenacity import wait_fixed
@@ -17,11 +18,12 @@ import penstock
 from kafka_proxy import KafkaProxy
 from kafka_tools import produce
 from penstock.devbroker import DevBroker
+from penstock.errors import ConfigurationError
 from penstock.fleet.commands.audit import AuditRecord
 from penstock.fleet.commands.audit_log import audit_records
 from penstock.fleet.commands.command import Command, encode_command
 from penstock.fleet.commands.listener import CommandListener
-from penstock.fleet.commands.sender import CommandSender
+from penstock.fleet.commands.sender import CommandSender, summary
 from penstock.fleet.wire import SIGNATURE, signature
 from penstock.fleet_member import CommandSettings, Member, Outcome
 from raw_produce import produce_raw
@@ -92,8 +94,48 @@ def test_a_message_that_holds_its_partition_is_given_up_by_command(
         f"{topic}[0]@0 was given up: dlq.{topic} has it, and its key goes on",
     )
     wait_until(lambda: running.explain()[0].lag == 0 and running.explain()[0].watermark == 2, 60)
-    [again] = asked(broker, settings, command("give-up", topic, topic=topic, partition=0, offset=0))
+    assert running._listener is not None
+    to_it = {"member": running._listener._member}
+    [again] = asked(broker, settings, command("give-up", topic, topic=topic, partition=0, offset=0, **to_it))
     assert (again.outcome, "nothing does" in again.said) == (Outcome.REFUSED, True)
+
+
+def test_who_gives_a_message_up_is_waited_for_though_others_refuse_at_once(
+    broker: DevBroker, settings: CommandSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.fleet.commands.sender._OTHERS_S", 0.0)
+    refused = threading.Event()
+
+    def refuse(*_: object) -> str:
+        refused.set()
+        raise ConfigurationError("orders[0] is not here")
+
+    def give_up(*_: object) -> str:
+        assert refused.wait(60)
+        return "dlq.orders"
+
+    listeners = [
+        CommandListener(
+            "shop",
+            name,
+            Member(Mock(), Mock(), does, Mock()),
+            bootstrap_servers=broker.bootstrap_servers,
+            config={},
+            settings=settings,
+        )
+        for name, does in (("one", refuse), ("two", give_up))
+    ]
+    try:
+        for listener in listeners:
+            listener.start()
+            assert listener.is_listening.wait(60)
+        asks = command("give-up", "shop", topic="orders", partition=0, offset=0)
+        answers = asked(broker, settings, asks, timeout=60.0)
+    finally:
+        for listener in listeners:
+            listener.stop()
+
+    assert summary(asks, answers)[0] is Outcome.DONE
 
 
 def test_the_stacks_name_a_handler_that_hangs_and_its_message_is_given_up(

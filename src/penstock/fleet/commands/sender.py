@@ -55,6 +55,7 @@ class CommandSender:
             timeout: seconds.
         """
         wanted = {command.member} if command.member is not None else set(members)
+        is_for_holder = ACTIONS[command.name].doer is Doer.HOLDER and command.member is None
         answers: dict[str, AuditRecord] = {}
         # Before the command: no answer comes earlier.
         follower = TopicFollower(self._servers, self._config, self._settings.audit_topic)
@@ -67,7 +68,10 @@ class CommandSender:
                     if record is None or record.by in answers:
                         continue
                     answers[record.by] = record
-                    if not wanted:
+                    if is_for_holder and record.outcome is Outcome.DONE:
+                        return list(answers.values())
+                    # Of those who may hold it, refusals come first: the one that does it takes its time.
+                    if not wanted and not is_for_holder:
                         deadline = min(deadline, time.monotonic() + _OTHERS_S)
         finally:
             follower.close()
