@@ -7,15 +7,14 @@ from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client.registry import CollectorRegistry
 
 from penstock import App, Message, Telemetry, retry
-from penstock.spark_sink.sinks.handlers.report import BatchReport, HandlerMetrics, TaskReport
+from penstock.spark_sink.sinks.handlers.results import BatchReport, HandlerMetrics
 from penstock.telemetry import CoordinatorTelemetry
 from penstock.telemetry.metrics.spark import SparkReading, SparkTelemetry
 from penstock.testing import TestApp
 from telemetry_tools import READING
 
 _QUERY = SparkReading(rows=1, rows_per_s=1.0, lag={("orders", 0): 1}, ledger={("orders", 0): 1}, restarts=1)
-_TASK = TaskReport(task=0, attempt=0, heaviest_lane=1, seconds=1.0, rows=1, handled=1, failed=1, retried=1)
-_REPORT = BatchReport(batch_id=0, tasks=[_TASK], parallelism=1)
+_REPORT = BatchReport(rows=1, handled=1, failed=1, retried=1, tasks=1)
 
 
 def scraped() -> dict[str, frozenset[str]]:

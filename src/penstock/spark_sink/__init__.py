@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.spark_sink.queries.query import start_sink
     from penstock.spark_sink.queries.sink_specs import RowsFunction, SinkFunction, SinkSpec
     from penstock.spark_sink.sinks.delta_sink import DeltaSink
-    from penstock.spark_sink.sinks.handlers.report import BatchReport, TaskReport
+    from penstock.spark_sink.sinks.handlers.results import BatchReport
     from penstock.spark_sink.sinks.handlers.sink import HandlerSink
     from penstock.spark_sink.sinks.iceberg_sink import IcebergSink
     from penstock.spark_sink.sinks.kafka_sink import KafkaSink
@@ -36,7 +36,7 @@ _HOMES = {
     "queries.query": ("start_sink",),
     "queries.sink_specs": ("RowsFunction", "SinkFunction", "SinkSpec"),
     "sinks.delta_sink": ("DeltaSink",),
-    "sinks.handlers.report": ("BatchReport", "TaskReport"),
+    "sinks.handlers.results": ("BatchReport",),
     "sinks.handlers.sink": ("HandlerSink",),
     "sinks.iceberg_sink": ("IcebergSink",),
     "sinks.kafka_sink": ("KafkaSink",),
@@ -64,6 +64,8 @@ _EXTRAS = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used; a missing package is answered with the extra to install."""
+    if name == "TaskReport":
+        raise AttributeError("penstock.spark_sink has no TaskReport any more: BatchReport sums up a batch's tasks")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -98,7 +100,6 @@ __all__ = [
     "SinkState",
     "SinkStatistics",
     "SqlSink",
-    "TaskReport",
     "TopicPartition",
     "decode",
     "register",

@@ -13,7 +13,7 @@ from penstock.consumer import Handler, retry
 from penstock.message import Message
 from penstock.spark_sink import HandlerSink
 from penstock.spark_sink.sinks.handlers.engine import run_task as run_rows
-from penstock.spark_sink.sinks.handlers.report import TaskReport, from_json
+from penstock.spark_sink.sinks.handlers.results import BatchReport
 from penstock.spark_sink.sinks.handlers.rows import LANE
 from penstock.spark_sink.sinks.kafka_publication import ORDER, rows_of
 from penstock.spark_sink.sinks.kafka_publisher import Row as Published
@@ -72,24 +72,24 @@ def batches_of(rows: Sequence[Row], size: int = 3) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist([one.columns() for one in part], schema=SCHEMA)
 
 
-def run_task(rows: Sequence[Row], handlers: Mapping[str, Handler], **options: Any) -> TaskReport:
+def run_task(rows: Sequence[Row], handlers: Mapping[str, Handler], **options: Any) -> BatchReport:
     """Run a task over rows in this thread."""
     return publish_task(rows, handlers, publishes=False, **options)[1]
 
 
 def publish_task(
     rows: Sequence[Row], handlers: Mapping[str, Handler], *, publishes: bool = True, **options: Any
-) -> tuple[list[Published], TaskReport]:
+) -> tuple[list[Published], BatchReport]:
     """Run a task whose sink publishes; return what it gives, in the order in which that is published."""
     reports: list[bytes] = []
     if publishes:
         options |= {"name": "billing", "bootstrap_servers": "nowhere:1"}
     with mock.patch.object(HandlerSink, "_require_picklable"):
         sink = HandlerSink(handlers, group="billing", parallelism=1, **options)
-    table = pa.Table.from_batches(list(run_rows(sink, batches_of(rows), publishes=publishes, task=2, attempt=1)))
+    table = pa.Table.from_batches(list(run_rows(sink, batches_of(rows), publishes=publishes)))
     table = table.sort_by([(name, "ascending") for name in ORDER])
     found = list(rows_of(table.to_batches(), "billing", reports))
-    return found, from_json(*reports)
+    return found, BatchReport.of_tasks(reports)
 
 
 ONCE = retry(1)

@@ -95,10 +95,7 @@ def test_a_key_with_a_fifth_of_all_keeps_its_order_through_failures_and_a_stop_i
     assert report is not None
     assert report.failed == report.retried > 0
     assert report.rows == report.handled
-    assert report.heaviest_lane_share >= 0.19
-    assert 1.0 <= report.skew <= 2.0
-    (skew,) = recorded.points("penstock.spark.handler.skew")
-    assert skew.value == pytest.approx(report.skew)
-    assert dict(skew.attributes) == {"messaging.consumer.group.name": "skew"}
+    retries = recorded.points("penstock.spark.handler.retries")
+    assert [dict(point.attributes) for point in retries] == [{"messaging.consumer.group.name": "skew"}]
     last = recorded.spans("process skew")[-1]
     assert (last.attributes or {})["messaging.batch.message_count"] == report.rows

@@ -16,13 +16,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.consumer.assignments import Assignment, Fetch
@@ -47,8 +46,7 @@ from penstock.message import Record, calling_handlers_of
 from penstock.offsets import Block, Tracker
 from penstock.routing import Run, Scheduler
 from penstock.spark_sink.sinks.handlers.pickling import unpack
-from penstock.spark_sink.sinks.handlers.report import Counts, TaskReport
-from penstock.spark_sink.sinks.handlers.results import ResultRows
+from penstock.spark_sink.sinks.handlers.results import BatchReport, ResultRows
 from penstock.spark_sink.sinks.handlers.rows import TaskRows
 
 _log = logging.getLogger("penstock.handler_sink")
@@ -218,7 +216,7 @@ class TaskEngine:
             return True
         return self._feed() or self._wait()
 
-    def finish(self) -> Counts:
+    def finish(self) -> BatchReport:
         """Return what became of the rows, once `run` and what `enter` began have ended; `SinkError` of some nothing."""
         counts = self._counts()
         if counts.rows != counts.done:
@@ -228,9 +226,9 @@ class TaskEngine:
             )
         return counts
 
-    def _counts(self) -> Counts:
+    def _counts(self) -> BatchReport:
         slots = [self._slot] if self._executor is None else self._executor.slots
-        return Counts(
+        return BatchReport(
             rows=self._progress.taken,
             handled=self._results.handled + sum(slot.handled for slot in slots),
             filtered=sum(slot.filtered for slot in slots),
@@ -239,6 +237,7 @@ class TaskEngine:
             failed=sum(slot.failed for slot in slots),
             retried=sum(slot.retried for slot in slots),
             results=self._results.published,
+            tasks=1,
         )
 
     def _feed(self) -> bool:
@@ -323,15 +322,11 @@ class TaskEngine:
             resource.close()
 
 
-def run_task(
-    work: TaskSettings, batches: Iterator[pa.RecordBatch], *, publishes: bool, task: int, attempt: int
-) -> Iterator[pa.RecordBatch]:
-    """Handle the rows of a task, by its number; yields rows of `results`, of which the last has its report.
+def run_task(work: TaskSettings, batches: Iterator[pa.RecordBatch], *, publishes: bool) -> Iterator[pa.RecordBatch]:
+    """Handle the rows of a task; yields rows of `results`, of which the last has its report.
 
-    `publishes` says whether the sink may publish anything, and `attempt` how often the task had failed before. Raises
-    as `TaskEngine.run` and `TaskEngine.finish`.
+    `publishes` says whether the sink may publish anything. Raises as `TaskEngine.run` and `TaskEngine.finish`.
     """
-    begun = time.monotonic()
     rows = TaskRows(batches, work.handlers.keys(), publishes=publishes)
     results = ResultRows(publishes=publishes, whole=work.atomic_batches)
     engine = TaskEngine(work, rows.stretches(), results)
@@ -339,14 +334,7 @@ def run_task(
         engine.enter(around)
         for _ in engine.run():
             yield from results.full()
-    report = TaskReport(
-        **asdict(engine.finish()),
-        task=task,
-        attempt=attempt,
-        heaviest_lane=max(rows.lanes.values(), default=0),
-        seconds=time.monotonic() - begun,
-    )
-    yield from results.end(rows.last, report)
+    yield from results.end(rows.last, engine.finish())
 
 
 def handling(packed: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -357,11 +345,8 @@ def handling(packed: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.
         if first is None:
             # No lifespan for nothing.
             return
-        context = TaskContext.get()
-        if context is None:
-            raise SinkError("a handler sink's task was run outside of Spark; give the sink to foreachBatch")
-        sink, place = unpack(packed), {"task": context.partitionId(), "attempt": context.attemptNumber()}
-        yield from run_task(sink, chain((first,), batches), publishes=sink.has_ledger, **place)
+        sink = unpack(packed)
+        yield from run_task(sink, chain((first,), batches), publishes=sink.has_ledger)
         imports_set_aside("handling")
 
     return handle

@@ -1,13 +1,16 @@
-"""What a task publishes, as rows of `PUBLISHED`: results and dead letters, each with the position of its message.
+"""What comes of messages: rows of `PUBLISHED` that a task makes, and counts, of a task as of a batch.
 
-One more row for each source partition says how far the task has come there: the ledger moves over messages that
-publish nothing too. The task's report is in a last row, so that one job is enough.
+Results and dead letters have the position of their message. One more row for each source partition says how far the
+task has come there: the ledger moves over messages that publish nothing too. The task's report is in a last row, so
+that one job is enough.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import pyarrow as pa
@@ -16,10 +19,95 @@ from penstock.consumer.assignments import ConsumerLane, Item
 from penstock.consumer.handlers.results import Result
 from penstock.consumer.outbox.outbox import Submission, Then
 from penstock.errors import SinkError
-from penstock.spark_sink.sinks.handlers.report import TaskReport, to_json
 from penstock.spark_sink.sinks.kafka_publication import MARK, PUBLISHED
 from penstock.spark_sink.sinks.position import STEP_BYTES, STEP_ROWS
 from penstock.spark_sink.source.plan import Offsets
+from penstock.telemetry import Telemetry
+from penstock.telemetry.names import CONSUMER_GROUP_NAME
+
+#: What became of a message.
+OUTCOME = "penstock.spark.handler.outcome"
+
+
+@dataclass(slots=True)
+class BatchReport:
+    """What a micro-batch came to, or a task of it; `rows` is `handled`, `dead_letters`, `dropped` and `filtered`.
+
+    Attributes:
+        rows: messages taken in.
+        handled: messages that their handler has done.
+        filtered: messages that a filter refused.
+        dead_letters: messages given up to a dead-letter topic.
+        dropped: messages given up and logged.
+        failed: failures, each try counted.
+        retried: tries after the first.
+        results: messages that handlers returned, to be published.
+        tasks: tasks that had messages.
+    """
+
+    rows: int = 0
+    handled: int = 0
+    filtered: int = 0
+    dead_letters: int = 0
+    dropped: int = 0
+    failed: int = 0
+    retried: int = 0
+    results: int = 0
+    tasks: int = 0
+
+    @property
+    def done(self) -> int:
+        """Messages that are done with, one way or another."""
+        return self.handled + self.filtered + self.dead_letters + self.dropped
+
+    def to_json(self) -> bytes:
+        """Return it as it travels from a task to the driver."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def of_tasks(cls, texts: Sequence[bytes]) -> BatchReport:
+        """Return the sum of what tasks sent along."""
+        tasks = [json.loads(text) for text in texts]
+        return cls(**{count.name: sum(task[count.name] for task in tasks) for count in fields(cls)})
+
+    def __str__(self) -> str:
+        """Say it in a line, without any key."""
+        return (
+            f"{self.rows} messages in {self.tasks} tasks, {self.handled} handled, {self.filtered} filtered, "
+            f"{self.dead_letters} dead letters, {self.dropped} dropped, {self.failed} failures, {self.results} results"
+        )
+
+
+class HandlerMetrics:
+    """The instruments of one sink, with its group as an attribute. Thread-safe, as OpenTelemetry's are."""
+
+    def __init__(self, telemetry: Telemetry, group: str) -> None:
+        meter = telemetry.meter()
+        self._group = {CONSUMER_GROUP_NAME: group}
+        self._messages = meter.create_counter(
+            "penstock.spark.handler.messages", "{message}", "Messages that handlers on executors are done with."
+        )
+        self._failures = meter.create_counter(
+            "penstock.spark.handler.failures", "{failure}", "Failed tries of handlers on executors."
+        )
+        self._retries = meter.create_counter(
+            "penstock.spark.handler.retries", "{try}", "Tries after the first of handlers on executors."
+        )
+
+    def record(self, report: BatchReport) -> None:
+        """Record a batch."""
+        for outcome, count in (
+            ("handled", report.handled),
+            ("filtered", report.filtered),
+            ("dead_letter", report.dead_letters),
+            ("dropped", report.dropped),
+        ):
+            if count:
+                self._messages.add(count, {**self._group, OUTCOME: outcome})
+        if report.failed:
+            self._failures.add(report.failed, self._group)
+        if report.retried:
+            self._retries.add(report.retried, self._group)
 
 
 class ResultRows:
@@ -75,13 +163,13 @@ class ResultRows:
         if len(self._rows) >= STEP_ROWS or self._size >= STEP_BYTES:
             yield self._take()
 
-    def end(self, last: Offsets, report: TaskReport) -> Iterator[pa.RecordBatch]:
+    def end(self, last: Offsets, report: BatchReport) -> Iterator[pa.RecordBatch]:
         """Return the rest, the last offset of each of the task's source partitions, and its report. Called once, last.
 
         Whatever the task's messages have published stands at or below these offsets.
         """
         self._rows += [(*part, offset, MARK, None, None, None, None, None) for part, offset in last.items()]
-        self._rows.append((None, None, None, MARK, None, None, None, to_json(report), None))
+        self._rows.append((None, None, None, MARK, None, None, None, report.to_json(), None))
         yield self._take()
 
     def _take(self) -> pa.RecordBatch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import repeat
 from typing import Any, cast
@@ -31,7 +30,6 @@ class TaskRows:
     """The rows of a task, and what is noted of them as they are taken.
 
     Attributes:
-        lanes: rows of each lane.
         last: the last offset of each source partition, where the sink publishes.
     """
 
@@ -39,7 +37,6 @@ class TaskRows:
         self._batches = batches
         self._topics = topics
         self._publishes = publishes
-        self.lanes: Counter[int] = Counter()
         self.last: Offsets = {}
 
     def stretches(self) -> Iterator[list[Record]]:
@@ -49,8 +46,6 @@ class TaskRows:
         """
         for batch in self._batches:
             _require_handled({name: batch.column(name) for name in POSITION}, self._topics)
-            for found in pc.value_counts(batch.column(LANE)).to_pylist():
-                self.lanes[found["values"]] += found["counts"]
             for part, span in offset_spans(pa.Table.from_batches([batch])).items() if self._publishes else ():
                 self.last[part] = max(span.last, self.last.get(part, span.last))
             for part_of_batch in steps(batch):

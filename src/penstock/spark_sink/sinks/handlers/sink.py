@@ -39,7 +39,7 @@ from penstock.spark_sink.sinks.frames import run_job
 from penstock.spark_sink.sinks.handlers import overlap
 from penstock.spark_sink.sinks.handlers.engine import TaskSettings, handling
 from penstock.spark_sink.sinks.handlers.pickling import made_by, pack, require_packable, unpack
-from penstock.spark_sink.sinks.handlers.report import BatchReport, HandlerMetrics, from_json
+from penstock.spark_sink.sinks.handlers.results import BatchReport, HandlerMetrics
 from penstock.spark_sink.sinks.handlers.spread import spread
 from penstock.spark_sink.sinks.kafka_ledger import (
     LEDGER_TOPIC,
@@ -241,8 +241,7 @@ class HandlerSink(TaskSettings, PublishingSink):
         else:
             self.check(batch.schema)
             texts = [row["value"] for row in run(self._handled(batch).select("value"), f"batch {batch_id}: ")]
-        tasks = [from_json(text) for text in texts]
-        self._publish_report(BatchReport(batch_id=batch_id, tasks=tasks, parallelism=self.parallelism))
+        self._publish_report(batch_id, BatchReport.of_tasks(texts))
 
     def _handled(self, batch: DataFrame) -> DataFrame:
         """Return the frame whose job handles a batch, with what its handlers return and reports of its tasks."""
@@ -264,10 +263,10 @@ class HandlerSink(TaskSettings, PublishingSink):
         """What the last batch came to, in the process that calls the sink; None before the first."""
         return self._process.last
 
-    def _publish_report(self, report: BatchReport) -> None:
+    def _publish_report(self, batch_id: int, report: BatchReport) -> None:
         process = self._process
         process.last = report
-        _log.info("%s: %s", self.group, report)
+        _log.info("%s: batch %d: %s", self.group, batch_id, report)
         if self.telemetry is not None:
             if process.metrics is None:
                 process.metrics = HandlerMetrics(self.telemetry, self.group)
