@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.consumer import Explanation, LitePushConsumer
 from penstock.consumer.inspection.parked_keys import ParkedMessage
-from penstock.spark_sink.progress.statistics import SinkStatistics
+from penstock.spark_sink.progress import SinkStatistics
 from penstock.transactions import Coordinator
 
 #: Parked keys that are shown of one process.

@@ -16,7 +16,7 @@ from databases import TestDatabase
 from penstock.errors import PenstockError, SinkError
 from penstock.spark_sink import DeadLetters, DeltaSink, KafkaSink, SqlSink
 from penstock.spark_sink.ledger.rules import Batch
-from penstock.spark_sink.progress.statistics import SinkState
+from penstock.spark_sink.progress import SinkState
 from penstock.spark_sink.sinks.kafka_ledger import PARTITIONS, require_target
 from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher
 from penstock.spark_sink.sinks.sink import ledger_entries

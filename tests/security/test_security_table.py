@@ -21,7 +21,7 @@ from trial import LeastRights
 from world import World
 
 from penstock.devbroker import AskedRight
-from penstock.spark_sink.queries import restarts
+from penstock.spark_sink.queries import supervise
 from penstock.transactions.core import quarantine
 from penstock.transactions.stores.kafka.coordinator import log_upkeep
 from penstock.transactions.stores.relay import coordinator as relay_coordinator
@@ -78,7 +78,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> N
         monkeypatch.setattr(log_upkeep, "UPKEEP_S", 0.5)
     monkeypatch.setattr(relay_coordinator, "_TRIM_S", 0.5)
     monkeypatch.setattr(quarantine, "_LAST_S", 1.0)
-    monkeypatch.setattr(restarts, "RIGHT_WAIT_S", 0.5)
+    monkeypatch.setattr(supervise, "RIGHT_WAIT_S", 0.5)
 
 
 def test_every_part_of_the_table_is_run() -> None:

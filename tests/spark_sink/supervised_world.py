@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.spark_sink.progress.query_progress import QueryProgress
+from penstock.spark_sink.progress import QueryProgress
 from penstock.spark_sink.queries.app_sinks import AppSinks
-from penstock.spark_sink.queries.gate import Gate
-from penstock.spark_sink.queries.supervised_query import SupervisedQuery
+from penstock.spark_sink.queries.supervise import Gate, SupervisedQuery
 
 FRAME: Any = object()
 PHASES = {"addBatch": 1433, "latestOffset": 169, "triggerExecution": 1877}

@@ -17,7 +17,7 @@ from penstock.app import App
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.progress.statistics import SinkState
+from penstock.spark_sink.progress import SinkState
 from waiting import wait_until
 
 

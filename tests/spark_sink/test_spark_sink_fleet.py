@@ -24,7 +24,7 @@ from kafka_tools import NewTopic, produce
 from penstock.devbroker import DevBroker
 from penstock.fleet.probes.health import Health, HealthLimits
 from penstock.running import RunningApp
-from penstock.spark_sink.progress.statistics import SinkState, SinkStatistics
+from penstock.spark_sink.progress import SinkState, SinkStatistics
 from penstock.spark_sink.queries.app_sinks import AppSinks
 from penstock.spark_sink.queries.fleet import Fleet
 from penstock.spark_sink.queries.sink_specs import SinkSpec

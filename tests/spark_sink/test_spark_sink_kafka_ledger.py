@@ -30,8 +30,8 @@ from penstock.spark_sink.sinks.kafka_ledger import (
     read_ledger,
     slot_of,
 )
-from penstock.spark_sink.sinks.kafka_publication import publish_rows, slot_column
 from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher, change_ledger
+from penstock.spark_sink.sinks.kafka_sink import publish_rows, slot_column
 from penstock.spark_sink.source.pool import WorkerPool
 from waiting import wait_until
 

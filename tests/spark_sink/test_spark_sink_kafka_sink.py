@@ -16,9 +16,9 @@ from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
 from penstock.spark_sink import KafkaSink
 from penstock.spark_sink.ledger.rules import Batch
-from penstock.spark_sink.sinks import kafka_publication
-from penstock.spark_sink.sinks.kafka_publication import PIECE_BYTES, PIECE_ROWS, pieces, publish_rows
+from penstock.spark_sink.sinks import kafka_sink
 from penstock.spark_sink.sinks.kafka_publisher import Row
+from penstock.spark_sink.sinks.kafka_sink import PIECE_BYTES, PIECE_ROWS, pieces, publish_rows
 
 FrameOf = Callable[..., DataFrame]
 
@@ -56,7 +56,7 @@ def test_a_batch_that_shall_be_whole_is_seen_whole_or_not_at_all(
             super().commit_transaction(timeout)
 
     monkeypatch.setattr(making, "Producer", Looking)
-    monkeypatch.setattr(kafka_publication, "PIECE_ROWS", 5)
+    monkeypatch.setattr(kafka_sink, "PIECE_ROWS", 5)
     rows = [Row(("orders", n // 10), n, topics[n % 2], None, b"%d" % n, ()) for n in range(30)]
     found = [publish_rows(target, Batch("sink", 0), rows) for _ in range(2)]
 

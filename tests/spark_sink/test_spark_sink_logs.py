@@ -15,13 +15,13 @@ from source_tasks import Clock, FakeBrokers, batch_over, ranges, stream_over
 from penstock.clients.rights import MissingRightError
 from penstock.errors import ConfigurationError, SourceError
 from penstock.spark_sink.errors import DataLossError
-from penstock.spark_sink.source.plan import Log
-from penstock.spark_sink.source.source import StreamReader
-from penstock.spark_sink.source.waiting import (
+from penstock.spark_sink.source.brokers import (
     REPEAT_S,
     STALLED_S,
     StalledLogs,
 )
+from penstock.spark_sink.source.plan import Log
+from penstock.spark_sink.source.source import StreamReader
 
 UNKNOWN, FORBIDDEN = KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED
 ALL = ReadAllAvailable()

@@ -8,10 +8,10 @@ import traceback
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.spark_sink.queries.query import trigger_arguments
+from penstock.spark_sink.queries.start import trigger_arguments
 from penstock.spark_sink.source.brokers import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
-from penstock.spark_sink.source.positions import Position
+from penstock.spark_sink.source.selection import Position
 
 #: What needs no package for SQL.
 WITHOUT_SQL = ["KafkaSink", "DeltaSink", "HandlerSink", "register", "start_sink"]

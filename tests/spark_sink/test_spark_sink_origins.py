@@ -16,8 +16,7 @@ from streams import read_to_end
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.sinks import sink as sinks
-from penstock.spark_sink.sinks.planned_offsets import merged, planned_offsets
-from penstock.spark_sink.sinks.sink import OfQuery, Origin, origin_of
+from penstock.spark_sink.sinks.sink import OfQuery, Origin, merged, origin_of, planned_offsets
 
 
 class Connected:

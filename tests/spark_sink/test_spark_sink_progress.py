@@ -20,9 +20,7 @@ from penstock.app import App
 from penstock.devbroker import DevBroker
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.ledger.rules import Batch
-from penstock.spark_sink.progress.group_offsets import GroupOffsets
-from penstock.spark_sink.progress.query_progress import QueryProgress
-from penstock.spark_sink.progress.statistics import SinkPartition, SinkState, SinkStatistics
+from penstock.spark_sink.progress import GroupOffsets, QueryProgress, SinkPartition, SinkState, SinkStatistics
 from penstock.spark_sink.sinks.sink import Origin, stored_batches
 from telemetry_tools import Recorded
 from waiting import wait_until

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from penstock.devbroker import DevBroker, User
-from penstock.spark_sink.progress.group_offsets import GroupOffsets
+from penstock.spark_sink.progress import GroupOffsets
 from rights import give, on_group, on_topic, take
 from waiting import wait_until
 

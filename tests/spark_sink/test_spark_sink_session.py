@@ -19,7 +19,7 @@ from kafka_tools import produce
 from penstock.devbroker import DevBroker, spark_environment
 from penstock.errors import ConfigurationError
 from penstock.spark_sink import register
-from penstock.spark_sink.queries.query import load
+from penstock.spark_sink.queries.start import load
 from penstock.spark_sink.source import session
 from penstock.spark_sink.source.session import environment_of, use_this_python
 

@@ -17,7 +17,7 @@ from arrow_frames import PRICES, frame
 from databases import TestDatabase
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import DeadLetters, SqlSink
-from penstock.spark_sink.queries.restarts import is_permanent
+from penstock.spark_sink.queries.supervise import is_permanent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

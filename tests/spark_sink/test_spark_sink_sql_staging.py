@@ -16,11 +16,10 @@ from penstock.database_url import parse_database_url
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.sinks.sql import stages as ways
-from penstock.spark_sink.sinks.sql import staging_task
 from penstock.spark_sink.sinks.sql.databases import database_of, mysql
 from penstock.spark_sink.sinks.sql.databases import postgresql as postgresql_module
 from penstock.spark_sink.sinks.sql.rows import Report
-from penstock.spark_sink.sinks.sql.staging_task import TaskSession, run_tasks
+from penstock.spark_sink.sinks.sql.stages import TaskSession, run_tasks
 from penstock.spark_sink.source import pool
 from penstock.spark_sink.source.pool import WorkerPool
 from waiting import wait_until
@@ -209,7 +208,7 @@ def test_names_that_spark_does_not_find_are_staged_by_no_more_tasks_than_may_con
 def sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool[TaskSession]]:
     """Return the sessions that this worker keeps for tasks, which end with the test."""
     made = WorkerPool[TaskSession]()
-    monkeypatch.setattr(staging_task, "_sessions", made)
+    monkeypatch.setattr(ways, "_sessions", made)
     yield made
     made.close()
 

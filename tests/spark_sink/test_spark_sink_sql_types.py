@@ -15,7 +15,7 @@ from arrow_frames import Letters, frame
 from databases import TestDatabase
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.queries.restarts import is_permanent
+from penstock.spark_sink.queries.supervise import is_permanent
 
 INSTANT, WALL_CLOCK = pa.timestamp("us", "UTC"), pa.timestamp("us")
 TENTH = datetime(2013, 1, 1, 12, 0, 0, 100_000)  # noqa: DTZ001 - of a wall clock

@@ -16,7 +16,7 @@ from databases import TestDatabase
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.queries.restarts import is_permanent
+from penstock.spark_sink.queries.supervise import is_permanent
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from penstock.consumer import handler
 from penstock.errors import ConfigurationError
 from penstock.spark_sink import DataLossError, SqlSink
 from penstock.spark_sink.ledger.rules import LedgerEntry
-from penstock.spark_sink.queries import starting_offsets as starting
+from penstock.spark_sink.queries import start as starting
 from penstock.spark_sink.queries.sink_specs import SinkSpec
-from penstock.spark_sink.queries.starting_offsets import beginning, checkpoint_of, has_progress
+from penstock.spark_sink.queries.start import beginning, checkpoint_of, has_progress
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.sink import begin_ledger
 from penstock.spark_sink.source.plan import Log, Offsets, TopicPartition

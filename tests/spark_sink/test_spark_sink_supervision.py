@@ -13,8 +13,8 @@ from supervised_world import FRAME, IDLE, World, report
 from penstock.clients.rights import MissingRightError, Operation, topic_right
 from penstock.errors import BrokerConnectionError, ConfigurationError, SinkError, TopicNotFoundError
 from penstock.spark_sink.errors import DataLossError, SchemaMismatchError, SessionStoppedError, errors_in
-from penstock.spark_sink.progress.statistics import SinkState
-from penstock.spark_sink.queries.restarts import LONGEST_WAIT_S, RIGHT_WAIT_S, summary_of
+from penstock.spark_sink.progress import SinkState
+from penstock.spark_sink.queries.supervise import LONGEST_WAIT_S, RIGHT_WAIT_S, summary_of
 
 #: What Spark keeps of an exception of the source, shortened; 4.3.0.
 TOPIC_GONE = """[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python streaming data source perform planPartitions: Traceback (most recent call last):

@@ -11,8 +11,8 @@ import pytest
 from supervised_world import FRAME, FakeFleet, FakeQuery, World, app_sinks, report, woken
 
 from penstock.errors import ConfigurationError, SinkError
-from penstock.spark_sink.progress.statistics import SinkState
-from penstock.spark_sink.queries.gate import BatchLeftError, Gate
+from penstock.spark_sink.progress import SinkState
+from penstock.spark_sink.queries.supervise import BatchLeftError, Gate
 from waiting import wait_until
 
 

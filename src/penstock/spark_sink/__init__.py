@@ -14,9 +14,9 @@ from penstock.errors import ConfigurationError
 if TYPE_CHECKING:
     from penstock.spark_sink.errors import DataLossError, SchemaMismatchError, SessionStoppedError
     from penstock.spark_sink.ledger.rules import LedgerEntry
-    from penstock.spark_sink.progress.statistics import SinkPartition, SinkState, SinkStatistics
-    from penstock.spark_sink.queries.query import start_sink
+    from penstock.spark_sink.progress import SinkPartition, SinkState, SinkStatistics
     from penstock.spark_sink.queries.sink_specs import RowsFunction, SinkFunction, SinkSpec
+    from penstock.spark_sink.queries.start import start_sink
     from penstock.spark_sink.sinks.delta_sink import DeltaSink
     from penstock.spark_sink.sinks.handlers.results import BatchReport
     from penstock.spark_sink.sinks.handlers.sink import HandlerSink
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "errors": ("DataLossError", "SchemaMismatchError", "SessionStoppedError"),
     "ledger.rules": ("LedgerEntry",),
-    "progress.statistics": ("SinkPartition", "SinkState", "SinkStatistics"),
-    "queries.query": ("start_sink",),
+    "progress": ("SinkPartition", "SinkState", "SinkStatistics"),
+    "queries.start": ("start_sink",),
     "queries.sink_specs": ("RowsFunction", "SinkFunction", "SinkSpec"),
     "sinks.delta_sink": ("DeltaSink",),
     "sinks.handlers.results": ("BatchReport",),

@@ -26,7 +26,7 @@ from kafka_tools import read_all
 from penstock.clients import factory
 from penstock.spark_sink import KafkaSink, SqlSink
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, warn_left_out
-from penstock.spark_sink.sinks import kafka_publication, kafka_publisher, lake_sink
+from penstock.spark_sink.sinks import kafka_publisher, kafka_sink, lake_sink
 from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher
 from penstock.spark_sink.sinks.sink import begin_ledger, ledger_entries
@@ -221,7 +221,7 @@ class Kafka(SinkUnderTest):
         ordered = sorted(made + ends, key=lambda row: row[:2])
         kept, what = WorkerPool[SinkPublisher](), Batch("sink one", batch, known.get("checkpoint", "kept"), plan)
         try:
-            seen = kafka_publication.publish_rows(self.target, what, ordered, kept)
+            seen = kafka_sink.publish_rows(self.target, what, ordered, kept)
             warn_left_out(what.batch_id, what.target, seen)
         finally:
             kept.close()

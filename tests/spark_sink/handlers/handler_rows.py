@@ -15,8 +15,8 @@ from penstock.spark_sink import HandlerSink
 from penstock.spark_sink.sinks.handlers.engine import run_task as run_rows
 from penstock.spark_sink.sinks.handlers.results import BatchReport
 from penstock.spark_sink.sinks.handlers.rows import LANE
-from penstock.spark_sink.sinks.kafka_publication import ORDER, rows_of
 from penstock.spark_sink.sinks.kafka_publisher import Row as Published
+from penstock.spark_sink.sinks.kafka_sink import ORDER, rows_of
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(

@@ -18,7 +18,7 @@ from penstock.devbroker import DevBroker
 from penstock.message import FixedRecord, Message
 from penstock.spark_sink import HandlerSink
 from penstock.spark_sink.sinks.frames import whole_partitions
-from penstock.spark_sink.sinks.handlers.spread import lane_column, spread
+from penstock.spark_sink.sinks.handlers.rows import lane_column, spread
 
 #: Options of the source under which it reads two partitions of 1,500 messages.
 WHOLE: dict[str, str] = {}

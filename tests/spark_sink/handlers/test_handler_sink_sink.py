@@ -18,7 +18,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from penstock.consumer import Handler, handler
 from penstock.errors import ConfigurationError, SinkError
 from penstock.message import Message
-from penstock.spark_sink.queries.restarts import is_permanent
+from penstock.spark_sink.queries.supervise import is_permanent
 from penstock.spark_sink.sinks.handlers import overlap
 from penstock.spark_sink.sinks.handlers.pickling import pack, unpack
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink

@@ -271,7 +271,7 @@ def _transaction_text(transaction: Mapping[str, Any]) -> str:
 
 
 def _sink_lines(sinks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    from penstock.spark_sink.progress.statistics import SinkState, SinkStatistics
+    from penstock.spark_sink.progress import SinkState, SinkStatistics
 
     names = {state.value: state for state in SinkState}
     for sink in sinks:

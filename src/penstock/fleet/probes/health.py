@@ -17,7 +17,7 @@ from penstock.description import coordinator_description
 from penstock.errors import PenstockError
 from penstock.fleet.reports.reporter import hashed
 from penstock.running import RunningApp
-from penstock.spark_sink.progress.statistics import SinkState
+from penstock.spark_sink.progress import SinkState
 from penstock.transactions import Coordinator
 
 #: Reasons that one answer gives, at most.

@@ -25,14 +25,10 @@ from penstock.clients.rights import MissingRightError, principal_of
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SessionStoppedError
-from penstock.spark_sink.progress.group_offsets import GroupOffsets
-from penstock.spark_sink.progress.query_progress import QueryProgress
-from penstock.spark_sink.progress.statistics import SinkState, SinkStatistics
-from penstock.spark_sink.queries import restarts
+from penstock.spark_sink.progress import GroupOffsets, QueryProgress, SinkState, SinkStatistics
 from penstock.spark_sink.queries.fleet import Fleet
-from penstock.spark_sink.queries.gate import BatchLeftError, Gate
 from penstock.spark_sink.queries.sink_specs import SinkSpec
-from penstock.spark_sink.queries.supervised_query import HALT_S, SupervisedQuery
+from penstock.spark_sink.queries.supervise import HALT_S, BatchLeftError, Gate, SupervisedQuery, summary_of
 from penstock.spark_sink.sinks.sink import OfQuery
 from penstock.spark_sink.source.session import is_classic, is_stopped, new_session
 
@@ -136,7 +132,7 @@ class AppSinks:
         return spark
 
     def _start_query(self, spark: SparkSession, spec: SinkSpec) -> tuple[StreamingQuery, Gate | None]:
-        from penstock.spark_sink.queries.query import start_query
+        from penstock.spark_sink.queries.start import start_query
 
         if is_stopped(spark):
             raise SessionStoppedError(f"Spark's session was stopped under the query {spec.name}; start the app again")
@@ -185,7 +181,7 @@ class AppSinks:
             self._fleet.poll()
         except Exception as error:  # noqa: BLE001 - it is not known any more whose the queries are: all are stopped
             what = "the app cannot share its sinks out any more"
-            self._failure = SinkError(f"{what}: {restarts.summary_of(error)}; start it again")
+            self._failure = SinkError(f"{what}: {summary_of(error)}; start it again")
             self._failure.__cause__ = error
             return
         for query in self.supervised:
@@ -193,7 +189,7 @@ class AppSinks:
                 query.poll(is_mine=query.name in (self._fleet.mine or ()))
             except Exception as error:  # noqa: BLE001 - a JVM that ended shows in more than one way
                 query.fail(
-                    f"Spark does not answer for the query {query.name}: {restarts.summary_of(error)}; its process has "
+                    f"Spark does not answer for the query {query.name}: {summary_of(error)}; its process has "
                     "ended or its session was stopped: see its log, and start again",
                     error,
                 )

@@ -42,8 +42,8 @@ from penstock.clients.bounded_calls import BackgroundCall, LeftBehind, NotAnswer
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import not_empty, positive
 from penstock.spark_sink.ledger.rules import LedgerEntry
+from penstock.spark_sink.sinks.frames import numbers
 from penstock.spark_sink.sinks.lake_sink import LakeSink, Ledger, one_zero
-from penstock.spark_sink.sinks.position import numbers
 from penstock.spark_sink.sinks.sink import Changes
 
 #: The ledger in the summary of a snapshot, and the table's property that says that there is one.

@@ -20,10 +20,10 @@ from penstock.errors import ConfigurationError, PenstockError, SinkError
 from penstock.options import names, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import Batch, OffsetStatistics, warn_left_out
-from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES, collected
-from penstock.spark_sink.sinks.planned_offsets import micro_batch
-from penstock.spark_sink.sinks.position import (
+from penstock.spark_sink.sinks.frames import (
+    MAX_BATCH_BYTES,
     POSITION,
+    collected,
     numbers,
     offset_spans,
     require_columns,
@@ -31,7 +31,15 @@ from penstock.spark_sink.sinks.position import (
     require_position_types,
     unapplied,
 )
-from penstock.spark_sink.sinks.sink import Changes, Entries, LedgerSink, arrow_schema, origin_of, stored_batches
+from penstock.spark_sink.sinks.sink import (
+    Changes,
+    Entries,
+    LedgerSink,
+    arrow_schema,
+    micro_batch,
+    origin_of,
+    stored_batches,
+)
 from penstock.spark_sink.source.plan import TopicPartition
 
 if TYPE_CHECKING:

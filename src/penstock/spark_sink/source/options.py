@@ -19,8 +19,7 @@ from penstock.errors import ConfigurationError
 from penstock.options import nearest
 from penstock.spark_sink.errors import DataLossError
 from penstock.spark_sink.source.plan import EARLIEST, LATEST
-from penstock.spark_sink.source.positions import Position, position
-from penstock.spark_sink.source.selection import Selection, parse_selection
+from penstock.spark_sink.source.selection import Position, Selection, parse_selection, position
 
 _KAFKA = "kafka."
 #: The library wants the name of a group that is never joined.

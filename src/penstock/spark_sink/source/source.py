@@ -25,7 +25,14 @@ from pyspark.sql.types import StructType
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.errors import ConfigurationError, SourceError
-from penstock.spark_sink.source.brokers import OffsetReader, View
+from penstock.spark_sink.source.brokers import (
+    GoneTopics,
+    OffsetReader,
+    StalledLogs,
+    View,
+    report_gone,
+    warn_of_open_transactions,
+)
 from penstock.spark_sink.source.columns import source_schema
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import (
@@ -42,10 +49,9 @@ from penstock.spark_sink.source.plan import (
     to_json,
 )
 from penstock.spark_sink.source.pool import WorkerPool
-from penstock.spark_sink.source.positions import Position
 from penstock.spark_sink.source.reading import KeptConsumer, read_ranges
+from penstock.spark_sink.source.selection import Position
 from penstock.spark_sink.source.session import prepare_environment, use_this_python
-from penstock.spark_sink.source.waiting import GoneTopics, StalledLogs, report_gone, warn_of_open_transactions
 
 #: Those of this process's tasks.
 _consumers = WorkerPool[KeptConsumer]()

@@ -19,8 +19,8 @@ from penstock.consumer.assignments import ConsumerLane, Item
 from penstock.consumer.handlers.results import Result
 from penstock.consumer.outbox.outbox import Submission, Then
 from penstock.errors import SinkError
-from penstock.spark_sink.sinks.kafka_publication import MARK, PUBLISHED
-from penstock.spark_sink.sinks.position import STEP_BYTES, STEP_ROWS
+from penstock.spark_sink.sinks.frames import STEP_BYTES, STEP_ROWS
+from penstock.spark_sink.sinks.kafka_sink import MARK, PUBLISHED
 from penstock.spark_sink.source.plan import Offsets
 from penstock.telemetry import Telemetry
 from penstock.telemetry.names import CONSUMER_GROUP_NAME

@@ -35,20 +35,19 @@ from penstock.consumer.polling.health.startup_checks import output_topics
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.sinks.frames import run_job
+from penstock.spark_sink.sinks.frames import require_columns, run_job
 from penstock.spark_sink.sinks.handlers import overlap
 from penstock.spark_sink.sinks.handlers.engine import TaskSettings, handling
 from penstock.spark_sink.sinks.handlers.pickling import made_by, pack, require_packable, unpack
 from penstock.spark_sink.sinks.handlers.results import BatchReport, HandlerMetrics
-from penstock.spark_sink.sinks.handlers.spread import spread
+from penstock.spark_sink.sinks.handlers.rows import spread
 from penstock.spark_sink.sinks.kafka_ledger import (
     LEDGER_TOPIC,
     Target,
     require_settings,
     require_target,
 )
-from penstock.spark_sink.sinks.kafka_publication import PUBLISHED, PublishingSink
-from penstock.spark_sink.sinks.position import require_columns
+from penstock.spark_sink.sinks.kafka_sink import PUBLISHED, PublishingSink
 from penstock.telemetry import Telemetry
 from penstock.telemetry.spans.batches import BatchSpans, count_messages, is_within_span
 

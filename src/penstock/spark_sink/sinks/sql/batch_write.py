@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, warn_left_out
-from penstock.spark_sink.sinks.position import POSITION
+from penstock.spark_sink.sinks.frames import POSITION
 from penstock.spark_sink.sinks.sink import Entries
 from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_row, facts_of, without_values
 from penstock.spark_sink.sinks.sql.dead_letters import Rejected
@@ -31,7 +31,7 @@ from penstock.spark_sink.sinks.sql.ledger import Owner, lock_ledger, write_ledge
 from penstock.spark_sink.sinks.sql.rows import Deduplication, staged_schema
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
 from penstock.spark_sink.sinks.sql.stages import DriverStage, Staged, open_stage
-from penstock.spark_sink.sinks.sql.upsert import NUMBER, Tables, numbered
+from penstock.spark_sink.sinks.sql.tables import NUMBER, Tables, numbered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.spark_sink.ledger.rules import OffsetStatistics
-from penstock.spark_sink.sinks.position import POSITION, numbers, offset_spans, require_position, unapplied
+from penstock.spark_sink.sinks.frames import POSITION, numbers, offset_spans, require_position, unapplied
 from penstock.spark_sink.sinks.sql.databases.database import DIGITS, ROW
 from penstock.spark_sink.sinks.sql.dead_letters import Rejected
 from penstock.spark_sink.source.plan import Offsets

@@ -13,8 +13,7 @@ from penstock.database_url import parse_database_url
 from penstock.errors import ConfigurationError
 from penstock.options import names, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES
-from penstock.spark_sink.sinks.position import POSITION, require_columns, require_position_types
+from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES, POSITION, require_columns, require_position_types
 from penstock.spark_sink.sinks.sink import arrow_schema
 from penstock.spark_sink.sinks.sql.databases import database_of
 from penstock.spark_sink.sinks.sql.databases.database import Database

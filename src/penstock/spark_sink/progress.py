@@ -1,0 +1,302 @@
+"""What Spark reports of queries: as statistics, as OpenTelemetry metrics, and as offsets of a consumer group.
+
+The offsets of a group are for onlookers, such as lag tools: a query begins where its checkpoint or its sink's ledger
+says, never at these. They are written after a batch was committed, to a group that has no members.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from penstock import clients
+from penstock.clients.bounded_calls import CLOSE_S, end_within
+from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, is_rebalancing, reason
+from penstock.clients.reading import reading_settings
+from penstock.clients.rights import Operation, group_right, missing_right_text, principal_of, topic_right
+from penstock.errors import MessageFormatError
+from penstock.options import ClientConfig, not_empty
+from penstock.spark_sink.sinks.sink import stored_batches
+from penstock.spark_sink.source.plan import Offsets, from_json
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from penstock.telemetry.metrics.spark import SparkReading
+    from penstock.telemetry.settings import Telemetry
+
+
+class SinkState(Enum):
+    """Where a sink's query is in its life."""
+
+    #: Another replica of the app runs it; this one takes over when that one ends.
+    STANDBY = "standby"
+    #: Its query runs.
+    RUNNING = "running"
+    #: Its query failed and is started again when the wait is over.
+    WAITING = "waiting"
+    #: All was read that was asked for, or somebody stopped the query.
+    ENDED = "ended"
+    #: It failed and is not started again; the app stops.
+    FAILED = "failed"
+    #: The app stopped it.
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPartition:
+    """One partition that a sink reads, at one moment.
+
+    Attributes:
+        topic: name of the topic.
+        partition: number of the partition.
+        position: next offset to read after the last committed batch.
+        lag: offsets from there to the end of the log as the source last saw it, or None while it is not known.
+        ledger: next offset to apply by the sink's own ledger, or None where no batch of it was stored in this process.
+    """
+
+    topic: str
+    partition: int
+    position: int
+    lag: int | None
+    ledger: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkStatistics:
+    """A sink at one moment.
+
+    Attributes:
+        name: name of its query.
+        state: where its query is in its life.
+        batch_id: the last batch committed in this process, or None.
+        batches: batches committed in this process.
+        rows: rows in them.
+        rows_per_s: rows that Spark processed in a second of the last batch.
+        batch_seconds: seconds the last batch took from its trigger to its commit.
+        lag: the sum over the partitions, or None while it is not known.
+        restarts: how often the query was started again.
+        retry_in: seconds until it is started again, while it waits.
+        last_error: what ended the query last, in one line, or None.
+        holder: which replica of the app runs it, by host and process, as far as the group has said.
+        partitions: the partitions it has read.
+    """
+
+    name: str
+    state: SinkState
+    batch_id: int | None = None
+    batches: int = 0
+    rows: int = 0
+    rows_per_s: float = 0.0
+    batch_seconds: float = 0.0
+    lag: int | None = None
+    restarts: int = 0
+    retry_in: float | None = None
+    last_error: str | None = None
+    holder: str | None = None
+    partitions: tuple[SinkPartition, ...] = field(default=())
+
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        if self.state is SinkState.STANDBY:
+            return f"sink {self.name}: standby, {self.holder or 'a replica that is not known yet'} runs it"
+        lag = "unknown" if self.lag is None else str(self.lag)
+        text = f"sink {self.name}: {self.state.value}, lag {lag}"
+        if self.batch_id is None:
+            text += ", no batch committed yet"
+        else:
+            text += f", batch {self.batch_id} took {self.batch_seconds:.1f} s at {self.rows_per_s:.0f} rows/s"
+        if self.restarts:
+            text += f", restarted {self.restarts} time{'' if self.restarts == 1 else 's'}"
+        if self.retry_in is not None:
+            text += f", next start in {self.retry_in:.1f} s"
+        if self.last_error is not None and self.state is not SinkState.RUNNING:
+            text += f"; ended by {self.last_error}"
+        return text
+
+
+class QueryProgress:
+    """What is shown of a query, through all its starts. One thread follows the query; any thread may read."""
+
+    def __init__(
+        self, name: str, telemetry: Telemetry | None = None, *, group: GroupOffsets | None = None, sink: object = None
+    ) -> None:
+        #: Replaced as a whole. Whether the query runs is its supervisor's to say.
+        self.statistics = SinkStatistics(name=name, state=SinkState.RUNNING)
+        #: The run of the last report, and its last batch that was counted.
+        self.run: UUID | None = None
+        self.batch_of_run: int | None = None
+        self._group = group
+        self._sink = sink
+        self._metrics = None
+        if telemetry is not None:
+            from penstock.telemetry.metrics.spark import SparkTelemetry
+
+            self._metrics = SparkTelemetry(telemetry, name, self._reading)
+
+    def follow(self, query: StreamingQuery) -> None:
+        """Take the reports that Spark has of a query and that were not taken; it keeps those of 100 batches."""
+        last = query.lastProgress
+        if last is None:
+            return
+        # All of them take Spark some time, and are needed where there are several since the last time only.
+        is_next = last.runId == self.run and self.batch_of_run in (last.batchId, last.batchId - 1)
+        for report in (last,) if is_next else query.recentProgress:
+            self._take(report)
+
+    def _take(self, report: StreamingQueryProgress) -> None:
+        """Take a report; reports come in their order, and a batch counts once however often it is reported."""
+        if report.runId != self.run:
+            self.run, self.batch_of_run = report.runId, None
+        shown = self._at(report)
+        if "addBatch" not in report.durationMs:  # there was nothing to do: Spark says so now and then
+            self.statistics = shown
+        elif self.batch_of_run is None or report.batchId > self.batch_of_run:
+            self.batch_of_run = report.batchId
+            seconds = {phase: taken / 1_000 for phase, taken in report.durationMs.items()}
+            rows_per_s = report.processedRowsPerSecond or 0.0
+            self.statistics = replace(
+                shown,
+                batch_id=report.batchId,
+                batches=shown.batches + 1,
+                rows=shown.rows + (report.numInputRows or 0),
+                rows_per_s=rows_per_s if math.isfinite(rows_per_s) else 0.0,
+                batch_seconds=seconds.get("triggerExecution", 0.0),
+            )
+            if self._metrics is not None:
+                self._metrics.batch(seconds)
+            if self._group is not None:
+                self._group.follow({(part.topic, part.partition): part.position for part in shown.partitions})
+
+    def _at(self, report: StreamingQueryProgress) -> SinkStatistics:
+        """Return the statistics with where the query is, as its report says."""
+        position: Offsets = {}
+        latest: Offsets = {}
+        for source in report.sources:
+            if ends := _offsets(source.endOffset):
+                position |= ends
+                latest |= _offsets(source.latestOffset)
+        if not position:
+            return self.statistics
+        lag = {part: max(0, latest[part] - position[part]) for part in position.keys() & latest.keys()}
+        # As the sink's batches left it in this process: nobody opens the sink for it.
+        key, name = getattr(self._sink, "ledger_key", None), getattr(self._sink, "name", None) or self.statistics.name
+        ledger = stored_batches.ends(key, name)
+        partitions = tuple(
+            SinkPartition(*part, offset, lag.get(part), ledger.get(part)) for part, offset in sorted(position.items())
+        )
+        return replace(self.statistics, lag=sum(lag.values()) if lag else None, partitions=partitions)
+
+    def restarted(self) -> None:
+        """Count that the query is started again."""
+        self.statistics = replace(self.statistics, restarts=self.statistics.restarts + 1)
+
+    def _reading(self) -> SparkReading:
+        from penstock.telemetry.metrics.spark import SparkReading
+
+        shown = self.statistics
+        parts = {(part.topic, part.partition): part for part in shown.partitions}
+        return SparkReading(
+            rows=shown.rows,
+            rows_per_s=shown.rows_per_s,
+            lag={place: part.lag for place, part in parts.items() if part.lag is not None},
+            ledger={place: part.ledger for place, part in parts.items() if part.ledger is not None},
+            restarts=shown.restarts,
+        )
+
+    def close(self) -> None:
+        """Show no metrics any more, and write the last offsets of the group."""
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._group is not None:
+            self._group.close()
+
+
+def _offsets(given: Any) -> Offsets:
+    """Return offsets of Kafka's shape, of our source or Spark's own; none where a source has others."""
+    try:
+        shaped = json.loads(given) if isinstance(given, str) else given
+        return from_json(shaped or {})
+    except (MessageFormatError, ValueError):
+        return {}
+
+
+_log = logging.getLogger("penstock.spark_sink")
+
+#: Seconds that the last offsets may take at the end.
+_LAST_S = 10.0
+
+
+class GroupOffsets:
+    """Writes the position of one query to one group, which belongs to it alone. For one thread at a time.
+
+    Nothing is raised once it is made: offsets that cannot be written cost a warning, and the next batch writes later
+    ones. An empty name or a setting that the client refuses is a `ConfigurationError`.
+    """
+
+    def __init__(self, group: str, *, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
+        not_empty("group", group)
+        self.group = group
+        self._principal = principal_of(config or {})
+        settings = reading_settings(config or {}, group, given={"on_commit": self._answered})
+        #: Commits without joining the group. Its calls do not wait; `poll` brings the answers.
+        self._client: Consumer = clients.consumer(bootstrap_servers, settings)
+        self._unanswered = 0
+        #: What was warned of since it last went well.
+        self._warned: set[str] = set()
+
+    def follow(self, position: Mapping[tuple[str, int], int]) -> None:
+        """Write a position, without waiting until it is written."""
+        self._poll(0)
+        if position:
+            self._unanswered += 1
+            offsets = [TopicPartition(*part, offset) for part, offset in sorted(position.items())]
+            self._client.commit(offsets=offsets, asynchronous=True)
+
+    def close(self) -> None:
+        """Wait until the last offsets are written, for some seconds at most, and close the connections."""
+        deadline = time.monotonic() + _LAST_S
+        while self._unanswered and time.monotonic() < deadline:
+            self._poll(0.1)
+        end_within(CLOSE_S, f"closing the client of the group {self.group}", self._client.close)
+
+    def _poll(self, timeout_s: float) -> None:
+        message = self._client.poll(timeout_s)
+        error = None if message is None else message.error()
+        if error is not None and is_missing_right(error):  # of a coordinator that may not be looked up
+            self._refused(error)
+
+    def _answered(self, error: KafkaError | None, offsets: Sequence[TopicPartition]) -> None:
+        """Take the brokers' answer, within `_poll`."""
+        self._unanswered -= 1
+        by_topic = {offset.topic: offset.error for offset in offsets if offset.error is not None}
+        refusal = error or next(iter(by_topic.values()), None)
+        if refusal is None:
+            self._warned.clear()  # what fails after it has gone well is logged again
+        else:
+            self._refused(refusal, by_topic)
+
+    def _refused(self, error: KafkaError, topics: Iterable[str] = ()) -> None:
+        text = f"the query's position is not written to group {self.group}"
+        if is_missing_right(error):
+            missing = [topic_right(Operation.READ, topic) for topic in sorted(topics)]
+            rights = [group_right(self.group)] if concerns_a_group(error) else missing
+            text = missing_right_text(f"{text}, until the right is given", rights, self._principal)
+        elif is_rebalancing(error) or error.code() == KafkaError.NON_EMPTY_GROUP:
+            # Only members may commit then.
+            text += ": the group has members, and they alone may commit. Give the sink a group of its own"
+        else:
+            text += f": {reason(error)}; the next batch tries again"
+        _log.log(logging.DEBUG if text in self._warned else logging.WARNING, "%s", text)
+        self._warned.add(text)

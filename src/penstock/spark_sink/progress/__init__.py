@@ -1,1 +1,0 @@
-"""What Spark reports of queries, as statistics, metrics and offsets of groups."""
