@@ -18,7 +18,7 @@ from sinks_under_test import SinkUnderTest
 
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger.rules import LedgerEntry
-from penstock.spark_sink.sinks import iceberg_sink, kafka_ledger, kafka_publisher, planned_offsets
+from penstock.spark_sink.sinks import iceberg_sink, kafka_ledger, kafka_publisher, sink
 from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.sink import StoredBatches
 from penstock.spark_sink.sinks.sql import batch_write, stages
@@ -34,7 +34,7 @@ def drops_second_frames(patch: pytest.MonkeyPatch) -> None:
 
 def ends_at_last_rows(patch: pytest.MonkeyPatch) -> None:
     """What was planned is not looked at."""
-    patch.setattr(planned_offsets, "planned_offsets", lambda *given: {})
+    patch.setattr(sink, "planned_offsets", lambda *given: {})
 
 
 def knows_one_position_a_partition(patch: pytest.MonkeyPatch) -> None:
