@@ -19,7 +19,6 @@ from penstock.spark_sink.ledger.rules import Batch
 from penstock.spark_sink.progress import SinkState
 from penstock.spark_sink.sinks.kafka_ledger import PARTITIONS, require_target
 from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher
-from penstock.spark_sink.sinks.sink import ledger_entries
 from penstock.spark_sink.sinks.sql.dead_letters import Rejected
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.source import BatchReader
@@ -192,7 +191,7 @@ def publish(world: World) -> None:
 
     world.trial.attempt(lambda: require_target(target, [copies]))
     world.trial.rounds(work)
-    entries = world.trial.attempt(lambda: ledger_entries(sink, "", [source]))
+    entries = world.trial.attempt(lambda: sink.ledger_entries("", [source]))
     assert entries[source].end == len(world.sent) + 1
     world.require_all_once(copies)
 

@@ -17,7 +17,7 @@ from arrow_frames import PRICES, frame
 from databases import TestDatabase
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import DeadLetters, SqlSink
-from penstock.spark_sink.queries.supervise import is_permanent
+from penstock.spark_sink.queries.supervise import FailureKind, kind_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -178,7 +178,7 @@ def test_a_ledger_that_does_not_know_queries_is_refused(database: TestDatabase) 
     for ask in (lambda: sink(frame(PRICES, [(0, 0, "a", 1)]), 0), sink.position):
         with pytest.raises(SinkError, match=r"penstock_ledger lacks the column query.*another ledger_table") as caught:
             ask()
-        assert is_permanent(caught.value)
+        assert kind_of(caught.value) is FailureKind.PERMANENT
 
 
 def test_a_former_ledger_is_carried_over(database: TestDatabase) -> None:

@@ -14,7 +14,7 @@ from databases import TestDatabase
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.queries.supervise import is_permanent
+from penstock.spark_sink.queries.supervise import FailureKind, kind_of
 from penstock.spark_sink.sinks.sql import tables
 
 NAME = {"name": pa.string()}
@@ -106,7 +106,7 @@ def test_a_column_whose_type_changes_during_a_batch_is_named_and_ends_restarts(p
 
     assert 'column "n" is of type boolean but expression is of type integer' in str(caught.value)
     assert "4711" not in str(caught.value)
-    assert is_permanent(caught.value)
+    assert kind_of(caught.value) is FailureKind.PERMANENT
 
 
 #: Tables without a constraint that tells rows of one key apart at any moment.

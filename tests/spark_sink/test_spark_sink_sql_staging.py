@@ -30,7 +30,7 @@ Kept = WorkerPool[ways.ExecutorStage]
 @pytest.fixture(autouse=True)
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     """Return what is kept by a test, which ends with it."""
-    made = Kept(closes_idle=True)
+    made = Kept()
     monkeypatch.setattr(ways, "_kept_stages", made)
     yield made
     made.close()
@@ -268,7 +268,7 @@ def test_staging_tables_of_a_driver_that_is_gone_are_removed_and_those_of_a_live
     left, alive = f"{ways.PREFIX}left", f"{ways.PREFIX}alive"
     server.execute(*(f"CREATE TABLE {name} (id INT)" for name in (left, alive)))
     url = parse_database_url(server.url)
-    database: Any = database_of(url)
+    database: Any = database_of(server.url)
     with database.session(url) as living:
         assert database.take_lock(living, alive)
         SqlSink(server.url, "events")(frame(PRICES, [(0, 0, "a", 1)]), 0)

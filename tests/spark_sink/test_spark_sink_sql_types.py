@@ -15,7 +15,7 @@ from arrow_frames import Letters, frame
 from databases import TestDatabase
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.queries.supervise import is_permanent
+from penstock.spark_sink.queries.supervise import FailureKind, kind_of
 
 INSTANT, WALL_CLOCK = pa.timestamp("us", "UTC"), pa.timestamp("us")
 TENTH = datetime(2013, 1, 1, 12, 0, 0, 100_000)  # noqa: DTZ001 - of a wall clock
@@ -187,4 +187,4 @@ def test_columns_keep_what_they_take_and_the_rest_is_refused(server: TestDatabas
     assert str(found) == str([(*of[name], value, text) for name, value, text in values])  # NaN is one text
     assert {letter.offset for letter in letters.written} == {n for n, (*_, text) in enumerate(values) if text is None}
     assert set(re.findall(r"column (n\d+) is", str(caught.value))) == {name for name, *_ in refuses}
-    assert is_permanent(caught.value)
+    assert kind_of(caught.value) is FailureKind.PERMANENT

@@ -16,7 +16,7 @@ from databases import TestDatabase
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.queries.supervise import is_permanent
+from penstock.spark_sink.queries.supervise import FailureKind, kind_of
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_sqlite_refuses_what_it_would_change_in_silence(sqlite: TestDatabase) ->
         match=r"column d is NUMERIC in the table and TEXT \(a number of SQLite keeps 15 digits\) in the frame",
     ) as caught:
         sink.check(frame({"d": pa.decimal128(16, 2)}, []).schema)
-    assert is_permanent(caught.value)
+    assert kind_of(caught.value) is FailureKind.PERMANENT
     with pytest.raises(SinkError, match="column n is REAL in the table and BIGINT in the frame"):
         sink.check(frame({"n": pa.int64()}, []).schema)
     with pytest.raises(

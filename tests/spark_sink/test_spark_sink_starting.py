@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,19 +19,26 @@ from penstock.spark_sink.queries import start as starting
 from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.queries.start import beginning, checkpoint_of, has_progress
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
-from penstock.spark_sink.sinks.sink import begin_ledger
-from penstock.spark_sink.source.plan import Log, Offsets, TopicPartition
+from penstock.spark_sink.sinks.sink import Entries, LedgerSink
+from penstock.spark_sink.source.plan import Log, Offsets
 
 
-class Kept:
+class Kept(LedgerSink):
     """A sink whose ledger says what the test wants."""
+
+    name = None
+    ledger_key = "kept"
 
     def __init__(self, **offsets: Offsets) -> None:
         self._offsets = offsets
 
-    def ledger_entries(self, query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
-        known = self._offsets.get(query, {})
-        return {part: LedgerEntry(known[part]) for part in partitions if part in known}
+    def ledger(self) -> dict[str, Entries]:
+        return {
+            query: {part: LedgerEntry(end) for part, end in offsets.items()} for query, offsets in self._offsets.items()
+        }
+
+    def _change_ledger(self, *_given: object) -> None:
+        raise AssertionError
 
     def __call__(self, _batch: object, _batch_id: int) -> None: ...
 
@@ -91,7 +97,7 @@ def test_the_ledger_counts_before_all_that_the_options_say_of_the_beginning(begi
 def test_a_query_that_nothing_was_stored_of_begins_where_it_began_first(begins: Any, tmp_path: Path) -> None:
     sink = SqlSink(f"sqlite:///{tmp_path}/shop.db", table="orders")
     first, entries = begins(sink)
-    begin_ledger(sink, "shop-orders", entries)
+    sink.begin_ledger("shop-orders", entries)
 
     again = begins(sink, "earliest")
 

@@ -29,7 +29,6 @@ from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, warn_left_out
 from penstock.spark_sink.sinks import kafka_publisher, kafka_sink, lake_sink
 from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher
-from penstock.spark_sink.sinks.sink import begin_ledger, ledger_entries
 from penstock.spark_sink.sinks.sql import batch_write
 from penstock.spark_sink.source.pool import WorkerPool
 
@@ -86,11 +85,11 @@ class SinkUnderTest(ABC):
         check: Any = self.sink
         if not isinstance(self, Kafka):  # whose columns are others
             check.check(frame_of([], "", "").schema)
-        begin_ledger(self.sink, self.query, entries)
+        check.begin_ledger(self.query, entries)
 
     def position(self, *parts: tuple[str, int]) -> dict[tuple[str, int], int]:
         """Return what the ledger tells a query that begins without a checkpoint."""
-        return {part: entry.end for part, entry in ledger_entries(self.sink, self.query, parts).items()}
+        return {part: entry.end for part, entry in self.sink.ledger_entries(self.query, parts).items()}
 
 
 def frame_of(rows: Sequence[Place], run: str, query: str, **options: Any) -> Any:

@@ -17,7 +17,6 @@ from penstock.errors import SinkError
 from penstock.message import Message
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.kafka_publisher import Row as Published
-from penstock.spark_sink.sinks.sink import has_ledger
 
 
 def shown(rows: Sequence[Published]) -> list[tuple[int, str | None, bytes | None]]:
@@ -126,8 +125,8 @@ def test_a_sink_with_a_name_has_a_ledger_and_its_results_go_where_an_apps_would(
     config |= {"oauth_cb": "tokens:token"}  # which can travel
     sink = sink_of(handler(two), name="invoices", bootstrap_servers="there:1", config=config)
 
-    assert has_ledger(sink)
-    assert not has_ledger(sink_of(handler(two)))
+    assert sink.has_ledger
+    assert not sink_of(handler(two)).has_ledger
     target = sink._target()
     assert target is not None
     # That of the client library, by which an app's keys go to partitions; a `KafkaSink` has Java's.

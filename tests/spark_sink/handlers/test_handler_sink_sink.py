@@ -18,7 +18,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from penstock.consumer import Handler, handler
 from penstock.errors import ConfigurationError, SinkError
 from penstock.message import Message
-from penstock.spark_sink.queries.supervise import is_permanent
+from penstock.spark_sink.queries.supervise import FailureKind, kind_of
 from penstock.spark_sink.sinks.handlers import overlap
 from penstock.spark_sink.sinks.handlers.pickling import pack, unpack
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
@@ -218,5 +218,5 @@ def test_settings_that_would_run_two_handlers_of_a_key_at_once_are_refused(setti
         with pytest.raises(ZeroDivisionError):
             sink_of(nothing, overlap="allowed")(batch, 0)
 
-    assert is_permanent(caught.value)
+    assert kind_of(caught.value) is FailureKind.PERMANENT
     assert "give the sink overlap='allowed'" in str(caught.value)

@@ -12,7 +12,7 @@ from penstock.cli.sink.location import Location, located
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from penstock.spark_sink.ledger.administration import Change, QueryLedger
+    from penstock.spark_sink.sinks.administration import Change, QueryLedger
 
 QueryName = Annotated[str, typer.Argument(metavar="NAME", help="The query, by the name that its ledger goes by.")]
 Topics = Annotated[
@@ -64,7 +64,7 @@ def show(where: Location, *, name: QueryName, as_json: AsJson = False) -> None:
 
     Exit codes: 0 done, 1 failed or unknown, 2 wrong use, 3 no broker.
     """
-    from penstock.spark_sink.ledger.administration import of_query
+    from penstock.spark_sink.sinks.administration import of_query
 
     rows = [
         {
@@ -110,7 +110,7 @@ def reset(
 
     Exit codes: 0 done, 1 failed or unknown, 2 wrong use, 3 no broker.
     """
-    from penstock.spark_sink.ledger import administration
+    from penstock.spark_sink.sinks import administration
 
     if forget == (to is not None):
         raise ConfigurationError("give --to, or --forget to remove the entries; one of them")
@@ -154,7 +154,7 @@ def rename(
 
     Exit codes: 0 done, 1 failed, unknown, or the new name has entries, 2 wrong use, 3 no broker.
     """
-    from penstock.spark_sink.ledger import administration
+    from penstock.spark_sink.sinks import administration
 
     moved = administration.rename(where.queries(), name, new, dry_run=dry_run)
     if as_json:

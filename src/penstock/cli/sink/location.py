@@ -16,7 +16,8 @@ from penstock.cli.options.connection import SERVERS_OPTION, ClientSettings, Conf
 from penstock.errors import ConfigurationError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.spark_sink.ledger.administration import Ledger, QueryLedger
+    from penstock.spark_sink.sinks.administration import QueryLedger
+    from penstock.spark_sink.sinks.sink import LedgerSink
 
 #: Stands where a sink asks for a name that its ledger is not found by.
 _ANY = "(any)"
@@ -75,7 +76,7 @@ class Location:
 
     def queries(self) -> list[QueryLedger]:
         """Return what the ledger has of each query and target; raises as sinks do."""
-        from penstock.spark_sink.ledger.administration import queries
+        from penstock.spark_sink.sinks.administration import queries
 
         named = (self.sql, self.kafka, self.delta, self.iceberg, self.app)
         if sum(map(bool, named)) != 1:
@@ -85,7 +86,7 @@ class Location:
         found = queries(self._ledgers()) if self.app is None else list(_of_app(self.app))
         return [ledger for ledger in found if self.target in {None, ledger.target}]
 
-    def _ledgers(self) -> Mapping[str, Ledger]:
+    def _ledgers(self) -> Mapping[str, LedgerSink]:
         from penstock import spark_sink
 
         if self.delta is not None:
@@ -105,7 +106,7 @@ class Location:
 
 def _of_app(target: str) -> Iterator[QueryLedger]:
     """Yield what each sink of an app has of its query; those without `write_ledger` are left out."""
-    from penstock.spark_sink.ledger.administration import queries
+    from penstock.spark_sink.sinks.administration import queries
 
     for spec in load_app(target).sinks:
         sink: Any = spec.function

@@ -25,7 +25,7 @@ from penstock.spark_sink.errors import DataLossError
 from penstock.spark_sink.ledger.rules import LedgerEntry, unknown
 from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.queries.supervise import lacking_package
-from penstock.spark_sink.sinks.sink import OfQuery, begin_ledger, has_ledger, ledger_entries
+from penstock.spark_sink.sinks.sink import OfQuery, with_ledger
 from penstock.spark_sink.source.brokers import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import TopicPartition, to_json
@@ -47,7 +47,7 @@ def checkpoint_of(spark: SparkSession, spec: SinkSpec) -> str | None:
     """
     folder = spark.conf.get(CHECKPOINTS, None)
     location = spec.checkpoint_location or (f"{folder}/{spec.name}" if folder else None)
-    if location is None and not has_ledger(spec.function):
+    if location is None and with_ledger(spec.function) is None:
         raise ConfigurationError(
             f"the sink of the query {spec.name} has no ledger, and the query no checkpoint: every start would handle "
             "all of the topic again; give it checkpoint_location=..., or a sink that remembers offsets, such as "
@@ -99,14 +99,15 @@ def beginning(
     """
     given = {_STARTING: spec.starting_offsets} | {option.lower(): value for option, value in spec.options.items()}
     as_given = Beginning({**of_source, **given})
-    if not (is_local or has_ledger(spec.function)):
+    sink = with_ledger(spec.function)
+    if not (is_local or sink):
         return as_given
     options = SourceOptions.parse(as_given.options).for_stream()
     reader = OffsetReader(options)
     view = reader.first_view()
-    if not has_ledger(spec.function):
+    if sink is None:
         return as_given
-    ledger = ledger_entries(spec.function, spec.name, view.logs)
+    ledger = sink.ledger_entries(spec.name, view.logs)
     new = unknown(ledger, {part: LedgerEntry(0, topic_id=view.ids.get(part[0])) for part in view.logs})
     if again := sorted({topic for topic, n in new if (topic, n) in ledger}):
         what = f"topic {', '.join(again)} was deleted and created again since the query {spec.name} has read it"
@@ -215,8 +216,12 @@ def start_query(
     """Do what `start_sink` does for a declared sink; a gate gets the batches instead of the sink's function."""
     checkpoint = checkpoint_of(spark, spec)
     when = trigger_arguments(spec.trigger)
+    for key, value in config.items():
+        require_travelling(key, value)
     of_source = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": ",".join(spec.topics)}
-    of_source |= {f"kafka.{key}": _option_text(key, value) for key, value in config.items()}
+    of_source |= {
+        f"kafka.{key}": str(value).lower() if isinstance(value, bool) else str(value) for key, value in config.items()
+    }
     # Where the driver is this process, what is wrong with the topics is raised as it is, not out of Spark's stacks.
     progress, is_local = has_progress(spark, checkpoint), is_classic(spark)
     begins = beginning(spec, of_source, progress=progress, is_local=is_local)
@@ -232,7 +237,8 @@ def start_query(
     check = getattr(spec.function, "check", None)
     if callable(check):
         check(frame.schema)
-    begin_ledger(spec.function, spec.name, begins.entries)
+    if begins.entries and (sink := with_ledger(spec.function)) is not None:
+        sink.begin_ledger(spec.name, begins.entries)
     writer = frame.writeStream.foreachBatch(gate or OfQuery(spec.function, spec.name)).outputMode(spec.output_mode)
     writer = writer.queryName(spec.name).trigger(**when)
     if spec.checkpoint_location is not None:
@@ -259,9 +265,3 @@ def trigger_arguments(trigger: str) -> dict[str, Any]:
     if _INTERVAL.fullmatch(text):
         return {"processingTime": text}
     raise ConfigurationError(f"trigger must be an interval such as '5 seconds', or 'available now', but is {trigger!r}")
-
-
-def _option_text(key: str, value: Any) -> str:
-    """Return a client setting as the text that Spark's options are; callbacks cannot travel to executors."""
-    require_travelling(key, value)
-    return str(value).lower() if isinstance(value, bool) else str(value)

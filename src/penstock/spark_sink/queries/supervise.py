@@ -89,11 +89,6 @@ def kind_of(failure: BaseException) -> FailureKind:
     return FailureKind.PASSING
 
 
-def is_permanent(failure: BaseException) -> bool:
-    """Tell whether another start would meet the same failure, whatever is waited for."""
-    return kind_of(failure) is FailureKind.PERMANENT
-
-
 def summary_of(failure: BaseException) -> str:
     """Return a failure in one line: its kind and the first line of its text, without Spark's wrapping."""
     if kind_of(failure) is FailureKind.RIVAL:

@@ -6,7 +6,6 @@ Rows and the records of their sources change in one Kafka transaction (`kafka_pu
 from __future__ import annotations
 
 import json
-import shlex
 import zlib
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing, suppress
@@ -94,11 +93,6 @@ class Target:
 def slot_of(source: TopicPartition) -> int:
     """Return the slot of a source partition; `kafka_publication.slot_column` is the same for Spark."""
     return zlib.crc32(f"{source[0]}/{source[1]}".encode()) % SLOTS
-
-
-def ledger_options(topic: str) -> str:
-    """Return the options by which `penstock sink` finds a ledger."""
-    return f"--kafka --ledger-topic {shlex.quote(topic)}"
 
 
 def require_settings(sink: str, bootstrap_servers: str, name: str, ledger_topic: str, config: ClientConfig) -> None:

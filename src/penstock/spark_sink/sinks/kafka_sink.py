@@ -8,6 +8,7 @@ publishes and is tried again publishes the same, and nothing is made once more.
 
 from __future__ import annotations
 
+import shlex
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,6 @@ from penstock.spark_sink.sinks.kafka_ledger import (
     LEDGER_TOPIC,
     SLOTS,
     Target,
-    ledger_options,
     read_ledger,
     require_settings,
     require_target,
@@ -244,7 +244,9 @@ class PublishingSink(LedgerSink):
         # A run of a query that has published a batch was found to be able to.
         if not stored_batches.has_any_of(self.ledger_key, origin):
             self.check(batch.schema)
-        what = micro_batch(batch, batch_id, origin, f"sink {target.name}", ledger_options(target.ledger))
+        what = micro_batch(
+            batch, batch_id, origin, f"sink {target.name}", f"--kafka --ledger-topic {shlex.quote(target.ledger)}"
+        )
         with stored_batches.one_call(self.ledger_key, origin, what):
             return conclude(what, run(published(made(batch), target, what, self.parallelism), f"batch {batch_id}: "))
 

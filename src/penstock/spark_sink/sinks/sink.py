@@ -68,31 +68,6 @@ def arrow_schema(schema: StructType) -> pa.Schema:
         ) from error
 
 
-def has_ledger(sink: object) -> bool:
-    """Tell whether a sink remembers what it stored: it has `ledger_entries(query, partitions)`.
-
-    Unless its `has_ledger` says otherwise. One of mode "batch" remembers batches by their numbers, from which no query
-    can begin.
-    """
-    is_kept = getattr(sink, "has_ledger", getattr(sink, "mode", None) != "batch")
-    return is_kept and callable(getattr(sink, "ledger_entries", None))
-
-
-def ledger_entries(sink: Any, query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
-    """Return the entries of those partitions that a sink's ledger knows of a query; none where it has no ledger.
-
-    A sink that has a name of its own goes by that. Raises `SinkError` where the ledger cannot be read.
-    """
-    return dict(sink.ledger_entries(query, partitions)) if has_ledger(sink) else {}
-
-
-def begin_ledger(sink: object, query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
-    """Write where a query begins, in partitions that a sink's ledger does not know, by its `begin_ledger`."""
-    begin = getattr(sink, "begin_ledger", None)
-    if callable(begin) and entries:
-        begin(query, entries)
-
-
 Entries = dict[TopicPartition, LedgerEntry]
 #: Entries of one query that are to stand; None removes one.
 Changes = Mapping[TopicPartition, LedgerEntry | None]
@@ -108,6 +83,11 @@ class LedgerSink(ABC):
     __slots__ = ()
 
     name: str | None
+
+    @property
+    def has_ledger(self) -> bool:
+        """Whether it remembers the offsets of what it stored, from which a query can begin."""
+        return True
 
     @property
     @abstractmethod
@@ -136,6 +116,11 @@ class LedgerSink(ABC):
     def write_ledger(self, query: str, entries: Changes) -> None:
         """Have the ledger of a query hold these entries, None for none. It waits for a batch that is being stored."""
         self._change_ledger(query, entries, lambda _known: entries)
+
+
+def with_ledger(sink: object) -> LedgerSink | None:
+    """Return a sink that remembers offsets; None for another one, and for a function."""
+    return sink if isinstance(sink, LedgerSink) and sink.has_ledger else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,29 +262,22 @@ _log = logging.getLogger("penstock.spark_sink")
 Planned = dict[TopicPartition, tuple[int, int]]
 
 
-def micro_batch(frame: DataFrame, batch_id: int, origin: Origin, target: str, ledger: str) -> Batch:
+def micro_batch(
+    frame: DataFrame, batch_id: int, origin: Origin, target: str, ledger: str, *, is_numbered: bool = False
+) -> Batch:
     """Return the batch that a frame belongs to, for the rules of the ledger.
 
-    `ledger` has the options by which `penstock sink` finds the ledger; see `Batch` for the rest.
+    `ledger` has the options by which `penstock sink` finds the ledger; see `Batch` for the rest. Where it `is_numbered`
+    its rows come from no messages, and it is known by its number.
     """
-    planned = planned_offsets(frame, batch_id, origin)
-    return Batch(target, batch_id, origin.query_id, planned, reset_command(origin.query, ledger))
-
-
-def numbered_batch(batch_id: int, origin: Origin, target: str, ledger: str) -> Batch:
-    """Return the batch of a frame whose rows come from no messages: it is known by its number; as `micro_batch`."""
-    if origin.query_id is None or origin.query_id == origin.run:
+    if is_numbered and (origin.query_id is None or origin.query_id == origin.run):
         raise SinkError(
             f'{target} takes batches by their number (mode="batch"), which only streaming queries have, on the thread '
             "that Spark calls; Spark Connect does not tell the query's id: use classic Spark"
         )
-    planned = {BATCHES: (batch_id, batch_id + 1)}
-    return Batch(target, batch_id, origin.query_id, planned, reset_command(origin.query, ledger))
-
-
-def reset_command(query: str, ledger: str) -> str:
-    """Return the command that changes the ledger of a query, of which `ledger` has the options."""
-    return f"penstock sink reset {shlex.quote(query)} {ledger}"
+    planned = {BATCHES: (batch_id, batch_id + 1)} if is_numbered else planned_offsets(frame, batch_id, origin)
+    reset = f"penstock sink reset {shlex.quote(origin.query)} {ledger}"
+    return Batch(target, batch_id, origin.query_id, planned, reset)
 
 
 def planned_offsets(frame: DataFrame, batch_id: int, origin: Origin) -> Planned:

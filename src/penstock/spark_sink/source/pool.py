@@ -46,16 +46,13 @@ class _Idle(Generic[KeptT]):
 class WorkerPool(Generic[KeptT]):
     """Keeps things of one kind, each by a key. Any thread may use it; a forked process begins with none.
 
-    `most` are kept at most; of 0 none is. What is too old is closed when something is lent, and in a process that lives
-    on without, such as Spark's driver, by a timer: with `closes_idle`.
+    `most` are kept at most; of 0 none is. What is too old is closed when something is lent, and by a timer in a process
+    that lives on without, such as Spark's driver.
     """
 
-    def __init__(
-        self, most: int = MOST_KEPT, clock: Callable[[], float] = time.monotonic, *, closes_idle: bool = False
-    ) -> None:
+    def __init__(self, most: int = MOST_KEPT, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._clock = clock
-        self._closes_idle = closes_idle
         self._timer: threading.Timer | None = None
         #: Guards `_idle` and `_timer`: tasks borrow and return, the process's end closes.
         self._lock = threading.Lock()
@@ -83,8 +80,7 @@ class WorkerPool(Generic[KeptT]):
                 until = min(made_at + MOST_AGE_S, self._clock() + MOST_IDLE_S)
                 with self._lock:
                     self._idle.append(_Idle(key, lent, made_at, until))
-                    if self._closes_idle:
-                        self._restart_timer()
+                    self._restart_timer()
                 self._sweep()
             else:
                 lent.close()

@@ -143,17 +143,12 @@ class HandlerSink(TaskSettings, PublishingSink):
         asynchronous = any(handler.kind is Kind.TASK for handler in self.handlers.values())
         if not asynchronous and any(map(inspect.isasyncgenfunction, self.lifespans)):
             raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
-        self._check_publishing()
+        if self.name is not None:
+            check.not_empty("name", self.name)
+            if (target := self._target()) is None:
+                raise ConfigurationError(f"the sink {self.name} publishes; give bootstrap_servers, where it does")
+            require_settings("HandlerSink", target.servers, target.name, target.ledger, target.config)
         self._require_picklable()
-
-    def _check_publishing(self) -> None:
-        if self.name is None:
-            return
-        check.not_empty("name", self.name)
-        target = self._target()
-        if target is None:
-            raise ConfigurationError(f"the sink {self.name} publishes; give bootstrap_servers, where it does")
-        require_settings("HandlerSink", target.servers, target.name, target.ledger, target.config)
 
     def _check_handler(self, topic: str, handler: Handler) -> None:
         if not isinstance(handler, Handler):

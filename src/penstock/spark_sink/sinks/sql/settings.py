@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
-from penstock.database_url import parse_database_url
 from penstock.errors import ConfigurationError
 from penstock.options import names, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
@@ -156,7 +154,7 @@ class SqlSinkSettings:
     @property
     def database(self) -> Database:
         """The kind of database that it writes to."""
-        return _database_of(self.url)
+        return database_of(self.url)
 
     def arrow_frame(self, schema: StructType) -> pa.Schema:
         """Return the Arrow columns of such frames, or raise `SchemaMismatchError` where the sink cannot use them."""
@@ -200,11 +198,6 @@ class SqlSinkSettings:
             raise SchemaMismatchError(
                 f"delete names {gone[0]}, which is not boolean; select a condition such as value IS NULL"
             )
-
-
-@lru_cache(maxsize=16)
-def _database_of(url: str) -> Database:
-    return database_of(parse_database_url(url))
 
 
 def _is_number(kind: pa.DataType) -> bool:

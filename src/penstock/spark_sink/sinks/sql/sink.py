@@ -25,7 +25,6 @@ from penstock.spark_sink.sinks.sink import (
     Entries,
     LedgerSink,
     micro_batch,
-    numbered_batch,
     origin_of,
     stored_batches,
 )
@@ -110,13 +109,11 @@ class SqlSink(SqlSinkSettings, LedgerSink):
             MissingRightError: the same, for want of a right.
         """
         origin, target, ledger = origin_of(batch, self.name), f"table {self.table}", self._command_options()
-        if self.mode == "batch":
-            what = numbered_batch(batch_id, origin, target, ledger)
-        else:
-            what = micro_batch(batch, batch_id, origin, target, ledger)
+        is_numbered = self.mode == "batch"
+        what = micro_batch(batch, batch_id, origin, target, ledger, is_numbered=is_numbered)
         url, owner = parse_database_url(self.url), Owner(origin.query, self.table)
         write = BatchWrite(self, url, self.arrow_frame(batch.schema), owner, what, origin.run)
-        rows = numbered(batch, batch_id) if self.mode == "batch" else batch
+        rows = numbered(batch, batch_id) if is_numbered else batch
 
         def log_retry(state: tenacity.RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome is not None else None
@@ -131,6 +128,11 @@ class SqlSink(SqlSinkSettings, LedgerSink):
         )
         with stored_batches.one_call(self.ledger_key, origin, what):
             tries(write.store, rows)
+
+    @property
+    def has_ledger(self) -> bool:
+        """Whether it remembers offsets: with `mode="batch"` it has numbers of batches, from which no query begins."""
+        return self.mode == "position"
 
     def position(self, query: str = "") -> Offsets:
         """Return the ledger: of each partition, the next offset that the table takes. Empty before the first batch.

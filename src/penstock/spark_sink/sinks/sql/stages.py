@@ -97,7 +97,7 @@ class TaskSession:
 
 
 #: Of this Python worker. A session that has met an error is closed.
-_sessions: WorkerPool[TaskSession] = WorkerPool(closes_idle=True)
+_sessions: WorkerPool[TaskSession] = WorkerPool()
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +340,7 @@ class ExecutorStage(DriverStage):
 
 
 #: Of this process's queries.
-_kept_stages: WorkerPool[ExecutorStage] = WorkerPool(_MOST_KEPT, closes_idle=True)
+_kept_stages: WorkerPool[ExecutorStage] = WorkerPool(_MOST_KEPT)
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sqlalchemy as sa
+from functools import lru_cache
 
+from penstock.database_url import parse_database_url
 from penstock.spark_sink.sinks.sql.databases.database import Database
 from penstock.spark_sink.sinks.sql.databases.mysql import MySql
 from penstock.spark_sink.sinks.sql.databases.postgresql import PostgreSql
@@ -13,6 +14,7 @@ from penstock.spark_sink.sinks.sql.databases.sqlite import Sqlite
 DATABASES: dict[str, Database] = {kind.name: kind for kind in (Sqlite(), PostgreSql(), MySql())}
 
 
-def database_of(url: sa.URL) -> Database:
+@lru_cache(maxsize=16)
+def database_of(url: str) -> Database:
     """Return the database an address belongs to."""
-    return DATABASES[url.get_backend_name()]
+    return DATABASES[parse_database_url(url).get_backend_name()]

@@ -10,9 +10,8 @@ all that is kept; other pairs of types are refused.
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -124,9 +123,7 @@ class MySql(Server):
         """Return an engine whose transactions are at READ COMMITTED, see `PostgreSql.engine`."""
         bounds = {name: seconds for name, seconds in _BOUNDS.items() if name not in url.query}
         session = {"charset": "utf8mb4", "init_command": _SESSION}
-        engine = new_engine(url, {**bounds, **session}, isolation_level="READ COMMITTED")
-        sa.event.listen(engine, "do_connect", lambda _dialect, _record, given, named: _connection()(*given, **named))
-        return engine
+        return new_engine(url, {**bounds, **session}, isolation_level="READ COMMITTED")
 
     def changing(self, insert: Any, table: sa.Table, key: Sequence[str], changes: Changes) -> mysql.Insert:
         """Return an `INSERT ... ON DUPLICATE KEY UPDATE`, see `differences`; IGNORE would let bad values pass."""
@@ -219,25 +216,6 @@ class MySql(Server):
         """Return how the table would be made, without the next number of its rows."""
         name = connection.dialect.identifier_preparer.format_table(table)
         return re.sub("AUTO_INCREMENT=[0-9]+", "", connection.exec_driver_sql(f"SHOW CREATE TABLE {name}").one()[1])
-
-
-@cache
-def _connection() -> Any:
-    """Return PyMySQL's connection, but without the system's certificates.
-
-    PyMySQL loads them for each connection, in some 50 ms, and verifies nothing with them unless the address names a CA.
-    """
-    from pymysql.connections import Connection  # type: ignore[import-untyped] # the library has no types
-
-    class Unverified(Connection):  # type: ignore[misc] # the same
-        def _create_ssl_ctx(self, named: Any) -> Any:
-            if named:
-                return super()._create_ssl_ctx(named)
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            return context
-
-    return Unverified
 
 
 def _columns_of(connection: sa.Connection, table: sa.Table) -> list[_Held]:

@@ -9,29 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from penstock.clients.reading import without_membership
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.group_offsets.targets import topic_choice
 from penstock.options import ClientConfig
 from penstock.spark_sink.ledger.rules import BATCHES, LedgerEntry
+from penstock.spark_sink.sinks.sink import LedgerSink
 from penstock.spark_sink.source.brokers import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
 _OFFSET = re.compile(r"\d{1,18}", re.ASCII)
 _PLACE = re.compile(r"([\w.-]+):(\d{1,9})=(\d{1,18})", re.ASCII)
-
-
-class Ledger(Protocol):
-    """The ledger of a sink's target, as sinks give access to it."""
-
-    def ledger(self) -> Mapping[str, Mapping[TopicPartition, LedgerEntry]]:
-        """Return the entries of each query that fills the target, by its name."""
-
-    def write_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry | None]) -> None:
-        """Have the ledger of a query hold these entries, None for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +31,7 @@ class QueryLedger:
     query: str
     target: str
     entries: Mapping[TopicPartition, LedgerEntry]
-    ledger: Ledger
+    sink: LedgerSink
 
     @property
     def last(self) -> LedgerEntry | None:
@@ -50,12 +40,12 @@ class QueryLedger:
         return max(written, key=lambda entry: entry.batch_id or 0, default=None)
 
 
-def queries(ledgers: Mapping[str, Ledger]) -> list[QueryLedger]:
-    """Return what ledgers have, by their targets, ordered by query and target."""
+def queries(sinks: Mapping[str, LedgerSink]) -> list[QueryLedger]:
+    """Return what the ledgers of sinks have, by their targets, ordered by query and target."""
     found = [
-        QueryLedger(query, target, entries, ledger)
-        for target, ledger in ledgers.items()
-        for query, entries in ledger.ledger().items()
+        QueryLedger(query, target, entries, sink)
+        for target, sink in sinks.items()
+        for query, entries in sink.ledger().items()
         if entries
     ]
     return sorted(found, key=lambda held: (held.query, held.target))
@@ -165,7 +155,7 @@ def write(found: Iterable[QueryLedger], made: Sequence[Change]) -> None:
     for held in found:
         changed = {change.part: change.after for change in made if change.target == held.target}
         if changed:
-            held.ledger.write_ledger(held.query, changed)
+            held.sink.write_ledger(held.query, changed)
 
 
 def rename(found: Iterable[QueryLedger], old: str, new: str, *, dry_run: bool) -> list[QueryLedger]:
@@ -176,12 +166,12 @@ def rename(found: Iterable[QueryLedger], old: str, new: str, *, dry_run: bool) -
     moving = of_query(found, old)
     if not new:
         raise ConfigurationError("the new name is empty; name the query")
-    if any(held.ledger.ledger().get(new) for held in moving):
+    if any(held.sink.ledger().get(new) for held in moving):
         raise PenstockError(
             f"the ledger has entries of {new!r}, and those of {old!r} would replace them; choose another name, or "
             f"remove them by `penstock sink reset {new} --forget`"
         )
     for held in () if dry_run else moving:
-        held.ledger.write_ledger(new, held.entries)
-        held.ledger.write_ledger(old, dict.fromkeys(held.entries))
+        held.sink.write_ledger(new, held.entries)
+        held.sink.write_ledger(old, dict.fromkeys(held.entries))
     return moving
