@@ -15,11 +15,7 @@ from source_tasks import Clock, FakeBrokers, batch_over, ranges, stream_over
 from penstock.clients.rights import MissingRightError
 from penstock.errors import ConfigurationError, SourceError
 from penstock.spark_sink.errors import DataLossError
-from penstock.spark_sink.source.brokers import (
-    REPEAT_S,
-    STALLED_S,
-    StalledLogs,
-)
+from penstock.spark_sink.source.brokers import REPEAT_S, STALLED_S, StalledLogs
 from penstock.spark_sink.source.plan import Log
 from penstock.spark_sink.source.source import StreamReader
 

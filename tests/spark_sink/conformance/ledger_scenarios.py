@@ -14,8 +14,8 @@ from inspect import isfunction
 from sinks_under_test import Place, SinkUnderTest
 
 from penstock.errors import SinkError
-from penstock.spark_sink.ledger import administration
 from penstock.spark_sink.ledger.rules import LedgerEntry
+from penstock.spark_sink.sinks import administration
 
 ORDERS, OTHERS, PAYMENTS = ("orders", 0), ("orders", 1), ("payments", 0)
 

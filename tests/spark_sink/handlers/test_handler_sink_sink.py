@@ -19,7 +19,7 @@ from penstock.consumer import Handler, handler
 from penstock.errors import ConfigurationError, SinkError
 from penstock.message import Message
 from penstock.spark_sink.queries.supervise import FailureKind, kind_of
-from penstock.spark_sink.sinks.handlers import overlap
+from penstock.spark_sink.sinks.handlers import sink as handler_sink
 from penstock.spark_sink.sinks.handlers.pickling import pack, unpack
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.telemetry import Telemetry
@@ -210,7 +210,7 @@ ONCE = {"spark_master": "spark://host:7077", "spark_stage_maxConsecutiveAttempts
 )
 def test_settings_that_would_run_two_handlers_of_a_key_at_once_are_refused(settings: dict[str, str], told: str) -> None:
     batch: Any = mock.Mock(sparkSession=Settings(**settings))  # the part of a session that is asked
-    behind = mock.patch.object(overlap, "seconds_until_killed", side_effect=ZeroDivisionError)
+    behind = mock.patch.object(handler_sink, "seconds_until_killed", side_effect=ZeroDivisionError)
 
     with mock.patch.object(HandlerSink, "check"), behind:
         with pytest.raises(ConfigurationError, match=told) as caught:

@@ -19,12 +19,7 @@ from typing import Any
 
 import tenacity
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
-from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
-    AclOperation,
-    AdminClient,
-    OffsetSpec,
-    TopicDescription,
-)
+from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec, TopicDescription  # type: ignore[attr-defined] # not in its __all__
 
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, is_transient, reason

@@ -20,14 +20,7 @@ from penstock.clients.rights import Right
 from penstock.database_url import parse_database_url
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.sinks.frames import numbered
-from penstock.spark_sink.sinks.sink import (
-    Changes,
-    Entries,
-    LedgerSink,
-    micro_batch,
-    origin_of,
-    stored_batches,
-)
+from penstock.spark_sink.sinks.sink import Changes, Entries, LedgerSink, micro_batch, origin_of, stored_batches
 from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
 from penstock.spark_sink.sinks.sql.databases.errors import TransientSinkError, shown, without_values
 from penstock.spark_sink.sinks.sql.ledger import (
