@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from penstock.telemetry.metrics.spark import SparkReading
     from penstock.telemetry.settings import Telemetry
 
+_log = logging.getLogger("penstock.spark_sink")
+
+#: Seconds that the last offsets may take at the end.
+_LAST_S = 10.0
+
 
 class SinkState(Enum):
     """Where a sink's query is in its life."""
@@ -230,12 +235,6 @@ def _offsets(given: Any) -> Offsets:
         return from_json(shaped or {})
     except (MessageFormatError, ValueError):
         return {}
-
-
-_log = logging.getLogger("penstock.spark_sink")
-
-#: Seconds that the last offsets may take at the end.
-_LAST_S = 10.0
 
 
 class GroupOffsets:

@@ -12,6 +12,7 @@ a hole cannot be seen, since filtered and missing rows look alike; all other rul
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -68,26 +69,15 @@ class OffsetStatistics:
 
     rows: int = 0
     spans: dict[TopicPartition, Span] = field(default_factory=dict)
-    applied: dict[TopicPartition, int] = field(default_factory=dict)
-
-    def see(self, part: TopicPartition, span: Span) -> None:
-        """Take note of offsets of a partition."""
-        held = self.spans.get(part, span)
-        self.spans[part] = Span(min(held.first, span.first), max(held.last, span.last))
-
-    def count(self, part: TopicPartition, rows: int, applied: int) -> None:
-        """Count rows of a partition, of which some were applied before."""
-        self.rows += rows
-        if applied:
-            self.applied[part] = self.applied.get(part, 0) + applied
+    applied: Counter[TopicPartition] = field(default_factory=Counter)
 
     def add(self, other: OffsetStatistics) -> None:
         """Add what another task has seen."""
         self.rows += other.rows
+        self.applied += other.applied
         for part, span in other.spans.items():
-            self.see(part, span)
-        for part, applied in other.applied.items():
-            self.count(part, 0, applied)
+            held = self.spans.get(part, span)
+            self.spans[part] = Span(min(held.first, span.first), max(held.last, span.last))
 
 
 class Rule(Enum):
@@ -264,7 +254,8 @@ class Batch:
                 offset = span.last
             is_late, where = not batch.start <= offset < batch.end, f"it was planned from {batch.start} to {batch.end}"
         elif held is not None:
-            is_late = offset < held.end and _is_later(held, batch)
+            is_later = (batch.batch_id or 0) > (-1 if held.batch_id is None else held.batch_id)
+            is_late = offset < held.end and batch.is_of_query(held) and is_later
             where = f"batch {held.batch_id} has stored what lies below {held.end}"
             remedy += (
                 f"; or the topic was created again: run `{self.reset} --forget --topic {part[0]}`; or the checkpoint "
@@ -278,11 +269,6 @@ class Batch:
                 f"{where}: an operator with state (a window, a join of streams, dropDuplicates) holds rows back, or "
                 f"the frame has rows of another source: {remedy}"
             )
-
-
-def _is_later(held: LedgerEntry, batch: LedgerEntry) -> bool:
-    """Tell whether a batch comes after the one of the ledger, in the numbers of one query."""
-    return batch.is_of_query(held) and (batch.batch_id or 0) > (held.batch_id if held.batch_id is not None else -1)
 
 
 def warn_left_out(batch_id: int, target: str, statistics: OffsetStatistics) -> None:

@@ -39,6 +39,10 @@ CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 
 _STARTING = "startingoffsets"
 
+#: Triggers that read what is there and end.
+_ONCE = ("once", "available now", "availablenow")
+_INTERVAL = re.compile(r"[1-9]\d* *(milliseconds?|seconds?|minutes?|hours?|days?)")
+
 
 def checkpoint_of(spark: SparkSession, spec: SinkSpec) -> str | None:
     """Return where Spark keeps a query's progress; None where it keeps none.
@@ -138,12 +142,6 @@ def beginning(
         {} if progress is None else {part: LedgerEntry(at, at, view.ids.get(part[0])) for part, at in begun.items()}
     )
     return Beginning({**of_source, **rest, _STARTING: json.dumps(to_json(positions))}, entries)
-
-
-#: Triggers that read what is there and end.
-_ONCE = ("once", "available now", "availablenow")
-
-_INTERVAL = re.compile(r"[1-9]\d* *(milliseconds?|seconds?|minutes?|hours?|days?)")
 
 
 def start_sink(

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from penstock.spark_sink.progress import QueryProgress
 
+_log = logging.getLogger("penstock.spark_sink")
+
 #: Seconds before the first restart, and at most before any; each wait is twice the one before.
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 
@@ -61,6 +63,13 @@ _KIND_AND_TEXT = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Warning)): (.+)$
 
 #: A package that the source, or a sink on executors, is made of.
 _NO_MODULE = re.compile(r"No module named '(penstock|confluent_kafka|pyarrow|xxhash|psycopg|sqlalchemy)\b")
+
+#: Milliseconds of one wait of a batch behind the gate.
+_PARK_MS = 1_000
+#: Seconds between two questions for the progress of a query.
+_PROGRESS_S = 1.0
+#: Seconds that Spark may take for the stop of a query: it waits for a function that does not call Spark.
+HALT_S = 10.0
 
 
 class FailureKind(Enum):
@@ -112,10 +121,6 @@ def lacking_package(text: str) -> str | None:
         f"the Python of Spark's workers has no {found[1]}: set PYSPARK_PYTHON to one that has it, or ship it "
         "(docs/spark-cluster.md)"
     )
-
-
-#: Milliseconds of one wait of a batch behind the gate.
-_PARK_MS = 1_000
 
 
 class BatchLeftError(Exception):
@@ -190,14 +195,6 @@ def sleep_in_jvm(batch: DataFrame, milliseconds: int) -> None:
     jvm = batch.sparkSession.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to its JVM
     if jvm is not None:
         jvm.java.lang.Thread.sleep(milliseconds)
-
-
-_log = logging.getLogger("penstock.spark_sink")
-
-#: Seconds between two questions for the progress of a query.
-_PROGRESS_S = 1.0
-#: Seconds that Spark may take for the stop of a query: it waits for a function that does not call Spark.
-HALT_S = 10.0
 
 
 class SupervisedQuery:

@@ -20,7 +20,7 @@ from pyspark.sql.types import BinaryType, StructType
 from penstock.clients.rights import MissingRightError
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
-from penstock.spark_sink.ledger.rules import BATCHES, Span
+from penstock.spark_sink.ledger.rules import BATCHES, OffsetStatistics, Span
 from penstock.spark_sink.source.plan import Offsets, TopicPartition
 from penstock.spark_sink.source.source import SourceTask
 
@@ -30,6 +30,14 @@ POSITION = ("topic", "partition", "offset")
 #: Rows, and about the bytes of rows, that are Python objects at a time.
 STEP_ROWS = 4096
 STEP_BYTES = 8 * 1024 * 1024
+
+#: Bytes of Arrow that a batch on the driver may have, unless a sink says so; Spark's own bound on what it collects,
+#: `spark.driver.maxResultSize`, is twice as much by default.
+MAX_BATCH_BYTES: Final = 512 * 1024 * 1024
+#: The frame of what tasks yield for the driver.
+PICKLED: Final = StructType().add("pickled", BinaryType())
+#: What tasks raise.
+_RAISED = (SinkError, MissingRightError, ConfigurationError)
 
 
 def require_columns(present: Iterable[str], target: str, more: Iterable[str] = ()) -> None:
@@ -96,33 +104,21 @@ def offset_spans(rows: pa.Table) -> dict[TopicPartition, Span]:
     return {(row["topic"], row["partition"]): Span(row["offset_min"], row["offset_max"]) for row in found.to_pylist()}
 
 
-def unapplied(
-    rows: pa.Table, spans: Mapping[TopicPartition, Span], ledger: Offsets
-) -> tuple[pa.Table, dict[TopicPartition, int]]:
-    """Return the rows at or above the ledger, and of each partition how many are below it."""
-    applied: dict[TopicPartition, int] = {}
+def unapplied(rows: pa.Table, spans: dict[TopicPartition, Span], ledger: Offsets) -> tuple[pa.Table, OffsetStatistics]:
+    """Return the rows at or above the ledger, and what all rows are, whose spans these are."""
+    seen = OffsetStatistics(rows.num_rows, spans)
     for part, span in spans.items():
         if span.first < ledger.get(part, 0):
             own = pc.and_(pc.equal(rows["topic"], part[0]), pc.equal(rows["partition"], part[1]))
             below = pc.and_(own, pc.less(rows["offset"], ledger[part]))
-            applied[part] = pc.sum(below).as_py()
+            seen.applied[part] = pc.sum(below).as_py()
             rows = rows.filter(pc.invert(below))
-    return rows, applied
+    return rows, seen
 
 
 def numbers(first: int, count: int) -> pa.Array:
     """Return so many whole numbers from the first on; made of a `range`, each would be an object of Python first."""
     return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=first - 1)
-
-
-#: Bytes of Arrow that a batch on the driver may have, unless a sink says so; Spark's own bound on what it collects,
-#: `spark.driver.maxResultSize`, is twice as much by default.
-MAX_BATCH_BYTES: Final = 512 * 1024 * 1024
-
-#: The frame of what tasks yield for the driver.
-PICKLED: Final = StructType().add("pickled", BinaryType())
-#: What tasks raise.
-_RAISED = (SinkError, MissingRightError, ConfigurationError)
 
 
 def tasks_of(batch: DataFrame) -> int | None:

@@ -317,10 +317,8 @@ def change_ledger(target: Target, parts: Iterable[TopicPartition], change: Calla
         by_id.setdefault(target.transactional_id(part), []).append(part)
     with closing(SinkPublisher(target)) as publisher:
         for own in by_id.values():
-            publisher.write([], own, partial(_without_rows, change, own))
 
+            def decide(held: Entries, own: Collection[TopicPartition] = own) -> tuple[Sequence[Row], Changes]:
+                return [], {part: entry for part, entry in change(held).items() if part in own}
 
-def _without_rows(
-    change: Callable[[Entries], Changes], own: Collection[TopicPartition], held: Entries
-) -> tuple[Sequence[Row], Changes]:
-    return [], {part: entry for part, entry in change(held).items() if part in own}
+            publisher.write([], own, decide)

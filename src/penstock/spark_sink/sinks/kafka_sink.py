@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shlex
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -73,6 +74,12 @@ PUBLISHED = pa.schema(
         "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
     }
 )
+
+#: What this process's tasks publish by.
+_publishers = WorkerPool[SinkPublisher]()
+#: Column that names the topic of a row, where the sink names none.
+TARGET_TOPIC = "target_topic"
+_HEADERS = "array<struct<key:string,value:binary>>"
 
 
 def published(rows: DataFrame, target: Target, batch: Batch, parallelism: int) -> DataFrame:
@@ -152,10 +159,6 @@ def pieces(rows: Iterable[Row], *, whole: bool = False) -> Iterator[Sequence[Row
         yield piece
 
 
-#: What this process's tasks publish by.
-_publishers = WorkerPool[SinkPublisher]()
-
-
 def publish_rows(
     target: Target, batch: Batch, rows: Iterable[Row], publishers: WorkerPool[SinkPublisher] = _publishers
 ) -> OffsetStatistics:
@@ -167,7 +170,8 @@ def publish_rows(
     found = OffsetStatistics()
     with publishers.lend(target, lambda: SinkPublisher(target)) as publisher:
         for piece in pieces(rows, whole=target.whole):
-            found.count(piece[0].source, publishing(piece), publisher.publish(batch, piece))
+            found.rows += publishing(piece)
+            found.applied += Counter({piece[0].source: publisher.publish(batch, piece)})
     return found
 
 
@@ -249,12 +253,6 @@ class PublishingSink(LedgerSink):
         )
         with stored_batches.one_call(self.ledger_key, origin, what):
             return conclude(what, run(published(made(batch), target, what, self.parallelism), f"batch {batch_id}: "))
-
-
-#: Column that names the topic of a row, where the sink names none.
-TARGET_TOPIC = "target_topic"
-
-_HEADERS = "array<struct<key:string,value:binary>>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import tenacity
 from penstock.errors import ConfigurationError, PenstockError, SinkError
 from penstock.options import names, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.rules import Batch, OffsetStatistics, warn_left_out
+from penstock.spark_sink.ledger.rules import Batch, warn_left_out
 from penstock.spark_sink.sinks.frames import (
     MAX_BATCH_BYTES,
     POSITION,
@@ -253,9 +253,9 @@ class LakeSink(LedgerSink, Generic[TableT]):
         self._refuse_null(rows, required, "is NOT NULL in")
         spans = offset_spans(rows)
         ledger = self._entries(table, self.name, spans.keys() | batch.planned.keys(), batch.query_id)
-        left, applied = unapplied(rows, spans, batch.applied_below(ledger))
+        left, seen = unapplied(rows, spans, batch.applied_below(ledger))
         entries = batch.entries_after(ledger, spans)
-        warn_left_out(batch.batch_id, batch.target, OffsetStatistics(rows.num_rows, spans, applied))
+        warn_left_out(batch.batch_id, batch.target, seen)
         if not entries:
             return
         if self.key:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
+_log = logging.getLogger("penstock.spark_sink")
+
 #: Spark's names for the number of a micro-batch and for the group of its jobs, which is the id of the run
 #: (`MicroBatchExecution.BATCH_ID_KEY`, `StreamExecution`: the job group is `runId`).
 _BATCH_ID, _RUN = "streaming.sql.batchId", "spark.jobGroup.id"
@@ -44,6 +46,11 @@ _CONNECT_WORKER = "SPARK_CONNECT_LOCAL_URL"
 
 #: Name of the query whose function runs in this thread, where `start_sink` or an app has started it.
 _CALLING: ContextVar[str | None] = ContextVar("penstock_calling_query", default=None)
+
+Entries = dict[TopicPartition, LedgerEntry]
+#: Entries of one query that are to stand; None removes one.
+Changes = Mapping[TopicPartition, LedgerEntry | None]
+Planned = dict[TopicPartition, tuple[int, int]]
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -66,11 +73,6 @@ def arrow_schema(schema: StructType) -> pa.Schema:
         raise SchemaMismatchError(
             f"the frame has a column that cannot be stored: {error}; cast it or leave it out"
         ) from error
-
-
-Entries = dict[TopicPartition, LedgerEntry]
-#: Entries of one query that are to stand; None removes one.
-Changes = Mapping[TopicPartition, LedgerEntry | None]
 
 
 class LedgerSink(ABC):
@@ -255,11 +257,6 @@ class StoredBatches:
 
 #: Of this process's queries.
 stored_batches = StoredBatches()
-
-
-_log = logging.getLogger("penstock.spark_sink")
-
-Planned = dict[TopicPartition, tuple[int, int]]
 
 
 def micro_batch(

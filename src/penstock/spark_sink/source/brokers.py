@@ -32,11 +32,17 @@ from penstock.errors import BrokerConnectionError, ConfigurationError, SourceErr
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import Log, Offsets, TopicPartition, place
 
+_log = logging.getLogger("penstock.spark_sink")
+
 #: Seconds for one question of a running query: a broker that is gone does not answer, and the next question goes to
 #: another one.
 _QUESTION_TIMEOUT_S = 3.0
 
 _UNCOMMITTED = IsolationLevel.READ_UNCOMMITTED
+
+#: Seconds a log's end stands still before that is logged, and between two such lines of a query.
+STALLED_S = 10.0
+REPEAT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +192,6 @@ def _may_only_be_seen(description: TopicDescription) -> bool:
     """Tell whether a topic may be described and not read. Brokers that do not tell rights list none at all."""
     allowed = description.authorized_operations or ()
     return AclOperation.DESCRIBE in allowed and AclOperation.READ not in allowed
-
-
-#: Seconds a log's end stands still before that is logged, and between two such lines of a query.
-STALLED_S = 10.0
-REPEAT_S = 60.0
-
-_log = logging.getLogger("penstock.spark_sink")
 
 
 class GoneTopics:

@@ -17,6 +17,13 @@ from penstock.spark_sink.source.plan import EARLIEST, LATEST, Log, Offsets, Topi
 #: Kafka's own topics. A pattern leaves them out; to read one, name it.
 _INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
+#: What the client answers for a time after the last message.
+_NO_OFFSET = -1
+#: The latest time there is in Kafka's protocol.
+_LAST_MS = 2**63 - 1
+#: Returns the first offset at or after a time (ms) of each partition, -1 where there is none.
+AtTime = Callable[[int, Iterable[TopicPartition]], Offsets]
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -72,15 +79,6 @@ def parse_selection(given: Mapping[str, str]) -> Selection:
             f"the option subscribePattern is no regular expression: {error}; correct it"
         ) from error
     return Selection(said, (), text)
-
-
-#: What the client answers for a time after the last message.
-_NO_OFFSET = -1
-#: The latest time there is in Kafka's protocol.
-_LAST_MS = 2**63 - 1
-
-#: Returns the first offset at or after a time (ms) of each partition, -1 where there is none.
-AtTime = Callable[[int, Iterable[TopicPartition]], Offsets]
 
 
 @dataclass(frozen=True, slots=True)

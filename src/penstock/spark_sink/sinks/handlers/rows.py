@@ -34,6 +34,9 @@ _US_PER_MS = 1000
 #: A timestamp in the client's form, a type and milliseconds, where there is none.
 _NO_TIMESTAMP = (0, -1)
 
+#: Lanes for each task, as many as a worker has: the largest tells how much of a batch one key is.
+_LANES_PER_TASK = 64
+
 
 class TaskRows:
     """The rows of a task, and what is noted of them as they are taken.
@@ -112,10 +115,6 @@ def _records(columns: Mapping[str, pa.Array]) -> Iterator[Record]:
         ]
     places = (values(name) for name in (*POSITION, "key", "value"))
     return cast("Iterator[Record]", map(Message, *places, headers, repeat(None), timestamps))
-
-
-#: Lanes for each task, as many as a worker has: the largest tells how much of a batch one key is.
-_LANES_PER_TASK = 64
 
 
 def spread(batch: DataFrame, handlers: Mapping[str, Handler], parallelism: int) -> DataFrame:

@@ -64,6 +64,16 @@ _TIME = re.compile(r"(\d+) *(ms|s|m|min|h)?")
 #: A number alone means milliseconds, as everywhere in Spark's times.
 _SECONDS = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
+_log = logging.getLogger("penstock.handler_sink")
+#: Columns that a frame must have.
+_TYPES: Mapping[str, type[DataType]] = {
+    "topic": StringType,
+    "partition": IntegerType,
+    "offset": LongType,
+    "key": BinaryType,
+    "value": BinaryType,
+}
+
 
 def refuse_double_runs(spark: SparkSession) -> None:
     """Raise `ConfigurationError` for settings under which two handlers of one key may run at once (I1).
@@ -106,18 +116,6 @@ def seconds_until_killed(spark: SparkSession) -> float:
     # Spark's default where it is written in another way.
     timeout_s = 2.0 if found is None else int(found[1]) * _SECONDS[found[2]]
     return _LOOK_S + timeout_s + _GRACE_S
-
-
-_log = logging.getLogger("penstock.handler_sink")
-
-#: Columns that a frame must have.
-_TYPES: Mapping[str, type[DataType]] = {
-    "topic": StringType,
-    "partition": IntegerType,
-    "offset": LongType,
-    "key": BinaryType,
-    "value": BinaryType,
-}
 
 
 @dataclass(slots=True)

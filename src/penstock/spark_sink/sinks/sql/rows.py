@@ -101,9 +101,8 @@ class Deduplication:
     def _unapplied(self, rows: pa.Table, offsets: OffsetStatistics) -> pa.Table:
         """Count the offsets and return the rows at or above the ledger."""
         require_position(rows, f"table {self.settings.table}")
-        spans = offset_spans(rows)
-        left, applied = unapplied(rows, spans, self.ledger)
-        offsets.add(OffsetStatistics(rows.num_rows, spans, applied))
+        left, seen = unapplied(rows, offset_spans(rows), self.ledger)
+        offsets.add(seen)
         return left
 
     def _storable(self, rows: pa.Table, report: Report) -> pa.Table:

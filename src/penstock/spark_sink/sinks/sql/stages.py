@@ -42,8 +42,17 @@ from penstock.spark_sink.source.pool import WorkerPool
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_log = logging.getLogger("penstock.spark_sink")
+
 #: The attempt of a task that copied a row.
 ATTEMPT = "penstock_attempt"
+
+#: How the names of staging tables begin.
+PREFIX = "penstock_stage_"
+#: Rows of earlier batches that a staging table may hold: emptying it costs more than to pass over so many.
+MOST_LEFT = 10_000
+#: Sessions that the driver keeps at most, one for each query and sink.
+_MOST_KEPT = 32
 
 
 def stage_table(database: Server, name: str, schema: str | None, columns: pa.Schema) -> sa.Table:
@@ -164,16 +173,6 @@ def _numbered_columns(batch: DataFrame) -> DataFrame:
     if any({".", "`"}.intersection(column.name) for column in batch.schema.fields):
         return batch.toDF(*(str(number) for number in range(len(batch.columns))))
     return batch
-
-
-_log = logging.getLogger("penstock.spark_sink")
-
-#: How the names of staging tables begin.
-PREFIX = "penstock_stage_"
-#: Rows of earlier batches that a staging table may hold: emptying it costs more than to pass over so many.
-MOST_LEFT = 10_000
-#: Sessions that the driver keeps at most, one for each query and sink.
-_MOST_KEPT = 32
 
 
 @dataclass(frozen=True, slots=True)

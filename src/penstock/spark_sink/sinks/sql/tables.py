@@ -21,6 +21,24 @@ from penstock.spark_sink.sinks.sql.databases.errors import ChangedValueError
 from penstock.spark_sink.sinks.sql.ledger import ledger_table, require_ledger
 from penstock.spark_sink.sinks.sql.settings import ORDERED, SqlSinkSettings
 
+_SIMPLE_TYPES: Mapping[pa.DataType, Type] = {
+    pa.bool_(): sa.Boolean(),
+    pa.int8(): sa.SmallInteger(),
+    pa.int16(): sa.SmallInteger(),
+    pa.int32(): sa.Integer(),
+    pa.int64(): sa.BigInteger(),
+    pa.float32(): sa.REAL(),
+    pa.float64(): sa.Double(),
+    pa.string(): sa.Text(),
+    pa.large_string(): sa.Text(),
+    pa.binary(): sa.LargeBinary(),
+    pa.large_binary(): sa.LargeBinary(),
+    pa.date32(): sa.Date(),
+}
+#: Number of a staged message in the order in which a plain loop would apply it, and that of each of its rows.
+NUMBER, _PLACE = "penstock_number", "penstock_place"
+_RANK = "penstock_rank"
+
 
 def prepare(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connection) -> Tables:
     """Make the tables, and columns, that do not exist and check those that do, in transactions of their own.
@@ -157,22 +175,6 @@ def _sql_type(column: str, kind: pa.DataType) -> Type:
     return _SIMPLE_TYPES[kind]
 
 
-_SIMPLE_TYPES: Mapping[pa.DataType, Type] = {
-    pa.bool_(): sa.Boolean(),
-    pa.int8(): sa.SmallInteger(),
-    pa.int16(): sa.SmallInteger(),
-    pa.int32(): sa.Integer(),
-    pa.int64(): sa.BigInteger(),
-    pa.float32(): sa.REAL(),
-    pa.float64(): sa.Double(),
-    pa.string(): sa.Text(),
-    pa.large_string(): sa.Text(),
-    pa.binary(): sa.LargeBinary(),
-    pa.large_binary(): sa.LargeBinary(),
-    pa.date32(): sa.Date(),
-}
-
-
 def _sum_type(kind: pa.DataType) -> Type:
     """Return the type of a column that adds up what one of this type brings: a row's own would soon be full."""
     if pa.types.is_floating(kind):
@@ -207,12 +209,6 @@ def _differences(settings: SqlSinkSettings, table: sa.Table, held: Held) -> list
         and not database.is_numbered(column)
     ]
     return differences
-
-
-#: Number of a staged message in the order in which a plain loop would apply it, and that of each of its rows.
-NUMBER, _PLACE = "penstock_number", "penstock_place"
-
-_RANK = "penstock_rank"
 
 
 @dataclass(frozen=True, slots=True)
