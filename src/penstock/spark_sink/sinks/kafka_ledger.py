@@ -1,6 +1,6 @@
 """A ledger in Kafka: a compacted topic with, of each sink, source topic and partition, a record of the next offset.
 
-Rows and the records of their sources change in one Kafka transaction (`kafka_publication`).
+Rows and the records of their sources change in one Kafka transaction (`kafka_publisher`).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Target:
 
 
 def slot_of(source: TopicPartition) -> int:
-    """Return the slot of a source partition; `kafka_publication.slot_column` is the same for Spark."""
+    """Return the slot of a source partition; `kafka_sink.slot_column` is the same for Spark."""
     return zlib.crc32(f"{source[0]}/{source[1]}".encode()) % SLOTS
 
 
