@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.state import PartitionState
-from penstock.transactions.producer.flight.flight import Flight
+from penstock.transactions.producer.flight import Flight
 from penstock.transactions.publishing.publisher import Publisher
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 

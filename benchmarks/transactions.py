@@ -54,7 +54,7 @@ from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.outgoing import Outgoing
 from penstock.transactions import Coordinator, TransactionalProducer
-from penstock.transactions.writing.acked_producer import AckedProducer
+from penstock.transactions.acked_producer import AckedProducer
 
 PARTITIONS = 8
 SIZE = 128

@@ -15,7 +15,7 @@ from penstock.consumer.handlers.handler import DEFAULTS
 from penstock.consumer.handlers.options.handler_options import HandlerOptions
 from penstock.errors import ConfigurationError
 from penstock.option_list import takes_options
-from penstock.transactions.stores.options import CoordinatorOptions
+from penstock.transactions.stores.coordination import CoordinatorOptions
 
 
 class Tea(TypedDict, total=False):

@@ -19,7 +19,7 @@ from kafka_proxy import API_VERSIONS, KafkaProxy, What
 from penstock.clients.requests.group_requests import GroupAdmin
 from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.stores.kafka.context import CoordinatorContext
-from penstock.transactions.stores.kafka.coordinator.check_sender import CheckSender, SendOutcome
+from penstock.transactions.stores.kafka.coordinator.checks import CheckSender, SendOutcome
 from penstock.transactions.wire.topics import StoreTopics
 
 DEADLY = r"\.(?:describe_consumer_groups|(?:alter|list)_consumer_group_offsets|delete_consumer_groups)\("

@@ -23,8 +23,8 @@ from world import World
 from penstock.devbroker import AskedRight
 from penstock.spark_sink.queries import supervise
 from penstock.transactions.core import quarantine
+from penstock.transactions.stores import shard_coordinator
 from penstock.transactions.stores.kafka.coordinator import log_upkeep
-from penstock.transactions.stores.relay import coordinator as relay_coordinator
 from rights import Right, give
 
 TABLE = documented(DOCUMENT.read_text())
@@ -76,7 +76,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> N
     if "[coordinator" in request.node.name:
         # Others would miss what is deleted before they may read it.
         monkeypatch.setattr(log_upkeep, "UPKEEP_S", 0.5)
-    monkeypatch.setattr(relay_coordinator, "_TRIM_S", 0.5)
+    monkeypatch.setattr(shard_coordinator, "_TRIM_S", 0.5)
     monkeypatch.setattr(quarantine, "_LAST_S", 1.0)
     monkeypatch.setattr(supervise, "RIGHT_WAIT_S", 0.5)
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from penstock.errors import StoreDamagedError
 from penstock.transactions.stores.file.log.journal import Journal
-from penstock.transactions.stores.file.log.judging import Change, Settle
+from penstock.transactions.stores.file.log.ledger import Change, Settle
 from penstock.transactions.stores.file.log.redo import MARK, SUFFIX, NoRoomError
 from penstock.transactions.stores.file.log.table import KEYS, ROWS, STOPPED, tick_of
-from penstock.transactions.stores.relay.changes import Decide, Prepare
+from penstock.transactions.stores.relayed_store import Decide, Prepare
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_bytes, id_text
 from penstock.transactions.wire.ops import Author, Verdict

@@ -18,19 +18,17 @@ import pytest
 
 from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.core.discard import Discarding
-from penstock.transactions.publishing import engine, target_gate
+from penstock.transactions.publishing import engine, targets
 from penstock.transactions.publishing.publisher import AbortedError, InDoubtError
 from penstock.transactions.publishing.publisher_slot import CommitResult
+from penstock.transactions.stores import relay
 from penstock.transactions.stores.file.log.journal import Journal
-from penstock.transactions.stores.file.log.judging import Change, Settle
-from penstock.transactions.stores.file.log.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.ledger import Change, Settle, StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.shard import FileShard
-from penstock.transactions.stores.relay import relay
-from penstock.transactions.stores.relay.changes import Decide, Outcome, Prepare
-from penstock.transactions.stores.relay.done_log import DoneRead
-from penstock.transactions.stores.relay.shards import CheckTerms
-from penstock.transactions.stores.relay.stored_backlog import StoredBatch
+from penstock.transactions.stores.relayed_store import Decide, Outcome, Prepare
+from penstock.transactions.stores.shards import CheckTerms
+from penstock.transactions.stores.stored_backlog import DoneRead, StoredBatch
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Verdict
@@ -148,7 +146,7 @@ class Run:
         clients = SimpleNamespace(bootstrap_servers=self.kafka, done_topic="done", config={}, rights=None, spans=None)
         clients.targets, clients.pace, clients.left, clients.wake = targets, pace, left, lambda: None
         clients.discarded = DISCARDED
-        self.relay = relay.Relay(shard, 0, "simulated", cast("relay.RelayClients", clients))
+        self.relay = relay.Relay(shard, 0, "simulated", cast("engine.PublishingClients", clients))
 
     def submit(self, change: Change, callback: Callable[[Any], None] = lambda _: None) -> None:
         """Write a change, as the store's own thread does."""
@@ -257,10 +255,10 @@ def without_clients(patch: pytest.MonkeyPatch, clock: Clock) -> None:
     """Let a relay work on a `Kafka` in memory, which its clients have."""
     patch.setattr(relay.Relay, "_slot", lambda self, _name, *, apart: Slot(self._clients.bootstrap_servers))  # noqa: ARG005 - as it is
     gate = SimpleNamespace(is_open=True, shut=lambda: None, poll=lambda _: False)
-    patch.setattr(relay, "BrokerGate", lambda *_: gate)
+    patch.setattr(engine, "BrokerGate", lambda *_: gate)
     # It takes the servers first, which are Kafka here.
     patch.setattr(relay, "DoneLog", lambda kafka, *_: kafka)
-    for module in (relay, engine, target_gate):
+    for module in (relay, engine, targets):
         patch.setattr(module, "time", clock)
 
 

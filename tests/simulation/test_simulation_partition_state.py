@@ -15,13 +15,10 @@ import pytest
 
 from partition_world import World
 from penstock.transactions.core import decisions, state
-from penstock.transactions.core.checkpoints import LogPlaces
+from penstock.transactions.core.checkpoints import HeldDecisions, HeldOp, LogPlaces
 from penstock.transactions.core.decisions import Kind, Ruling, Standing
-from penstock.transactions.core.delays import Delays
-from penstock.transactions.core.held_decisions import HeldDecisions, HeldOp
-from penstock.transactions.core.key_order import KeyOrder
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.core.queue import ReadyQueue
+from penstock.transactions.core.queue import Delays, KeyOrder, ReadyQueue
 from penstock.transactions.core.recovered_state import RecoveredNotes, live_snapshots
 from penstock.transactions.core.set_aside import SetAside
 from penstock.transactions.core.state import PartitionState

@@ -20,14 +20,11 @@ from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.recovered_state import RecoveredNotes
 from penstock.transactions.core.state import PartitionState
-from penstock.transactions.stores.file.log.judging import Judging
-from penstock.transactions.stores.file.log.ledger import StoredTransaction
-from penstock.transactions.stores.file.open_store import OpenStore
-from penstock.transactions.stores.file.ready_queue import ReadyQueue
+from penstock.transactions.stores.file.log.ledger import Judging, StoredTransaction
+from penstock.transactions.stores.file.open_store import OpenStore, ReadyQueue
 from penstock.transactions.stores.file.shard import FileShard
-from penstock.transactions.stores.relay.changes import Decide
-from penstock.transactions.stores.relay.done_log import DoneRead
-from penstock.transactions.stores.relay.stored_backlog import StoredBacklog
+from penstock.transactions.stores.relayed_store import Decide
+from penstock.transactions.stores.stored_backlog import DoneRead, StoredBacklog
 from penstock.transactions.wire.ops import Op, Verdict
 from simulation import file_store_runs, relay_runs
 from simulation.varied import ONE_SEED, RUNS, silence
@@ -159,7 +156,7 @@ def forgets_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
 
     def forget(self: StoredBacklog, some: Sequence[Pending]) -> None:
         for pending in some:
-            self._queue.forget(pending)
+            self.queue.forget(pending)
 
     patch.setattr(StoredBacklog, "_give_back", forget)
 

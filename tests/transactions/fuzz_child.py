@@ -27,18 +27,25 @@ from penstock.errors import MessageFormatError
 from penstock.message import FixedRecord
 from penstock.spark_sink.sinks.kafka_ledger import decode_entry
 from penstock.telemetry.spans import propagation
+from penstock.transactions.acked_producer import wire_headers
 from penstock.transactions.operator.audit import _audited
 from penstock.transactions.operator.inspection import _discarded
-from penstock.transactions.stores.kafka.recovery.fencing import decode_claim
-from penstock.transactions.stores.relay.done_log import decode_ids, encode_ids
-from penstock.transactions.wire.check_request import CheckRequest, decode_check_request, encode_check_request
-from penstock.transactions.wire.discarded import decode_discarded, encode_discarded
+from penstock.transactions.stores.kafka.logs.fencing import decode_claim
+from penstock.transactions.stores.stored_backlog import decode_ids, encode_ids
 from penstock.transactions.wire.done_records import Note, Snapshot, SnapshotHalf, decode_done, encode_done
-from penstock.transactions.wire.half import Half, decode_half, encode_half
+from penstock.transactions.wire.half import (
+    CheckRequest,
+    Half,
+    decode_check_request,
+    decode_discarded,
+    decode_half,
+    encode_check_request,
+    encode_discarded,
+    encode_half,
+)
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict, decode_ops, encode_ops
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import wire_headers
 
 #: Seconds of processor time for one example, and for one decoder.
 EXAMPLE_S = 2.0

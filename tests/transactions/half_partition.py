@@ -11,7 +11,7 @@ from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
-from penstock.transactions.stores.kafka.recovery.recovered_partition import RecoveredPartition
+from penstock.transactions.stores.kafka.logs.recovered_partition import RecoveredPartition
 from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ops import Op, encode_op
 from penstock.transactions.wire.topics import StoreTopics

@@ -8,7 +8,7 @@ import pytest
 from transaction_tools import Bench
 
 from penstock.errors import DecisionNotStoredError, TransactionRefusedError
-from penstock.transactions.operator.effects import Effect
+from penstock.transactions.operator.administration import Effect
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until

@@ -11,8 +11,7 @@ from half_partition import context_of, half_partition, half_record, op_record
 from penstock.transactions.core.check_plan import WINDOW, CheckPolicy
 from penstock.transactions.core.discard import Discarding
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.stores.kafka.coordinator.check_scheduler import CheckScheduler
-from penstock.transactions.stores.kafka.coordinator.check_sender import SendOutcome
+from penstock.transactions.stores.kafka.coordinator.checks import CheckScheduler, SendOutcome
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import NO_ID, new_id

@@ -7,8 +7,8 @@ from transaction_tools import Bench, decide, prepared, unknown
 
 from commands import Command, Outcome, commands
 from penstock.transactions import HalfMessage, TransactionState, new_id
-from penstock.transactions.operator.effects import Effect
-from penstock.transactions.operator.resuming import Resuming
+from penstock.transactions.operator.administration import Effect
+from penstock.transactions.operator.audit import Resuming
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ops import Verdict

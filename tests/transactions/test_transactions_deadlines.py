@@ -17,10 +17,9 @@ import pytest
 
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError, PublicationNotSeenError
 from penstock.transactions import TransactionalProducer
-from penstock.transactions.producer.flight.deadlines import RequestDeadlines
+from penstock.transactions.producer.in_flight import RequestDeadlines
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
-from penstock.transactions.wire.check_request import CheckRequest
-from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.half import CheckRequest, Half
 from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
 

@@ -14,9 +14,14 @@ from transaction_tools import Bench, child, line_of
 
 from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.stores.kafka.inspection import KafkaInspection
-from penstock.transactions.wire.check_request import CheckRequest, encode_check_request
-from penstock.transactions.wire.discarded import encode_discarded
-from penstock.transactions.wire.half import RESERVED_PREFIX, TX, encode_half
+from penstock.transactions.wire.half import (
+    RESERVED_PREFIX,
+    TX,
+    CheckRequest,
+    encode_check_request,
+    encode_discarded,
+    encode_half,
+)
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_ops
 from raw_produce import produce_raw

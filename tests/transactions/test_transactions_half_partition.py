@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from half_partition import context_of, fetched, half_partition, half_record, op_record
 
-from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
-from penstock.transactions.stores.kafka.counts import Counts
-from penstock.transactions.stores.kafka.recovery.recovered_partition import RecoveredPartition
+from penstock.transactions.stores.coordination import Counts
+from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition, held_in
+from penstock.transactions.stores.kafka.logs.recovered_partition import RecoveredPartition
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
@@ -22,7 +22,7 @@ def test_a_partition_counts_as_recovered_only_when_all_that_was_in_its_logs_is_r
 
     def look() -> None:
         owned.note_progress(0.0)
-        now = Counts().statistics(lambda: [owned.reading(0.0)])
+        now = Counts().statistics(lambda: held_in([owned.reading(0.0)]))
         seen.append((now.partitions, now.pending))
 
     look()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.transactions.stores.kafka.logs.log_identity import (
+from penstock.transactions.stores.kafka.logs.recovered_partition import (
     DONE,
     HALF,
     OP,

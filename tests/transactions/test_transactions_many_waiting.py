@@ -12,7 +12,7 @@ from waiting_partition import VALUE, WaitingPartition
 
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
-from penstock.transactions.stores.kafka.logs.log_identity import HALF
+from penstock.transactions.stores.kafka.logs.recovered_partition import HALF
 from penstock.transactions.wire.done_records import Snapshot, SnapshotHalf
 
 #: Bytes that docs/transactions.md states for each pending transaction.

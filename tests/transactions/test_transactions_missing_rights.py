@@ -11,8 +11,8 @@ from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.clients.transactional.end_watch import EndWatch
 from penstock.clients.transactional.faults import is_forbidden
 from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.transactions.acked_producer import AckedProducer
 from penstock.transactions.publishing.targets import NOT_KNOWN, Targets
-from penstock.transactions.writing.acked_producer import AckedProducer
 from waiting import wait_until
 
 WRITE = topic_right(Operation.WRITE, "store.done")

@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 from transaction_tools import Bench
 
-from penstock.transactions.producer.flight.flight import Submission
+from penstock.transactions.producer.flight import Submission
 from waiting import wait_until
 
 pytestmark = pytest.mark.thorough

@@ -20,8 +20,8 @@ from penstock.errors import (
     TransactionError,
 )
 from penstock.transactions import HalfMessage, Outgoing, TransactionResult, TransactionState
-from penstock.transactions.producer.flight.futures import ResultFuture
-from penstock.transactions.producer.flight.in_flight import InFlightLimit
+from penstock.transactions.producer.futures import ResultFuture
+from penstock.transactions.producer.in_flight import InFlightLimit
 from penstock.transactions.wire.half import decode_half
 from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until

@@ -16,7 +16,7 @@ from penstock.errors import (
     HalfNotStoredError,
 )
 from penstock.transactions import HalfMessage, TransactionResult, TransactionState
-from penstock.transactions.producer.flight.futures import ResultFuture
+from penstock.transactions.producer.futures import ResultFuture
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 

@@ -13,14 +13,11 @@ from half_partition import half_partition, half_record, op_record
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.core.set_aside import SetAside
-from penstock.transactions.publishing.batch_limit import BatchLimit
-from penstock.transactions.publishing.broker_gate import BrokerGate
 from penstock.transactions.publishing.engine import Engine
 from penstock.transactions.publishing.publisher import AbortedError
 from penstock.transactions.publishing.publisher_slot import CommitResult
 from penstock.transactions.publishing.targets import NOT_KNOWN
 from penstock.transactions.publishing.trials import Trials
-from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
@@ -171,19 +168,16 @@ class Slot:
 def test_what_is_tried_does_not_pass_what_a_common_transaction_gave_back_while_none_can_begin() -> None:
     partition, common, apart = half_partition(), Slot(), Slot()
     targets: Any = SimpleNamespace(has=lambda *_: True, were_heard=True, missing=lambda *_: None, look=lambda _: None)
-    quarantine = TargetQuarantine()
+    clients: Any = SimpleNamespace(targets=targets, left=LeftBehind("a test"), discarded="discarded")
     engine = Engine(
         {0: partition},
+        clients,
+        lambda: None,
+        0.1,
         slots=[common],  # type: ignore[list-item] # what is used of them
         trial_slots=[apart],  # type: ignore[list-item]
-        targets=targets,
-        quarantine=quarantine,
-        prove=lambda _, *, apart: None,  # noqa: ARG005 - as the protocol
-        gate=BrokerGate(lambda: None, LeftBehind("a test")),
-        limit=BatchLimit(0.1),
-        ration=RationedLog(),
     )
-    leave_out(quarantine, "sick", 0.0)
+    leave_out(engine.quarantine, "sick", 0.0)
     first = Half(new_id(), "orders", "well", None, b"k", b"1", (), None)
     parts = [first._replace(transaction_id=new_id(), part=(1, 2)), first._replace(topic="sick", part=(2, 2))]
     both = [parts[0], parts[1]._replace(transaction_id=parts[0].transaction_id)]

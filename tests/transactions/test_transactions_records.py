@@ -12,15 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.wire.check_request import (
-    CHECK_NUMBER,
-    CheckRequest,
-    decode_check_request,
-    encode_check_request,
-)
-from penstock.transactions.wire.discarded import REASON, decode_discarded, encode_discarded
 from penstock.transactions.wire.done_records import Done, Note, Snapshot, SnapshotHalf, decode_done, encode_done
-from penstock.transactions.wire.half import MAX_GROUP_BYTES, RESERVED_PREFIX, Half, decode_half, encode_half
+from penstock.transactions.wire.half import (
+    CHECK_NUMBER,
+    MAX_GROUP_BYTES,
+    REASON,
+    RESERVED_PREFIX,
+    CheckRequest,
+    Half,
+    decode_check_request,
+    decode_discarded,
+    decode_half,
+    encode_check_request,
+    encode_discarded,
+    encode_half,
+)
 from penstock.transactions.wire.ids import is_id, new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict, decode_ops, encode_ops
 

@@ -12,9 +12,8 @@ from half_partition import context_of
 
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.transactions.stores.kafka.context import CoordinatorContext
-from penstock.transactions.stores.kafka.recovery.recovered_partition import RecoveredPartition
-from penstock.transactions.stores.kafka.recovery.recoveries import _SILENT_S, Recoveries
-from penstock.transactions.stores.kafka.recovery.recovery import Step
+from penstock.transactions.stores.kafka.logs.recovered_partition import RecoveredPartition
+from penstock.transactions.stores.kafka.logs.recovery import _SILENT_S, Recoveries, Step
 from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
 

@@ -19,9 +19,9 @@ from transaction_tools import Bench, child, line_of
 from kafka_tools import ANSWER_S
 from penstock.errors import StoppedError
 from penstock.transactions import Coordinator
-from penstock.transactions.stores.kafka.recovery.fencing import Fence, decode_claim, encode_claim, transactional_names
-from penstock.transactions.stores.kafka.recovery.recovered_partition import RecoveredPartition
-from penstock.transactions.stores.kafka.recovery.recovery import RecoveryReader
+from penstock.transactions.stores.kafka.logs.fencing import Fence, decode_claim, encode_claim, transactional_names
+from penstock.transactions.stores.kafka.logs.recovered_partition import RecoveredPartition
+from penstock.transactions.stores.kafka.logs.recovery import RecoveryReader
 from penstock.transactions.wire.done_records import Note, encode_done
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
@@ -77,7 +77,7 @@ def test_a_zombie_frozen_past_its_session_publishes_nothing(bench: Bench, frozen
 def test_positions_that_a_transaction_without_an_owner_holds_back_are_told(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.kafka.recovery.recovery._HELD_S", 2.0)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.logs.recovery._HELD_S", 2.0)
     reader = Consumer({"bootstrap.servers": bench.servers, "group.id": bench.topics.coordinators})
     # The group has a coordinator by now: the next call would wait for one for ever.
     assert claims(bench)

@@ -17,10 +17,17 @@ from penstock.clients.transactional.pace import Pace
 from penstock.devbroker import DevBroker
 from penstock.errors import MessageFormatError
 from penstock.transactions.core.pending import Pending
+from penstock.transactions.publishing.engine import PublishingClients
 from penstock.transactions.publishing.targets import cluster_targets
-from penstock.transactions.stores.relay.done_log import DoneLog, DoneRead, create_done_log, decode_ids, encode_ids
-from penstock.transactions.stores.relay.relay import Relay, RelayClients
-from penstock.transactions.stores.relay.stored_backlog import decided
+from penstock.transactions.stores.relay import Relay
+from penstock.transactions.stores.stored_backlog import (
+    DoneLog,
+    DoneRead,
+    create_done_log,
+    decided,
+    decode_ids,
+    encode_ids,
+)
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
@@ -79,18 +86,16 @@ class Bench:
         rights = MissingRights({})
         targets = cluster_targets(clients.admin(self.servers, {}), self.servers, self.topic, rights)
         targets.look(0.0)
-        left = LeftBehind("a test")
-        parts = RelayClients(
+        parts = PublishingClients(
             self.servers,
             {},
             self.done,
-            rights,
-            Pace(),
-            targets,
-            left,
-            wake=lambda: None,
-            spans=lambda: None,
-            discarded="d",
+            "d",
+            ids_begin=self.topic,
+            rights=rights,
+            pace=Pace(),
+            targets=targets,
+            left=LeftBehind("a test"),
         )
         made = Relay(shard, number, f"{self.topic}.{number}", parts)
         self._stack.callback(made.close)

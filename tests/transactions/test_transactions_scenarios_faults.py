@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from transaction_tools import TIMEOUT_S, Bench, child, kill, line_of, unknown
 
 from penstock.transactions import HalfMessage, TransactionState, new_id
-from penstock.transactions.stores.kafka.recovery.fencing import Fence
+from penstock.transactions.stores.kafka.logs.fencing import Fence
 from penstock.transactions.wire.half import Half, encode_half
 from waiting import wait_until
 

@@ -18,8 +18,9 @@ from transaction_tools import Bench
 
 from commands import commands
 from penstock.errors import BrokerConnectionError, MessageFormatError
+from penstock.transactions.acked_producer import Report
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.operator.description import NO_PRODUCER
+from penstock.transactions.operator.administration import NO_PRODUCER
 from penstock.transactions.operator.inspection import Patience
 from penstock.transactions.stores.kafka.coordinator.status import (
     Status,
@@ -33,7 +34,6 @@ from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import Report
 
 texts = st.text(max_size=300)
 reasons = st.dictionaries(texts, texts, max_size=5)

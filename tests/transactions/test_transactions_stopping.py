@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PenstockError, StoppedError
-from penstock.transactions import Coordinator, SqlStore, TransactionalProducer
-from penstock.transactions.stores.kafka import publication_watch
-from penstock.transactions.stores.kafka.publication_watch import DoneWatch
-from penstock.transactions.writing import acked_producer
-from penstock.transactions.writing.acked_producer import AckedProducer
+from penstock.transactions import Coordinator, SqlStore, TransactionalProducer, acked_producer
+from penstock.transactions.acked_producer import AckedProducer
+from penstock.transactions.stores.kafka import publication
+from penstock.transactions.stores.kafka.publication import DoneWatch
 from waiting import wait_until
 
 Startable = Coordinator | TransactionalProducer
@@ -84,7 +83,7 @@ def test_a_delivery_report_that_hangs_holds_no_stop(
 def test_a_watch_of_publications_whose_client_hangs_holds_no_stop(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(publication_watch, "CLOSE_S", 0.1)
+    monkeypatch.setattr(publication, "CLOSE_S", 0.1)
     gate = threading.Event()
     watch = object.__new__(DoneWatch)
     watch._stopping = threading.Event()

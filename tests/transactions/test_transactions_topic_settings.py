@@ -16,7 +16,7 @@ from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.transactions import Coordinator, TransactionalProducer
-from penstock.transactions.stores.kafka.logs.topic_settings import correct_settings, wrong_settings
+from penstock.transactions.stores.kafka.logs.topic_lookup import correct_settings, wrong_settings
 from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
 

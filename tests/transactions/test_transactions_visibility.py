@@ -7,8 +7,8 @@ from unittest import mock
 
 from confluent_kafka import TopicPartition
 
-from penstock.transactions.publishing import visibility
-from penstock.transactions.publishing.visibility import Visibility
+from penstock.transactions.publishing import publisher
+from penstock.transactions.publishing.publisher import Visibility
 
 
 def test_a_client_that_does_not_answer_is_waited_for_no_longer_than_the_limit_and_ends_nothing() -> None:
@@ -17,8 +17,8 @@ def test_a_client_that_does_not_answer_is_waited_for_no_longer_than_the_limit_an
     admin.list_offsets.return_value = {TopicPartition("done", 0): unanswered}
 
     with (
-        mock.patch.object(visibility, "_ANSWER_S", 0.01),
-        mock.patch.object(visibility, "_LONGEST_S", 0.05),
+        mock.patch.object(publisher, "_ANSWER_S", 0.01),
+        mock.patch.object(publisher, "_LONGEST_S", 0.05),
     ):
         Visibility(admin, ("done", 0)).wait({("done", 0): 7})
 

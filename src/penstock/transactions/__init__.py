@@ -19,14 +19,13 @@ from penstock.transactions.model import (
     Wait,
 )
 from penstock.transactions.producer.check_responder import Check
-from penstock.transactions.producer.flight.flight import Submission
-from penstock.transactions.producer.listeners import Run, TransactionListener
+from penstock.transactions.producer.flight import Submission
 from penstock.transactions.producer.producer import TransactionalProducer
 from penstock.transactions.producer.sender import AsyncExecute, Execute
-from penstock.transactions.producer.transaction import Transaction
+from penstock.transactions.producer.transaction import Run, Transaction, TransactionListener
 from penstock.transactions.store import Store
 from penstock.transactions.stores.coordinator import Coordinator
-from penstock.transactions.stores.relay.store import RelayedStore
+from penstock.transactions.stores.relayed_store import RelayedStore
 from penstock.transactions.wire.ids import new_id
 
 if TYPE_CHECKING:

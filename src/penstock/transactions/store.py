@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from penstock.errors import HalfNotStoredError, TransactionError
-from penstock.transactions.wire.check_request import CheckRequest
-from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.half import CheckRequest, Half
 from penstock.transactions.wire.ops import Author, Verdict
 
 

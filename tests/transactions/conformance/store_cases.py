@@ -23,15 +23,14 @@ from kafka_tools import read_all
 from penstock.errors import HalfNotStoredError, TransactionError, TransactionRefusedError
 from penstock.transactions import Coordinator, TransactionalProducer, new_id
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.operator.effects import Effect
+from penstock.transactions.operator.administration import Effect
 from penstock.transactions.store import Prepared, Store
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.stores.kafka.sends import StoredHalves
 from penstock.transactions.stores.kafka.store import KafkaStore
 from penstock.transactions.stores.sql.store import SqlStore
-from penstock.transactions.wire.check_request import CheckRequest
-from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.half import CheckRequest, Half
 from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
 

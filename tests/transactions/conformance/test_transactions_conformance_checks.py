@@ -11,7 +11,7 @@ from conformance.store_cases import BUT_SQL, INTERVAL_S, TIMEOUT_S, StoreBench, 
 
 from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.store import Prepared
-from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import CheckRequest
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 

@@ -9,7 +9,7 @@ from conformance.store_cases import BUT_SQL, KafkaBench, StoreBench
 
 from penstock.errors import TransactionRefusedError
 from penstock.transactions import Transaction, TransactionState
-from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import CheckRequest
 from penstock.transactions.wire.ops import Author, Verdict
 
 pytestmark = BUT_SQL

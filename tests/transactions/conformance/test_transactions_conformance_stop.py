@@ -10,7 +10,7 @@ from conformance.store_cases import BUT_SQL, NO_CHECKS, StoreBench, settled
 
 from penstock.errors import DecisionNotStoredError, PublicationNotSeenError, StoppedError
 from penstock.transactions import TransactionalProducer, TransactionState
-from penstock.transactions.producer.flight.flight import Submission
+from penstock.transactions.producer.flight import Submission
 from waiting import wait_until
 
 pytestmark = BUT_SQL

@@ -15,7 +15,7 @@ from kafka_tools import limit, read_all
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.transactional.end_watch import EndWatch
 from penstock.devbroker import DevBroker
-from penstock.transactions.wire.discarded import REASON
+from penstock.transactions.wire.half import REASON
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 

@@ -23,12 +23,11 @@ from penstock.errors import (
 from penstock.transactions import TransactionState, new_id
 from penstock.transactions.operator.audit import AuditLog
 from penstock.transactions.stores.file import FileStore
-from penstock.transactions.stores.file.administration import FileAdministration
+from penstock.transactions.stores.file.administration import FileAdministration, read_pending
 from penstock.transactions.stores.file.log.frames import FRAME_BYTES, HEADER_BYTES
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.log.table import ROWS
-from penstock.transactions.stores.file.reader import read_pending
-from penstock.transactions.wire.discarded import encode_discarded
+from penstock.transactions.wire.half import encode_discarded
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
@@ -146,7 +145,7 @@ def test_another_process_sees_what_is_pending_and_changes_nothing(tmp_path: Path
 def test_a_torn_end_is_passed_over_damage_is_told_and_so_is_a_folder_without_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.file.reader._PAUSE_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.file.administration._PAUSE_S", 0.0)
     folder = tmp_path / "store"
     with store_of(folder) as store:
         ids = [prepare(store, [half()]).halves[0].transaction_id for _ in range(2)]

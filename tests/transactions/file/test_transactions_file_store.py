@@ -23,13 +23,13 @@ from penstock.errors import (
     TopicNotFoundError,
 )
 from penstock.transactions.stores.file import FileStore
-from penstock.transactions.stores.file.check_sources import CheckSources
-from penstock.transactions.stores.file.log.entries import Prepared
+from penstock.transactions.stores.file.administration import read_pending
+from penstock.transactions.stores.file.checks import CheckSources
 from penstock.transactions.stores.file.log.folder import Folder
+from penstock.transactions.stores.file.log.frames import Prepared
 from penstock.transactions.stores.file.log.ledger import StoredTransaction, born
 from penstock.transactions.stores.file.log.redo import SUFFIX
-from penstock.transactions.stores.file.reader import read_pending
-from penstock.transactions.stores.file.ready_queue import ReadyQueue
+from penstock.transactions.stores.file.open_store import ReadyQueue
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 

@@ -16,17 +16,16 @@ from file_stores import COMMIT, half, pending_in, store_of
 from hypothesis import given
 
 from penstock.transactions.core.check_plan import CheckPolicy
-from penstock.transactions.stores.file import scan, shard
-from penstock.transactions.stores.file.log.entries import Prepared, encode_entry
+from penstock.transactions.stores.file import checks, shard
+from penstock.transactions.stores.file.checks import TableScan
 from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.frames import Record
+from penstock.transactions.stores.file.log.frames import Prepared, Record, encode_entry
 from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.ledger import Replay
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.log.table import KEYS, ROWS, STOPPED, State, StateTable, ms_of, tick_of
 from penstock.transactions.stores.file.open_store import OpenStore
-from penstock.transactions.stores.file.scan import TableScan
-from penstock.transactions.stores.relay.changes import Decide, Prepare
+from penstock.transactions.stores.relayed_store import Decide, Prepare
 from penstock.transactions.wire.ids import id_bytes, new_id
 from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
@@ -166,7 +165,7 @@ def test_a_table_that_is_newer_than_its_log_is_not_believed(tmp_path: Path) -> N
 def test_what_is_due_soon_comes_out_of_the_table_and_is_published_in_its_time(
     bench: FileBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (scan, shard):
+    for module in (checks, shard):
         monkeypatch.setattr(module, "NEAR_S", 0.4)
     coordinator = bench.coordinator(**NO_CHECKS)
     now_ms = int(time.time() * 1000)
@@ -237,7 +236,7 @@ def maps() -> Callable[[str, int], Any]:
 
 
 def test_a_crowd_that_is_due_soon_comes_into_memory_in_portions_by_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "_NEAR", 3)
+    monkeypatch.setattr(checks, "_NEAR", 3)
     table, now_ms = StateTable(maps()), time.time() * 1000
     table.clear()
     ticks = [tick_of(now_ms + 1_000 * seconds) for seconds in (5, 1, 4, 2, 3, 900)]

@@ -30,8 +30,8 @@ from penstock.errors import (
 )
 from penstock.transactions import Coordinator, TransactionalProducer, new_id
 from penstock.transactions.core.check_plan import CheckPolicy
-from penstock.transactions.stores.relay.check_scheduler import CheckScheduler
-from penstock.transactions.stores.relay.shards import CheckTerms
+from penstock.transactions.stores.shard_coordinator import CheckScheduler
+from penstock.transactions.stores.shards import CheckTerms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.backlog import SqlBacklog
 from penstock.transactions.stores.sql.store import SqlStore
@@ -76,7 +76,7 @@ def test_the_first_decision_wins_under_concurrent_updates(sql_bench: SqlBench) -
 
 def test_settled_transactions_leave_nothing_behind(sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.transactions.stores.sql.shards._KEPT_S", 0.0)
-    monkeypatch.setattr("penstock.transactions.stores.relay.coordinator._TRIM_S", 0.2)
+    monkeypatch.setattr("penstock.transactions.stores.shard_coordinator._TRIM_S", 0.2)
     coordinator = sql_bench.coordinator(**NO_CHECKS)
 
     for number in range(20):

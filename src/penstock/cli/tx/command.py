@@ -260,7 +260,7 @@ def _decide_one(
     store: Operator, transaction_id: str, verdict: Verdict, reason: str, timeout_s: float
 ) -> dict[str, Any]:
     """Decide one transaction; return what came of it, in words, and whether the decision stands."""
-    from penstock.transactions.operator.effects import Effect
+    from penstock.transactions.operator.administration import Effect
 
     try:
         decided = store.decide(transaction_id, verdict, _actor(), reason, timeout_s)

@@ -34,13 +34,13 @@ class FileOperator:
 
     def pending(self) -> Sequence[PendingTransaction]:
         """Return what is not settled, oldest first. Raises as `reader.read_pending`."""
-        from penstock.transactions.stores.file.reader import read_pending
+        from penstock.transactions.stores.file.administration import read_pending
 
         return read_pending(self.folder)
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None."""
-        from penstock.transactions.stores.file.reader import read_pending
+        from penstock.transactions.stores.file.administration import read_pending
 
         return next(iter(read_pending(self.folder, transaction_id)), None)
 

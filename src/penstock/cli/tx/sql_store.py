@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError, PenstockError, StoreConnectionError
-from penstock.transactions.operator.effects import await_effect
+from penstock.transactions.operator.administration import await_effect
 
 if TYPE_CHECKING:
-    from penstock.transactions.operator.effects import Decided
+    from penstock.transactions.operator.administration import Decided
     from penstock.transactions.wire.ops import Verdict
 
 #: Seconds that a statement may take: all that is pending may be much.

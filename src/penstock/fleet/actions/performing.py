@@ -25,7 +25,7 @@ from penstock.group_offsets.group import Group
 from penstock.group_offsets.moving import move, planned_reset
 from penstock.group_offsets.planning import Change
 from penstock.options import ClientConfig
-from penstock.transactions.stores.commanding import operator_in_kafka
+from penstock.transactions.stores.coordinator import operator_in_kafka
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from penstock.errors import ConfigurationError
 from penstock.options import positive, positive_int
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.wire.check_request import MAX_CHECK_NUMBER
+from penstock.transactions.wire.half import MAX_CHECK_NUMBER
 
 #: An interval that grows from check to check grows to no more than this, in seconds.
 _LONGEST_S = 3600.0

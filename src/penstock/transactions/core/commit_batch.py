@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from penstock.transactions.core.pending import Pending, size_of
-from penstock.transactions.wire.discarded import encode_discarded
 from penstock.transactions.wire.done_records import Note, Snapshot, encode_done
+from penstock.transactions.wire.half import encode_discarded
 from penstock.transactions.wire.ops import Verdict
 
 #: Completions in one done record: half a megabyte.
@@ -30,10 +29,12 @@ class DecidedBatch:
     Attributes:
         decided: what is settled by it, in the order in which it is published.
         discarded_to: the topic of what is discarded.
+        is_watched: whether somebody waits until a committed reader can see one of them.
     """
 
     decided: list[Pending]
     discarded_to: str = field(default="", kw_only=True)
+    is_watched: bool = field(default=False, kw_only=True)
 
     def topics(self) -> set[str]:
         """Return the topics that it publishes to."""
@@ -49,7 +50,7 @@ class DecidedBatch:
         return found
 
     def messages(self) -> Iterator[tuple[str, Sequence[Written]]]:
-        """Yield what is published, by transaction."""
+        """Yield what is published, by transaction. Called by the publishing thread."""
         for pending in self.decided:
             half, verdict = pending.half, pending.verdict
             if verdict is _COMMIT:
@@ -57,6 +58,10 @@ class DecidedBatch:
                 yield half.transaction_id, messages
             elif verdict is Verdict.DISCARD:
                 yield half.transaction_id, self._discarded(pending)
+
+    def records(self) -> Iterator[bytes]:
+        """Yield what is written into the done log. Called by the publishing thread."""
+        raise NotImplementedError
 
     def _discarded(self, pending: Pending) -> list[Written]:
         to, why, checks = self.discarded_to, pending.discard_reason, pending.check_count
@@ -84,8 +89,6 @@ class CommitBatch(DecidedBatch):
     snapshots: list[Snapshot] = field(default_factory=list)
     done_checkpoint: int = 0
     log_ids: str = ""
-    #: Nobody waits here until it is visible: producers follow the done log.
-    is_watched: ClassVar[bool] = False
 
     @property
     def moves(self) -> bool:

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator
 from itertools import chain, islice
 
-from penstock.transactions.core.delays import Delays
 from penstock.transactions.core.pending import OBJECT_BYTES, Pending
+from penstock.transactions.core.queue import Delays
 
 #: Bytes of payloads in the memory of one coordinator, about. What is read again comes on top of it, up to `_ON_TOP`.
 PAYLOAD_BYTES = 64 << 20

@@ -9,9 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from penstock.transactions.wire.discarded import BY_OPERATOR, EXHAUSTED
 from penstock.transactions.wire.done_records import Note, Snapshot, SnapshotHalf
-from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.half import BY_OPERATOR, EXHAUSTED, Half
 from penstock.transactions.wire.ops import Author, Op, Verdict
 
 #: A place in the op log that is none.

@@ -7,21 +7,138 @@ stands behind one that is set aside), delayed (`deliver_at`), or it stands behin
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count, islice
 
-from penstock.transactions.core.delays import Delays
-from penstock.transactions.core.key_order import KeyOrder
+from sortedcontainers import SortedList
+
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.set_aside import SetAside
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ops import Verdict
+
+#: Due time in milliseconds, a number that keeps the order in which they were decided, and the transaction.
+_Entry = tuple[int, int, Pending]
+
+
+class Delays:
+    """The delayed transactions of one half partition. Not thread-safe: its coordinator's thread drives it."""
+
+    def __init__(self) -> None:
+        self._ticket = count()
+        self._entries: dict[str, _Entry] = {}
+        self._in_memory: SortedList[_Entry] = SortedList()
+        self._dropped: SortedList[_Entry] = SortedList()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, transaction_id: str) -> bool:
+        return transaction_id in self._entries
+
+    def add(self, pending: Pending, due_ms: int) -> None:
+        """Keep a transaction until its time."""
+        self._enter((due_ms, next(self._ticket), pending))
+
+    def _enter(self, entry: _Entry) -> None:
+        pending = entry[2]
+        self._entries[pending.half.transaction_id] = entry
+        self._list(is_dropped=pending.dropped is not None).add(entry)
+
+    def remove(self, transaction_id: str) -> None:
+        """Forget a transaction that was settled otherwise."""
+        entry = self._entries.pop(transaction_id, None)
+        if entry is not None:
+            self._list(is_dropped=entry[2].dropped is not None).remove(entry)
+
+    def _list(self, *, is_dropped: bool) -> SortedList[_Entry]:
+        return self._dropped if is_dropped else self._in_memory
+
+    def moved(self, pending: Pending) -> None:
+        """Take in that the payload of a transaction was dropped, or is in memory again."""
+        entry = self._entries.get(pending.half.transaction_id)
+        if entry is not None:
+            self._list(is_dropped=pending.dropped is None).remove(entry)
+            self._enter(entry)
+
+    def take_due(self, now_ms: int) -> Iterator[Pending]:
+        """Yield and forget what is due by the broker's clock, in the order of the due times.
+
+        It ends at one whose payload is not in memory: what is due later does not pass it.
+        """
+        while self._in_memory:
+            entry = self._in_memory[0]
+            if entry[0] > now_ms or (self._dropped and self._dropped[0] < entry):
+                return
+            self.remove(entry[2].half.transaction_id)
+            yield entry[2]
+
+    def dropped_until(self, until_ms: int) -> Iterator[Pending]:
+        """Yield those that are not in memory and are due by then, soonest first."""
+        for due_ms, _, pending in self._dropped:
+            if due_ms > until_ms:
+                return
+            yield pending
+
+
+class KeyOrder:
+    """The lines of one half partition. Not thread-safe: its coordinator's thread drives it.
+
+    Halves are added in the order of their offsets, which is the order in which they were sent; `sort` is for those
+    that are not.
+    """
+
+    def __init__(self) -> None:
+        # By group and key, then by transaction id. There are no empty lines.
+        self._lines: dict[Line, OrderedDict[str, Pending]] = {}
+        self._count = 0
+
+    def add(self, line: Line, pending: Pending) -> None:
+        """Let a transaction stand in line, behind all that came before."""
+        self._count += 1
+        self._lines.setdefault(line, OrderedDict())[pending.half.transaction_id] = pending
+
+    def head(self, line: Line) -> Pending | None:
+        """Return who is in front, or None when nobody waits."""
+        waiting = self._lines.get(line)
+        return next(iter(waiting.values())) if waiting else None
+
+    def line_of(self, line: Line) -> Iterable[Pending]:
+        """Return all of a line, the head first."""
+        return self._lines[line].values() if line in self._lines else ()
+
+    def remove(self, line: Line, pending: Pending) -> Pending | None:
+        """Take a transaction out; return the new head where it was the head itself."""
+        waiting = self._lines[line]
+        was_head = next(iter(waiting)) == pending.half.transaction_id
+        del waiting[pending.half.transaction_id]
+        self._count -= 1
+        if not waiting:
+            del self._lines[line]
+            return None
+        return next(iter(waiting.values())) if was_head else None
+
+    def sort(self, line: Line) -> None:
+        """Let all of a line stand in the order of their offsets: one was added whose half had been read before."""
+        waiting = self._lines[line]
+        self._lines[line] = OrderedDict(sorted(waiting.items(), key=lambda item: item[1].offset))
+
+    @property
+    def behind(self) -> int:
+        """How many transactions stand behind another one."""
+        return self._count - len(self._lines)
+
 
 #: How many delayed transactions become ready in one round.
 _DUE = 10_000
 
 # A member of an enumeration is slow to look up, and this is the way of every transaction.
 _ROLLBACK = Verdict.ROLLBACK
+
+
+#: Names the topic for whose sake a transaction cannot be published with others now, or returns None.
+Blocking = Callable[[Pending], str | None]
 
 
 class ReadyQueue:
@@ -142,7 +259,7 @@ class ReadyQueue:
         head = None if line is None else self.keys.head(line)
         return None if head is pending else head
 
-    def choose(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> dict[str, Pending]:
+    def choose(self, limit: int, out: Blocking, room_bytes: int) -> dict[str, Pending]:
         """Return what can be settled now, by id, in the order of publication. What cannot be published is set aside.
 
         `limit`, `out` and `room_bytes` are those of `PartitionState.next_batch`.
@@ -178,7 +295,7 @@ class ReadyQueue:
             self._ready = dict(sorted(self._ready.items(), key=lambda item: item[1].sequence))
         return self._ready
 
-    def _goes_aside(self, pending: Pending, out: Callable[[Pending], str | None]) -> bool:
+    def _goes_aside(self, pending: Pending, out: Blocking) -> bool:
         """Set a transaction aside that cannot be published with others, and tell whether it is."""
         if pending.verdict is _ROLLBACK:
             return False
@@ -189,7 +306,7 @@ class ReadyQueue:
         self._let_go(pending)
         return True
 
-    def _passable(self, line: Line, out: Callable[[Pending], str | None], limit: int) -> Iterator[Pending]:
+    def _passable(self, line: Line, out: Blocking, limit: int) -> Iterator[Pending]:
         """Yield the beginning of a line that can go in one go: a hot key does not wait for a group per message."""
         for pending in self.keys.line_of(line):
             waits = pending.verdict is None or pending.held or pending.dropped is not None

@@ -11,18 +11,16 @@ ahead of its half and is held until the half arrives.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from penstock.transactions.core.checkpoints import LogPlaces, by_offset
+from penstock.transactions.core.checkpoints import HeldDecisions, HeldOp, LogPlaces, by_offset
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.decisions import Refusal, Ruling, is_next_answer, judge, misfit
-from penstock.transactions.core.delays import Delays
-from penstock.transactions.core.held_decisions import HeldDecisions, HeldOp
 from penstock.transactions.core.payloads import Payloads
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.core.queue import ReadyQueue
+from penstock.transactions.core.queue import Blocking, Delays, ReadyQueue
 from penstock.transactions.core.recovered_state import RecoveredNotes, restored
 from penstock.transactions.wire.done_records import Note, Snapshot
 from penstock.transactions.wire.half import Half
@@ -332,7 +330,7 @@ class PartitionState:
     def next_batch(
         self,
         limit: int,
-        out: Callable[[Pending], str | None],
+        out: Blocking,
         snapshot: Iterable[Pending] = (),
         room_bytes: int = 1 << 40,
     ) -> CommitBatch | None:

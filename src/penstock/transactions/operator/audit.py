@@ -1,14 +1,15 @@
 """Which operator did what, and why: the audit log of a store, one record for each act, kept for ever.
 
 A record is written before the act it speaks of, so nothing is done that is not there; an act may have failed, or have
-come too late, after its record was written. The topic has one partition: of two who bring the same message back, the
-log says who was first.
+come too late, after its record was written. The topic has one partition: of two who bring the same discarded message
+back, the log says who was first. What is done with the halves of those is the store's.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from confluent_kafka import KafkaException, Message
@@ -16,12 +17,13 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import Operation, principal_of
-from penstock.errors import PenstockError, StoppedError
+from penstock.errors import PenstockError, StoppedError, TransactionError
 from penstock.options import ClientConfig
-from penstock.transactions.operator.inspection import Inspection
+from penstock.transactions.acked_producer import AckedProducer
+from penstock.transactions.operator.inspection import Discarded, Inspection
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import BROKER_TIME, KEPT, StoreTopics
-from penstock.transactions.writing.acked_producer import AckedProducer
 
 #: Seconds that a record may take to be acknowledged.
 _ANSWER_S = 20.0
@@ -116,3 +118,83 @@ def read_audit(inspection: Inspection, topic: str, transaction_id: str | None = 
         return []
     found = (_audited(message) for message in inspection.read(topic, {0: 0}))
     return [written for written in found if written is not None and transaction_id in {None, written.act.transaction}]
+
+
+class Resuming:
+    """Claims discarded transactions of one store, unless they name a target to which none may be published.
+
+    Used by one thread.
+    """
+
+    def __init__(
+        self, topics: StoreTopics, inspection: Inspection, audit: AuditLog, may_publish_to: Callable[[str], bool]
+    ) -> None:
+        self._topics = topics
+        self._may_publish_to = may_publish_to
+        self._inspection = inspection
+        self._audit = audit
+
+    def claim(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> list[Half]:
+        """Write down that a discarded transaction is brought back, and return its halves to be stored, in their order.
+
+        Of several lives it is the last one. Raises `TransactionError` where it is not wholly in the discarded topic,
+        names a topic of a store as its target, or was brought back before and not `again`; and as `AuditLog.write`.
+        """
+        discarded = self._newest_life(transaction_id)
+        if not discarded:
+            raise TransactionError(f"transaction {transaction_id} is not in {self._topics.discarded}")
+        first = discarded[0]
+        parts = first.half.part[1] if first.half.part is not None else 1
+        if len(discarded) < parts:
+            raise TransactionError(
+                f"only {len(discarded)} of {parts} messages of transaction {transaction_id} are in "
+                f"{self._topics.discarded}: it is not brought back in part; send those that are there by hand"
+            )
+        for topic in [it.half.topic for it in discarded if not self._may_publish_to(it.half.topic)]:
+            raise TransactionError(f"transaction {transaction_id} is forged: its target, {topic}, belongs to a store")
+        place = place_of(self._topics, first)
+        if not again:
+            self._refuse_second(place, None)
+        claim = self._audit.write(Act(actor, "resume", transaction_id, first.half.group, place, why))
+        if not again:
+            # Two may have looked at the same time: the log has one order.
+            self._refuse_second(place, claim)
+        # With the claim in it, no two lives have the same name.
+        return [it.half._replace(resumed=f"{place_of(self._topics, it)}#{claim}") for it in discarded]
+
+    def _newest_life(self, transaction_id: str) -> list[Discarded]:
+        """Return the messages of a discarded transaction, in the order of their parts; of several lives the last."""
+        by_part: dict[tuple[int, int] | None, Discarded] = {}
+        for record in self._inspection.discarded():
+            if record.half.transaction_id == transaction_id:
+                by_part[record.half.part] = record
+        return [by_part[part] for part in sorted(by_part, key=lambda part: part or (0, 0))]
+
+    def _refuse_second(self, place: str, claim: int | None) -> None:
+        resumed = (
+            written for written in self._audit.read() if (written.act.what, written.act.place) == ("resume", place)
+        )
+        first = next(resumed, None)
+        if first is not None and first.offset != claim:
+            raise TransactionError(
+                f"what stands at {place} was brought back before, by {first.act.who}; with `again` it may become "
+                "visible twice"
+            )
+
+
+def place_of(topics: StoreTopics, message: Discarded) -> str:
+    """Return where a discarded message stands, as claims name it."""
+    return f"{topics.discarded}[{message.partition}]@{message.offset}"
+
+
+def marked(discarded: Sequence[Discarded], acts: Sequence[Audited], topics: StoreTopics) -> list[Discarded]:
+    """Return all discarded messages, each with who brought it back by the audit log, if somebody did."""
+    claims = {act.act.place: act.act.who for act in acts if act.act.what == "resume"}
+    # A claim names the first message of a transaction, and is for all of that life.
+    lives = {_life(message): claims[place] for message in discarded if (place := place_of(topics, message)) in claims}
+    return [replace(message, resumed_by=lives.get(_life(message), "")) for message in discarded]
+
+
+def _life(message: Discarded) -> tuple[str, str]:
+    """Return the id and the claim that this life began with, empty for the first one."""
+    return message.half.transaction_id, (message.half.resumed or "").rpartition("#")[2]

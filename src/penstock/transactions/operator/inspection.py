@@ -25,10 +25,9 @@ from penstock.clients.rights import MissingRightError, Operation, group_right, p
 from penstock.clients.transactional.missing_rights import is_group_forbidden
 from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.options import ClientConfig
-from penstock.transactions.wire.discarded import decode_discarded
-from penstock.transactions.wire.half import Half
+from penstock.transactions.acked_producer import wire_headers
+from penstock.transactions.wire.half import Half, decode_discarded
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import wire_headers
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from penstock.errors import DecisionNotStoredError, raised
 from penstock.transactions.bulkhead import BulkheadPool
 from penstock.transactions.model import HalfMessage, TransactionState
 from penstock.transactions.store import CheckSource, Store
-from penstock.transactions.wire.check_request import CheckRequest
+from penstock.transactions.wire.half import CheckRequest
 from penstock.transactions.wire.ops import Author, Verdict
 
 #: Tells what became of the local transaction of a half. Called on threads of its own, maybe more than once.

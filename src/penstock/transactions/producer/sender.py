@@ -17,10 +17,9 @@ from penstock.options import a_plain_function
 from penstock.outgoing import Outgoing, UserHeaders, encoded
 from penstock.transactions.messages import Terms, a_half, halves, terms
 from penstock.transactions.model import TransactionResult, TransactionState, Wait
-from penstock.transactions.producer.flight.core import Core
-from penstock.transactions.producer.flight.flight import Submission
-from penstock.transactions.producer.listeners import Run, TransactionListener, executing
-from penstock.transactions.producer.transaction import Transaction
+from penstock.transactions.producer.flight import Submission
+from penstock.transactions.producer.in_flight import Core
+from penstock.transactions.producer.transaction import Run, Transaction, TransactionListener, executing
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 

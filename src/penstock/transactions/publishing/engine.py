@@ -10,18 +10,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.gc_pause import collection_put_off
+from penstock.clients.rights import transactional_right
+from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.pace import Pace
+from penstock.clients.transactional.writer import PublicationSpans
+from penstock.options import ClientConfig
+from penstock.transactions.core.commit_batch import DecidedBatch
 from penstock.transactions.core.quarantine import TargetQuarantine
-from penstock.transactions.publishing.backlog import Backlog, Batch
 from penstock.transactions.publishing.batch_limit import BatchLimit
-from penstock.transactions.publishing.broker_gate import BrokerGate
-from penstock.transactions.publishing.flight import Flight, FlightState, GroupCommit
-from penstock.transactions.publishing.publisher import InDoubtError, NotPublishedError, TooLargeError
-from penstock.transactions.publishing.publisher_slot import CommitResult, PublisherSlot
-from penstock.transactions.publishing.target_gate import TargetGate
-from penstock.transactions.publishing.targets import Targets
+from penstock.transactions.publishing.flight import Backlog, Flight, FlightState, GroupCommit
+from penstock.transactions.publishing.publisher import (
+    InDoubtError,
+    NotPublishedError,
+    Publisher,
+    TooLargeError,
+    Visibility,
+)
+from penstock.transactions.publishing.publisher_slot import CommitResult, PublisherSlot, ReadDone
+from penstock.transactions.publishing.targets import BrokerGate, TargetGate, Targets
 from penstock.transactions.publishing.trials import LACKING_S, Prove, Trials
 from penstock.transactions.rationed_log import RationedLog
 
@@ -37,10 +48,65 @@ _BACK_OFF_S = 0.2
 _UNNAMED = 3
 
 
+@dataclass(frozen=True, slots=True)
+class PublishingClients:
+    """What the engines of one coordinator make their Kafka clients of, and what they share.
+
+    Attributes:
+        done_topic: the log of what was settled, in which each partition of the store has one.
+        discarded: the topic of what is discarded.
+        ids_begin: what all transactional ids begin with.
+        left: counts threads that are left behind.
+        spans: makes what makes the spans of one publisher.
+        wake: called by any thread when a call has ended.
+    """
+
+    bootstrap_servers: str
+    config: ClientConfig
+    done_topic: str
+    discarded: str
+    ids_begin: str
+    rights: MissingRights
+    pace: Pace
+    targets: Targets
+    left: LeftBehind
+    spans: Callable[[], PublicationSpans | None] = lambda: None
+    wake: Callable[[], object] = lambda: None
+
+    def slot(
+        self,
+        name: str,
+        read_done: ReadDone,
+        *,
+        apart: bool,
+        may_open: Callable[[], bool] = lambda: True,
+        visibility: Callable[[], Visibility | None] = lambda: None,
+    ) -> PublisherSlot:
+        """Return a place for a Kafka transaction; arguments are those of `PublisherSlot` and `Publisher`."""
+
+        def make(transactional_id: str) -> Publisher:
+            return Publisher(
+                self.bootstrap_servers,
+                self.config,
+                transactional_id,
+                done_topic=self.done_topic,
+                ids_right=transactional_right(self.ids_begin),
+                rights=self.rights,
+                pace=self.pace,
+                apart=apart,
+                spans=self.spans(),
+                visibility=visibility(),
+            )
+
+        return PublisherSlot(make, read_done, name, self.left, self.pace, may_open=may_open, wake=self.wake)
+
+
 class Engine:
     """Publishes the partitions in `owned`, which their owner changes. Used by one thread, which it never holds.
 
     Args:
+        ask: returns once the brokers that a Kafka transaction needs have answered, or raises `KafkaException`.
+        target_latency_s: seconds that a group may take from its begin until its end is answered.
         slots: for the common transactions, used one after the other: after a Kafka transaction has ended the broker
             writes its markers, and refuses the next begin of the same producer for some milliseconds; and one that
             failed is made again while the others go on.
@@ -51,22 +117,20 @@ class Engine:
     def __init__(
         self,
         owned: Mapping[int, Backlog],
+        clients: PublishingClients,
+        ask: Callable[[], object],
+        target_latency_s: float,
         *,
         slots: Sequence[PublisherSlot],
         trial_slots: Sequence[PublisherSlot],
-        targets: Targets,
-        quarantine: TargetQuarantine,
-        prove: Prove,
-        gate: BrokerGate,
-        limit: BatchLimit,
-        ration: RationedLog,
+        prove: Prove = lambda _batches: None,
     ) -> None:
         self._owned = owned
         self._slots = slots
         self._prove = prove
-        self._gate = gate
-        self._limit = limit
-        self._ration = ration
+        self._gate = gate = BrokerGate(ask, clients.left)
+        self._limit = BatchLimit(target_latency_s)
+        self._ration = ration = RationedLog()
         # The common transaction, and the slot for the next.
         self._flight = Flight(slots[0])
         self._next = 0
@@ -77,9 +141,9 @@ class Engine:
         self._not_before = 0.0
         self._unnamed = 0
         #: What is tried apart. Others read its `reasons` and `refusals`.
-        self.quarantine = quarantine
-        self.targets = targets
-        self._targets = TargetGate(targets, owned, self.quarantine, ration)
+        self.quarantine = TargetQuarantine()
+        self.targets = clients.targets
+        self._targets = TargetGate(clients.targets, owned, self.quarantine, ration, clients.discarded)
         self._trials = Trials(
             trial_slots,
             targets=self._targets,
@@ -211,7 +275,7 @@ class Engine:
 
     def _publish(self, slot: PublisherSlot) -> bool:
         """Begin the next common transaction, if there is something for it."""
-        batches: dict[int, Batch] = {}
+        batches: dict[int, DecidedBatch] = {}
         # Each partition has its part of the group: one that is crowded does not keep the others out.
         parts = max(1, len(self._owned))
         limit, room_bytes = max(1, self._limit.decisions // parts), max(1, self._limit.bytes // parts)
@@ -225,7 +289,7 @@ class Engine:
         else:
             self._given_back = set()
         if batches:
-            self._flight.begin(slot, GroupCommit.of(self._owned, batches), self._prove(batches, apart=False))
+            self._flight.begin(slot, GroupCommit.of(self._owned, batches), self._prove(batches))
         return bool(batches)
 
     def _targets_under_way(self) -> set[str]:

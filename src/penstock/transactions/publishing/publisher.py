@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.requests.log_ends import log_ends
 from penstock.clients.rights import Operation, Right, group_right, topic_right
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.errors import GivenUpError, NotOpenedError
@@ -29,14 +32,76 @@ from penstock.clients.transactional.producer_settings import DELIVERY_S
 from penstock.clients.transactional.writer import SENDS_POSITIONS, PublicationSpans, TransactionalWriter
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
-from penstock.transactions.publishing.backlog import Batch, Proof
-from penstock.transactions.publishing.visibility import Place, Visibility
+from penstock.transactions.core.commit_batch import DecidedBatch
+
+_ANSWER_S = 2.0
+_LOOK_S = 0.002
+_LONGEST_S = 5.0
+#: A partition where somebody else's transaction stays open is waited for so long, and then not for a while.
+_OTHERS_S = 0.1
+_SKIPPED_S = 30.0
+
+#: Topic and partition.
+Place = tuple[str, int]
+
+
+class Visibility:
+    """Waits until readers of committed records see what one producer published. Used by one thread.
+
+    `own` is the place that nobody else holds up.
+    """
+
+    def __init__(self, admin: AdminClient, own: Place) -> None:
+        self._admin = admin
+        self._own = own
+        # Places that were held up by others, each with the monotonic second at which it is waited for again.
+        self._skipped: dict[Place, float] = {}
+
+    def wait(self, written: Mapping[Place, int]) -> None:
+        """Wait until all is visible, given the last offset that was written in each place.
+
+        It waits no longer than some seconds: where brokers do not answer, that it was committed is all there is to
+        tell. Nor does it wait for the end of transactions of others in the same partitions.
+        """
+        begun = time.monotonic()
+        self._skipped = {place: until for place, until in self._skipped.items() if until > begun}
+        left = {place: offset for place, offset in written.items() if place not in self._skipped}
+        while left and (waited_s := time.monotonic() - begun) < _LONGEST_S:
+            try:
+                left = self._unseen(left)
+            except KafkaException:
+                pass
+            else:
+                if self._own not in left and waited_s > _OTHERS_S:
+                    self._skipped.update(dict.fromkeys(left, time.monotonic() + _SKIPPED_S))
+                    return
+            if left:
+                time.sleep(_LOOK_S)
+
+    def _unseen(self, written: Mapping[Place, int]) -> dict[Place, int]:
+        ends = log_ends(self._admin, list(written), _ANSWER_S)
+        return {place: offset for place, offset in written.items() if ends[place] <= offset}
+
 
 #: Seconds that initialising a producer may take.
 _INIT_TIMEOUT_S = 15.0
 #: Seconds after which messages that are not stored count as refused, where others of the batch are and brokers are
 #: well: their topics are tried apart, with a longer limit.
 _TRIED_APART_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Positions of a consumer group: with them, the broker refuses a Kafka transaction of who is no member any more."""
+
+    group: str
+    group_metadata: Any
+    positions: list[TopicPartition]
+
+    @property
+    def logs(self) -> list[str]:
+        """The topics in which positions are committed."""
+        return list(dict.fromkeys(str(position.topic) for position in self.positions))
 
 
 class NotPublishedError(PenstockError):
@@ -154,7 +219,7 @@ class Publisher:
         self.doing = ""
 
     def publish(
-        self, batches: Mapping[int, Batch], proof: Proof | None, produced: Callable[[], None]
+        self, batches: Mapping[int, DecidedBatch], proof: Proof | None, produced: Callable[[], None]
     ) -> Mapping[int, int]:
         """Settle what the partitions' batches hold in one Kafka transaction. After an error it can only be closed.
 
@@ -184,7 +249,7 @@ class Publisher:
             self.doing = ""
         return self._done_ends
 
-    def _produce(self, batches: Mapping[int, Batch], produced: Callable[[], None], *, is_watched: bool) -> None:
+    def _produce(self, batches: Mapping[int, DecidedBatch], produced: Callable[[], None], *, is_watched: bool) -> None:
         """Hand messages and completions to the client library."""
         writer, delivered = self.writer, self._note if is_watched else None
         for batch in batches.values():

@@ -27,8 +27,8 @@ from penstock.clients.transactional.end_watch import SURE_S
 from penstock.clients.transactional.errors import IdLostError
 from penstock.clients.transactional.pace import Pace
 from penstock.errors import StoppedError
-from penstock.transactions.publishing.backlog import Batch, Proof
-from penstock.transactions.publishing.publisher import AbortedError, InDoubtError, NotPublishedError, Publisher
+from penstock.transactions.core.commit_batch import DecidedBatch
+from penstock.transactions.publishing.publisher import AbortedError, InDoubtError, NotPublishedError, Proof, Publisher
 from penstock.transactions.rationed_log import RationedLog
 
 _log = logging.getLogger("penstock.transactions")
@@ -149,7 +149,7 @@ class PublisherSlot:
         publisher = self._publisher
         return (publisher.doing if publisher is not None else "") or call.label, call.age_s
 
-    def begin(self, batches: Mapping[int, Batch], proof: Proof | None) -> None:
+    def begin(self, batches: Mapping[int, DecidedBatch], proof: Proof | None) -> None:
         """Settle what the partitions' batches hold in one Kafka transaction; `result` gives its end.
 
         What is decided in the batches must not change until then. It returns when all is in the client library's hands:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
+from penstock.transactions.core.commit_batch import DecidedBatch
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.publishing.backlog import Backlog, Batch, Decided, Proof
-from penstock.transactions.publishing.broker_gate import BrokerGate
-from penstock.transactions.publishing.flight import Flight, FlightState, GroupCommit
-from penstock.transactions.publishing.publisher import InDoubtError, NotPublishedError, TooLargeError
+from penstock.transactions.publishing.flight import Backlog, Flight, FlightState, GroupCommit
+from penstock.transactions.publishing.publisher import InDoubtError, NotPublishedError, Proof, TooLargeError
 from penstock.transactions.publishing.publisher_slot import CommitResult, PublisherSlot
-from penstock.transactions.publishing.target_gate import TargetGate
-from penstock.transactions.publishing.targets import NOT_KNOWN
+from penstock.transactions.publishing.targets import NOT_KNOWN, BrokerGate, TargetGate
 from penstock.transactions.rationed_log import RationedLog
 
 _log = logging.getLogger("penstock.transactions")
@@ -29,11 +27,8 @@ _NO_END = (
 )
 
 
-class Prove(Protocol):
-    """Proves the ownership of the partitions that a Kafka transaction settles something of."""
-
-    def __call__(self, batches: Mapping[int, Batch], *, apart: bool) -> Proof | None:
-        """Return what goes into the Kafka transaction for that; `apart` tells whether it is a trial."""
+#: Proves the ownership of the partitions that a Kafka transaction settles something of, by what goes into it for that.
+Prove = Callable[[Mapping[int, Any]], Proof | None]
 
 
 class _Trial(Flight):
@@ -140,7 +135,7 @@ class Trials:
             self._quarantine.end_try(topic)
             return
         try:
-            batches = self._batches(candidates, now)
+            batches = self._batches(candidates)
         except Exception:
             # The store fails for a moment, and the topic is tried again.
             self._quarantine.end_try(topic)
@@ -151,7 +146,7 @@ class Trials:
             return
         trial.topic = topic
         commit = GroupCommit.of(self._owned, batches, topic)
-        trial.begin(trial.slot, commit, self._prove(batches, apart=True))
+        trial.begin(trial.slot, commit, self._prove(batches))
 
     def _candidates(self, topic: str, width: int, now: float) -> dict[int, list[Pending]]:
         """Return what is tried for a topic's sake: what was refused, one alone; or what was not, as many as may be."""
@@ -169,17 +164,17 @@ class Trials:
                 break
         return found
 
-    def _batches(self, candidates: Mapping[int, list[Pending]], now: float) -> dict[int, Batch]:
+    def _batches(self, candidates: Mapping[int, list[Pending]]) -> dict[int, DecidedBatch]:
         """Return those whose messages are there, as far as they go together: one, or so many bytes."""
-        batches: dict[int, Batch] = {}
+        batches: dict[int, DecidedBatch] = {}
         chosen: list[int] = []
 
-        def fits(entry: Decided) -> bool:
+        def fits(entry: Pending) -> bool:
             chosen.append(entry.payload_bytes)
             return len(chosen) == 1 or sum(chosen) <= _MOST_BYTES
 
         for number, some in candidates.items():
-            batch = self._owned[number].trial(some, now, fits)
+            batch = self._owned[number].trial(some, fits)
             if batch is not None:
                 batches[number] = batch
         return batches

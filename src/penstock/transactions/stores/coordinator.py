@@ -3,42 +3,64 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from penstock.clients.transactional.pace import MOST_S
 from penstock.errors import ConfigurationError
-from penstock.fleet_member import CommandSettings, FleetMember, Service, command_settings, sender_of
+from penstock.fleet_member import (
+    CommandSettings,
+    FleetMember,
+    Outcome,
+    Service,
+    StoreOperator,
+    command_settings,
+    sender_of,
+)
 from penstock.options import ClientConfig
-from penstock.transactions.core.pending import Pending
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy, PendingTransaction
-from penstock.transactions.stores.commanding import operator_in_kafka, operator_of
+from penstock.transactions.operator.administration import Administration, Effect
+from penstock.transactions.stores.coordination import CoordinatorOptions, StoreCoordinator
+from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.stores.kafka.coordinator.coordinator import KafkaCoordinator
-from penstock.transactions.stores.kafka.coordinator.status import Status, waits_for
-from penstock.transactions.stores.kafka.inspection import described_pending
-from penstock.transactions.stores.options import CoordinatorOptions
-from penstock.transactions.stores.relay.coordinator import RelayCoordinator
-from penstock.transactions.stores.relay.store import RelayedStore
+from penstock.transactions.stores.relayed_store import RelayedStore
+from penstock.transactions.stores.shard_coordinator import ShardCoordinator
+from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import DEFAULT_PARTITIONS
 
 if TYPE_CHECKING:
     from penstock.telemetry import Telemetry
 
 _TARGET_LATENCY_S = 0.02
-#: What a decided transaction waits for that nothing hinders.
-_ITS_TURN = "its turn to be published"
+#: Seconds to wait until a commanded decision takes effect: whoever asked waits for an answer, and not for ever.
+_EFFECT_S = 8.0
+_DECISIONS = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK, "discard": Verdict.DISCARD}
+_OUTCOMES = {Effect.DONE: Outcome.DONE, Effect.REFUSED: Outcome.REFUSED, Effect.WAITS: Outcome.SENT}
 
 
-class _Engine(Protocol):
-    """What settles the transactions of one kind of store. Its methods are those of `Coordinator`."""
+def _operator(administration: Callable[[], AbstractContextManager[Administration]]) -> StoreOperator:
+    """Return what is done to a store by command: as an operator does it, in the store's own audit, too."""
 
-    def start(self) -> object: ...
+    def settle(transaction_id: str, decision: str, actor: str, why: str) -> tuple[Outcome, str]:
+        verdict = _DECISIONS[decision]
+        with administration() as store:
+            decided = store.settle(transaction_id, verdict, actor, why, _EFFECT_S)
+        return _OUTCOMES[decided.effect], f"transaction {transaction_id}: {decided.text(verdict)}"
 
-    def stop(self, timeout: float = ...) -> None: ...
+    def resume(transaction_id: str, actor: str, why: str) -> str:
+        with administration() as store:
+            store.resume(transaction_id, actor, why)
+        return f"transaction {transaction_id} was brought back, undecided; its group is asked again"
 
-    def wait(self, timeout: float | None = ...) -> bool: ...
+    return StoreOperator(settle, resume)
 
-    def statistics(self) -> CoordinatorStatistics: ...
+
+def operator_in_kafka(bootstrap_servers: str, prefix: str, config: ClientConfig) -> StoreOperator:
+    """Return what is done to a store in Kafka by command."""
+    return _operator(partial(KafkaAdministration, bootstrap_servers, prefix, config))
 
 
 class Coordinator:
@@ -123,16 +145,17 @@ class Coordinator:
                 "prefix, partitions, target_latency, instance and config are for a store in Kafka: give the store its "
                 "own prefix and config, and leave the others out"
             )
-        self._engine: _Engine
+        self._engine: StoreCoordinator
         if store is not None:
             if not isinstance(store, RelayedStore):
                 raise ConfigurationError(f"store must be a SqlStore or FileStore, but is a {type(store).__name__}")
-            self._engine = RelayCoordinator(store, options)
-            self._prefix = store.prefix
-            operator, reached = operator_of(store), (store.bootstrap_servers, store.config)
+            self._engine, self._prefix = ShardCoordinator(store, options), store.prefix
+            reached = store.bootstrap_servers, store.config
+            self._operator = _operator(lambda: nullcontext(store.administration()))
         else:
+            reached, self._prefix = (bootstrap_servers or "", config or {}), prefix
             self._engine = KafkaCoordinator(
-                bootstrap_servers or "",
+                reached[0],
                 options,
                 prefix=prefix,
                 partitions=partitions,
@@ -140,10 +163,7 @@ class Coordinator:
                 instance=instance,
                 config=config,
             )
-            self._prefix = prefix
-            reached = (bootstrap_servers or "", config or {})
-            operator = operator_in_kafka(reached[0], prefix, reached[1])
-        self._operator = operator
+            self._operator = operator_in_kafka(reached[0], prefix, reached[1])
         # As whom it hears, and, where it reports, reports: who reads that commands it by this name.
         sender = sender_of(f"{self._prefix}.coordinator", reached[1])
         self._fleet = FleetMember(sender, *reached, commands=command_settings(commands))
@@ -199,10 +219,7 @@ class Coordinator:
 
     def waits(self) -> list[str]:
         """Return in sentences what its pending transactions wait for besides their decisions. Safe from any thread."""
-        status = self._engine.status if isinstance(self._engine, KafkaCoordinator) else None
-        if status is None:
-            return list(self._engine.statistics().missing_rights)
-        return status.lines()
+        return self._engine.waits()
 
     @property
     def prefix(self) -> str:
@@ -212,7 +229,7 @@ class Coordinator:
     @property
     def is_in_kafka(self) -> bool:
         """Whether its store is in Kafka, where any process may settle what is pending."""
-        return isinstance(self._engine, KafkaCoordinator)
+        return self._engine.in_kafka
 
     @property
     def group(self) -> str:
@@ -234,13 +251,7 @@ class Coordinator:
 
         Of a store in Kafka, those of the partitions that this coordinator owns; of a database, those of its shards.
         """
-        if isinstance(self._engine, RelayCoordinator):
-            return list(self._engine.pending(most))
-        if not isinstance(self._engine, KafkaCoordinator):
-            return []
-        status, now_ms = self._engine.status, self._engine.now_ms()
-        found = sorted(self._engine.pending(most), key=lambda pending: pending.birth_ms)[:most]
-        return [_described(pending, now_ms, status) for pending in found]
+        return list(self._engine.pending(most))
 
     def __enter__(self) -> Self:
         return self.start()
@@ -249,9 +260,3 @@ class Coordinator:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def _described(pending: Pending, now_ms: int, status: Status | None) -> PendingTransaction:
-    # It is one of its own partitions: any of them names its owner.
-    obstacle = "" if status is None else waits_for(pending, next(iter(status.partitions), 0), [status])
-    return described_pending(pending, now_ms, obstacle or ("" if pending.verdict is None else _ITS_TURN))

@@ -1,8 +1,9 @@
 """The half record: a message as its transaction stored it, invisible to readers. Bytes and headers to values, and back.
 
-Pure. Its key, value and headers are those of the message; what else is known of it stands in `penstock-` headers. Check
-requests and discarded records are halves with headers more, read by `split_headers`, `half_from` and `number_from`.
-Whatever does not decode raises `MessageFormatError` and nothing else: a forged record costs its reader one refusal.
+Pure. Its key, value and headers are those of the message; what else is known of it stands in `penstock-` headers. The
+check request, which is the question to a producer group, and the record of the discarded topic are halves with a few
+headers more. Whatever does not decode raises `MessageFormatError` and nothing else: a forged record costs its reader
+one refusal.
 """
 
 from __future__ import annotations
@@ -255,3 +256,72 @@ def number_from(fields: dict[str, bytes | None], name: str, highest: int) -> int
     if not content.isdigit() or len(content) > len(str(highest)) or int(content) > highest:
         raise MessageFormatError(f"a half whose {name} is not a number from 0 to {highest}; it is refused")
     return int(content)
+
+
+HALF_PARTITION = "penstock-half-partition"
+HALF_OFFSET = "penstock-half-offset"
+CHECK_NUMBER = "penstock-check-number"
+_CHECK_FIELDS = HALF_FIELDS | {HALF_PARTITION, HALF_OFFSET, CHECK_NUMBER}
+
+#: The most checks that can be counted.
+MAX_CHECK_NUMBER = (1 << 16) - 1
+
+
+class CheckRequest(NamedTuple):
+    """The question of the coordinator to a producer group."""
+
+    half: Half
+    half_partition: int
+    half_offset: int
+    #: 1 for the first; an answer repeats it, so that no check is counted twice.
+    check_number: int
+
+
+def encode_check_request(request: CheckRequest) -> list[tuple[str, bytes | None]]:
+    """Return the headers of a check request; its key and value are those of the message."""
+    return [
+        (HALF_PARTITION, str(request.half_partition).encode()),
+        (HALF_OFFSET, str(request.half_offset).encode()),
+        (CHECK_NUMBER, str(request.check_number).encode()),
+        *encode_half(request.half),
+    ]
+
+
+def decode_check_request(key: bytes | None, value: bytes | None, headers: WireHeaders) -> CheckRequest:
+    """Read a check request. Raises `MessageFormatError`."""
+    fields, rest = split_headers(headers, _CHECK_FIELDS)
+    partition = number_from(fields, HALF_PARTITION, MAX_INT32)
+    offset = number_from(fields, HALF_OFFSET, MAX_INT64)
+    number = number_from(fields, CHECK_NUMBER, MAX_CHECK_NUMBER)
+    if partition is None or offset is None or number is None:
+        raise MessageFormatError("a check request without its half's place or its number; it is skipped")
+    return CheckRequest(half_from(key, value, fields, rest), partition, offset, number)
+
+
+REASON = "penstock-reason"
+_DISCARDED_FIELDS = HALF_FIELDS | {REASON, CHECK_NUMBER}
+
+#: Reasons of a discard, as the discarded topic has them.
+EXHAUSTED = "checks exhausted"
+BY_OPERATOR = "by an operator"
+
+
+class DiscardedHalf(NamedTuple):
+    """A half as it lies in the discarded topic."""
+
+    half: Half
+    reason: str
+    check_count: int
+
+
+def encode_discarded(half: Half, reason: str, check_count: int) -> list[tuple[str, bytes | None]]:
+    """Return the headers of a record in the discarded topic; its key and value are those of the message."""
+    return [(REASON, reason.encode()), (CHECK_NUMBER, str(check_count).encode()), *encode_half(half)]
+
+
+def decode_discarded(key: bytes | None, value: bytes | None, headers: WireHeaders) -> DiscardedHalf:
+    """Read a record of the discarded topic. Raises `MessageFormatError`."""
+    fields, rest = split_headers(headers, _DISCARDED_FIELDS)
+    count = number_from(fields, CHECK_NUMBER, MAX_CHECK_NUMBER)
+    reason = (fields.get(REASON) or b"").decode(errors="replace")
+    return DiscardedHalf(half_from(key, value, fields, rest), reason, count or 0)

@@ -15,15 +15,14 @@ from xxhash import xxh3_128_digest
 from penstock.errors import ConfigurationError
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.model import CoordinatorStatistics
-from penstock.transactions.stores.file.log.judging import Settle
-from penstock.transactions.stores.file.log.ledger import StoredTransaction
+from penstock.transactions.stores.file.checks import NEAR_S, TableScan
+from penstock.transactions.stores.file.log.ledger import Settle, StoredTransaction
 from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.log.table import UNDECIDED, State, tick_of
 from penstock.transactions.stores.file.open_store import OpenStore
-from penstock.transactions.stores.file.scan import NEAR_S, TableScan
-from penstock.transactions.stores.relay.changes import ChangedCallback, Result
-from penstock.transactions.stores.relay.shards import CheckTerms, DueCheck, StoreShards
-from penstock.transactions.stores.relay.stored_backlog import decided
+from penstock.transactions.stores.relayed_store import ChangedCallback, Result
+from penstock.transactions.stores.shards import CheckTerms, DueCheck, StoreShards
+from penstock.transactions.stores.stored_backlog import decided
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_bytes, id_text
 from penstock.transactions.wire.ops import Author, Verdict
@@ -185,13 +184,14 @@ class FileShard(StoreShards):
         table, now_ms = opened.journal.table, time.time() * 1000
         with opened.lock:
             pending = table.used - opened.ready.settled
-        return self.counts.statistics(
-            pending=pending,
-            oldest_age_s=(now_ms - table.oldest_ms()) / 1000 if pending else 0.0,
-            held=opened.ready.held,
-            delayed=table.counts[State.DELAYED],
-            held_by_key=opened.ready.held_by_key,
-        )
+        held = {
+            "pending": pending,
+            "oldest_pending_age": max(0.0, (now_ms - table.oldest_ms()) / 1000) if pending else 0.0,
+            "held": opened.ready.held,
+            "delayed": table.counts[State.DELAYED],
+            "held_by_key": opened.ready.held_by_key,
+        }
+        return self.counts.statistics(lambda: held)
 
     def may_open(self, claim: Sequence[str]) -> bool:
         """Write the transactional ids down; the store has one coordinator, so it may always be published."""

@@ -16,16 +16,14 @@ from penstock.errors import ConfigurationError, StoppedError, StoreFailedError
 from penstock.options import ClientConfig, not_empty, positive_int, seconds
 from penstock.transactions.store import SettledCallback
 from penstock.transactions.stores.file.administration import FileAdministration
-from penstock.transactions.stores.file.check_sources import FileCheckSource
-from penstock.transactions.stores.file.log.folder import Folder
+from penstock.transactions.stores.file.checks import FileCheckSource
+from penstock.transactions.stores.file.log.folder import Folder, FolderLock
 from penstock.transactions.stores.file.log.journal import Journal
-from penstock.transactions.stores.file.log.lock import FolderLock
 from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.shard import FileShard
-from penstock.transactions.stores.relay.changes import GroupWriter
-from penstock.transactions.stores.relay.shards import CheckTerms
-from penstock.transactions.stores.relay.store import RelayedStore
+from penstock.transactions.stores.relayed_store import GroupWriter, RelayedStore
+from penstock.transactions.stores.shards import CheckTerms
 
 #: Bytes of a segment of the redo log.
 SEGMENT_BYTES = 64 << 20

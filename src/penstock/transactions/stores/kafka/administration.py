@@ -19,24 +19,23 @@ from penstock.clients.requests.topics import hidden_topics, partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import DecisionNotStoredError, PenstockError, StoppedError, TransactionError
 from penstock.options import ClientConfig
+from penstock.transactions.acked_producer import ANY_SIZE, AckedProducer, LateProducer
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.operator.audit import VERBS, Act, Audited, AuditLog
-from penstock.transactions.operator.effects import Decided, Effect
+from penstock.transactions.operator.administration import Administration, Decided, Effect
+from penstock.transactions.operator.audit import VERBS, Act, Audited, AuditLog, Resuming, marked
 from penstock.transactions.operator.inspection import WAIT_S, Discarded, Patience
-from penstock.transactions.operator.resuming import Resuming, marked
 from penstock.transactions.stores.kafka.coordinator.status import target_text
 from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
 from penstock.transactions.wire.half import encode_half
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import ANY_SIZE, AckedProducer, LateProducer
 
 #: Seconds that a record may take to be acknowledged.
 _SEND_S = 15.0
 _ANSWER_S = _SEND_S + 5.0
 
 
-class KafkaAdministration:
+class KafkaAdministration(Administration):
     """An operator's hands on one store. Used by one thread; use it as a context manager.
 
     Its questions wait at most about `wait_s` seconds in all for brokers that do not answer at once.
@@ -159,6 +158,10 @@ class KafkaAdministration:
         op = Op(transaction_id, verdict, Author.OPERATOR, group, number, pending.offsets, 0, actor)
         op_offset = self._send(op)
         return self._await(found, op_offset, done_from, timeout_s)
+
+    def settle(self, transaction_id: str, verdict: Verdict, actor: str, why: str, timeout_s: float) -> Decided:
+        """Do what `decide` does."""
+        return self.decide(transaction_id, verdict, actor, why, timeout_s)
 
     def _may_follow(self, found: Found, verdict: Verdict) -> bool:
         """Tell whether a decision may count though another one stands; the coordinator judges it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from confluent_kafka import Message, TopicPartition
@@ -19,20 +19,31 @@ from penstock.clients.reading import Place
 from penstock.clients.rights import MissingRightError
 from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.options import ClientConfig
+from penstock.transactions.acked_producer import wire_headers
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.recovered_state import without_payloads
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.operator.description import described
 from penstock.transactions.operator.inspection import Inspection, Patience
-from penstock.transactions.stores.kafka.coordinator.status import STALE_S, Status, decode_status, waits_for
-from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP
-from penstock.transactions.stores.kafka.recovery.recovered_partition import DoneRead, committed_at, recovered_partition
+from penstock.transactions.stores.kafka.coordinator.status import (
+    STALE_S,
+    Status,
+    decode_status,
+    described_pending,
+    waits_for,
+)
+from penstock.transactions.stores.kafka.logs.recovered_partition import (
+    DONE,
+    HALF,
+    OP,
+    DoneRead,
+    committed_at,
+    recovered_partition,
+)
 from penstock.transactions.wire.done_records import Done, Note, decode_done
 from penstock.transactions.wire.half import decode_half
 from penstock.transactions.wire.ops import Op, Verdict, decode_ops
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import wire_headers
 
 #: The last records of the status topic: more than dozens of coordinators write in the time for which they count.
 _STATUS_RECORDS = 5_000
@@ -61,27 +72,6 @@ class Found:
     def described(self, now_ms: float, missing: Iterable[str] = ()) -> PendingTransaction:
         """Return it as an operator sees it, given the topics that do not exist."""
         return described_pending(self.pending, now_ms, self.obstacle, held_by=self.held_by, missing=frozenset(missing))
-
-
-def described_pending(
-    pending: Pending, now_ms: float, obstacle: str, *, held_by: str | None = None, missing: Collection[str] = ()
-) -> PendingTransaction:
-    """Return a pending transaction as an operator sees it; arguments are those of `described`."""
-    return described(
-        pending.transaction_id,
-        pending.group,
-        [half.topic for half in pending.halves],
-        birth_ms=pending.birth_ms,
-        now_ms=now_ms,
-        check_count=pending.check_count,
-        verdict=pending.verdict,
-        deliver_at_ms=pending.half.deliver_at_ms,
-        held_by=held_by,
-        is_complete=pending.is_complete,
-        missing=missing,
-        obstacle=obstacle,
-        unasked=obstacle,
-    )
 
 
 @dataclass(slots=True)

@@ -5,33 +5,102 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from queue import SimpleQueue
+from typing import Any
+
+from confluent_kafka import KafkaError, Message
 
 from penstock import clients
 from penstock.clients.asking import ask_again
 from penstock.clients.bounded_calls import CLOSE_S
-from penstock.clients.rights import Operation, principal_of
-from penstock.errors import PenstockError, StoppedError, TransactionError
+from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
+from penstock.clients.rights import Operation, group_right, principal_of, topic_right
+from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.errors import DecisionNotStoredError, MessageFormatError, PenstockError, StoppedError, TransactionError
 from penstock.options import ClientConfig
+from penstock.transactions.acked_producer import AckedProducer, wire_headers
+from penstock.transactions.core.decisions import not_cancelled, not_pending
+from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
-from penstock.transactions.stores.kafka.cancelling import cancel
-from penstock.transactions.stores.kafka.check_source import KafkaCheckSource
-from penstock.transactions.stores.kafka.inspection import KafkaInspection
-from penstock.transactions.stores.kafka.logs.topic_settings import correct_settings
-from penstock.transactions.stores.kafka.op_batches import OpBatches
-from penstock.transactions.stores.kafka.publication_diagnosis import PublicationDiagnosis, observer_of
-from penstock.transactions.stores.kafka.publication_pace import PublicationPace
-from penstock.transactions.stores.kafka.publication_watch import DoneWatch
-from penstock.transactions.stores.kafka.sends import HalfSends, StoredHalves
+from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
+from penstock.transactions.stores.kafka.logs.topic_lookup import correct_settings
+from penstock.transactions.stores.kafka.publication import DoneWatch, PublicationDiagnosis, PublicationPace, observer_of
+from penstock.transactions.stores.kafka.sends import HalfSends, OpBatches, StoredHalves
 from penstock.transactions.stores.target_topics import TargetTopics
-from penstock.transactions.wire.check_request import CheckRequest
-from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.half import CheckRequest, Half, decode_check_request
 from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics, open_topics, require_prefix
-from penstock.transactions.writing.acked_producer import AckedProducer
 
 _log = logging.getLogger("penstock.transactions")
+
+#: Requests taken from the check topic at once.
+_REQUESTS = 500
+
+
+class KafkaCheckSource:
+    """A group's share of the check topic. Used by one thread."""
+
+    def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, group: str) -> None:
+        self._group = group
+        self._topics = topics
+        self._rights = MissingRights(config)
+        self._ration = RationedLog()
+        settings: dict[str, Any] = {
+            **config,
+            "group.id": topics.checkers(group),
+            # A request that came before the first start of the group shall be answered, too.
+            "auto.offset.reset": "earliest",
+            # A producer that died gives its share up after this long; until then its checks are sent in vain.
+            # Partitions added later are noticed within seconds.
+            "topic.metadata.refresh.interval.ms": 10_000,
+            "session.timeout.ms": 6000,
+            "heartbeat.interval.ms": 1500,
+        }
+        self._consumer = clients.consumer(bootstrap_servers, settings)
+        self._consumer.subscribe([topics.check])
+
+    def take(self, timeout_s: float, running: Collection[str] = ()) -> Sequence[CheckRequest]:  # noqa: ARG002 - each is sent to one
+        """Return the checks that are there, waiting at most `timeout_s` seconds for the first.
+
+        What does not read as a request is logged and skipped.
+        """
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return ()
+        return [
+            request
+            for message in (first, *self._consumer.consume(_REQUESTS, 0))
+            if (request := self._read(message)) is not None and request.half.group == self._group
+        ]
+
+    def _read(self, message: Message) -> CheckRequest | None:
+        error = message.error()
+        if error is not None:
+            self._report_not_read(error)
+            # Errors come back at once: without a pause this would spin.
+            time.sleep(0.1)
+            return None
+        try:
+            return decode_check_request(message.key(), message.value(), wire_headers(message))
+        except MessageFormatError as bad:
+            _log.warning("%s[%s]@%s: %s", self._topics.check, message.partition(), message.offset(), bad)
+            return None
+
+    def _report_not_read(self, error: KafkaError) -> None:
+        if is_missing_right(error):
+            is_group = concerns_a_group(error)
+            checkers = group_right(self._topics.checkers(self._group))
+            right = checkers if is_group else topic_right(Operation.READ, self._topics.check)
+            self._rights.refused(f"checks of group {self._group} cannot be answered", right)
+        else:
+            text = "%s cannot be read: %s; it is tried again"
+            self._ration.warn("check", text, self._topics.check, reason(error))
+
+    def close(self) -> None:
+        """Leave the group, so that another producer gets its checks at once."""
+        self._consumer.close()
+
 
 _STOP_POLL_S = 0.005
 
@@ -164,7 +233,42 @@ class KafkaStore:
         It reads what is pending, for no index of ids is kept.
         """
         inspection = KafkaInspection(self._bootstrap_servers, self._config, self._topics)
-        cancel(inspection, self._topics, self._await_stored, transaction_id=transaction_id, group=group, wait_s=wait_s)
+        found = inspection.find(transaction_id)
+        if found is None:
+            ends = (inspection.ends_of(transaction_id, number, 0) for number in range(self._topics.partitions))
+            end = next((note.verdict for note in ends if note is not None), None)
+            if end is None:
+                raise not_pending(transaction_id, group)
+        elif found.pending.group != group:
+            raise not_pending(transaction_id, group)
+        elif found.pending.verdict is Verdict.COMMIT and found.pending.half.deliver_at_ms is not None:
+            end = self._take_back(inspection, found, wait_s)
+        else:
+            end = found.pending.verdict
+        if end is not Verdict.ROLLBACK:
+            raise not_cancelled(transaction_id, end)
+
+    def _take_back(self, inspection: KafkaInspection, found: Found, wait_s: float) -> Verdict | None:
+        """Roll back what is committed and waits for its time, and return what stands then.
+
+        Whether it is due goes by the broker's clock, where the record is stored: that it came in time is shown by the
+        done log, once a coordinator has settled the transaction.
+        """
+        pending, number = found.pending, found.half_partition
+        done_from = inspection.end(self._topics.done, number)
+        name, places = pending.transaction_id, pending.offsets
+        self._await_stored(Op(name, Verdict.ROLLBACK, Author.PRODUCER, pending.group, number, places, 0))
+        note = inspection.await_end(found, done_from, wait_s)
+        if note is not None:
+            return note.verdict
+        now = inspection.find(name)
+        if now is None or now.pending.verdict is Verdict.ROLLBACK:
+            raise DecisionNotStoredError(
+                f"transaction {name}: that it is cancelled is stored, but no coordinator has settled it in {wait_s:g} "
+                "s; one that is started does so, if that was stored before it was due: look with `penstock tx show "
+                f"{name}`"
+            )
+        return now.pending.verdict
 
     def watch(self, transaction_id: str, callback: SettledCallback) -> None:
         """Call back once a transaction is settled, as soon as a committed reader of the done log sees it."""

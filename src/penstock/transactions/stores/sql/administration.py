@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from penstock.errors import TransactionError, TransactionRefusedError
 from penstock.transactions.model import DiscardedTransaction, PendingTransaction
+from penstock.transactions.operator.administration import NO_PRODUCER, described, hanging
 from penstock.transactions.operator.audit import Act, Audited
-from penstock.transactions.operator.description import NO_PRODUCER, described, hanging
-from penstock.transactions.stores.relay.store import decision
+from penstock.transactions.stores.relayed_store import StoreAdministration, decision
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.backlog import reason_of_discard
 from penstock.transactions.stores.sql.database import Database
@@ -20,7 +20,7 @@ from penstock.transactions.stores.sql.writing import decide
 from penstock.transactions.wire.ops import Author, Verdict
 
 
-class SqlAdministration:
+class SqlAdministration(StoreAdministration):
     """Shows and settles what is pending; each act is written down in `penstock_audit`, and kept. Thread-safe."""
 
     def __init__(self, database: Database) -> None:

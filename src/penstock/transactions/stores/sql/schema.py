@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
 from penstock.errors import ConfigurationError
-from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.stores.sql.mysql import create_numbers
+from penstock.transactions.stores.sql.database import Database, create_numbers
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
 

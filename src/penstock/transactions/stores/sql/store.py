@@ -16,15 +16,13 @@ from penstock.errors import StoreConnectionError
 from penstock.options import ClientConfig, positive_int, seconds
 from penstock.transactions.connections import cause_of
 from penstock.transactions.store import SettledCallback
-from penstock.transactions.stores.relay.changes import GroupWriter
-from penstock.transactions.stores.relay.shards import CheckTerms
-from penstock.transactions.stores.relay.store import RelayedStore
+from penstock.transactions.stores.relayed_store import GroupWriter, RelayedStore
+from penstock.transactions.stores.shards import CheckTerms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.administration import SqlAdministration
-from penstock.transactions.stores.sql.check_source import SqlCheckSource
 from penstock.transactions.stores.sql.database import STATEMENT_TIMEOUT_S, Database
 from penstock.transactions.stores.sql.outbox import Outbox
-from penstock.transactions.stores.sql.settled_watch import SettledWatch
+from penstock.transactions.stores.sql.polling import SettledWatch, SqlCheckSource
 from penstock.transactions.stores.sql.shards import SqlShards
 from penstock.transactions.stores.sql.writing import BATCH, Writing
 from penstock.transactions.wire.half import Half

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from penstock.errors import StoppedError
 from penstock.transactions.connections import cause_of
 from penstock.transactions.core.decisions import may_cancel
-from penstock.transactions.stores.relay.changes import (
+from penstock.transactions.stores.relayed_store import (
     NOT_HELD,
     UNKNOWN_ID,
     Decide,

@@ -13,19 +13,24 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from penstock.errors import StoreDamagedError
-from penstock.transactions.stores.file.log.entries import (
+from penstock.transactions.stores.file.log.folder import Folder
+from penstock.transactions.stores.file.log.frames import (
+    FRAME_BYTES,
+    RECORD_BYTES,
     Checked,
     Decided,
     Entry,
     Kind,
     Prepared,
+    Record,
     Settled,
     encode_entry,
 )
-from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.frames import FRAME_BYTES, RECORD_BYTES, Record
-from penstock.transactions.stores.file.log.judging import Applied, Change, Judging, Publication
 from penstock.transactions.stores.file.log.ledger import (
+    Applied,
+    Change,
+    Judging,
+    Publication,
     Replay,
     StoredTransaction,
     born,
@@ -36,7 +41,7 @@ from penstock.transactions.stores.file.log.ledger import (
 )
 from penstock.transactions.stores.file.log.redo import NoRoomError, RedoLog, damaged
 from penstock.transactions.stores.file.log.table import KEYS, ROWS, STAYS, STOPPED, State, StateTable, tick_of
-from penstock.transactions.stores.relay.changes import Decide
+from penstock.transactions.stores.relayed_store import Decide
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_bytes, id_text, is_id
 from penstock.transactions.wire.ops import Author, Verdict

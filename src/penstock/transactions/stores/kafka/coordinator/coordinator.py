@@ -1,17 +1,15 @@
-"""The coordinator: settles the transactions of all producers that share a prefix.
+"""The coordinator of a store in Kafka: it settles the transactions of all producers that share a prefix.
 
-This is its face: arguments, start and stop, statistics. What it does is in `loop`, one thread's loop; which
-partitions it owns, in `membership`.
+Here its parts are made, and its partitions shown. What it does is in `loop`, round by round; which partitions it owns,
+in `membership`.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,53 +20,46 @@ from penstock.clients.bounded_calls import CLOSE_S, end_within
 from penstock.clients.kafka_errors import reason
 from penstock.clients.requests.group_requests import GroupAdmin
 from penstock.clients.requests.topics import single_copies
-from penstock.clients.rights import principal_of, transactional_right
+from penstock.clients.rights import principal_of
 from penstock.clients.transactional.pace import Pace
-from penstock.errors import ConfigurationError, StoppedError, raised
+from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, positive, positive_int, reserved
-from penstock.transactions.core.discard import Discarding
-from penstock.transactions.core.pending import Pending
-from penstock.transactions.core.quarantine import TargetQuarantine
-from penstock.transactions.model import CoordinatorStatistics
-from penstock.transactions.publishing.backlog import Proof
-from penstock.transactions.publishing.batch_limit import BatchLimit
-from penstock.transactions.publishing.broker_gate import BrokerGate
-from penstock.transactions.publishing.engine import Engine
-from penstock.transactions.publishing.publisher import Publisher
-from penstock.transactions.publishing.publisher_slot import PublisherSlot
+from penstock.transactions.acked_producer import ANY_SIZE, AckedProducer
+from penstock.transactions.core.commit_batch import CommitBatch
+from penstock.transactions.model import CoordinatorStatistics, PendingTransaction
+from penstock.transactions.publishing.engine import Engine, PublishingClients
+from penstock.transactions.publishing.publisher import Proof
 from penstock.transactions.publishing.targets import cluster_targets
+from penstock.transactions.stores.coordination import CoordinatorOptions, StoreCoordinator, publication_spans
 from penstock.transactions.stores.kafka.context import CoordinatorContext
-from penstock.transactions.stores.kafka.coordinator.check_scheduler import CheckScheduler
-from penstock.transactions.stores.kafka.coordinator.check_sender import CheckSender
-from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
+from penstock.transactions.stores.kafka.coordinator.checks import CheckScheduler, CheckSender
+from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition, held_in
 from penstock.transactions.stores.kafka.coordinator.log_upkeep import LogUpkeep
 from penstock.transactions.stores.kafka.coordinator.loop import CoordinatorLoop
 from penstock.transactions.stores.kafka.coordinator.membership import Membership
-from penstock.transactions.stores.kafka.coordinator.status import Status, StatusLog
-from penstock.transactions.stores.kafka.counts import PartitionReading
-from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
-from penstock.transactions.stores.kafka.logs.topic_settings import correct_settings
-from penstock.transactions.stores.kafka.recovery.fencing import (
+from penstock.transactions.stores.kafka.coordinator.status import Status, StatusLog, described_pending, waits_for
+from penstock.transactions.stores.kafka.logs.fencing import (
     Fence,
     encode_claim,
     log_positions,
     transactional_names,
     trial_positions,
 )
-from penstock.transactions.stores.kafka.recovery.recovered_partition import DoneRead
-from penstock.transactions.stores.kafka.recovery.recoveries import Recoveries
-from penstock.transactions.stores.kafka.recovery.recovery import RecoveryReader
-from penstock.transactions.stores.metrics import observe, publication_spans
-from penstock.transactions.stores.options import CoordinatorOptions
+from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
+from penstock.transactions.stores.kafka.logs.recovered_partition import DoneRead
+from penstock.transactions.stores.kafka.logs.recovery import Recoveries, RecoveryReader
+from penstock.transactions.stores.kafka.logs.topic_lookup import correct_settings
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.topics import COORDINATOR_NEEDS, StoreTopics, open_topics
-from penstock.transactions.writing.acked_producer import ANY_SIZE, AckedProducer
 
 _log = logging.getLogger("penstock.transactions")
-
 #: Seconds that checks and the coordinator's own decisions may take to be stored, and that stopping waits for them.
 _SEND_TIMEOUT_S = 15.0
 _LAST_SENDS_S = 5.0
+#: Seconds that transactions under way may take to end when the coordinator stops.
+_LAST_S = 8.0
+#: What a decided transaction waits for that nothing hinders.
+_ITS_TURN = "its turn to be published"
 
 _INSTANCE = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
@@ -83,11 +74,13 @@ _OWNED = {
 }
 
 
-class KafkaCoordinator:
+class KafkaCoordinator(StoreCoordinator):
     """Settles the transactions of a store in Kafka. Any number may run; they share the partitions. Thread-safe.
 
     Arguments and units are those of `Coordinator`. A wrong one raises `ConfigurationError`; nothing was started.
     """
+
+    in_kafka = True
 
     def __init__(
         self,
@@ -108,78 +101,53 @@ class KafkaCoordinator:
             )
         given = config or {}
         reserved(given, _OWNED, "the coordinator")
-        self._prefix = prefix
+        self._context = CoordinatorContext(bootstrap_servers, given, options.policy, StoreTopics(prefix, partitions))
+        label = f"the coordinator of {prefix}"
+        super().__init__(label, prefix, self._context.rights, self._context.left, options)
         self._instance = instance
         self._target_latency = target_latency
-        self._options = options
-        self._context = CoordinatorContext(bootstrap_servers, given, options.policy, StoreTopics(prefix, partitions))
         self._admin = clients.admin(bootstrap_servers, given)
-        # Set by stop(), read by all threads.
-        self._stopping = threading.Event()
-        self._start_lock = threading.Lock()
-        # Written by start() under its lock.
-        self._thread: threading.Thread | None = None
-        # Written by the coordinator's thread when it dies of an error, read by stop() after joining it.
-        self._failure: BaseException | None = None
-        # Made by start() under its lock, then used by the coordinator's thread; others read `owned`.
+        # Made by start(), then used by the coordinator's thread; others read what is owned.
         self._membership: Membership | None = None
-        #: What hinders it, as of its last report. Written by the coordinator's thread, read by any.
-        self.status: Status | None = None
+        self._engine: Engine
+        self._loop: CoordinatorLoop
+        self._sends: AckedProducer
+        self._payloads: PayloadReader
+        # What hinders it, as of its last report. Written by the coordinator's thread, read by any.
+        self._status: Status | None = None
 
-    def start(self) -> None:
-        """Create the store's topics where they are absent and start settling. Raises as `Coordinator.start`."""
-        with self._start_lock:
-            if self._stopping.is_set():
-                raise StoppedError(f"the coordinator of {self._prefix} was stopped; make a new one")
-            if self._thread is None:
-                self._thread = self._open()
-                self._thread.start()
-
-    def stop(self, timeout: float = 30.0) -> None:
-        """Finish the Kafka transaction under way, give the partitions up and end. Raises as `Coordinator.stop`."""
-        self._stopping.set()
-        # A start under way is waited for: it may start a thread after all, which ends at once.
-        has_started = self._start_lock.acquire(timeout=timeout)
-        if has_started:
-            self._start_lock.release()
-        if not has_started or not self.wait(timeout):
-            raise StoppedError(f"the coordinator of {self._prefix} did not end within {timeout:g} s; it goes on ending")
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise StoppedError(f"the coordinator of {self._prefix} had stopped by itself: {failure}") from failure
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended, at most `timeout` seconds, and tell whether it has."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(timeout)
-        return thread is None or not thread.is_alive()
-
-    def statistics(self) -> CoordinatorStatistics:
-        """Return counts since the start and what is pending now. Safe from any thread."""
-
-        def read() -> list[PartitionReading]:
+    def _held(self, *, own: bool) -> CoordinatorStatistics:  # noqa: ARG002 - it knows of its partitions alone
+        def read() -> dict[str, Any]:
             now = time.monotonic()
-            return [partition.reading(now) for partition in self._owned()]
+            return held_in([partition.reading(now) for partition in self._owned()])
 
-        missing = tuple(self._context.rights.missing().values())
-        return replace(self._context.counts.statistics(read), missing_rights=missing)
+        return self._context.counts.statistics(read)
 
-    def pending(self, most: int) -> list[Pending]:
-        """Return the oldest transactions that are pending now, at most so many of each partition. Any thread."""
-        return [pending for partition in self._owned() for pending in partition.oldest(most)]
+    def pending(self, most: int) -> Sequence[PendingTransaction]:
+        """Return the oldest transactions that are pending in its partitions, at most so many. Any thread."""
+        status, now_ms = self._status, self._context.clock.now_ms(time.monotonic())
+        # It is one of its own partitions: any of them names its owner.
+        statuses, number = ([], 0) if status is None else ([status], next(iter(status.partitions), 0))
+        some = (pending for partition in self._owned() for pending in partition.oldest(most))
+        return [
+            described_pending(
+                pending,
+                now_ms,
+                waits_for(pending, number, statuses) or ("" if pending.verdict is None else _ITS_TURN),
+            )
+            for pending in sorted(some, key=lambda pending: pending.birth_ms)[:most]
+        ]
 
-    def now_ms(self) -> int:
-        """Return the broker's time in milliseconds since the epoch; 0 as long as no record gave it. Any thread."""
-        return self._context.clock.now_ms(time.monotonic())
+    def waits(self) -> list[str]:
+        """Return in sentences what its pending transactions wait for besides their decisions. Any thread."""
+        return super().waits() if self._status is None else self._status.lines()
 
     def _owned(self) -> list[HalfPartition]:
         membership = self._membership
         # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
         return list(membership.owned.values()) if membership is not None else []
 
-    def _open(self) -> threading.Thread:
-        """Make all parts and return the thread that drives them, not started yet."""
+    def _open(self) -> None:
         context, options, admin = self._context, self._options, self._admin
         servers, config, principal = context.bootstrap_servers, context.config, principal_of(context.config)
         wanted = context.topics.partitions
@@ -189,119 +157,91 @@ class KafkaCoordinator:
         for found in single_copies(admin, topics.all):
             _log.warning("%s", found)
 
-        names, pace = transactional_names(topics, self._instance or new_id()), Pace(options.publish_timeout)
-        slots: list[PublisherSlot] = []
+        publishing = PublishingClients(
+            servers,
+            config,
+            topics.done,
+            topics.discarded,
+            ids_begin=f"{topics.coordinators}.",
+            rights=context.rights,
+            pace=Pace(options.publish_timeout),
+            targets=cluster_targets(admin, servers, self._prefix, context.rights),
+            left=context.left,
+            spans=lambda: publication_spans(options.telemetry, self._prefix),
+        )
+        names = transactional_names(topics, self._instance or new_id())
 
         def own_ids() -> list[str]:
-            return [slot.transactional_id for slot in slots]
+            return [slot.transactional_id for slot in (*common, *apart)]
 
         recovery = RecoveryReader(context, self._stopping.is_set, Fence(context, own_ids))
 
         def read_done(starts: Mapping[int, int]) -> Mapping[int, DoneRead]:
             return recovery.done(starts, starts)
 
-        def make(transactional_id: str, *, apart: bool) -> Publisher:
-            return Publisher(
-                servers,
-                config,
-                transactional_id,
-                done_topic=topics.done,
-                ids_right=transactional_right(f"{topics.coordinators}."),
-                rights=context.rights,
-                pace=pace,
-                apart=apart,
-                spans=publication_spans(options.telemetry, self._prefix),
-            )
-
-        common = [PublisherSlot(partial(make, apart=False), read_done, it, context.left, pace) for it in names.common]
-        apart = [PublisherSlot(partial(make, apart=True), read_done, it, context.left, pace) for it in names.apart]
-        slots += common + apart
-        payloads = PayloadReader(context)
+        common = [publishing.slot(name, read_done, apart=False) for name in names.common]
+        apart = [publishing.slot(name, read_done, apart=True) for name in names.apart]
+        self._payloads = PayloadReader(context)
         membership = self._membership = Membership(
             context,
             Recoveries(context, recovery.recover),
-            partial(HalfPartition, context, payloads),
+            partial(HalfPartition, context, self._payloads),
             instance=self._instance,
             session_timeout_s=options.session_timeout,
         )
 
-        def prove(batches: Mapping[int, Any], *, apart: bool) -> Proof:
+        def prove(batches: Mapping[int, CommitBatch]) -> Proof:
+            is_common = any(batch.moves for batch in batches.values())
             claim = encode_claim(own_ids())
-            positions = trial_positions(topics, batches) if apart else log_positions(topics, batches, claim)
+            positions = log_positions(topics, batches, claim) if is_common else trial_positions(topics, batches)
             return Proof(topics.coordinators, membership.group_metadata(), positions)
 
-        engine = Engine(
+        self._engine = Engine(
             membership.owned,
+            publishing,
+            recovery.await_coordinator,
+            self._target_latency,
             slots=common,
             trial_slots=apart,
-            quarantine=TargetQuarantine(),
-            targets=cluster_targets(admin, servers, self._prefix, context.rights),
             prove=prove,
-            gate=BrokerGate(recovery.await_coordinator, context.left),
-            limit=BatchLimit(self._target_latency),
-            ration=context.ration,
         )
         # A question is a half with a few headers more: it may be larger than what its producer's client let through.
-        sends = AckedProducer(servers, {**ANY_SIZE, **config}, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
+        name = f"coordinator-{self._prefix}"
+        self._sends = AckedProducer(servers, {**ANY_SIZE, **config}, _SEND_TIMEOUT_S, name)
         members = GroupAdmin(partial(clients.admin, servers, config))
-        discarding = Discarding(options.discard, options.check_timeout, self._prefix)
-        status_log = StatusLog(context, sends)
+        status_log = StatusLog(context, self._sends)
 
         def keep_status(status: Status, now: float) -> None:
-            self.status = status
+            self._status = status
             status_log.write(status, now)
 
-        loop = CoordinatorLoop(
+        self._loop = CoordinatorLoop(
             context,
             names.common[0],
             membership=membership,
-            engine=engine,
+            engine=self._engine,
             upkeep=LogUpkeep(context, admin, membership.logs, begun=time.monotonic()),
-            checks=CheckScheduler(context, CheckSender(context, members, sends), discarding),
+            checks=CheckScheduler(context, CheckSender(context, members, self._sends), self._discarding),
             status=keep_status,
         )
-        return threading.Thread(
-            target=self._run,
-            args=(loop, membership, sends, (discarding.close, payloads.close)),
-            name=f"penstock-coordinator-{self._prefix}",
-            daemon=True,
-        )
 
-    def _run(
-        self,
-        loop: CoordinatorLoop,
-        membership: Membership,
-        sends: AckedProducer,
-        ends: Iterable[Callable[[], object]],
-    ) -> None:
-        observed = None
-        try:
-            observed = observe(self._options.telemetry, self._prefix, self.statistics, in_kafka=True)
-            sends.start()
-            membership.join()
-            while not self._stopping.is_set():
-                loop.round()
-        except:  # noqa: E722 - see `raised`; kept for stop(), which raises it
-            # Bad input never comes here: this is a mistake of penstock or a setting that Kafka refuses for good.
-            self._failure = raised()
-            _log.error("the coordinator of %s stops", self._prefix, exc_info=self._failure)
-        finally:
-            self._stopping.set()
-            if observed is not None:
-                observed.close()
-            for end in ends:
-                end()
-            self._leave(loop, membership, sends)
+    def _begin(self) -> None:
+        self._sends.start()
+        if self._membership is not None:
+            self._membership.join()
 
-    def _leave(self, loop: CoordinatorLoop, membership: Membership, sends: AckedProducer) -> None:
+    def _round(self) -> None:
+        self._loop.round()
+
+    def _end(self) -> None:
         """Let what is under way end and leave the group; no call of the client library keeps this from ending."""
+        self._payloads.close()
         try:
-            loop.close()
-        except:  # noqa: E722 - see `raised`; what ended it before counts more
-            self._failure = self._failure or raised()
-            _log.error("the coordinator of %s did not end well", self._prefix, exc_info=raised())
-        try:
-            end_within(CLOSE_S, f"leaving the group {self._prefix}.coordinator", membership.leave)
-        except KafkaException as error:
-            _log.warning("the coordinator of %s ends all the same: %s", self._prefix, reason(error))
-        sends.stop(_LAST_SENDS_S)
+            self._engine.close(_LAST_S)
+        finally:
+            try:
+                if self._membership is not None:
+                    end_within(CLOSE_S, f"leaving the group {self._prefix}.coordinator", self._membership.leave)
+            except KafkaException as error:
+                _log.warning("the coordinator of %s ends all the same: %s", self._prefix, reason(error))
+            self._sends.stop(_LAST_SENDS_S)

@@ -11,24 +11,28 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice, takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.transactions.core.check_plan import CheckPlan
 from penstock.transactions.core.checkpoints import DoneMarks, Mark
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.core.set_aside import SetAside
+from penstock.transactions.core.queue import Blocking
 from penstock.transactions.core.snapshot import GAP, to_snapshot
 from penstock.transactions.core.state import PartitionState
-from penstock.transactions.publishing.backlog import Blocking
+from penstock.transactions.publishing.flight import Backlog
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.log_feed import LogFeed
-from penstock.transactions.stores.kafka.counts import PartitionReading
-from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP, encode_ids
 from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
-from penstock.transactions.stores.kafka.recovery.recovered_partition import DoneRead, RecoveredPartition
+from penstock.transactions.stores.kafka.logs.recovered_partition import (
+    DONE,
+    HALF,
+    OP,
+    DoneRead,
+    RecoveredPartition,
+    encode_ids,
+)
 from penstock.transactions.wire.done_records import Snapshot
-from penstock.transactions.wire.ops import Verdict
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -39,21 +43,41 @@ _SNAPSHOT_S = 0.5
 #: Tries to read what is pending while it changes.
 _TRIES = 5
 
-# A member of an enumeration is slow to look up, and this is the way of every transaction.
-_DISCARD = Verdict.DISCARD
+
+class PartitionReading(NamedTuple):
+    """What one half partition holds, as the statistics count it.
+
+    Attributes:
+        is_recovered: whether all that its predecessors left was read.
+        behind: those that stand behind an earlier one of their key.
+        delayed: those that wait for their time.
+        set_aside: those whose target takes nothing now, and what stands behind them.
+    """
+
+    is_recovered: bool
+    pending: int
+    behind: int
+    delayed: int
+    set_aside: int
+    oldest_age_ms: int
 
 
-class _Discarded(NamedTuple):
-    """The address of what is discarded."""
+def held_in(found: Sequence[PartitionReading]) -> dict[str, Any]:
+    """Return what some half partitions hold together, by names of `CoordinatorStatistics`."""
+    return {
+        "partitions": sum(it.is_recovered for it in found),
+        "pending": sum(it.pending for it in found),
+        "held_by_key": sum(it.behind for it in found),
+        "delayed": sum(it.delayed for it in found),
+        "oldest_pending_age": max([0, *(it.oldest_age_ms for it in found)]) / 1000,
+        "held": sum(it.set_aside for it in found),
+    }
 
-    topic: str
-    partition: None = None
 
-
-class HalfPartition:
+class HalfPartition(Backlog):
     """Drives the state and the checks of one half partition. Used by the coordinator's thread.
 
-    It is a `Backlog` of the engine. `reader` reads payloads that were dropped from memory; without one, all stay there.
+    `reader` reads payloads that were dropped from memory; without one, all stay there.
     """
 
     def __init__(
@@ -66,6 +90,7 @@ class HalfPartition:
         self.number = number
         self._topics, self._counts, self._log = context.topics, context.counts, context.ration
         self.state = PartitionState(recovered.half_position, recovered.op_position)
+        self.queue = self.state.queue
         self.plan = CheckPlan(context.policy, self.state.undecided)
         snapshots = [(place, found) for place, found in recovered.snapshots if self._may_restore(place, found)]
         for pending in self.state.remember(recovered.notes, snapshots):
@@ -170,7 +195,7 @@ class HalfPartition:
         """Return what it holds now, for statistics; safe from any thread. `now` is in monotonic seconds."""
         state, birth_ms = self.state, self.oldest_birth_ms
         age_ms = self.clock.now_ms(now) - birth_ms if state.pending and birth_ms is not None else 0
-        queue = state.queue
+        queue = self.queue
         return PartitionReading(
             self.is_recovered, len(state.pending), self.behind, len(queue.delays), len(queue.set_aside), age_ms
         )
@@ -246,15 +271,6 @@ class HalfPartition:
         for snapshot in batch.snapshots:
             self.feed.judge_held(snapshot.note.transaction_id)
 
-    @property
-    def set_aside(self) -> SetAside:
-        """What cannot be published with the others now."""
-        return self.state.queue.set_aside
-
-    def release(self, topic: str, is_refused: Callable[[str], bool]) -> None:
-        """Let what was set aside for a topic's sake go with the others, save what is refused."""
-        self.state.queue.release(topic, is_refused)
-
     def next_batch(self, limit: int, blocking: Blocking, room_bytes: int) -> CommitBatch | None:
         """Choose what the next Kafka transaction settles here, and what it snapshots, or return None.
 
@@ -265,16 +281,6 @@ class HalfPartition:
             return None
         if not self._is_claimed:
             return self.claim()
-        discarded = (_Discarded(self._topics.discarded),)
-
-        def out(pending: Pending) -> str | None:
-            if pending.verdict is _DISCARD:
-                return self._topics.discarded if pending.dropped is not None else blocking(discarded)
-            if pending.dropped is not None:
-                # It is read again, and tried as what its target refused is.
-                return pending.half.topic
-            return blocking((pending.half,) if pending.parts is None else pending.halves)
-
         # Before all is read that its predecessors left, what is pending is not known.
         snapshot, now = [], time.monotonic()
         if self.is_recovered and now >= self._snapshot_due:
@@ -283,7 +289,7 @@ class HalfPartition:
             snapshot = list(takewhile(lambda pending: not pending.in_flight, chosen))
             # Looking for what is old costs something; while there is more of it, it goes on without a pause.
             self._snapshot_due = now + (0.0 if snapshot else _SNAPSHOT_S)
-        batch = self.state.next_batch(limit, out, snapshot, room_bytes)
+        batch = self.state.next_batch(limit, blocking, snapshot, room_bytes)
         is_idle = batch is None and self.is_recovered and now >= self._idle_since + _IDLE_S
         if batch is not None or is_idle:
             self._idle_since = now
@@ -294,12 +300,7 @@ class HalfPartition:
             return None if is_as_written else self.claim()
         return None if batch is None else self._placed(batch)
 
-    def trial(
-        self,
-        waiting: Sequence[Pending],
-        now: float,  # noqa: ARG002 - other stores ask for it
-        fits: Callable[[Pending], bool],
-    ) -> CommitBatch | None:
+    def trial(self, waiting: Sequence[Pending], fits: Callable[[Pending], bool]) -> CommitBatch | None:
         """Return the first of what is set aside whose payloads are in memory and that `fits`; the others are asked for.
 
         It moves no positions.

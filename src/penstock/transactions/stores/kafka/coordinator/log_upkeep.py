@@ -22,9 +22,8 @@ from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, topic_right
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
-from penstock.transactions.stores.kafka.coordinator.log_reader import LogReader
-from penstock.transactions.stores.kafka.logs.log_bounds import ANSWER_S, Look, look_at_logs
-from penstock.transactions.stores.kafka.logs.log_identity import (
+from penstock.transactions.stores.kafka.coordinator.log_feed import LogReader
+from penstock.transactions.stores.kafka.logs.recovered_partition import (
     DONE,
     HALF,
     LOGS,
@@ -34,6 +33,7 @@ from penstock.transactions.stores.kafka.logs.log_identity import (
     explained,
     fate_of,
 )
+from penstock.transactions.stores.kafka.logs.topic_lookup import ANSWER_S, Look, look_at_logs
 
 _log = logging.getLogger("penstock.transactions")
 

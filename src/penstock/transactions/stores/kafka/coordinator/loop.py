@@ -18,7 +18,7 @@ from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.transactions.publishing.engine import IN_FLIGHT_S, Engine
 from penstock.transactions.publishing.publisher_slot import SLOW_S
 from penstock.transactions.stores.kafka.context import CoordinatorContext
-from penstock.transactions.stores.kafka.coordinator.check_scheduler import CheckScheduler
+from penstock.transactions.stores.kafka.coordinator.checks import CheckScheduler
 from penstock.transactions.stores.kafka.coordinator.log_upkeep import LogUpkeep
 from penstock.transactions.stores.kafka.coordinator.membership import Membership
 from penstock.transactions.stores.kafka.coordinator.status import Status
@@ -31,8 +31,6 @@ _IDLE_S = 0.05
 _STATUS_S = 1.0
 #: Rights without which things are published all the same: to delete from logs, to see who can be asked.
 _HARMLESS = ("Delete", "Describe")
-#: Seconds that transactions under way may take to end when the coordinator stops.
-_LAST_S = 8.0
 
 
 class CoordinatorLoop:
@@ -50,7 +48,7 @@ class CoordinatorLoop:
         status: Callable[[Status, float], None],
     ) -> None:
         self._name = name
-        self._topics, self._counts, self._left = context.topics, context.counts, context.left
+        self._topics, self._counts = context.topics, context.counts
         self._ration, self._rights = context.ration, context.rights
         self._membership = membership
         self._owned = membership.owned
@@ -99,7 +97,6 @@ class CoordinatorLoop:
     def _count(self, now: float) -> None:
         counts, recovering = self._counts, self._membership.recoveries.slow_call(now)
         counts.groups, counts.recoveries = self._engine.groups, self._engine.recoveries
-        counts.left_behind = self._left.hanging
         none = "", 0.0
         slow = self._engine.slow_call(), recovering if recovering[1] >= SLOW_S else none
         counts.slow_call, counts.slow_call_s = max(slow, key=lambda call: call[1])
@@ -124,10 +121,6 @@ class CoordinatorLoop:
             ),
             now,
         )
-
-    def close(self) -> None:
-        """Let what is under way end, for a while, and have the producers closed by their threads."""
-        self._engine.close(_LAST_S)
 
     def _read_timeout_s(self, now: float) -> float:
         """Return how long to wait for records."""

@@ -1,8 +1,8 @@
 """Which half partitions are this coordinator's, and the reading of their half and op logs.
 
 One consumer is a member of the coordinators' group and reads nothing, so that reading never depends on the group's
-protocol; others read half and op of the same partitions (`log_reader`), which no group assignor would keep together.
-Partitions are recovered by other threads (`recovery.recoveries`).
+protocol; others read half and op of the same partitions (`log_feed`), which no group assignor would keep together.
+Partitions are recovered by other threads (`logs.recovery`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.errors import PenstockError
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
-from penstock.transactions.stores.kafka.coordinator.log_reader import LogReader
-from penstock.transactions.stores.kafka.recovery.recovered_partition import RecoveredPartition
-from penstock.transactions.stores.kafka.recovery.recoveries import Recoveries
+from penstock.transactions.stores.kafka.coordinator.log_feed import LogReader
+from penstock.transactions.stores.kafka.logs.recovered_partition import RecoveredPartition
+from penstock.transactions.stores.kafka.logs.recovery import Recoveries
 
 _log = logging.getLogger("penstock.transactions")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
@@ -19,10 +19,12 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, topic_right
 from penstock.errors import MessageFormatError
+from penstock.transactions.acked_producer import AckedProducer
 from penstock.transactions.core.pending import Pending
+from penstock.transactions.model import PendingTransaction
+from penstock.transactions.operator.administration import described
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.wire.ops import Verdict
-from penstock.transactions.writing.acked_producer import AckedProducer
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -147,6 +149,27 @@ def target_text(topics: Iterable[str], statuses: Iterable[Status]) -> str:
     reasons = (status.targets[topic] for status in statuses for topic in topics if topic in status.targets)
     why = next(reasons, None)
     return "" if why is None else f"topic {', '.join(topics)} to take it: {why}"
+
+
+def described_pending(
+    pending: Pending, now_ms: float, obstacle: str, *, held_by: str | None = None, missing: Collection[str] = ()
+) -> PendingTransaction:
+    """Return a pending transaction as an operator sees it; arguments are those of `described`."""
+    return described(
+        pending.transaction_id,
+        pending.group,
+        [half.topic for half in pending.halves],
+        birth_ms=pending.birth_ms,
+        now_ms=now_ms,
+        check_count=pending.check_count,
+        verdict=pending.verdict,
+        deliver_at_ms=pending.half.deliver_at_ms,
+        held_by=held_by,
+        is_complete=pending.is_complete,
+        missing=missing,
+        obstacle=obstacle,
+        unasked=obstacle,
+    )
 
 
 class StatusLog:

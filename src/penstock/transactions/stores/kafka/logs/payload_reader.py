@@ -20,13 +20,13 @@ from penstock.clients.bounded_calls import BackgroundCall, TooManyLeftBehindErro
 from penstock.clients.kafka_errors import ErrorKind, reason
 from penstock.clients.reading import PartitionReader, Place
 from penstock.errors import MessageFormatError, PenstockError
+from penstock.transactions.acked_producer import wire_headers
 from penstock.transactions.core.payloads import PAYLOAD_BYTES
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.wire.done_records import Snapshot, decode_done
 from penstock.transactions.wire.half import Half, decode_half
-from penstock.transactions.writing.acked_producer import wire_headers
 
 #: Seconds after which reading a log ends with what it has, and after which a read is left behind.
 _READ_S = 2.0

@@ -1,0 +1,215 @@
+"""What the owner of a half partition starts from, of positions and of what the done log says. Pure.
+
+First of all: are the logs still those that the committed positions belong to? A topic that was deleted and made again
+begins at offset 0, and may have grown past an old position by the time somebody looks: so the ids of the three topics
+are committed with each position. The broker forgets the positions of a topic that is deleted, which is why each of the
+three positions has the ids of all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from confluent_kafka import TopicPartition
+
+from penstock.transactions.core.recovered_state import live_snapshots
+from penstock.transactions.wire.done_records import Done, Note, Snapshot
+
+#: Names of the logs of a half partition, as they are committed with positions.
+HALF, OP, DONE = "half", "op", "done"
+LOGS = (HALF, OP, DONE)
+
+
+class Fate(Enum):
+    """What became of a log since it was read."""
+
+    INTACT = "as it was"
+    CUT = "records were deleted that were needed"
+    REPLACED = "it was deleted and made again, or its end was cut off"
+
+
+class Committed(NamedTuple):
+    """How far a log was read, where it begins and ends now, and the topic ids that were committed with the position.
+
+    The position is the next offset to be read, or None where none is written down; of the done log, the lowest needed.
+    """
+
+    position: int | None
+    low: int
+    end: int
+    ids: Mapping[str, str]
+
+
+def encode_ids(ids: Mapping[str, str]) -> str:
+    """Return what is committed with a position: topic ids by log, without those that are not known."""
+    return " ".join(f"{log}={ids[log]}" for log in LOGS if log in ids)
+
+
+def decode_ids(metadata: str | None) -> dict[str, str]:
+    """Return the topic ids that were committed with a position, by log. What is none of them is left out."""
+    pairs = (word.partition("=") for word in (metadata or "").split(" "))
+    return {name: topic_id for name, _, topic_id in pairs if name in LOGS and topic_id}
+
+
+def known_ids(committed: Mapping[str, Committed]) -> dict[str, str]:
+    """Return the topic ids of the logs that were read. All positions are written together, with the ids of all logs."""
+    return {log: topic_id for found in committed.values() for log, topic_id in found.ids.items()}
+
+
+def fates_of(committed: Mapping[str, Committed], ids: Mapping[str, str]) -> dict[str, Fate]:
+    """Tell what became of the three logs of a half partition, by the topic ids of the logs as they are now."""
+    were = known_ids(committed)
+    return {
+        log: fate_of(position, low, end, is_other=log in were and log in ids and ids[log] != were[log])
+        for log, (position, low, end, _) in committed.items()
+    }
+
+
+def fate_of(position: int | None, low: int, end: int, *, is_other: bool) -> Fate:
+    """Tell what became of a log that was read up to a position; `is_other`: it is known to be another one."""
+    if is_other or (position is not None and position > end):
+        return Fate.REPLACED
+    return Fate.CUT if position is not None and position < low else Fate.INTACT
+
+
+def explained(log: str, place: str, found: Committed, fate: Fate) -> str:
+    """Say what became of a log, what that means, and what to do.
+
+    `place` is its topic and partition; `found` has the position to where it had been read, or from where it was needed.
+    """
+    position, low, end, _ = found
+    known = "" if position is None else f" (it was known to offset {position})"
+    if fate is Fate.CUT:
+        what = f"{place}: records below offset {low} were deleted by somebody else, and were needed{known}."
+    else:
+        what = f"{place} was deleted and made again, or its end was cut off{known}; it goes from {low} to {end} now."
+    return f"{what} {_MEANS[log]} Check the retention of the topic, and who may delete it or from it."
+
+
+_MEANS = {
+    HALF: (
+        "Transactions whose halves lay there and were not read, or not written down in the done log, are gone, "
+        "acknowledged ones among them: send them again. All that lies there now is read."
+    ),
+    OP: (
+        "Decisions that lay there and were not read, or had not taken effect, are gone: the producers of their "
+        "transactions are asked. All that lies there now is read."
+    ),
+    DONE: (
+        "What it said of settled transactions is gone: those whose halves or decisions lie above the committed "
+        "positions may be published a second time by whoever starts from there, and delayed or undecided ones that "
+        "only it held are gone. Compare what consumers got, by key or transaction."
+    ),
+}
+
+
+_log = logging.getLogger("penstock.transactions")
+
+#: What the client library says of a position that is not written down.
+_INVALID = -1001
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredPartition:
+    """What the owner of a half partition starts from.
+
+    Attributes:
+        half_end: the end of the half log when it was recovered.
+        op_end: the end of the op log then.
+        done_end: the end of the done log when it was read.
+        snapshots: pending transactions that the done log holds whole, each with the offset of its record.
+        done_position: the offset below which the done log is known not to be needed.
+        ids: topic ids of the three logs, as far as they are known.
+        lost: records that are gone and were not read, at least.
+        unreadable: how many records of the done log do not read.
+    """
+
+    half_position: int
+    op_position: int
+    half_end: int
+    op_end: int
+    notes: list[Note]
+    done_end: int
+    snapshots: list[tuple[int, Snapshot]] = field(default_factory=list)
+    done_position: int = 0
+    ids: Mapping[str, str] = field(default_factory=dict)
+    lost: int = 0
+    unreadable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DoneRead:
+    """What was read of the done log of one half partition, to where it ended.
+
+    Records have their offsets; of those that do not read there is the offset alone.
+    """
+
+    end: int
+    records: list[tuple[int, Done]]
+    unreadable: list[int] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[Note]:
+        """Ends and counts, in their order."""
+        return [note for _, record in self.records for note in record.notes]
+
+    @property
+    def snapshots(self) -> list[tuple[int, Snapshot]]:
+        """Transactions that are pending still and written down whole."""
+        return live_snapshots(self.records)
+
+
+def committed_at(place: TopicPartition, low: int, end: int) -> Committed:
+    """Return a committed position as the client library tells it, with the bounds of its log."""
+    return Committed(None if place.offset == _INVALID else place.offset, low, end, decode_ids(place.metadata))
+
+
+def recovered_partition(
+    names: Mapping[str, str], number: int, committed: Mapping[str, Committed], ids: Mapping[str, str], done: DoneRead
+) -> RecoveredPartition:
+    """Return what a half partition starts from; a log that is not as it was is named in an error line.
+
+    `names` are those of the topics, `committed` is how far they were read, and `ids` are those of the topics as they
+    are now, each by log.
+
+    Where the half or op log is not as it was, both are read from where they begin: decisions on new halves may have
+    been read, and refused as unknown. What is settled the done log tells wherever reading begins. Where that one is not
+    as it was, what it said is gone, and reading goes on.
+    """
+    fates, lost = fates_of(committed, ids), 0
+    for log, fate in fates.items():
+        if fate is not Fate.INTACT:
+            position, low, _, _ = committed[log]
+            lost += low - position if fate is Fate.CUT and position is not None else 1
+            _log.error(explained(log, f"{names[log]}[{number}]", committed[log], fate))
+    notes, snapshots = done.notes, done.snapshots
+    # What it says of a log that is gone would be taken for the new one: offsets begin again there.
+    if fates[HALF] is Fate.REPLACED:
+        notes = [note._replace(half_offset=-1) for note in notes]
+    if fates[OP] is Fate.REPLACED:
+        notes = [note._replace(op_offset=-1) for note in notes]
+        snapshots = [
+            (place, snapshot._replace(note=snapshot.note._replace(op_offset=-1))) for place, snapshot in snapshots
+        ]
+    reads_on = fates[HALF] is fates[OP] is Fate.INTACT
+    return RecoveredPartition(
+        _start(committed[HALF], reads_on=reads_on),
+        _start(committed[OP], reads_on=reads_on),
+        committed[HALF].end,
+        committed[OP].end,
+        notes,
+        done.end,
+        snapshots,
+        _start(committed[DONE], reads_on=fates[DONE] is Fate.INTACT),
+        {**known_ids(committed), **ids},
+        lost,
+        len(done.unreadable),
+    )
+
+
+def _start(committed: Committed, *, reads_on: bool) -> int:
+    return committed.position if reads_on and committed.position is not None else committed.low

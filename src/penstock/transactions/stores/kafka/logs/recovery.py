@@ -1,0 +1,344 @@
+"""Recovery of half partitions: where to read on, and what was settled above that point.
+
+Whether the logs are still those that were read is asked first of all: where one was deleted and made again, or cut,
+reading begins at the start of the logs, and what that means is logged and counted.
+
+The order matters. First the committed positions, read as a read_committed client: the broker answers only once a
+predecessor's transaction that touched them has ended, and any that comes later is refused, for its group generation is
+past. A transaction that does not end by itself, here or in the done log, is ended under its owner's name, which is
+committed with the position. Then the done log to its end, and that is where the log ended *before* reading, not where
+readers of committed records may read to now: markers of a transaction may reach `done` after they reached the
+positions. What is found above the half checkpoint is all that was ever settled there.
+
+Since a predecessor's transaction may be waited for, and the other partitions shall not wait for it, each attempt has a
+disposable thread and clients of its own. One that makes no step for long is left behind and another begins; one that
+failed begins again after a moment. What an attempt found counts as long as its partitions were not revoked since, also
+if they came back: then there is another attempt for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from penstock import clients
+from penstock.clients.bounded_calls import Call, Disposable
+from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
+from penstock.clients.reading import PartitionReader, Place
+from penstock.clients.rights import Operation, group_right, topic_right
+from penstock.clients.transactional.missing_rights import is_group_forbidden
+from penstock.errors import MessageFormatError, StoppedError
+from penstock.transactions.core.recovered_state import without_payloads
+from penstock.transactions.stores.kafka.context import CoordinatorContext
+from penstock.transactions.stores.kafka.logs.fencing import Fence
+from penstock.transactions.stores.kafka.logs.recovered_partition import (
+    DONE,
+    HALF,
+    OP,
+    Committed,
+    DoneRead,
+    RecoveredPartition,
+    committed_at,
+    recovered_partition,
+)
+from penstock.transactions.stores.kafka.logs.topic_lookup import topic_ids
+from penstock.transactions.wire.done_records import decode_done
+
+_log = logging.getLogger("penstock.transactions")
+
+_ANSWER_S = 10.0
+_COORDINATOR_S = 2.0
+_POLL_S = 0.1
+#: Seconds for which a predecessor that may be alive is left to end its transaction by itself.
+_UNDISTURBED_S = 1.0
+#: Seconds after which a transaction that holds positions has to have ended by its time limit, with room for the
+#: broker's own round of looks; it is said then that it does not.
+_HELD_S = 25.0
+
+#: Called at each step with what is done next.
+Step = Callable[[str], None]
+
+
+class RecoveryReader:
+    """Reads positions and done logs, with short-lived consumers of its own. Thread-safe: calls share nothing.
+
+    `stopping` is asked between waits; once it is true, waiting ends with `StoppedError`.
+    """
+
+    def __init__(self, context: CoordinatorContext, stopping: Callable[[], bool], fence: Fence) -> None:
+        self._topics = topics = context.topics
+        self._names = {HALF: topics.half, OP: topics.op, DONE: topics.done}
+        self._admin = clients.admin(context.bootstrap_servers, context.config)
+        self._fence = fence
+        self._rights, self._ration = context.rights, context.ration
+        self._stopping = stopping
+        self._reader = partial(
+            PartitionReader, context.bootstrap_servers, context.config, topics.coordinators, self._not_read
+        )
+        self._unreadable = f"it cannot be read how far the transactions of {topics.prefix} are settled"
+
+    def recover(self, partitions: Iterable[int], step: Step) -> dict[int, RecoveredPartition]:
+        """Return what the new owner of half partitions starts from; waits for a predecessor's transaction to end.
+
+        `step` is called at each step, with what is done next. Raises `KafkaException` where a broker does not answer:
+        try again; and `StoppedError` where the coordinator stops.
+        """
+        wanted = list(partitions)
+        step("asking for topic ids")
+        ids = topic_ids(self._admin, self._topics)
+        ended: set[str] = set()
+        committed = self._committed(wanted, step, ended)
+        done = self.done(wanted, {}, step, ended=ended)
+        recovered = {}
+        for p in wanted:
+            found = {log: committed[name, p] for log, name in self._names.items()}
+            recovered[p] = recovered_partition(self._names, p, found, ids, done[p])
+        self._rights.granted(
+            group_right(self._topics.coordinators), *(topic_right(Operation.READ, log) for log in self._names.values())
+        )
+        return recovered
+
+    def await_coordinator(self) -> None:
+        """Return once the coordinator of the group answers, or raise `KafkaException`: it does not; try again."""
+        with self._reader(isolation="read_uncommitted") as reader:
+            try:
+                answer = reader.consumer.committed([TopicPartition(self._topics.half, 0)], _COORDINATOR_S)[0]
+            except KafkaException:
+                self._look_for_right(reader.consumer)
+                raise
+        if answer.error is not None:
+            raise KafkaException(answer.error)
+
+    def _committed(self, partitions: list[int], step: Step, ended: set[str]) -> dict[tuple[str, int], Committed]:
+        """Return how far each log was read, and where it begins and ends; `ended` as in `Fence.end`."""
+        # What is tried apart moves no position but one of `discarded`, which tells that it is under way: it may have
+        # been let through before the group changed hands, and write to the done log still.
+        topics = [*self._names.values(), self._topics.discarded]
+        places = [TopicPartition(topic, p) for p in partitions for topic in topics]
+        begun = time.monotonic()
+        wait_until = begun + _UNDISTURBED_S
+        with self._reader() as reader:
+            while True:
+                self._check_stopping()
+                step(f"asking for positions of {self._topics.coordinators}, which a Kafka transaction may hold back")
+                answers = self._ask_committed(reader.consumer, places)
+                held = {place.partition for place in answers or places if place.error is not None or not answers}
+                if not held:
+                    break
+                if time.monotonic() >= wait_until:
+                    self._end_predecessors(held, ended)
+                    wait_until = time.monotonic() + _UNDISTURBED_S
+                    if wait_until - begun >= _HELD_S:
+                        self._report_held(held)
+            # After the positions: an end that was asked for before may lie below one.
+            return {
+                (place.topic, place.partition): committed_at(
+                    place, *reader.consumer.get_watermark_offsets(place, _ANSWER_S)
+                )
+                for place in answers
+                if place.topic != self._topics.discarded
+            }
+
+    def _report_held(self, partitions: Iterable[int]) -> None:
+        """Say that positions are held for longer than any transaction of ours lasts."""
+        self._ration.warn(
+            "held",
+            "positions of %s in half partitions %s are not to be had: no broker tells them, or a Kafka transaction "
+            "that should have timed out holds them back; what is decided there waits. If the brokers are well, one of "
+            "them has lost a transaction's end: `kafka-transactions.sh find-hanging --broker-id N` names it, and "
+            "`kafka-transactions.sh abort` ends it (KAFKA-20734 is a way into this)",
+            self._topics.coordinators,
+            sorted(partitions),
+        )
+
+    def _end_predecessors(self, partitions: Iterable[int], ended: set[str]) -> None:
+        """End the transactions that hold back positions or the done log."""
+        try:
+            # The names are committed with half positions; a transaction holds back those of its half and its op alike.
+            halves = [TopicPartition(self._topics.half, number) for number in partitions]
+            with self._reader(isolation="read_uncommitted") as reader:
+                claims = [answer.metadata for answer in reader.consumer.committed(halves, _ANSWER_S)]
+            self._fence.end(claims, ended)
+        except KafkaException as error:
+            _log.info("it is not known who holds back positions of %s: %s", self._topics.coordinators, reason(error))
+
+    def _ask_committed(self, consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
+        try:
+            answers = consumer.committed(places, _UNDISTURBED_S)
+        except KafkaException as error:
+            if is_missing_right(error):
+                self._rights.refused(self._unreadable, group_right(self._topics.coordinators))
+                raise
+            self._look_for_right(consumer)
+            # UNSTABLE_OFFSET_COMMIT ends by itself, at the latest by the predecessor's transaction timeout.
+            _log.info("positions of %s are not stable yet: %s", self._topics.coordinators, reason(error))
+            time.sleep(_POLL_S)
+            return []
+        for answer in answers:
+            if answer.error is not None and is_missing_right(answer.error):
+                self._rights.refused(self._unreadable, topic_right(Operation.READ, answer.topic))
+                raise KafkaException(answer.error)
+        if any(answer.error is not None for answer in answers):
+            time.sleep(_POLL_S)
+        return answers
+
+    def _look_for_right(self, consumer: Consumer) -> None:
+        if is_group_forbidden(consumer):
+            self._rights.refused(self._unreadable, group_right(self._topics.coordinators))
+
+    def done(
+        self,
+        partitions: Iterable[int],
+        starts: Mapping[int, int],
+        step: Step = lambda _doing: None,
+        *,
+        ended: set[str] | None = None,
+    ) -> dict[int, DoneRead]:
+        """Read done logs to their ends, each from its start or its beginning, waiting for open transactions to end.
+
+        With `ended`, as in `Fence.end`, transactions of former owners are ended that are waited for too long. Who was
+        an owner before, and may not know that another one is, must not do so. `step` and errors as in `recover`.
+        """
+        log = self._topics.done
+        step(f"asking where {log} ends")
+        with self._reader(isolation="read_uncommitted") as reader:
+            bounds = reader.bounds(log, partitions, _ANSWER_S)
+        found = {p: DoneRead(end, []) for p, (_, end) in bounds.items()}
+        # A log that ends below was made again: all that it says is read.
+        begins = {
+            (log, p): low if starts.get(p, 0) > end else max(starts.get(p, 0), low) for p, (low, end) in bounds.items()
+        }
+        ended_at = time.monotonic()
+
+        def go_on(behind: set[Place], idle_s: float) -> None:
+            nonlocal ended_at
+            self._check_stopping()
+            step(f"reading {log}, in which a Kafka transaction may be open")
+            if ended is not None and min(idle_s, time.monotonic() - ended_at) >= _UNDISTURBED_S:
+                # One died between the records of its transaction and their positions, which hold nobody back.
+                self._end_predecessors((partition for _, partition in behind), ended)
+                ended_at = time.monotonic()
+
+        ends = {(log, p): end for p, (_, end) in bounds.items()}
+        with self._reader() as reader:
+            for message in chain.from_iterable(reader.read(begins, ends, step=go_on)):
+                partition, offset = message.partition() or 0, message.offset() or 0
+                try:
+                    found[partition].records.append((offset, without_payloads(decode_done(message.value()))))
+                except MessageFormatError as bad:
+                    found[partition].unreadable.append(offset)
+                    self._ration.warn("done", "%s[%d]@%d: %s", log, partition, offset, bad)
+        return found
+
+    def _not_read(self, kind: ErrorKind, error: KafkaError, _place: Place) -> None:
+        """Raise an error of reading the done log; note it where a right is missing."""
+        if kind is ErrorKind.GROUP:
+            self._rights.refused(self._unreadable, group_right(self._topics.coordinators))
+        elif kind is ErrorKind.MISSING_RIGHT:
+            self._rights.refused(self._unreadable, topic_right(Operation.READ, self._topics.done))
+        raise KafkaException(error)
+
+    def _check_stopping(self) -> None:
+        if self._stopping():
+            raise StoppedError(f"the coordinator of {self._topics.prefix} stops while it recovers partitions")
+
+
+#: Seconds without a step after which an attempt is left behind: twice what any single call is given.
+_SILENT_S = 30.0
+_BACK_OFF_S = 0.2
+#: The same where a right is missing.
+_LACKING_S = 1.0
+
+#: Finds out what partitions were left with.
+Recover = Callable[[Iterable[int], Step], dict[int, RecoveredPartition]]
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """One attempt. Its thread writes `doing` and `stepped_at`, single values that the coordinator's thread reads."""
+
+    partitions: list[int]
+    thread: Disposable
+    doing: str = "recovering partitions"
+    begun: float = field(default_factory=time.monotonic)
+    stepped_at: float = field(default_factory=time.monotonic)
+    #: Once it failed: when another one begins.
+    again_at: float | None = None
+    call: Call[dict[int, RecoveredPartition]] = field(init=False)
+
+    def step(self, doing: str) -> None:
+        """Note what it does now."""
+        self.doing = doing
+        self.stepped_at = time.monotonic()
+
+
+class Recoveries:
+    """The recoveries under way. Used by the coordinator's thread; waits for nothing."""
+
+    def __init__(self, context: CoordinatorContext, recover: Recover) -> None:
+        self._recover = recover
+        self._name, self._left, self._ration = context.topics.prefix, context.left, context.ration
+        # The attempt that counts for each partition.
+        self._wanted: dict[int, _Attempt] = {}
+
+    @property
+    def partitions(self) -> list[int]:
+        """The partitions on their way."""
+        return list(self._wanted)
+
+    def begin(self, partitions: Iterable[int]) -> None:
+        """Begin to take partitions over."""
+        numbers = list(partitions)
+        if not numbers:
+            return
+        self._left.require_few()
+        attempt = _Attempt(numbers, Disposable(f"penstock-takeover-{self._name}", self._left))
+        attempt.call = attempt.thread.start(attempt.doing, lambda: self._recover(numbers, attempt.step))
+        self._wanted.update(dict.fromkeys(numbers, attempt))
+
+    def forget(self, partition: int) -> None:
+        """A partition was taken away: what is found out about it counts no more."""
+        self._wanted.pop(partition, None)
+
+    def found(self, now: float) -> list[tuple[int, RecoveredPartition]]:
+        """Return what was found out about partitions that are still wanted, once; begin again what failed."""
+        found: list[tuple[int, RecoveredPartition]] = []
+        for attempt in dict.fromkeys(self._wanted.values()):
+            numbers = [number for number in attempt.partitions if self._wanted.get(number) is attempt]
+            if attempt.again_at is not None:
+                if now >= attempt.again_at:
+                    self.begin(numbers)
+            elif attempt.call.done():
+                found += self._take_in(attempt, numbers, now)
+            elif now - attempt.stepped_at >= _SILENT_S:
+                _log.warning("%s has not returned for %.0f s: it is left behind", attempt.doing, _SILENT_S)
+                # The call that hangs closes by itself.
+                attempt.thread.leave(lambda: None)
+                self.begin(numbers)
+        return found
+
+    def slow_call(self, now: float) -> tuple[str, float]:
+        """Return what the oldest attempt does, and its age in seconds; an empty name where there is none."""
+        oldest = min(self._wanted.values(), key=lambda recovery: recovery.begun, default=None)
+        return ("", 0.0) if oldest is None else (oldest.doing, now - oldest.begun)
+
+    def _take_in(self, attempt: _Attempt, numbers: list[int], now: float) -> list[tuple[int, RecoveredPartition]]:
+        attempt.thread.close()
+        try:
+            recovered = attempt.call.result()
+        except KafkaException as error:
+            self._ration.warn("later", "partitions %s cannot be recovered yet: %s", numbers, reason(error))
+            attempt.again_at = now + (_LACKING_S if is_missing_right(error) else _BACK_OFF_S)
+            return []
+        except StoppedError:
+            attempt.again_at = float("inf")
+            return []
+        for number in numbers:
+            del self._wanted[number]
+        return [(number, recovered[number]) for number in numbers]

@@ -1,1 +1,0 @@
-"""The relay into Kafka for stores that are not in Kafka."""

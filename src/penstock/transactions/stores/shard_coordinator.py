@@ -1,0 +1,279 @@
+"""The coordinator of stores that are not in Kafka: its rounds, and the relays that it drives.
+
+What differs between the stores is behind `StoreShards`: which shards are this coordinator's, what waits in each, which
+checks are due. The thread speaks with the store alone. Each shard is published by threads of its relay, so that leases
+are renewed and checks are sent whatever Kafka does. Where the store fails for a moment, all goes on where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from penstock import clients
+from penstock.clients.bounded_calls import LeftBehind
+from penstock.clients.requests.topics import TopicSpec, ensure_topics, single_copies
+from penstock.clients.rights import Operation, principal_of
+from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.pace import Pace
+from penstock.errors import TransactionError
+from penstock.transactions.connections import cause_of
+from penstock.transactions.core.discard import Exhausted
+from penstock.transactions.model import CoordinatorStatistics, PendingTransaction
+from penstock.transactions.publishing.engine import PublishingClients
+from penstock.transactions.publishing.targets import cluster_targets
+from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.store import DecidedCallback
+from penstock.transactions.stores.coordination import CoordinatorOptions, Counts, StoreCoordinator, publication_spans
+from penstock.transactions.stores.relay import Relay
+from penstock.transactions.stores.relayed_store import Decide, RelayedStore, decision
+from penstock.transactions.stores.shards import CheckTerms, DueCheck, StoreShards
+from penstock.transactions.stores.stored_backlog import create_done_log
+from penstock.transactions.wire.ops import Author, Verdict
+from penstock.transactions.wire.topics import KEPT, ROOM
+
+_log = logging.getLogger("penstock.transactions")
+#: Seconds between two trims of the done logs.
+_TRIM_S = 5.0
+#: Seconds after an error of the store that may pass by itself.
+_PAUSE_S = 0.5
+
+
+class CheckScheduler:
+    """Sends checks, and hands over to the discard policy. Used by the coordinator's thread.
+
+    `decide` has a decision stored.
+    """
+
+    def __init__(
+        self, shards: StoreShards, terms: CheckTerms, decide: Callable[[Decide, DecidedCallback], None]
+    ) -> None:
+        self._shards = shards
+        self._terms = terms
+        self._decide = decide
+        self._ration = RationedLog()
+
+    def round(self) -> None:
+        """Send the checks that are due, and hand over what is exhausted."""
+        due = self._shards.due()
+        asked: list[DueCheck] = []
+        for check in due:
+            if check.check_count < self._terms.policy.maximum:
+                asked.append(check)
+            else:
+                half, settle = partial(self._shards.half, check), partial(self._settle, check)
+                exhausted = Exhausted(check.transaction_id, check.group, check.check_count, half, settle)
+                self._terms.discarding.settle(exhausted)
+        if asked:
+            self._ask(asked)
+
+    def _ask(self, asked: list[DueCheck]) -> None:
+        counts, absent = self._shards.counts, self._shards.ask(asked)
+        alone = Counter(check.group for check in asked if check.group in absent)
+        counts.checks += len(asked) - alone.total()
+        counts.no_producer += alone.total()
+        for group, waiting in alone.items():
+            if self._ration.is_due(group):
+                _log.error(
+                    "no producer of %s answers checks: %d transactions wait; start one with a check", group, waiting
+                )
+
+    def _settle(self, check: DueCheck, verdict: Verdict) -> None:
+        self._decide(decision(check.transaction_id, check.group, verdict, Author.COORDINATOR), _log_failure)
+
+
+def _log_failure(error: TransactionError | None) -> None:
+    if error is not None:
+        # It is due again in an interval.
+        _log.warning("%s", error)
+
+
+class ShardCoordinator(StoreCoordinator):
+    """Settles what was decided in a store, and asks about what was not; starts and stops the store. Thread-safe."""
+
+    def __init__(self, store: RelayedStore, options: CoordinatorOptions) -> None:
+        label = f"the coordinator of {store.label}"
+        super().__init__(label, store.prefix, MissingRights(store.config), LeftBehind(label), options)
+        self._store = store
+        self._terms = CheckTerms(options.policy, self._discarding, options.session_timeout)
+        # Made by start(), before the thread.
+        self._shards: StoreShards
+        self._scheduler: CheckScheduler
+        self._clients: PublishingClients
+        # The thread's alone: by shard what publishes it, which call was written down as slow, counts of relays that are
+        # gone.
+        self._relays: dict[int, Relay] = {}
+        self._slow_calls: dict[int, str] = {}
+        self._former_groups = self._former_recoveries = 0
+        self._trim_at = 0.0
+
+    def _open(self) -> None:
+        self._store.start()
+        try:
+            self._shards = shards = self._store.open_shards(self._terms, self._wake.set)
+            try:
+                self._clients = self._create(shards)
+            except BaseException:
+                shards.close()
+                raise
+        except BaseException:
+            self._store.stop(1.0)
+            raise
+        self._scheduler = CheckScheduler(shards, self._terms, self._store.submit)
+        self._closers.append(self._store.stop)
+
+    def _create(self, shards: StoreShards) -> PublishingClients:
+        """Create what is absent in Kafka."""
+        store = self._store
+        servers, config, prefix = store.bootstrap_servers, store.config, store.prefix
+        done, discarded = f"{shards.name}.done", f"{prefix}.discarded"
+        create_done_log(servers, config, done, shards.count)
+        admin = clients.admin(servers, config)
+        ensure_topics(
+            admin,
+            servers,
+            [TopicSpec(discarded, shards.count, KEPT | ROOM)],
+            needs={discarded: (Operation.WRITE,)},
+            principal=principal_of(config),
+            of_store=True,
+        )
+        for found in single_copies(admin, (done, discarded)):
+            _log.warning("%s", found)
+        return PublishingClients(
+            servers,
+            config,
+            done,
+            discarded,
+            ids_begin=shards.name,
+            rights=self._rights,
+            pace=Pace(self._options.publish_timeout),
+            targets=cluster_targets(admin, servers, prefix, self._rights),
+            left=self._left,
+            spans=lambda: publication_spans(self._options.telemetry, prefix),
+            wake=self._wake.set,
+        )
+
+    def pending(self, most: int) -> Sequence[PendingTransaction]:
+        """Return the oldest pending transactions of its shards, at most so many; none before the start and at the end.
+
+        Safe from any thread. Raises what the store raises where it cannot be read now.
+        """
+        if self._thread is None or self._stopping.is_set():
+            return []
+        return self._store.administration().oldest(most, list(self._shards.owned))
+
+    def _held(self, *, own: bool) -> CoordinatorStatistics:
+        if self._thread is None:
+            return Counts().statistics()
+        # list() of a dict is one step under the interpreter lock: the coordinator's thread cannot change it midway.
+        return self._shards.statistics(list(self._shards.owned) if own else None)
+
+    def _begin(self) -> None:
+        self._trim_at = time.monotonic() + _TRIM_S
+
+    def _round(self) -> None:
+        shards = self._shards
+        try:
+            busy = self._work(shards)
+        except self._store.transient_errors as error:
+            _log.warning("%s lost its store: %s; trying again", self._label, cause_of(error))
+            self._stopping.wait(_PAUSE_S)
+        else:
+            relays = list(self._relays.values())
+            wait_s = shards.wait_s(takes_more=any(relay.is_ready for relay in relays), busy=busy)
+            self._wake.wait(min([wait_s, *(relay.wait_s() for relay in relays)]))
+            self._wake.clear()
+
+    def _work(self, shards: StoreShards) -> bool:
+        """Do all that can be done without waiting; tell whether something was published or settled."""
+        self._left.require_few()
+        shards.renew()
+        for number in [number for number in self._relays if number not in shards.owned]:
+            self._drop(number)
+        self._discarding.tend()
+        self._clients.targets.look_now_and_then(time.monotonic())
+        self._scheduler.round()
+        busy = False
+        for number in sorted(shards.owned):
+            if self._stopping.is_set():
+                break
+            busy |= self._publish(shards, number)
+        if time.monotonic() >= self._trim_at:
+            self._trim_at = time.monotonic() + _TRIM_S
+            if shards.is_durable():
+                for relay in self._relays.values():
+                    relay.trim()
+            shards.purge()
+        for number, relay in self._relays.items():
+            self._note_slow_call(shards, number, *relay.slow_call())
+        self._count(shards.counts)
+        return busy
+
+    def _publish(self, shards: StoreShards, number: int) -> bool:
+        """Publish what can be published of a shard; tell whether there was something."""
+        relay = self._relays.get(number) or self._relay(shards, number)
+        is_leaving = number in shards.leaving
+        busy = relay.step(takes=not is_leaving)
+        if relay.is_lost or (is_leaving and not relay.engine.is_busy):
+            self._drop(number)
+            shards.give_up(number)
+        return busy
+
+    def _relay(self, shards: StoreShards, number: int) -> Relay:
+        relay = self._relays[number] = Relay(shards.backlog(number), number, f"{shards.name}.{number}", self._clients)
+        return relay
+
+    def _drop(self, number: int) -> None:
+        relay = self._relays.pop(number)
+        self._slow_calls.pop(number, None)
+        relay.close()
+        self._former_groups += relay.engine.groups
+        self._former_recoveries += relay.engine.recoveries
+
+    def _note_slow_call(self, shards: StoreShards, number: int, call: str, age_s: float) -> None:
+        """Write down which call of a shard has not gone on for long, where that has changed."""
+        # Where nothing is known of it, a former owner may have left one.
+        if self._slow_calls.get(number) == call:
+            return
+        try:
+            shards.note_slow_call(number, call, age_s)
+        except OSError as error:
+            # It is for people who look; the log and the statistics have it, too.
+            _log.warning("`penstock tx ls` does not know that %s hangs: %s", call or "no call", error)
+        self._slow_calls[number] = call
+
+    def _count(self, counts: Counts) -> None:
+        relays = list(self._relays.values())
+        counts.partitions = 0 if self._stopping.is_set() else sum(relay.is_open for relay in relays)
+        counts.groups = self._former_groups + sum(relay.engine.groups for relay in relays)
+        counts.recoveries = self._former_recoveries + sum(relay.engine.recoveries for relay in relays)
+        slow_calls = (relay.slow_call() for relay in relays)
+        counts.slow_call, counts.slow_call_s = max(slow_calls, key=lambda call: call[1], default=("", 0.0))
+
+    def _end(self) -> None:
+        relays = list(self._relays.values())
+        try:
+            # Where it ended by an error of its own, there is nothing to wait for.
+            for relay in relays if self._failure is None else ():
+                self._finish(relay)
+        finally:
+            for relay in relays:
+                relay.close()
+            self._count(self._shards.counts)
+            self._leave()
+
+    def _finish(self, relay: Relay) -> None:
+        """Let what is under way end, as long as there is time."""
+        try:
+            relay.finish(max(0.0, self._finish_by - time.monotonic()))
+        except self._store.transient_errors as error:
+            _log.warning("what was published could not be settled: %s; the done log has it", cause_of(error))
+
+    def _leave(self) -> None:
+        try:
+            self._shards.close()
+        except self._store.transient_errors as error:
+            _log.warning("shards could not be given up: %s; others take them when their leases end", cause_of(error))

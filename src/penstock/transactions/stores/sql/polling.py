@@ -1,0 +1,172 @@
+"""What producers look for in the database again and again: the checks of their group, and the ends of transactions.
+
+Each check is taken by one producer, for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Sequence
+
+import sqlalchemy as sa
+
+from penstock.transactions.connections import cause_of
+from penstock.transactions.store import SettledCallback
+from penstock.transactions.stores.sql import schema
+from penstock.transactions.stores.sql.database import Database
+from penstock.transactions.wire.half import CheckRequest
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.ops import Verdict
+
+_log = logging.getLogger("penstock.transactions")
+
+_POLL_S = 0.1
+_PAUSE_S = 0.5
+#: Seconds for which a producer has a check that it took; and between two heartbeats.
+_TAKEN_S = 60.0
+_HEARTBEAT_S = 2.0
+_AT_ONCE = 200
+
+
+class SqlCheckSource:
+    """The checks of a group. Used by one thread."""
+
+    def __init__(self, database: Database, group: str) -> None:
+        self._database = database
+        self._group = group
+        self._name = new_id()
+        self._seen = 0.0
+        self._closed = threading.Event()
+
+    def take(self, timeout_s: float, running: Collection[str] = ()) -> Sequence[CheckRequest]:
+        """Return the checks that are there, waiting at most `timeout_s` seconds for the first.
+
+        None of those that are `running` here: one that hangs is asked again, and that is for another producer.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found: Sequence[CheckRequest] = ()
+            try:
+                self._beat()
+                found = self._take(running)
+            except sa.exc.SQLAlchemyError as error:
+                _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, cause_of(error))
+                self._closed.wait(_PAUSE_S)
+            left = deadline - time.monotonic()
+            if found or left <= 0:
+                return found
+            self._closed.wait(min(left, _POLL_S))
+
+    def close(self) -> None:
+        """Give the group up: nobody takes this producer for alive."""
+        self._closed.set()
+        try:
+            schema.remove_heartbeat(self._database, self._name)
+        except sa.exc.SQLAlchemyError as error:
+            _log.warning("group %s: a producer that ends could not say so: %s", self._group, cause_of(error))
+
+    def _beat(self) -> None:
+        if time.monotonic() - self._seen < _HEARTBEAT_S and self._seen:
+            return
+        schema.write_heartbeat(self._database, "producer", self._name, self._group)
+        self._seen = time.monotonic()
+
+    def _take(self, running: Collection[str]) -> list[CheckRequest]:
+        tx, message, now = schema.tx, schema.message, self._database.now
+        asked = (
+            sa.select(tx.c.id)
+            .where(
+                tx.c.producer_group == self._group,
+                tx.c.state == schema.PREPARED,
+                # Not by a parameter: the condition of the index is to be known.
+                tx.c.question > sa.literal_column("0"),
+                tx.c.taken_until < now,
+                tx.c.id.not_in(running),
+            )
+            .order_by(tx.c.asked_at)
+            .limit(_AT_ONCE)
+        )
+        with self._database.read() as connection:
+            if not connection.execute(asked.limit(1)).all():
+                return []
+        with self._database.begin() as connection:
+            ids = list(connection.execute(asked.with_for_update(skip_locked=True)).scalars())
+            connection.execute(tx.update().where(tx.c.id.in_(ids)).values(taken_until=now + _TAKEN_S))
+            every = message.alias("every")
+            parts = sa.select(sa.func.count()).where(every.c.tx == tx.c.id).correlate(tx).scalar_subquery()
+            rows = connection.execute(
+                sa.select(tx, message, parts.label("parts"))
+                .join_from(tx, message, (message.c.tx == tx.c.id) & (message.c.part == 0))
+                .where(tx.c.id.in_(ids))
+                .order_by(tx.c.asked_at)
+            ).all()
+        return [CheckRequest(schema.half_of(row, row, row.parts), row.shard, row.seq, row.question) for row in rows]
+
+
+_WATCH_S = 0.02
+_WATCHED_AT_ONCE = 500
+
+
+class SettledWatch:
+    """Looks for watched transactions that were settled, on a thread that the first one starts. Thread-safe."""
+
+    def __init__(self, database: Database, name: str) -> None:
+        self._database = database
+        self._stopping = threading.Event()
+        self._some = threading.Event()
+        # Guards the callbacks, and starting.
+        self._lock = threading.Lock()
+        self._callbacks: dict[str, SettledCallback] = {}
+        self._thread = threading.Thread(target=self._run, name=f"penstock-sql-watch-{name}", daemon=True)
+
+    def add(self, transaction_id: str, callback: SettledCallback) -> None:
+        """Watch a transaction."""
+        with self._lock:
+            self._callbacks[transaction_id] = callback
+            if self._thread.ident is None:
+                self._thread.start()
+            self._some.set()
+
+    def remove(self, transaction_id: str) -> None:
+        """Watch it no more."""
+        with self._lock:
+            self._callbacks.pop(transaction_id, None)
+
+    def stop(self) -> None:
+        """End. Callbacks that still wait are not called; the producer gives those transactions up."""
+        self._stopping.set()
+        self._some.set()
+        if self._thread.ident is not None:
+            self._thread.join(_PAUSE_S)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._some.wait()
+            with self._lock:
+                ids = list(self._callbacks)
+                if not ids:
+                    self._some.clear()
+                    continue
+            try:
+                settled = self._settled(ids)
+            except sa.exc.SQLAlchemyError as error:
+                _log.warning("the SQL store cannot be looked at: %s; trying again", cause_of(error))
+                self._stopping.wait(_PAUSE_S)
+                continue
+            for transaction_id, state in settled:
+                with self._lock:
+                    callback = self._callbacks.pop(transaction_id, None)
+                if callback is not None:
+                    callback(Verdict(state))
+            self._stopping.wait(_WATCH_S)
+
+    def _settled(self, ids: list[str]) -> list[tuple[str, int]]:
+        tx = schema.tx
+        found: list[tuple[str, int]] = []
+        with self._database.read() as connection:
+            for start in range(0, len(ids), _WATCHED_AT_ONCE):
+                wanted = tx.c.id.in_(ids[start : start + _WATCHED_AT_ONCE]) & tx.c.settled_at.is_not(None)
+                found += map(tuple, connection.execute(sa.select(tx.c.id, tx.c.state).where(wanted)))
+        return found

@@ -1,1 +1,0 @@
-"""Writing to Kafka: acknowledged sends, and what Kafka transactions need wherever one is made."""
