@@ -1,7 +1,6 @@
 """Acknowledged sends: one idempotent Kafka producer that many threads batch, and a thread that serves its reports.
 
-A sender gets a `Receipt` and waits on it. Thousands of receipts may be open: a waiting thread holds a lock, nothing
-else, and no two senders wait for each other.
+Thousands of records may be under way; each is reported to the function that was given with it.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -22,7 +22,7 @@ from penstock.clients.bounded_calls import CLOSE_S, end_within
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.renewal import ClientRenewal
 from penstock.clients.rights import Operation, lacking_text, principal_of, topic_right
-from penstock.errors import MessageFormatError, StoppedError, raised
+from penstock.errors import MessageFormatError, PenstockError, StoppedError, raised
 from penstock.message import Record, headers_of
 from penstock.options import ClientConfig, reserved
 from penstock.transactions.rationed_log import RationedLog
@@ -76,41 +76,8 @@ def wire_headers(message: Message) -> WireHeaders:
 Report = Callable[[KafkaError | None, Message], None]
 
 
-class Receipt:
-    """What is known of one send. Written once by the delivery thread, read by any number of waiters."""
-
-    __slots__ = ("_gate", "_why", "error", "offset")
-
-    def __init__(self, why: Callable[[KafkaError], str]) -> None:
-        self._why = why
-        #: Offset of the stored record; -1 until then.
-        self.offset = -1
-        #: Why it is not known to be stored.
-        self.error: str | None = None
-        # A held lock is the cheapest event there is: released once, by the delivery report.
-        self._gate = threading.Lock()
-        self._gate.acquire()
-
-    def report(self, error: KafkaError | None, message: Message) -> None:
-        """Take the delivery report; the client library calls it."""
-        if error is not None:
-            self.error = self._why(error)
-        else:
-            self.offset = message.offset() or 0
-        self._gate.release()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for the report, and tell whether the record is stored. `error` says why not."""
-        if not self._gate.acquire(timeout=timeout_s):
-            self.error = f"no answer within {timeout_s:g} s"
-            return False
-        # The next waiter passes as well.
-        self._gate.release()
-        return self.error is None
-
-
 class AckedProducer:
-    """Idempotent sends with receipts. Thread-safe.
+    """Idempotent sends whose deliveries are reported. Thread-safe.
 
     A send that is not acknowledged within `send_timeout_s` seconds counts as failed. A setting that is wrong, or
     belongs to penstock, raises `ConfigurationError`.
@@ -210,22 +177,36 @@ class AckedProducer:
         """Whether the caller is the delivery thread, which may not wait for its own reports."""
         return threading.get_ident() == self._delivering
 
-    def send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Any = None) -> Receipt:
-        """Hand a record to the client library; waits for room where its buffer is full.
+    def store(
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Any = None, *, limit_s: float
+    ) -> int:
+        """Have a record stored and return its offset, waiting for that at most `limit_s` seconds.
 
-        Raises `KafkaException` where the library refuses the record (it is too large, say), and `StoppedError` where
-        this was stopped, or the buffer stayed full for the whole send timeout.
+        Raises `PenstockError` where it is not known to be stored, and as `post` does.
         """
-        receipt = Receipt(partial(self.why, topic))
-        self.post(topic, partition, key, value, headers=headers, report=receipt.report)
-        return receipt
+        reports: SimpleQueue[tuple[KafkaError | None, int]] = SimpleQueue()
+        self.post(
+            topic,
+            partition,
+            key,
+            value,
+            headers=headers,
+            report=lambda error, message: reports.put((error, message.offset() or 0)),
+        )
+        try:
+            error, offset = reports.get(timeout=limit_s)
+        except Empty:
+            raise PenstockError(f"no answer within {limit_s:g} s") from None
+        if error is not None:
+            raise PenstockError(self.why(topic, error))
+        return offset
 
     def try_send(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, *, headers: Any = None, report: Report
     ) -> bool:
         """Hand a record to the client library if it has room, and tell whether it had. Never waits.
 
-        `report` is called once, by the delivery thread. Raises `KafkaException` as `send` does.
+        `report` is called once, by the delivery thread. Raises `KafkaException` as `post` does.
         """
         producer = self._clients.client
         if self._refusing or self.is_inherited:
@@ -248,9 +229,11 @@ class AckedProducer:
     def post(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, *, headers: Any, report: Report
     ) -> None:
-        """Hand a record to the client library and have its delivery reported; waits and raises as `send` does.
+        """Hand a record to the client library, and have its delivery reported; waits for room where its buffer is full.
 
-        `report` is called once, by the delivery thread; it neither raises nor waits.
+        `report` is called once, by the delivery thread; it neither raises nor waits. Raises `KafkaException` where the
+        library refuses the record (it is too large, say), and `StoppedError` where this was stopped, or the buffer
+        stayed full for the whole send timeout.
         """
         deadline = 0.0
         while True:

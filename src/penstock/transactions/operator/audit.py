@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import Operation, principal_of
-from penstock.errors import PenstockError, StoppedError, TransactionError
+from penstock.errors import PenstockError, TransactionError
 from penstock.options import ClientConfig
 from penstock.transactions.acked_producer import AckedProducer
 from penstock.transactions.operator.inspection import Discarded, Inspection
@@ -89,13 +89,9 @@ class AuditLog:
         )
         value = json.dumps(act._asdict()).encode()
         try:
-            receipt = self._sends().send(self._topic, 0, act.transaction.encode(), value)
-            stored = receipt.wait(_ANSWER_S)
-        except (KafkaException, StoppedError) as error:
-            raise PenstockError(f"{self._topic} cannot be written: {error}; nothing was done") from error
-        if not stored:
-            raise PenstockError(f"{self._topic} was not written: {receipt.error}; nothing was done, try again")
-        return receipt.offset
+            return self._sends().store(self._topic, 0, act.transaction.encode(), value, limit_s=_ANSWER_S)
+        except (KafkaException, PenstockError) as error:
+            raise PenstockError(f"{self._topic} was not written: {error}; nothing was done, try again") from error
 
     def read(self, transaction_id: str | None = None) -> list[Audited]:
         """Return what was done, oldest first; to one transaction, or to all. Raises as `Inspection.read`."""

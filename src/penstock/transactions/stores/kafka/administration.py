@@ -17,7 +17,7 @@ from penstock import clients
 from penstock.clients.requests.granted_rights import require_rights
 from penstock.clients.requests.topics import hidden_topics, partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
-from penstock.errors import DecisionNotStoredError, PenstockError, StoppedError, TransactionError
+from penstock.errors import DecisionNotStoredError, PenstockError, TransactionError
 from penstock.options import ClientConfig
 from penstock.transactions.acked_producer import ANY_SIZE, AckedProducer, LateProducer
 from penstock.transactions.model import PendingTransaction
@@ -204,28 +204,26 @@ class KafkaAdministration(Administration):
         keys = (first.order_key, first.key, transaction_id.encode())
         to = self._topics.half_partition(next(key for key in keys if key is not None))
         sends = self._sends()
-        receipts = [sends.send(self._topics.half, to, half.key, half.value, encode_half(half)) for half in halves]
-        for receipt in receipts:
-            if not receipt.wait(_ANSWER_S):
-                raise PenstockError(
-                    f"a half of transaction {transaction_id} is not known to be stored: {receipt.error}; look with "
-                    "`penstock tx show`, and if it is not pending, resume it with --again"
-                )
+        try:
+            for half in halves:
+                sends.store(self._topics.half, to, half.key, half.value, encode_half(half), limit_s=_ANSWER_S)
+        except (KafkaException, PenstockError) as error:
+            raise PenstockError(
+                f"a half of transaction {transaction_id} is not known to be stored: {error}; look with "
+                "`penstock tx show`, and if it is not pending, resume it with --again"
+            ) from error
         return len(halves)
 
     def _send(self, op: Op) -> int:
         """Store a decision and return the offset of its record."""
         try:
-            receipt = self._sends().send(self._topics.op, op.half_partition, op.transaction_id.encode(), encode_op(op))
-            stored = receipt.wait(_ANSWER_S)
-        except (KafkaException, StoppedError) as error:
-            raise DecisionNotStoredError(f"the decision of {op.transaction_id} cannot be stored: {error}") from error
-        if not stored:
+            key = op.transaction_id.encode()
+            return self._sends().store(self._topics.op, op.half_partition, key, encode_op(op), limit_s=_ANSWER_S)
+        except (KafkaException, PenstockError) as error:
             raise DecisionNotStoredError(
-                f"the decision of transaction {op.transaction_id} is not known to be stored: {receipt.error}; "
+                f"the decision of transaction {op.transaction_id} is not known to be stored: {error}; "
                 "try again: a second one harms nothing"
-            )
-        return receipt.offset
+            ) from error
 
     def _await(self, found: Found, op_offset: int, done_from: int, timeout_s: float) -> Decided:
         """Wait until the transaction is settled."""
