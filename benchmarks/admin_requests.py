@@ -61,8 +61,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 )
 
 from penstock import clients
-from penstock.clients.requests.answers import answered
-from penstock.clients.requests.group_requests import (
+from penstock.clients.answers import answered
+from penstock.clients.groups import (
     GroupAdmin,
     alter_group_offsets,
     committed_offsets,
@@ -165,7 +165,7 @@ REQUESTS: Mapping[str, Callable[[World], Answers]] = {
     "elect_leaders": lambda w: [w.admin.elect_leaders(ElectionType.PREFERRED)],
 }
 
-#: penstock's own ways to ask coordinators: see `penstock.clients.requests.group_requests`.
+#: penstock's own ways to ask coordinators: see `penstock.clients.groups`.
 GUARDED: Mapping[str, Callable[[Clients, World], object]] = {
     "describe_groups": lambda c, w: c.guarded(lambda admin: describe_groups(admin, [w.group])[w.group]),
     "alter_group_offsets": lambda c, w: c.guarded(lambda admin: alter_group_offsets(admin, w.group, w.partitions)),

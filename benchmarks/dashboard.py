@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import clients
-from penstock.clients.requests.topics import ensure_topics
+from penstock.clients.topics import ensure_topics
 from penstock.consumer.latencies import BUCKETS
 from penstock.devbroker import DevBroker
 from penstock.fleet.reports.report import encode_report

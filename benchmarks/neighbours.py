@@ -29,7 +29,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from penstock import clients
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.transactions import Coordinator, FileStore, SqlStore, TransactionalProducer
 

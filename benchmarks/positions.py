@@ -21,7 +21,7 @@ from typing import Any
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from penstock import clients
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 
 PARTITIONS, IN_A_ROW = 4, 60

@@ -46,7 +46,7 @@ from publish_contenders import Task, key_of, value_of
 from publish_reader import Found
 
 from penstock import clients
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import DevBrokerError
 

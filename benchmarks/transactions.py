@@ -50,7 +50,7 @@ from peers.rocketmq.runner import measure_rocketmq
 from transaction_trace import STAMP, Trace, report
 
 from penstock import clients
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.outgoing import Outgoing
 from penstock.transactions import Coordinator, TransactionalProducer

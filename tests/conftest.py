@@ -137,7 +137,7 @@ class SharedBroker:
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
         """Create a topic, unless it exists, and return when its partitions have leaders."""
         from penstock import clients
-        from penstock.clients.requests.topics import TopicSpec, ensure_topics
+        from penstock.clients.topics import TopicSpec, ensure_topics
 
         admin = clients.admin(self.bootstrap_servers, {})
         ensure_topics(admin, self.bootstrap_servers, [TopicSpec(name, partitions, dict(config or {}))])

@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock.consumer import ConsumerSettings, LitePushConsumer, LiveSettings, handler
 from penstock.consumer.handlers.handler import DEFAULTS
-from penstock.consumer.handlers.options.handler_options import HandlerOptions
+from penstock.consumer.handlers.options import HandlerOptions
 from penstock.errors import ConfigurationError
 from penstock.option_list import takes_options
 from penstock.transactions.stores.coordination import CoordinatorOptions

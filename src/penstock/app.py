@@ -17,9 +17,8 @@ from penstock.consumer import (
     MiddlewareSpec,
     WorkerResource,
 )
-from penstock.consumer.handlers.environment.lifespan import Lifespan
-from penstock.consumer.handlers.environment.middleware import middlewares_of
-from penstock.consumer.handlers.handler_registry import HandlerRegistry
+from penstock.consumer.handlers.environment import Lifespan, middlewares_of
+from penstock.consumer.handlers.registry import HandlerRegistry
 from penstock.errors import ConfigurationError
 from penstock.fleet_member import (
     CommandSettings,

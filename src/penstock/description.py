@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from penstock.consumer import Explanation, LitePushConsumer
-from penstock.consumer.inspection.parked_keys import ParkedMessage
+from penstock.consumer.inspect.details import ParkedMessage
 from penstock.spark_sink.progress import SinkStatistics
 from penstock.transactions import Coordinator
 

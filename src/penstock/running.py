@@ -13,9 +13,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
-from penstock.consumer.handlers.environment.lifespan import Lifespan, enter_all
-from penstock.consumer.inspection.explain_server import explain_server
-from penstock.consumer.inspection.liveness import Liveness
+from penstock.consumer.handlers.environment import Lifespan, enter_all
+from penstock.consumer.inspect.explain_server import explain_server
+from penstock.consumer.inspect.statistics import Liveness
 from penstock.consumer.settings import UNCHANGED_SETTINGS, LiveSettings
 from penstock.description import description
 from penstock.errors import ConfigurationError, StoppedError

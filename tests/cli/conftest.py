@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from commands import Command, commands
-from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
+from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
 from waiting import wait_until
 

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from canary import processes_that_show
 from penstock import clients
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.topics import TopicSpec, ensure_topics
 
 pytestmark = pytest.mark.thorough  # each starts a Kafka; tests/devbroker has what it does without the command
 

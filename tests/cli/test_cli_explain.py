@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from kafka_tools import produce
-from penstock.consumer.inspection import explain_server
+from penstock.consumer.inspect import explain_server
 from penstock.devbroker import DevBroker
 from waiting import wait_until
 
@@ -102,7 +102,7 @@ def status(address: str, path: str) -> int | None:
 
 def test_the_file_of_a_process_that_was_killed_is_removed(tmp_path: Path) -> None:
     code = (
-        "from penstock.consumer.inspection.explain_server import explain_server\n"
+        "from penstock.consumer.inspect.explain_server import explain_server\n"
         "with explain_server(dict): print('up', flush=True); input()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

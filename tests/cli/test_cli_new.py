@@ -16,7 +16,7 @@ from commands import Command
 from deploy_tools import command_of, instructions, require_app, require_command, stage
 from kafka_tools import read_all
 from penstock import clients
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from settings_tools import clean_settings
 from waiting import wait_until

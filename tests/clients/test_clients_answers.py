@@ -9,12 +9,10 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
-from penstock.clients.requests import answers
-from penstock.clients.requests.answers import LATE_S, Asked
-from penstock.clients.requests.granted_rights import ask_rights
-from penstock.clients.requests.log_ends import LAST, known_offsets
-from penstock.clients.requests.topic_ids import ask_topic_ids
-from penstock.clients.rights import Operation, topic_right
+from penstock.clients import answers
+from penstock.clients.answers import LATE_S, Asked
+from penstock.clients.rights import Operation, ask_rights, topic_right
+from penstock.clients.topics import LAST, ask_topic_ids, known_offsets
 
 
 class Silent(Future[Any]):

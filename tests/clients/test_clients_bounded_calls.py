@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from penstock.clients import reading as partition_reader
 from penstock.clients.bounded_calls import (
     Disposable,
     LeftBehind,
@@ -13,7 +14,7 @@ from penstock.clients.bounded_calls import (
     TooManyLeftBehindError,
     end_within,
 )
-from penstock.clients.reading import PartitionReader, partition_reader
+from penstock.clients.reading import PartitionReader
 from waiting import wait_until
 
 

@@ -52,7 +52,7 @@ from penstock import clients
 client = clients.producer("127.0.0.1:1", {"log_level": 0})
 client.produce("t", b"waits")
 if os.fork() == 0:
-    from penstock.clients import ending
+    from penstock.clients import factory as ending
     ending.LAST_S = 1000
     raise SystemExit(0)
 os.wait()
@@ -81,7 +81,7 @@ del question
 """
 
 
-@pytest.mark.parametrize("how", ["del client", "from penstock.clients import ending; ending.LAST_S = 0.2"])
+@pytest.mark.parametrize("how", ["del client", "from penstock.clients import factory; factory.LAST_S = 0.2"])
 def test_nobody_waits_for_a_client_that_hangs_while_it_is_destroyed(how: str) -> None:
     program = f"{HANGING}{how}\nprint('goes on')"
 

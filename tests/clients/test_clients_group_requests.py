@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 import penstock
 from kafka_proxy import API_VERSIONS, KafkaProxy, What
-from penstock.clients.requests.group_requests import GroupAdmin
+from penstock.clients.groups import GroupAdmin
 from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.checks import CheckSender, SendOutcome
@@ -29,8 +29,8 @@ CHILD = """
 import sys
 from concurrent.futures import wait
 from penstock import clients
-from penstock.clients.requests.answers import answered
-from penstock.clients.requests.group_requests import GroupAdmin, describe_groups
+from penstock.clients.answers import answered
+from penstock.clients.groups import GroupAdmin, describe_groups
 address, group = sys.argv[1:]
 members = GroupAdmin(lambda: clients.admin(address, {}))
 late = ask(members.client)[group]

@@ -14,10 +14,9 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from penstock.clients import admin, consumer
 from penstock.clients import factory as making
-from penstock.clients.causes import ClientWords, cause_of
-from penstock.clients.requests.answers import first_answer
-from penstock.clients.requests.topic_ids import ask_topic_ids
-from penstock.clients.requests.topics import partition_counts
+from penstock.clients.answers import first_answer
+from penstock.clients.client_log import ClientWords, cause_of
+from penstock.clients.topics import ask_topic_ids, partition_counts
 from penstock.devbroker import DevBroker, User
 from penstock.errors import BrokerConnectionError
 from penstock.spark_sink.source.brokers import OffsetReader

@@ -14,7 +14,7 @@ from penstock.consumer.engine import Engine
 from penstock.consumer.execution.executor import Executor
 from penstock.consumer.execution.handler_calls import call
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome
-from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.results import DeferredCompletion
 from penstock.consumer.handlers.route import Failed
 from penstock.dead_letters.headers import HeaderList
 from penstock.message import FixedRecord

@@ -12,9 +12,9 @@ from confluent_kafka import TopicPartition
 from penstock.clients.cluster import ConsumerClient
 from penstock.consumer import handler
 from penstock.consumer.assignments import Assignment, PauseReason
-from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
+from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.consumer.handlers.route import Route
-from penstock.consumer.polling.flow_control.back_pressure import GRACE_S, BackPressure
+from penstock.consumer.poll.back_pressure import GRACE_S, BackPressure
 from penstock.message import Message
 from penstock.offsets import MAX_METADATA_CHARS, Block, decode
 

@@ -15,10 +15,9 @@ from stepped import Stepped
 
 from penstock.consumer import handler
 from penstock.consumer.assignments import Assignment, Assignments
-from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
+from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.consumer.handlers.route import Route
-from penstock.consumer.polling.committing.consumer_commits import ConsumerCommits
-from penstock.consumer.polling.committing.transactional_commits import TransactionalCommits
+from penstock.consumer.poll.commits import ConsumerCommits, TransactionalCommits
 from penstock.testing import TestClock
 
 

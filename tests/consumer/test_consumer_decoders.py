@@ -16,7 +16,7 @@ from hypothesis import example, given, settings, strategies
 from stepped_engine import SteppedEngine
 
 from penstock.consumer import handler
-from penstock.consumer.handlers.serialization.decoding import decoder_of
+from penstock.consumer.handlers.serialization import decoder_of
 from penstock.errors import ConfigurationError
 from penstock.message import Message
 from penstock.testing import TestApp

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.clients.requests.topic_ids import TopicIds
+from penstock.clients.topics import TopicIds
 from penstock.consumer import Explanation, LitePushConsumer, handler
-from penstock.consumer.inspection.causes import no_partition
-from penstock.consumer.polling.health.topic_watch import TopicWatch
+from penstock.consumer.inspect.explain import no_partition
+from penstock.consumer.poll.topics import TopicWatch
 from penstock.testing import TestApp, TestBroker
 from support.consumers import app_of
 

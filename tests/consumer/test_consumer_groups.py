@@ -12,7 +12,7 @@ from confluent_kafka import Consumer
 
 from kafka_tools import Recorder, produce
 from penstock.consumer import handler
-from penstock.consumer.polling.health import fetch_errors as fetch_errors_module
+from penstock.consumer.poll import fetcher as fetch_errors_module
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
 from support.consumers import NewTopic, consumer_of, group_of

@@ -11,7 +11,7 @@ from stepped_engine import SteppedEngine
 
 from kafka_tools import read_all
 from penstock.consumer import ConsumerSettings, handler
-from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
+from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.message import FixedRecord, Message

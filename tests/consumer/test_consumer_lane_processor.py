@@ -6,8 +6,7 @@ import tenacity
 from stepped_engine import SteppedEngine
 
 from penstock.consumer import handler, retry
-from penstock.consumer.inspection.causes import Causes
-from penstock.consumer.inspection.explain import explain
+from penstock.consumer.inspect.explain import Causes, explain
 from penstock.errors import PenstockError
 from penstock.message import Message
 

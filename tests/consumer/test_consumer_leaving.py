@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from penstock.consumer.polling.group.membership import Membership
-from penstock.consumer.polling.stop_request import StopRequest
+from penstock.consumer.poll.membership import Membership
+from penstock.consumer.poll.stop_request import StopRequest
 from penstock.consumer.settings import ConsumerSettings
 from penstock.testing import TestClock
 

@@ -13,7 +13,7 @@ import tenacity
 import penstock
 from penstock.app import App
 from penstock.consumer import CallNext, Middleware, handler, retry
-from penstock.consumer.handlers.environment.middleware import wrap
+from penstock.consumer.handlers.environment import wrap
 from penstock.errors import BatchError, ConfigurationError, PenstockError
 from penstock.message import Message
 from penstock.spark_sink import HandlerSink

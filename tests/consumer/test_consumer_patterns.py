@@ -10,10 +10,10 @@ from confluent_kafka.admin import AdminClient
 
 import penstock
 from kafka_tools import produce
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import MissingRightError, Operation, topic_right
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.consumer import handler
-from penstock.consumer.handlers.patterns import TopicPatterns
+from penstock.consumer.handlers.registry import TopicPatterns
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.testing import TestApp, TestBroker

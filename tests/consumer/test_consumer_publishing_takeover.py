@@ -13,7 +13,7 @@ from chaos.fleet import CLASSIC, KIP848, KIP848_BROKER
 from chaos.publishing import Publishers, faults_of_exactly_once
 from kafka_proxy import OFFSET_FETCH, KafkaProxy
 from kafka_tools import produce, read_all, transactional
-from penstock.consumer.polling.committing.commits import Commits
+from penstock.consumer.poll.commits import Commits
 from penstock.devbroker import DevBroker
 from penstock.message import Message
 from penstock.testing import Operation, TestApp, TestBroker

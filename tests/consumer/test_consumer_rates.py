@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.consumer.handlers.options.rate_limits import KeyRateLimiter, TokenBucket
+from penstock.consumer.handlers.rate_limits import KeyRateLimiter, TokenBucket
 from penstock.message import Message
 from penstock.testing import TestApp
 

@@ -6,9 +6,9 @@ import pytest
 
 from penstock.consumer import handler
 from penstock.consumer.assignments import Assignment, Assignments, Fetch
-from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
+from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.consumer.handlers.route import Route
-from penstock.consumer.polling.router import Router
+from penstock.consumer.poll.router import Router
 from penstock.message import FixedRecord, Message, Record
 from penstock.offsets import OffsetMap
 from penstock.routing import Scheduler

@@ -20,8 +20,7 @@ from serdes_apps import VALUE, Told, framed
 
 import penstock
 from penstock import Outgoing
-from penstock.consumer.handlers.serialization.encoding import encoder_of
-from penstock.consumer.handlers.serialization.serdes import RecordEncoder
+from penstock.consumer.handlers.serialization import RecordEncoder, encoder_of
 from penstock.testing import TestApp
 from registries import mock_registry, order, serdes_of
 from support.consumers import app_of

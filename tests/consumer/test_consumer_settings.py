@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError
 from stepped import Stepped
 
 from penstock.app import App
-from penstock.clients.requests import group_protocol
+from penstock.clients import groups as group_protocol
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, LitePushConsumer, handler, retry
 from penstock.devbroker import DevBroker
 from penstock.errors import (

@@ -8,7 +8,7 @@ import pytest
 from stepped import Stepped
 
 from penstock.consumer import handler
-from penstock.consumer.inspection.liveness import longest_in_handler
+from penstock.consumer.inspect.statistics import longest_in_handler
 from penstock.message import Message
 from penstock.testing import TestBroker
 from support.consumers import Handled, consumer_of

@@ -13,7 +13,7 @@ from tenacity import wait_fixed
 from kafka_tools import produce
 from penstock.app import App
 from penstock.consumer import DeferredCompletion, retry
-from penstock.consumer.polling.group.membership import Membership
+from penstock.consumer.poll.membership import Membership
 from penstock.devbroker import DevBroker
 from penstock.message import Message
 from penstock.testing import TestApp
@@ -68,7 +68,7 @@ def test_a_drain_that_has_used_up_its_time_leaves_none_to_the_revocation() -> No
 
 
 def test_a_drain_says_what_it_holds_why_it_is_not_over_and_what_it_leaves(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="penstock.consumer.inspection.drain_report")
+    caplog.set_level(logging.INFO, logger="penstock.consumer.poll.loop")
     app = App("orders", bootstrap_servers="unused:1", stop_timeout=30.0)
     app.handler("t")(lambda _message: DeferredCompletion())
 

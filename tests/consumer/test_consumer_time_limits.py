@@ -25,7 +25,7 @@ from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers import call_guard
 from penstock.consumer.handlers.call_guard import CallGuard
 from penstock.consumer.handlers.route import Failed
-from penstock.consumer.inspection.details import lane_depths
+from penstock.consumer.inspect.details import lane_depths
 from penstock.errors import HandlerTimeLimitError, NotGivenUpError, WorkersBlockedError
 from penstock.message import Message
 from penstock.outgoing import Outgoing

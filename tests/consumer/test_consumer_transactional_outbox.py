@@ -11,12 +11,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from penstock.clients.transactional.end_watch import UnknownEndError
-from penstock.clients.transactional.errors import GivenUpError, IdLostError
+from penstock.clients.transactional.faults import GivenUpError, IdLostError
 from penstock.consumer import handler
 from penstock.consumer.assignments import Assignment, Assignments, Fetch, Item
 from penstock.consumer.handlers.results import Result
-from penstock.consumer.outbox.handler_results import HandlerResults, RefusedResults
-from penstock.consumer.outbox.outbox import Submission
+from penstock.consumer.outbox.outbox import HandlerResults, RefusedResults, Submission
 from penstock.consumer.outbox.transaction import Places, Transaction
 from penstock.consumer.outbox.transaction_runner import Faults, TooSlowError
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox

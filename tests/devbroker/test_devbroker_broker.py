@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 from penstock import clients
-from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
+from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, DevBrokerError
 from waiting import wait_until

@@ -12,9 +12,9 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from commands import commands
 from penstock import App, Coordinator, SqlStore, clients
 from penstock.cli.check.findings import look
+from penstock.clients.answers import asked_until_ready
 from penstock.clients.factory import REPLICATION_FACTOR
-from penstock.clients.requests.answers import asked_until_ready
-from penstock.clients.requests.log_ends import log_ends
+from penstock.clients.topics import log_ends
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, DevBrokerError
 
@@ -25,7 +25,7 @@ ASKS = """
 import sys, threading, time
 from confluent_kafka import KafkaException, TopicCollection
 from penstock import clients
-from penstock.clients.requests.topic_ids import described
+from penstock.clients.topics import described
 def ask(admin):
     while True:
         described(admin, [sys.argv[2]])

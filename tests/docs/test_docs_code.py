@@ -31,7 +31,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 
 import penstock
 from penstock.cli.frame import frame
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.spark_sink import KafkaSink, SqlSink
 from penstock.transactions import FileStore
 

@@ -15,7 +15,7 @@ from tenacity import wait_fixed
 import penstock
 from kafka_tools import produce
 from penstock import clients
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.fleet import Address, Dashboard
 from penstock.fleet.commands.audit import AuditRecord, Kind

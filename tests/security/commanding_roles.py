@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from world import STEP_S, World
 
 from penstock import clients
-from penstock.clients.requests.topics import ensure_topics
+from penstock.clients.topics import ensure_topics
 from penstock.fleet.commands.audit import AuditRecord, Kind
 from penstock.fleet.commands.audit_log import audit_spec, commands_spec
 from penstock.fleet.commands.command import Command

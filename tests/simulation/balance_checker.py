@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from itertools import chain
 
-from penstock.consumer.assignments import Assignment, ConsumerLane
-from penstock.consumer.message_sizes import OVERHEAD_BYTES
-from penstock.consumer.outbox.handler_results import RefusedResults
+from penstock.consumer.assignments import OVERHEAD_BYTES, Assignment, ConsumerLane
+from penstock.consumer.outbox.outbox import RefusedResults
 from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
 from simulation.invariant_checker import InvariantBroken
 

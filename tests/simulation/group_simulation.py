@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.app import App
-from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
-from penstock.consumer.handlers.options.ordering import Order
+from penstock.consumer.handlers.ordering import Order
+from penstock.consumer.handlers.results import DeferredCompletion
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import BatchError
 from penstock.message import Message

@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition
 
 from penstock.consumer.assignments import Assignment
 from penstock.consumer.handlers.handler import Handler, orderings_of
-from penstock.consumer.handlers.options.handler_options import OnFailure
+from penstock.consumer.handlers.options import OnFailure
 from penstock.consumer.retry_topics import ROUND, retry_topics
 from penstock.message import Message, Record
 from penstock.offsets import decode, owner_of

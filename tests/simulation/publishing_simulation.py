@@ -16,9 +16,8 @@ import penstock
 from penstock.app import App
 from penstock.clients.cluster import DeliveryCallback
 from penstock.clients.transactional.writer import State as WriterState
-from penstock.consumer.assignments import ConsumerLane
-from penstock.consumer.message_sizes import OVERHEAD_BYTES
-from penstock.consumer.outbox.handler_results import RefusedResults
+from penstock.consumer.assignments import OVERHEAD_BYTES, ConsumerLane
+from penstock.consumer.outbox.outbox import RefusedResults
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
 from penstock.consumer.settings import ConsumerSettings
 from penstock.testing.memory import codes

@@ -17,7 +17,7 @@ from confluent_kafka import Message as ClientMessage
 
 import penstock
 from penstock.consumer.handlers.handler import Handler
-from penstock.consumer.handlers.options.handler_options import OnFailure
+from penstock.consumer.handlers.options import OnFailure
 from penstock.consumer.retry_topics import ROUND
 from penstock.message import Message
 from penstock.offsets import decode, owner_of

@@ -18,27 +18,25 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.transactional.end_watch import EndWatch
-from penstock.consumer.assignments import Assignments
+from penstock.consumer.assignments import Assignments, size_in_bytes
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.lanes.set_aside import SetAside
 from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage
+from penstock.consumer.failures.dead_letters import DeadLetterPublisher, ExhaustedMessage
 from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
-from penstock.consumer.handlers.options.ordering import Ordering
-from penstock.consumer.message_sizes import size_in_bytes
+from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.outbox import plain_outbox, transactional_outbox
-from penstock.consumer.outbox.handler_results import HandlerResults
-from penstock.consumer.outbox.outbox import Submission
+from penstock.consumer.outbox.outbox import HandlerResults, Submission
 from penstock.consumer.outbox.plain_outbox import PlainOutbox
 from penstock.consumer.outbox.transaction import Held, Transaction, places_of
 from penstock.consumer.outbox.transaction_runner import Faults, TransactionRunner
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
-from penstock.consumer.polling.committing import consumer_commits
-from penstock.consumer.polling.committing.consumer_commits import ConsumerCommits
-from penstock.consumer.polling.flow_control.back_pressure import BackPressure
-from penstock.consumer.polling.group.rebalance import Rebalance
+from penstock.consumer.poll import commits as consumer_commits
+from penstock.consumer.poll.back_pressure import BackPressure
+from penstock.consumer.poll.commits import ConsumerCommits
+from penstock.consumer.poll.rebalance import Rebalance
 from penstock.offsets import CommitPoint, OffsetMap, Tracker
 from penstock.routing import KeyState, Scheduler
 from penstock.routing.lanes import ParkedKey

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from databases import TestDatabase, new_database
 from kafka_tools import produce, transactional, wait_for_markers
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.spark_sink.sinks.kafka_ledger import PARTITIONS, TOPIC_CONFIG
 from telemetry_tools import Recorded

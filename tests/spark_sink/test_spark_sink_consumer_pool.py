@@ -16,7 +16,7 @@ from source_tasks import Clock, options_for, rows_of
 
 from kafka_tools import NewTopic, Write
 from penstock import clients
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
 from penstock.spark_sink.source import pool as pools

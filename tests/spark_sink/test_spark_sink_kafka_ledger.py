@@ -14,8 +14,9 @@ from pyspark.sql import SparkSession
 
 from kafka_tools import read_all, transactional
 from penstock.clients import factory as making
-from penstock.clients.reading import PartitionReader, partition_reader
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients import reading as partition_reader
+from penstock.clients.reading import PartitionReader
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.devbroker import DevBroker
 from penstock.errors import SinkError

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from source_tasks import options_for, ranges
 
 from kafka_tools import ANSWER_S, NewTopic, Write, wait_for_markers
-from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
+from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
 from penstock.spark_sink.source.plan import OffsetRange

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError
 from memory_tools import Reader, offsets
 
-from penstock.clients.requests.topics import TopicSpec
+from penstock.clients.topics import TopicSpec
 from penstock.errors import PenstockError, TopicNotFoundError
 from penstock.testing import TestBroker
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transaction_tools import Bench, unknown
 
-from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
+from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.errors import (
     BrokerConnectionError,
     ConfigurationError,

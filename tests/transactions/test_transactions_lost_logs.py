@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from transaction_tools import Bench, prepared
 
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until

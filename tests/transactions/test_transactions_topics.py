@@ -14,7 +14,7 @@ from confluent_kafka.admin import ConfigResource, NewTopic  # type: ignore[attr-
 
 from penstock import clients
 from penstock.clients.factory import REPLICATION_FACTOR
-from penstock.clients.requests.topics import (
+from penstock.clients.topics import (
     TopicSpec,
     ensure_topics,
     partition_counts,
@@ -128,7 +128,7 @@ class Cluster:
 def test_topics_of_a_store_have_three_copies_where_there_are_three_brokers_unless_it_is_said(
     cluster: Any, of_store: bool, factor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.clients.requests.topics.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("penstock.clients.topics.CONNECT_TIMEOUT_S", 0.2)
 
     ensure_topics(cluster, "127.0.0.1:1", [TopicSpec("new", 1)], of_store=of_store)
 

@@ -124,7 +124,7 @@ def _ask_broker(bootstrap_servers: str, config: dict[str, str]) -> None:
 def _topics(bootstrap_servers: str, config: dict[str, str]) -> tuple[int, list[str]]:
     """Return how many topics there are, and what is said of those that have one copy."""
     from penstock import clients
-    from penstock.clients.requests.topics import partition_counts, single_copies
+    from penstock.clients.topics import partition_counts, single_copies
 
     admin = clients.admin(bootstrap_servers, config)
     return len(partition_counts(admin, bootstrap_servers, timeout_s=5)), single_copies(admin)

@@ -2,7 +2,8 @@
 
 The Kafka client ignores its own time-outs in places (confluentinc/librdkafka#5456), and Python cannot end a thread. So
 such a call goes to a `Disposable`, which is left behind at the limit: its clients are closed on its own daemon thread,
-if the call ever returns. How many hang is counted, for a process has no endless memory.
+if the call ever returns. How many hang is counted, for a process has no endless memory. Where an answer is not as
+wanted, `ask_again` asks again until a limit; tenacity decides.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, Generic, TypeVar
+
+import tenacity
 
 from penstock.errors import PenstockError, raised
 
@@ -276,3 +279,29 @@ class BriefQuestion:
             return call.result() if call.done(wait_s) else None
         finally:
             self._lock.release()
+
+
+def ask_again(
+    ask: Callable[[], T],
+    limit_s: float,
+    every_s: float,
+    *,
+    until: Callable[[T], bool] = bool,
+    passes: Callable[[BaseException], bool] = lambda _error: False,
+) -> T:
+    """Return what `ask` gives, asked every `every_s` seconds until `until` says that it is what is waited for.
+
+    Once `limit_s` seconds have passed, the last answer is returned as it is. What `ask` raises is raised: at once, or
+    as the last answer where `passes` says that it may pass. It waits on the thread of the caller.
+    """
+    return tenacity.Retrying(
+        stop=tenacity.stop_after_delay(limit_s),
+        wait=tenacity.wait_fixed(every_s),
+        retry=tenacity.retry_if_not_result(until) | tenacity.retry_if_exception(passes),
+        retry_error_callback=_last,
+    )(ask)
+
+
+def _last(state: tenacity.RetryCallState) -> Any:
+    """Return what the last try returned, or raise what it raised."""
+    return state.outcome.result() if state.outcome is not None else None

@@ -14,14 +14,19 @@ from confluent_kafka import TopicPartition
 
 from penstock import clients
 from penstock.clients.bounded_calls import BackgroundCall, Disposable, LeftBehind
-from penstock.clients.requests.granted_rights import Rights, ask_rights
-from penstock.clients.requests.group_protocol import require_consumer_protocol
-from penstock.clients.requests.group_requests import committed_offsets
-from penstock.clients.requests.log_ends import log_ends
-from penstock.clients.requests.topic_ids import TopicIds, ask_topic_ids
-from penstock.clients.requests.topics import TopicSpec, ensure_topics, message_limits, partition_counts, require_topics
-from penstock.clients.rights import Resource, Right, principal_of, transactional_right
-from penstock.clients.transactional.pace import Pace
+from penstock.clients.groups import committed_offsets, require_consumer_protocol
+from penstock.clients.rights import Resource, Right, Rights, ask_rights, principal_of, transactional_right
+from penstock.clients.topics import (
+    TopicIds,
+    TopicSpec,
+    ask_topic_ids,
+    ensure_topics,
+    log_ends,
+    message_limits,
+    partition_counts,
+    require_topics,
+)
+from penstock.clients.transactional.messages import Pace
 from penstock.options import ClientConfig, is_classic
 
 if TYPE_CHECKING:

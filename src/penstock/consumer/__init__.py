@@ -1,39 +1,36 @@
 """The consumer engine: poll loop, lanes' workers and tasks, retries, dead letters, rebalance and drain."""
 
 from penstock.clients.cluster import Clock, Cluster
-from penstock.clients.requests.granted_rights import Rights
-from penstock.clients.rights import Grantable, Operation, Resource, Right
-from penstock.consumer.failures.dead_letter_reasons import DeadLetterReason
-from penstock.consumer.failures.limits import DeadLetterLimit
-from penstock.consumer.handlers.context import Context
-from penstock.consumer.handlers.deferred import DeferredCompletion
-from penstock.consumer.handlers.environment.middleware import (
+from penstock.clients.rights import Grantable, Operation, Resource, Right, Rights
+from penstock.consumer.failures.dead_letters import DeadLetterLimit, DeadLetterReason
+from penstock.consumer.handlers.environment import (
     AsyncMiddleware,
     CallNext,
     Middleware,
     MiddlewareSpec,
     PlainMiddleware,
+    WorkerResource,
 )
-from penstock.consumer.handlers.environment.worker_resource import WorkerResource
+from penstock.consumer.handlers.functions import Context
 from penstock.consumer.handlers.handler import Handler, HandlerFunction, Kind, handler
-from penstock.consumer.handlers.options.handler_options import Filter, HandlerOptions, OnFailure
-from penstock.consumer.handlers.options.ordering import KeyFunction, Keyless, Order
-from penstock.consumer.handlers.options.retry_policy import (
+from penstock.consumer.handlers.options import (
+    Filter,
+    HandlerOptions,
+    OnFailure,
     RetryFunction,
     RetryPolicy,
     StopFunction,
     WaitFunction,
     retry,
 )
-from penstock.consumer.handlers.serialization.decoding import Decoder, DecoderSpec
-from penstock.consumer.handlers.serialization.encoding import Encoder, EncoderSpec
-from penstock.consumer.inspection.details import ConsumerDetails
-from penstock.consumer.inspection.explain import Explanation
-from penstock.consumer.inspection.liveness import InHandler, Liveness
-from penstock.consumer.inspection.parked_keys import ParkedMessage
-from penstock.consumer.inspection.statistics import ConsumerStatistics, PartitionStatistics
+from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order
+from penstock.consumer.handlers.results import DeferredCompletion
+from penstock.consumer.handlers.serialization import Decoder, DecoderSpec, Encoder, EncoderSpec
+from penstock.consumer.inspect.details import ConsumerDetails, ParkedMessage
+from penstock.consumer.inspect.explain import Explanation
+from penstock.consumer.inspect.statistics import ConsumerStatistics, InHandler, Liveness, PartitionStatistics
 from penstock.consumer.lite_push import LitePushConsumer
-from penstock.consumer.polling.health.startup_checks import Needs
+from penstock.consumer.poll.topics import Needs
 from penstock.consumer.settings import UNCHANGED, ConsumerSettings, LiveSettings, Unchanged
 from penstock.dead_letters.headers import DeadLetterFormat
 from penstock.options import ClientConfig

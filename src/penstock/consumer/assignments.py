@@ -1,7 +1,12 @@
-"""Assignments: one object for each incarnation of a partition in this process.
+"""Assignments: one object for each incarnation of a partition in this process; and the sizes of messages.
 
 State hangs on the object, never on the partition's number: when a partition goes and comes back, completions and
 retries of the former incarnation find an object that nobody commits any more.
+
+Sizes are in bytes, as the limits count them: key, value and headers, and the objects around them. The client has the
+length of a value alone. A key costs a call a message; headers cost as much as all the rest of the routing, for they are
+made Python objects. So of many messages at once some are a sample for the others, as long as none of a partition had a
+key or headers of a size that matters; from then on each is measured.
 """
 
 from __future__ import annotations
@@ -11,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import StrEnum
 
-from penstock.consumer.handlers.options.ordering import Asked, GivenKey
+from penstock.consumer.handlers.ordering import Asked, GivenKey
 from penstock.consumer.handlers.route import Route
 from penstock.errors import MessageFormatError
-from penstock.message import Record
+from penstock.message import Record, headers_of
 from penstock.offsets import Block, CommitPoint, OffsetMap, Tracker
 from penstock.routing import Lane, ParkedKey, Run, RunsAside
 
@@ -175,3 +180,45 @@ class Assignments:
         """Return the present assignments."""
         with self._lock:
             return list(self._current.values())
+
+
+#: Bytes that a message takes beside its key, value and headers: the objects of the client and of Python.
+OVERHEAD_BYTES = 300
+#: Bytes that a header takes beside its name and content.
+_HEADER_BYTES = 150
+#: One of so many messages is the sample, the first among them, in a fetch of more than twice as many. A prime: where
+#: several senders alternate, all are seen.
+_SAMPLED = 31
+_MANY = 2 * _SAMPLED
+#: Bytes of key and headers of one message from which on each of its partition is measured.
+_LARGE_BYTES = 1024
+
+
+def size_in_bytes(record: Record) -> int:
+    """Return the bytes that a message takes, about."""
+    return OVERHEAD_BYTES + len(record) + _unsized_bytes(record)
+
+
+def total_size_in_bytes(records: Sequence[Record], assignment: Assignment) -> int:
+    """Return the bytes that messages of one partition take, about. On the poll thread only."""
+    sample = records if assignment.sizes_each or len(records) <= _MANY else records[::_SAMPLED]
+    sizes = [_unsized_bytes(record) for record in sample]
+    if not assignment.sizes_each and max(sizes) >= _LARGE_BYTES:
+        assignment.sizes_each = True
+        sizes = [_unsized_bytes(record) for record in records]
+    return OVERHEAD_BYTES * len(records) + sum(map(len, records)) + sum(sizes) * len(records) // len(sizes)
+
+
+def _unsized_bytes(record: Record) -> int:
+    """Return the bytes of what a message's own length leaves out."""
+    return len(record.key() or b"") + _header_bytes(record)
+
+
+def _header_bytes(record: Record) -> int:
+    try:
+        headers = headers_of(record)
+    except UnicodeDecodeError:
+        return 0  # the client cannot read them at all
+    if not headers:
+        return 0
+    return sum([_HEADER_BYTES + len(name) + len(content or b"") for name, content in headers])

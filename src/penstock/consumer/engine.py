@@ -18,43 +18,30 @@ from penstock.consumer.execution.lane_plan import LanePlan
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.time_limits import TimeLimits
 from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
-from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
-from penstock.consumer.failures.limits import DeadLetterLimits
+from penstock.consumer.failures.dead_letters import DeadLetterLimits, DeadLetterPublisher
 from penstock.consumer.failures.timers import Timers
-from penstock.consumer.handlers.context import ContextFactory
-from penstock.consumer.handlers.environment.middleware import MiddlewareSpec
+from penstock.consumer.handlers.environment import MiddlewareSpec
+from penstock.consumer.handlers.functions import ContextFactory
 from penstock.consumer.handlers.handler import Handler
-from penstock.consumer.handlers.patterns import TopicPatterns
-from penstock.consumer.inspection.causes import Causes, no_partition
-from penstock.consumer.inspection.drain_report import DrainLog
-from penstock.consumer.inspection.explain import Explanation, explain, no_topic, shut_out
-from penstock.consumer.inspection.liveness import longest_in_handler
-from penstock.consumer.inspection.statistics import ConsumerStatistics, partition_statistics
-from penstock.consumer.inspection.watchdog import Watchdog, stack_of
-from penstock.consumer.outbox.handler_results import HandlerResults, RefusedResults
-from penstock.consumer.outbox.outbox import Outbox
+from penstock.consumer.handlers.registry import TopicPatterns
+from penstock.consumer.handlers.route import Routes
+from penstock.consumer.inspect.explain import Causes, Explanation, explain, no_partition, no_topic, shut_out
+from penstock.consumer.inspect.statistics import ConsumerStatistics, longest_in_handler, partition_statistics
+from penstock.consumer.inspect.watchdog import Watchdog, stack_of
+from penstock.consumer.outbox.outbox import HandlerResults, Outbox, RefusedResults
 from penstock.consumer.outbox.plain_outbox import PlainOutbox
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
-from penstock.consumer.polling.committing.commits import Commits
-from penstock.consumer.polling.committing.consumer_commits import ConsumerCommits
-from penstock.consumer.polling.committing.transactional_commits import TransactionalCommits
-from penstock.consumer.polling.fetcher import Fetcher
-from penstock.consumer.polling.flow_control.app_pauses import AppPauses
-from penstock.consumer.polling.flow_control.back_pressure import BackPressure
-from penstock.consumer.polling.group.membership import Membership
-from penstock.consumer.polling.group.rebalance import Rebalance
-from penstock.consumer.polling.health.fetch_errors import FetchErrors
-from penstock.consumer.polling.health.log_ends import LogEnds
-from penstock.consumer.polling.health.lost_positions import LostPositions
-from penstock.consumer.polling.health.open_transactions import OpenTransactions
-from penstock.consumer.polling.health.rights_watch import RightsWatch
-from penstock.consumer.polling.health.startup_checks import output_topics, prepare_topics, writes_outputs
-from penstock.consumer.polling.health.topic_search import TopicSearch
-from penstock.consumer.polling.health.topic_watch import TopicWatch
-from penstock.consumer.polling.poll_loop import PollLoop
-from penstock.consumer.polling.router import Router
-from penstock.consumer.polling.stop_request import StopRequest
-from penstock.consumer.routes import Routes
+from penstock.consumer.poll.back_pressure import AppPauses, BackPressure
+from penstock.consumer.poll.commits import Commits, ConsumerCommits, TransactionalCommits
+from penstock.consumer.poll.fetcher import Fetcher, FetchErrors
+from penstock.consumer.poll.loop import DrainLog, PollLoop
+from penstock.consumer.poll.membership import Membership
+from penstock.consumer.poll.positions import LogEnds, LostPositions, OpenTransactions
+from penstock.consumer.poll.rebalance import Rebalance
+from penstock.consumer.poll.rights_watch import RightsWatch
+from penstock.consumer.poll.router import Router
+from penstock.consumer.poll.stop_request import StopRequest
+from penstock.consumer.poll.topics import TopicSearch, TopicWatch, output_topics, prepare_topics, writes_outputs
 from penstock.consumer.settings import ConsumerSettings
 from penstock.message import Record
 from penstock.offsets import decode, owner_of

@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 
 from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerRun, Fetch, Item
 from penstock.consumer.handlers.call_guard import CallGuard
-from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
-from penstock.consumer.handlers.results import Result, Results
+from penstock.consumer.handlers.results import DeferredCompletion, Result, Results
 from penstock.consumer.handlers.route import Failed, Invoke, MakeResults, Prepare, Route
 from penstock.consumer.latencies import BOUNDARIES_S, BUCKETS
 from penstock.message import Message, Record

@@ -17,10 +17,10 @@ from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
 from penstock.consumer.failures.give_ups import GiveUp
 from penstock.consumer.failures.parking import GIVEABLE
-from penstock.consumer.handlers.options.handler_options import OnFailure
-from penstock.consumer.inspection.explain import Explanation
-from penstock.consumer.inspection.parked_keys import parked_heads
-from penstock.consumer.polling.health.startup_checks import create_outputs
+from penstock.consumer.handlers.options import OnFailure
+from penstock.consumer.inspect.details import parked_heads
+from penstock.consumer.inspect.explain import Explanation
+from penstock.consumer.poll.topics import create_outputs
 from penstock.errors import NotGivenUpError
 
 #: Seconds between two looks whether a request can still be carried out.

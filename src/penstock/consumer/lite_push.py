@@ -14,20 +14,17 @@ from penstock.clients.cluster import Cluster, KafkaCluster
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.giving_up import GivingUp
-from penstock.consumer.handlers.context import ContextFactory
-from penstock.consumer.handlers.environment.middleware import MiddlewareSpec, middlewares_of
-from penstock.consumer.handlers.environment.worker_resource import WorkerResource
+from penstock.consumer.handlers.environment import MiddlewareSpec, WorkerResource, middlewares_of
+from penstock.consumer.handlers.functions import ContextFactory
 from penstock.consumer.handlers.handler import Handler, require_own_topics
-from penstock.consumer.handlers.options.handler_options import check_paced, policy_of
-from penstock.consumer.handlers.options.retry_policy import RetryPolicy
-from penstock.consumer.handlers.patterns import TopicPatterns, refuse_contested, require_other_target
-from penstock.consumer.inspection.details import ConsumerDetails, details_of
-from penstock.consumer.inspection.explain import Explanation
-from penstock.consumer.inspection.liveness import Liveness, liveness_of
-from penstock.consumer.inspection.statistics import ConsumerStatistics
-from penstock.consumer.inspection.watchdog import stack_of, stack_of_thread
-from penstock.consumer.polling.health.startup_checks import Needs, needs_of
-from penstock.consumer.polling.poll_loop import PollLoop
+from penstock.consumer.handlers.options import RetryPolicy, check_paced, policy_of
+from penstock.consumer.handlers.registry import TopicPatterns, refuse_contested, require_other_target
+from penstock.consumer.inspect.details import ConsumerDetails, details_of
+from penstock.consumer.inspect.explain import Explanation
+from penstock.consumer.inspect.statistics import ConsumerStatistics, Liveness, liveness_of
+from penstock.consumer.inspect.watchdog import stack_of, stack_of_thread
+from penstock.consumer.poll.loop import PollLoop
+from penstock.consumer.poll.topics import Needs, needs_of
 from penstock.consumer.settings import UNCHANGED, UNCHANGED_SETTINGS, ConsumerSettings, LiveSettings, Unchanged
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.option_list import takes_options

@@ -12,9 +12,9 @@ from typing import Self, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from penstock.clients.answers import CONNECT_TIMEOUT_S
 from penstock.clients.kafka_errors import ErrorKind, concerns_a_group, is_missing_right, reason
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
-from penstock.clients.requests.answers import CONNECT_TIMEOUT_S
 from penstock.clients.rights import MissingRightError, Operation, group_right, principal_of, topic_right
 from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, read
 from penstock.errors import BrokerConnectionError, PenstockError

@@ -17,8 +17,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.renewal import cause_of
-from penstock.clients.requests.topics import require_topics
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.clients.topics import require_topics
 from penstock.dead_letters.headers import replayed
 from penstock.dead_letters.reader import REPLAY_GROUP, DeadLetter, DeadLetterLog
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TopicNotFoundError

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from penstock import clients
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.demo.checks.fold import FlightFold, plain_states, plain_totals
 from penstock.demo.checks.totals import read_totals
 from penstock.demo.checks.verdict import Facts, KilledSender, Rates, SparkFacts, differing, kept, table, verdict

@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException
 from penstock import clients
 from penstock.clients.kafka_errors import ErrorKind, reason
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
-from penstock.clients.requests.topics import require_topics
+from penstock.clients.topics import require_topics
 from penstock.demo.flights import Flight
 from penstock.errors import BrokerConnectionError
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Self
 
 from penstock import clients
-from penstock.clients.asking import ask_again
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.bounded_calls import ask_again
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker.access import AccessControl
 from penstock.devbroker.cluster import Cluster
 from penstock.devbroker.java.jars import kafka_jars

@@ -14,7 +14,7 @@ from typing import TypeVar
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import ClusterMetadata, PartitionMetadata  # type: ignore[attr-defined] # not in its __all__
 
-from penstock.clients.asking import ask_again
+from penstock.clients.bounded_calls import ask_again
 from penstock.devbroker.cluster import Cluster
 from penstock.devbroker.node import Node
 from penstock.devbroker.wire import (

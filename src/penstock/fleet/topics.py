@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaError, KafkaException
 
 from penstock import clients
+from penstock.clients.answers import CONNECT_TIMEOUT_S, asked_until_ready
 from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
 from penstock.clients.reading import PartitionReader, Place
-from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, asked_until_ready
-from penstock.clients.requests.topics import require_topics
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.clients.topics import require_topics
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.fleet.wire import SIGNATURE, signature
 from penstock.options import ClientConfig

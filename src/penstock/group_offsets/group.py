@@ -20,15 +20,21 @@ from confluent_kafka import (
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
 from penstock import clients
-from penstock.clients.asking import ask_again
+from penstock.clients import topics as kafka_topics
+from penstock.clients.answers import answered
+from penstock.clients.bounded_calls import ask_again
+from penstock.clients.groups import alter_group_offsets, committed_offsets, describe_groups
 from penstock.clients.kafka_errors import code_of, is_missing_right, is_transient, reason
-from penstock.clients.requests import topics as kafka_topics
-from penstock.clients.requests.answers import answered
-from penstock.clients.requests.granted_rights import require_rights
-from penstock.clients.requests.group_requests import alter_group_offsets, committed_offsets, describe_groups
-from penstock.clients.requests.log_ends import FIRST, LAST, known_offsets
-from penstock.clients.requests.topic_ids import described, id_of
-from penstock.clients.rights import MissingRightError, Operation, Right, group_right, principal_of, topic_right
+from penstock.clients.rights import (
+    MissingRightError,
+    Operation,
+    Right,
+    group_right,
+    principal_of,
+    require_rights,
+    topic_right,
+)
+from penstock.clients.topics import FIRST, LAST, described, id_of, known_offsets
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.group_offsets.planning import Change
 from penstock.group_offsets.positions import Member, Part, Position, position

@@ -16,15 +16,15 @@ from confluent_kafka import Message as ClientMessage
 
 from penstock.app import App
 from penstock.clients.cluster import Clock
-from penstock.clients.requests.topics import TopicSpec
+from penstock.clients.topics import TopicSpec
 from penstock.consumer import ConsumerStatistics, Explanation
 from penstock.consumer.execution.handler_calls import call
 from penstock.consumer.execution_slot import Outcome
 from penstock.consumer.giving_up import GivingUp
-from penstock.consumer.handlers.context import ContextFactory
-from penstock.consumer.handlers.environment.lifespan import enter_all
+from penstock.consumer.handlers.environment import enter_all
+from penstock.consumer.handlers.functions import ContextFactory
 from penstock.consumer.handlers.handler import Kind
-from penstock.consumer.handlers.patterns import TopicPatterns
+from penstock.consumer.handlers.registry import TopicPatterns
 from penstock.errors import ConfigurationError, PenstockError, StoppedError
 from penstock.message import Message, calling_handlers_of
 from penstock.testing.memory.broker import TestBroker

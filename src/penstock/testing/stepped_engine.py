@@ -18,16 +18,16 @@ from penstock.consumer.engine import Engine
 from penstock.consumer.execution.executor import Executor
 from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, SeenCall, Slice, Work
 from penstock.consumer.handlers.call_guard import AbandonedCall
-from penstock.consumer.handlers.context import ContextFactory
-from penstock.consumer.handlers.environment.middleware import MiddlewareSpec
+from penstock.consumer.handlers.environment import MiddlewareSpec
+from penstock.consumer.handlers.functions import ContextFactory
 from penstock.consumer.handlers.handler import Handler, Kind
-from penstock.consumer.handlers.patterns import TopicPatterns
+from penstock.consumer.handlers.registry import TopicPatterns
 from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, failure_of
-from penstock.consumer.inspection.explain import Explanation
-from penstock.consumer.inspection.statistics import ConsumerStatistics
-from penstock.consumer.polling.flow_control.back_pressure import GRACE_S
-from penstock.consumer.polling.poll_loop import PollLoop
+from penstock.consumer.inspect.explain import Explanation
+from penstock.consumer.inspect.statistics import ConsumerStatistics
+from penstock.consumer.poll.back_pressure import GRACE_S
+from penstock.consumer.poll.loop import PollLoop
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import PenstockError, raised
 from penstock.testing.memory.broker import TestBroker

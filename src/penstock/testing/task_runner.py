@@ -9,8 +9,8 @@ from contextvars import Context
 from typing import TypeVar, cast
 
 from penstock.consumer.execution_slot import Outcome
-from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.results import DeferredCompletion
 from penstock.consumer.handlers.route import Failed
 from penstock.errors import ConfigurationError, PenstockError, raised
 from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker

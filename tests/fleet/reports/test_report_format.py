@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli.status.command import _group_lines
-from penstock.consumer.inspection.explain import Explanation
+from penstock.consumer.inspect.explain import Explanation
 from penstock.errors import ConfigurationError, MessageFormatError
 from penstock.fleet.reports.group_state import Group, GroupStates, Member
 from penstock.fleet.reports.report import (

@@ -16,7 +16,7 @@ from handler_rows import ONCE, Row, batches_of, quickly, run_task
 
 from penstock import create_inbox_table, inbox
 from penstock.consumer import CallNext, WorkerResource, handler
-from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
+from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.errors import SinkError
 from penstock.message import Message, handler_thread
 from penstock.spark_sink.sinks.handlers.rows import lane_numbers

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from conformance.store_cases import NO_CHECKS, StoreBench, counted, settled
 
 from kafka_tools import limit, read_all
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.clients.transactional.end_watch import EndWatch
 from penstock.devbroker import DevBroker
 from penstock.transactions.wire.half import REASON

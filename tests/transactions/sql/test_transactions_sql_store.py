@@ -19,7 +19,7 @@ from conformance.store_cases import NO_CHECKS, SqlBench, decide, settled
 
 from databases import TestDatabase
 from kafka_tools import read_all
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.errors import (
     BrokerConnectionError,

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import clients
 from penstock.cli.check.needs import AppNeeds, needs_of_app
-from penstock.clients.asking import ask_again
+from penstock.clients.bounded_calls import ask_again
 from penstock.clients.cluster import KafkaCluster
-from penstock.clients.requests.granted_rights import Rights
-from penstock.clients.requests.topics import single_copies
-from penstock.clients.rights import Resource, Right, principal_of
+from penstock.clients.rights import Resource, Right, Rights, principal_of
+from penstock.clients.topics import single_copies
 from penstock.errors import BrokerConnectionError
 from penstock.settings import shown_value
 

@@ -187,7 +187,7 @@ def replay(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
 def _topics(bootstrap_servers: str, config: ClientConfig) -> Iterator[tuple[DeadLetterLog, Mapping[str, int]]]:
     """Open a log, and tell how many partitions each topic has: that also finds out whether a broker answers."""
     from penstock import clients
-    from penstock.clients.requests.topics import partition_counts
+    from penstock.clients.topics import partition_counts
     from penstock.dead_letters.reader import DeadLetterLog
 
     counts = partition_counts(clients.admin(bootstrap_servers, config), bootstrap_servers)
@@ -197,8 +197,8 @@ def _topics(bootstrap_servers: str, config: ClientConfig) -> Iterator[tuple[Dead
 
 def _partition_count(topic: str, partitions: Mapping[str, int], bootstrap_servers: str, config: ClientConfig) -> int:
     from penstock import clients
-    from penstock.clients.requests.topics import require_topics
     from penstock.clients.rights import principal_of
+    from penstock.clients.topics import require_topics
     from penstock.errors import TopicNotFoundError
 
     if topic in partitions:
@@ -216,8 +216,7 @@ def _partition_count(topic: str, partitions: Mapping[str, int], bootstrap_server
 def _may_know_replays(bootstrap_servers: str, config: ClientConfig) -> bool:
     """Tell whether this user may read what was replayed; asked here, for the client waits long where it may not."""
     from penstock import clients
-    from penstock.clients.requests.granted_rights import missing_rights
-    from penstock.clients.rights import Operation, group_right
+    from penstock.clients.rights import Operation, group_right, missing_rights
     from penstock.dead_letters.reader import REPLAY_GROUP
 
     return not missing_rights(clients.admin(bootstrap_servers, config), [group_right(REPLAY_GROUP, Operation.DESCRIBE)])
@@ -226,9 +225,8 @@ def _may_know_replays(bootstrap_servers: str, config: ClientConfig) -> bool:
 def _require_rights_to_replay(bootstrap_servers: str, config: ClientConfig, topic: str, to: str | None) -> None:
     """Raise `MissingRightError` for all that is missing. Original topics are not known yet: those tell when sent to."""
     from penstock import clients
-    from penstock.clients.requests.answers import CONNECT_TIMEOUT_S
-    from penstock.clients.requests.granted_rights import require_rights
-    from penstock.clients.rights import Operation, group_right, principal_of, topic_right
+    from penstock.clients.answers import CONNECT_TIMEOUT_S
+    from penstock.clients.rights import Operation, group_right, principal_of, require_rights, topic_right
     from penstock.dead_letters.reader import REPLAY_GROUP
 
     needed = [topic_right(Operation.READ, topic), group_right(REPLAY_GROUP)]

@@ -8,8 +8,8 @@ from typing import cast
 
 from penstock import clients
 from penstock.clients.reading import NotReadInTimeError, PartitionReader
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import Operation, principal_of
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
 from penstock.errors import BrokerConnectionError, ConfigurationError, GivenUpError, PenstockError
 from penstock.fleet.actions.performing import Surroundings, perform

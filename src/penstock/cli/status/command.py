@@ -231,7 +231,7 @@ def _partition_text(partition: Mapping[str, Any]) -> str:
 
 def _sentence(partition: Mapping[str, Any]) -> str:
     """Return the sentence that `penstock explain` prints."""
-    from penstock.consumer.inspection.explain import Explanation
+    from penstock.consumer.inspect.explain import Explanation
 
     return str(Explanation(**{name: value for name, value in partition.items() if name not in {"key_hash", "stack"}}))
 

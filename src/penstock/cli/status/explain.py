@@ -40,7 +40,7 @@ def explain(  # noqa: PLR0917 - typer reads options from parameters; nobody call
             raise ConfigurationError("--group reads reports from Kafka: give --bootstrap-servers as well")
         explain_members(bootstrap_servers, client_settings(config, config_file), topic, members_of, as_json=as_json)
         return
-    from penstock.consumer.inspection.explain_server import ask_all, folder
+    from penstock.consumer.inspect.explain_server import ask_all, folder
 
     answers = [
         answer for answer in ask_all() if group is None or answer.content is None or answer.content["group"] == group

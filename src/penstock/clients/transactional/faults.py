@@ -1,4 +1,4 @@
-"""Who is to blame for a Kafka transaction that failed: a message, a topic, or nobody in it.
+"""Who is to blame for a Kafka transaction that failed: a message, a topic, or nobody in it; and what a writer raises.
 
 One taxonomy for all that writes in Kafka transactions. What delivery reports do not tell stands in the client library's
 log: a topic that the broker does not let into a transaction fails all messages of it alike, as purged (librdkafka 2.16,
@@ -8,10 +8,30 @@ seen with a deleted topic).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from confluent_kafka import KafkaError
+
+from penstock.clients.rights import Right
+from penstock.errors import PenstockError
+
+
+class IdLostError(PenstockError):
+    """The broker cannot end what was left open under a transactional id; all of that is settled, take another id."""
+
+
+class NotOpenedError(PenstockError):
+    """The producer cannot start now: try again. `rights` are missing for it, if that is the reason."""
+
+    def __init__(self, text: str, rights: Sequence[Right] = ()) -> None:
+        super().__init__(text)
+        self.rights = rights
+
+
+class GivenUpError(PenstockError):
+    """The owner of a writer gave its transaction up before its end had begun: it comes to nothing."""
 
 
 class Blamed(Enum):

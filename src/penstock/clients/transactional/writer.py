@@ -28,19 +28,78 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, Right, topic_right
-from penstock.clients.transactional.end_watch import EndWatch, UnknownEndError
-from penstock.clients.transactional.errors import GivenUpError, IdLostError, NotOpenedError
-from penstock.clients.transactional.faults import is_forbidden
-from penstock.clients.transactional.initialisation import initialise
-from penstock.clients.transactional.messages import PublicationSpans, TransactionMessages, Written
+from penstock.clients.transactional.end_watch import CONTEXT, EndWatch, UnknownEndError
+from penstock.clients.transactional.faults import GivenUpError, IdLostError, NotOpenedError, is_forbidden
+from penstock.clients.transactional.messages import Pace, PublicationSpans, TransactionMessages
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.clients.transactional.pace import Pace
-from penstock.clients.transactional.producer_settings import TRANSACTION_S, producer_settings
 from penstock.options import ClientConfig
 
-__all__ = ["SENDS_POSITIONS", "PublicationSpans", "State", "TransactionalWriter", "Written"]
-
 _log = logging.getLogger("penstock.transactions")
+
+#: Seconds to wait for a connection.
+_CONNECT_S = 1.0
+
+
+def initialise(producer: Producer, topic: str, timeout_s: float) -> None:
+    """Call `init_transactions` with a connection that stands. `topic` is one that is there; without one it may not yet.
+
+    The library looks for the transaction coordinator when it is told to, and where no connection stands by then, half
+    a second later (librdkafka 2.16, seen in one of eight starts). Raises `KafkaException` as `init_transactions`.
+    """
+    if topic:
+        with contextlib.suppress(KafkaException):
+            producer.list_topics(topic, timeout=min(timeout_s, _CONNECT_S))
+    producer.init_transactions(timeout_s)
+
+
+#: A writer that dies in a transaction holds readers back no longer than this, or until its successor opens; on slow
+#: brokers it is longer (see `Pace`).
+TRANSACTION_S = 10.0
+#: Seconds within which some message has to be stored where brokers are well: less than a transaction may take, so that
+#: one that cannot be ends in an abort.
+DELIVERY_S = 5.0
+
+
+def producer_settings(
+    config: ClientConfig, transactional_id: str, timeout_s: float, *, apart: bool, reports_all: bool
+) -> dict[str, Any]:
+    """Return the settings of a transactional producer, for the client library.
+
+    No other running producer uses the id. The broker ends a transaction after `timeout_s` seconds. Where it writes
+    `apart`, each message is a batch, so that what the broker refuses is named. With `reports_all`, deliveries that
+    succeeded are reported, too.
+    """
+    debug = str(config.get("debug", ""))
+    settings: dict[str, Any] = {
+        # All is handed over before the first of it is sent, for who waits for deliveries flushes: a transaction is one
+        # request or two. What is handed over while a request is under way would have the library ask for its answer
+        # again and again without a pause, which took up to a third of a full core.
+        "linger.ms": 50,
+        # What was taken from its producer shall not fail here on the client's own limit: the broker's decides.
+        "message.max.bytes": 100_000_000,
+        "queue.buffering.max.messages": 1_000_000,
+        # Transactions are short-lived; who waits for deliveries gives up before.
+        "message.timeout.ms": int(timeout_s * 1000),
+        # The broker answers CONCURRENT_TRANSACTIONS for some milliseconds after each commit, while it writes the
+        # markers; the library then waits this long, and its default of 100 ms would be the latency of everything.
+        "retry.backoff.ms": 1,
+        "retry.backoff.max.ms": 5,
+        # A topic deleted a moment ago fails soon, not after the default 30 s.
+        "topic.metadata.propagation.max.ms": 3_000,
+        "batch.size": 1 if apart else 1_000_000,
+        **config,
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": int(timeout_s * 1000),
+        "delivery.report.only.error": not reports_all,
+        "debug": f"{debug},{CONTEXT}" if debug else CONTEXT,
+    }
+    if apart:
+        # A topic made a moment ago knows nothing of this producer and takes any sequence number first: of two
+        # requests under way, the second may pass the first, whose messages are then lost as "duplicates". And the
+        # abort of a refused message waits for seconds where others are under way behind it.
+        settings["max.in.flight"] = 1
+    return settings
+
 
 #: Seconds for each of the calls that end a transaction, on brokers that are well.
 _END_S = 5.0

@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Sequence
 
 from penstock.consumer.assignments import ConsumerLane
 from penstock.consumer.handlers.handler import Handler, Kind
-from penstock.consumer.handlers.options.ordering import Order
+from penstock.consumer.handlers.ordering import Order
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import ConfigurationError
 

@@ -13,18 +13,16 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from penstock.clients.cluster import Clock
-from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
+from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item, size_in_bytes
 from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage, NoRetryError
+from penstock.consumer.failures.dead_letters import DeadLetterPublisher, ExhaustedMessage, NoRetryError
 from penstock.consumer.failures.failure_text import attached, failure_text, raised_where
 from penstock.consumer.failures.give_ups import GiveUp, GiveUps
 from penstock.consumer.failures.timers import Timer, Timers
-from penstock.consumer.handlers.deferred import DeferredCompletion
-from penstock.consumer.handlers.options.handler_options import OnFailure
-from penstock.consumer.handlers.results import ResultError
+from penstock.consumer.handlers.options import OnFailure
+from penstock.consumer.handlers.results import DeferredCompletion, ResultError
 from penstock.consumer.handlers.route import Failed, Route
-from penstock.consumer.message_sizes import size_in_bytes
-from penstock.consumer.outbox.handler_results import RefusedResults
+from penstock.consumer.outbox.outbox import RefusedResults
 from penstock.errors import GivenUpError, HandlerTimeLimitError, PenstockError, class_name
 from penstock.message import position_of
 from penstock.routing import KeyState

@@ -1,11 +1,17 @@
-"""What a user's function is: its name, whether it is to be awaited, and what it can be called with."""
+"""What a user's function is: its name, whether it is to be awaited, what it can be called with, and its `Context`.
+
+A handler may be given a `Context` with its message, asked for by the annotation of its second parameter. Which handlers
+take one is found out when they are registered. The others are called as if there were no such thing.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, get_args
 
 from penstock.errors import ConfigurationError
 
@@ -84,3 +90,98 @@ def require_yield(kind: str, function: Callable[..., object], *, may_be_async: b
         raise ConfigurationError(
             f"{kind} takes a function with one `yield`, but {getattr(function, '__qualname__', function)} is none"
         )
+
+
+#: The annotation where its name is not known when the handler is registered, as behind `if TYPE_CHECKING:`.
+_BY_NAME = re.compile(r"(penstock\.(\w+\.)*)?Context")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What surrounds one call of a handler. Given to those whose second parameter is annotated `penstock.Context`.
+
+    Read-only, and made for each call. Make one by hand to call a handler in a test.
+
+    Attributes:
+        attempt: which try of the message this is, 1 for the first: `message.attempt` + 1. So tries before a stay in a
+            retry topic count, and those of a process that ended since do not. Of a batch it is that of the message
+            which was tried most often.
+        app: the `penstock.App`; None where there is none: on a Spark executor, or in a consumer of its own.
+        state: what the app's lifespan gave by its `yield`; None without.
+        group: the consumer group, which is the app's name.
+    """
+
+    attempt: int = 1
+    app: Any = None
+    state: Any = None
+    group: str = ""
+
+
+class ContextFactory:
+    """Makes the contexts of one running app.
+
+    Args:
+        group: the consumer group.
+        app: the app, or None.
+    """
+
+    def __init__(self, group: str, app: object = None) -> None:
+        self._group = group
+        self._app = app
+        #: What the lifespan gave. Written once, by who starts the app, before the first handler is called.
+        self.state: object = None
+
+    def around(self, function: Callable[..., object]) -> Callable[..., object]:
+        """Return a function of the message, or of the list of them, that gives `function` a context with it."""
+        group, app = self._group, self._app
+
+        # Of an `async def` too: it returns what is to be awaited.
+        def call(work: Any) -> object:
+            # A middleware may have handed on something of its own.
+            if isinstance(work, list):
+                tried = max((getattr(message, "attempt", 0) for message in work), default=0)
+            else:
+                tried = getattr(work, "attempt", 0)
+            return function(work, Context(attempt=tried + 1, app=app, state=self.state, group=group))
+
+        return call
+
+
+def takes_context(function: Callable[..., object]) -> bool:
+    """Tell whether the second parameter of a handler is annotated `Context`.
+
+    Raises `ConfigurationError` where another parameter is, which nobody would fill.
+    """
+    found = context_parameters(function)
+    if not found:
+        return False
+    place, wanted = found[0]
+    if len(found) > 1 or place != 1 or wanted.kind not in (wanted.POSITIONAL_ONLY, wanted.POSITIONAL_OR_KEYWORD):
+        raise ConfigurationError(
+            f"handler {name_of(function)} has its Context as {wanted.name!r}, where nobody gives it one; make it the "
+            "second parameter, behind the message or the list of messages"
+        )
+    return True
+
+
+def context_parameters(function: Callable[..., object]) -> list[tuple[int, inspect.Parameter]]:
+    """Return a function's parameters that are annotated `Context`, each with its place."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []  # of a callable written in C, say
+    return [
+        (place, parameter) for place, parameter in enumerate(parameters) if _is_context(parameter.annotation, function)
+    ]
+
+
+def _is_context(annotation: object, function: Callable[..., object]) -> bool:
+    if isinstance(annotation, str):
+        called = called_by(inspect.unwrap(called_by(function)))
+        called = called.__init__ if inspect.isclass(called) else called
+        try:
+            # Alone: another parameter's may name what is imported for type checkers only.
+            annotation = eval(annotation, getattr(called, "__globals__", {}))  # noqa: S307 - the user's own code, as typing evaluates it
+        except Exception:  # noqa: BLE001 - imported for type checkers only, or a mistake that they name
+            return any(_BY_NAME.fullmatch(name.strip()) for name in str(annotation).split("|"))
+    return annotation is Context or Context in get_args(annotation)

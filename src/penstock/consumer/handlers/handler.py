@@ -8,22 +8,27 @@ from enum import Enum
 from typing import Any, Final, Unpack
 
 from penstock import options as check
-from penstock.consumer.handlers.context import takes_context
-from penstock.consumer.handlers.functions import collected, is_async, is_async_generator, name_of, require_parameters
-from penstock.consumer.handlers.options.handler_options import (
+from penstock.consumer.handlers.functions import (
+    collected,
+    is_async,
+    is_async_generator,
+    name_of,
+    require_parameters,
+    takes_context,
+)
+from penstock.consumer.handlers.options import (
     Filter,
     HandlerOptions,
     OnFailure,
+    RetryPolicy,
     check_batch,
     check_plain,
     check_rates,
     delays_of,
     policy_of,
 )
-from penstock.consumer.handlers.options.ordering import KeyFunction, Keyless, Order, Ordering, key_function
-from penstock.consumer.handlers.options.retry_policy import RetryPolicy
-from penstock.consumer.handlers.serialization.decoding import Decoder, decoder_of
-from penstock.consumer.handlers.serialization.encoding import Encoder, encoder_of
+from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order, Ordering, key_function
+from penstock.consumer.handlers.serialization import Decoder, Encoder, decoder_of, encoder_of
 from penstock.consumer.retry_topics import retry_topics
 from penstock.dead_letters.headers import DeadLetterFormat, default_topic
 from penstock.errors import ConfigurationError

@@ -20,8 +20,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from penstock.clients.bounded_calls import Disposable, LeftBehind, NotAnsweredError
 from penstock.clients.cluster import Cluster
 from penstock.clients.transactional.end_watch import UnknownEndError
-from penstock.clients.transactional.errors import GivenUpError, NotOpenedError
-from penstock.clients.transactional.faults import is_forbidden
+from penstock.clients.transactional.faults import GivenUpError, NotOpenedError, is_forbidden
 from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.consumer.outbox.transaction import Transaction
 from penstock.errors import PenstockError

@@ -38,7 +38,7 @@ from penstock.clients.bounded_calls import NotAnsweredError
 from penstock.clients.cluster import Clock, Cluster
 from penstock.clients.kafka_errors import code_of, is_missing_right, is_rebalancing, reason
 from penstock.clients.transactional.end_watch import SURE_S, UnknownEndError
-from penstock.clients.transactional.errors import GivenUpError, IdLostError, NotOpenedError
+from penstock.clients.transactional.faults import GivenUpError, IdLostError, NotOpenedError
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.outbox.outbox import Outbox, Submission
 from penstock.consumer.outbox.transaction import Held, Places, Transaction, places_of, without_room

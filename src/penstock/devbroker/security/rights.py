@@ -23,9 +23,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
     UserScramCredentialUpsertion,
 )
 
-from penstock.clients.asking import ask_again
+from penstock.clients.answers import answered
+from penstock.clients.bounded_calls import ask_again
 from penstock.clients.kafka_errors import reason
-from penstock.clients.requests.answers import answered
 from penstock.devbroker.security.protocols import SCRAM_MECHANISMS
 from penstock.errors import ConfigurationError, DevBrokerError
 

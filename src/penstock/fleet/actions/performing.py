@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock import clients
-from penstock.clients.requests.topics import partition_counts, require_topics
 from penstock.clients.rights import principal_of
+from penstock.clients.topics import partition_counts, require_topics
 from penstock.dead_letters.reader import DeadLetterLog
 from penstock.dead_letters.replay import Choice, Replay
 from penstock.errors import PenstockError

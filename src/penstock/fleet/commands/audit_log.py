@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock import clients
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import Operation, principal_of
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.errors import MessageFormatError
 from penstock.fleet.commands.audit import MOST_BYTES as MOST_AUDIT_BYTES
 from penstock.fleet.commands.audit import AuditRecord, decode_audit, encode_audit

@@ -20,8 +20,8 @@ from confluent_kafka import KafkaException
 
 from penstock import clients
 from penstock.clients.kafka_errors import reason
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import Operation, principal_of
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.description import coordinator_description
 from penstock.errors import PenstockError
 from penstock.fleet.reports.report import Rates, encode_report, key_hash

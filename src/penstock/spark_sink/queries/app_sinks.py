@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from penstock import clients
 from penstock.clients.bounded_calls import CLOSE_S
 from penstock.clients.reading import without_membership
-from penstock.clients.requests.topics import require_topics
 from penstock.clients.rights import MissingRightError, principal_of
+from penstock.clients.topics import require_topics
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SessionStoppedError

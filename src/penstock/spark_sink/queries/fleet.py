@@ -23,14 +23,13 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from penstock import clients
+from penstock.clients.answers import answered
 from penstock.clients.bounded_calls import CLOSE_S, end_within
+from penstock.clients.groups import describe_groups
 from penstock.clients.kafka_errors import code_of, concerns_a_group, reason
 from penstock.clients.reading import without_membership
-from penstock.clients.requests.answers import answered
-from penstock.clients.requests.granted_rights import require_rights
-from penstock.clients.requests.group_requests import describe_groups
-from penstock.clients.requests.topic_ids import described
-from penstock.clients.rights import group_right, missing_right_text, principal_of
+from penstock.clients.rights import group_right, missing_right_text, principal_of, require_rights
+from penstock.clients.topics import described
 from penstock.options import ClientConfig
 from penstock.spark_sink.queries.sink_specs import SinkSpec, group_of_sinks
 

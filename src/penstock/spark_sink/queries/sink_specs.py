@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import options as check
-from penstock.consumer.handlers.context import context_parameters
-from penstock.consumer.handlers.functions import name_of
+from penstock.consumer.handlers.functions import context_parameters, name_of
 from penstock.errors import ConfigurationError
 from penstock.options import PROCESS_VARIABLE
 

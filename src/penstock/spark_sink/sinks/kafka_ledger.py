@@ -18,10 +18,8 @@ from penstock import clients
 from penstock.clients import require_travelling
 from penstock.clients.kafka_errors import ErrorKind, reason
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
-from penstock.clients.requests.granted_rights import require_rights
-from penstock.clients.requests.log_ends import log_ends
-from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts, require_topics, topic_setting
-from penstock.clients.rights import Operation, Right, principal_of, topic_right, transactional_right
+from penstock.clients.rights import Operation, Right, principal_of, require_rights, topic_right, transactional_right
+from penstock.clients.topics import TopicSpec, ensure_topics, log_ends, partition_counts, require_topics, topic_setting
 from penstock.errors import ConfigurationError, MessageFormatError, SinkError
 from penstock.options import ClientConfig, not_empty, reserved
 from penstock.spark_sink.ledger.rules import LedgerEntry

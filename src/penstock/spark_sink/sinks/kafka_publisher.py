@@ -25,11 +25,9 @@ from confluent_kafka import KafkaError, KafkaException
 
 from penstock import clients
 from penstock.clients.kafka_errors import code_of, is_missing_right, is_transient, reason
-from penstock.clients.requests.granted_rights import missing_rights
-from penstock.clients.rights import MissingRightError, Operation, Resource, Right, principal_of
+from penstock.clients.rights import MissingRightError, Operation, Resource, Right, missing_rights, principal_of
 from penstock.clients.transactional.end_watch import UnknownEndError
-from penstock.clients.transactional.errors import IdLostError, NotOpenedError
-from penstock.clients.transactional.faults import Blamed, blamed
+from penstock.clients.transactional.faults import Blamed, IdLostError, NotOpenedError, blamed
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.errors import PenstockError, SinkError

@@ -22,12 +22,10 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec, TopicDescription  # type: ignore[attr-defined] # not in its __all__
 
 from penstock import clients
+from penstock.clients.answers import CONNECT_TIMEOUT_S, first_answer
 from penstock.clients.kafka_errors import is_missing_right, is_transient, reason
-from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, first_answer
-from penstock.clients.requests.log_ends import FIRST, LAST, ask_offsets
-from penstock.clients.requests.topic_ids import described, id_of
-from penstock.clients.requests.topics import partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.clients.topics import FIRST, LAST, ask_offsets, described, id_of, partition_counts
 from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import Log, Offsets, TopicPartition, place

@@ -14,10 +14,8 @@ from typing import Any, Generic, NoReturn, TypeVar
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from penstock.clients.bounded_calls import Disposable, LeftBehind
-from penstock.clients.requests.granted_rights import Rights
-from penstock.clients.requests.topic_ids import TopicIds
-from penstock.clients.requests.topics import TopicSpec
-from penstock.clients.rights import Right
+from penstock.clients.rights import Right, Rights
+from penstock.clients.topics import TopicIds, TopicSpec
 from penstock.errors import ConfigurationError, TopicNotFoundError
 from penstock.testing.memory.client.consumer_client import MemoryConsumer
 from penstock.testing.memory.client.producer_client import MemoryProducer

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock.clients.asking import ask_again
+from penstock.clients.bounded_calls import ask_again
 from penstock.transactions.model import PendingTransaction, TransactionState
 from penstock.transactions.wire.ops import Verdict
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from confluent_kafka import KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import Operation, principal_of
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.errors import PenstockError, TransactionError
 from penstock.options import ClientConfig
 from penstock.transactions.acked_producer import AckedProducer

@@ -16,12 +16,11 @@ from typing import Self, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
+from penstock.clients.answers import asked_until_ready
 from penstock.clients.kafka_errors import ErrorKind, concerns_a_group, is_missing_right, reason
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
-from penstock.clients.requests.answers import asked_until_ready
-from penstock.clients.requests.log_ends import log_bounds
-from penstock.clients.requests.topic_ids import ask_topic_ids
 from penstock.clients.rights import MissingRightError, Operation, group_right, principal_of, topic_right
+from penstock.clients.topics import ask_topic_ids, log_bounds
 from penstock.clients.transactional.missing_rights import is_group_forbidden
 from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.options import ClientConfig

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.clients.asking import ask_again
+from penstock.clients.bounded_calls import ask_again
 from penstock.errors import BufferFullError
 from penstock.transactions.model import ProducerStatistics, TransactionState
 from penstock.transactions.producer.futures import in_callback

@@ -22,14 +22,13 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka_errors import is_missing_right, reason
-from penstock.clients.requests.log_ends import log_ends
 from penstock.clients.rights import Operation, Right, group_right, topic_right
+from penstock.clients.topics import log_ends
 from penstock.clients.transactional.end_watch import UnknownEndError
-from penstock.clients.transactional.errors import GivenUpError, NotOpenedError
+from penstock.clients.transactional.faults import GivenUpError, NotOpenedError
+from penstock.clients.transactional.messages import Pace, PublicationSpans
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.clients.transactional.pace import Pace
-from penstock.clients.transactional.producer_settings import DELIVERY_S
-from penstock.clients.transactional.writer import SENDS_POSITIONS, PublicationSpans, TransactionalWriter
+from penstock.clients.transactional.writer import DELIVERY_S, SENDS_POSITIONS, TransactionalWriter
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.core.commit_batch import DecidedBatch

@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.clients.bounded_calls import BackgroundCall, LeftBehind, NotAnsweredError
 from penstock.clients.kafka_errors import reason
-from penstock.clients.requests.topics import hidden_topics, partition_counts
 from penstock.clients.rights import Operation, topic_right
+from penstock.clients.topics import hidden_topics, partition_counts
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import PenstockError
 from penstock.transactions.core.pending import Pending

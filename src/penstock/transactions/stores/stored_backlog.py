@@ -23,8 +23,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from penstock import clients
 from penstock.clients.kafka_errors import ErrorKind, is_missing_right
 from penstock.clients.reading import PartitionReader, Place
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import Operation, principal_of, topic_right
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import MessageFormatError
 from penstock.options import ClientConfig

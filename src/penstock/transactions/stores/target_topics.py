@@ -9,8 +9,8 @@ from functools import partial
 from confluent_kafka.admin import AdminClient
 
 from penstock.clients.bounded_calls import BriefQuestion
-from penstock.clients.requests.topics import partition_counts, require_topics
 from penstock.clients.rights import Operation, principal_of
+from penstock.clients.topics import partition_counts, require_topics
 from penstock.errors import BrokerConnectionError, ConfigurationError
 from penstock.options import ClientConfig
 from penstock.transactions.rationed_log import RationedLog

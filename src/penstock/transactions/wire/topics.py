@@ -12,10 +12,9 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from xxhash import xxh3_64_intdigest
 
-from penstock.clients.asking import ask_again
+from penstock.clients.answers import CONNECT_TIMEOUT_S
+from penstock.clients.bounded_calls import ask_again
 from penstock.clients.kafka_errors import reason
-from penstock.clients.requests.answers import CONNECT_TIMEOUT_S
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import (
     THIS_CLIENT,
     Operation,
@@ -25,6 +24,7 @@ from penstock.clients.rights import (
     topic_right,
     transactional_right,
 )
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.errors import BrokerConnectionError, ConfigurationError
 
 #: Partitions of half, op and done when penstock has to create them: so many coordinators can share the work. More

@@ -26,10 +26,9 @@ from penstock.consumer.execution.lanes.batch import Batch
 from penstock.consumer.execution.lanes.set_aside import SetAside
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.failures.parking import FailedBatch, Parking
-from penstock.consumer.handlers.deferred import DeferredCompletion
-from penstock.consumer.handlers.results import Results
+from penstock.consumer.handlers.results import DeferredCompletion, Results
 from penstock.consumer.handlers.route import Failed, RateLimited, Route, UndecodableError
-from penstock.consumer.outbox.handler_results import HandlerResults, Tries
+from penstock.consumer.outbox.outbox import HandlerResults, Tries
 from penstock.errors import BatchError, PenstockError
 from penstock.message import FetchedMessage, Message
 from penstock.routing import KeyState

@@ -37,10 +37,10 @@ from penstock.consumer.execution_slot import (
     Work,
     place_of,
 )
-from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
+from penstock.consumer.failures.dead_letters import DeadLetterPublisher
 from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
-from penstock.consumer.outbox.handler_results import HandlerResults, RefusedResults
+from penstock.consumer.outbox.outbox import HandlerResults, RefusedResults
 from penstock.message import Record
 from penstock.routing import Scheduler
 

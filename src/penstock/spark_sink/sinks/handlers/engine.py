@@ -30,16 +30,13 @@ from penstock.consumer.execution.lane_plan import LanePlan
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
-from penstock.consumer.failures.limits import DeadLetterLimit, DeadLetterLimits
+from penstock.consumer.failures.dead_letters import DeadLetterLimit, DeadLetterLimits, DeadLetterPublisher
 from penstock.consumer.failures.timers import Timers
-from penstock.consumer.handlers.context import ContextFactory
-from penstock.consumer.handlers.environment.lifespan import enter_all
-from penstock.consumer.handlers.environment.middleware import MiddlewareSpec
-from penstock.consumer.handlers.environment.worker_resource import WorkerResource
+from penstock.consumer.handlers.environment import MiddlewareSpec, WorkerResource, enter_all
+from penstock.consumer.handlers.functions import ContextFactory
 from penstock.consumer.handlers.handler import Handler, Kind
-from penstock.consumer.outbox.handler_results import HandlerResults
-from penstock.consumer.routes import Routes
+from penstock.consumer.handlers.route import Routes
+from penstock.consumer.outbox.outbox import HandlerResults
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import PenstockError, SinkError
 from penstock.message import Record, calling_handlers_of

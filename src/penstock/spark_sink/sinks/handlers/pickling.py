@@ -17,7 +17,7 @@ from typing import Any
 from confluent_kafka.serialization import Deserializer, Serializer
 from pyspark import cloudpickle
 
-from penstock.consumer.handlers.environment.worker_resource import WorkerResource
+from penstock.consumer.handlers.environment import WorkerResource
 from penstock.errors import ConfigurationError, SinkError
 
 #: Module and name of the class whose method decodes where a handler's decoder is a msgspec struct.

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name under which ever
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined] # it has no types
 
 from penstock.consumer.handlers.handler import Handler, SpaceNumbers, orderings_of, space_of
-from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
+from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.message import Record
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.frames import POSITION, offset_spans, require_position, steps, tasks_of, whole_partitions

@@ -30,14 +30,14 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, Strin
 from penstock import clients
 from penstock import options as check
 from penstock.clients.reading import without_membership
-from penstock.clients.requests.topics import TopicSpec, partition_counts
 from penstock.clients.rights import MissingRightError, Right
+from penstock.clients.topics import TopicSpec, partition_counts
 from penstock.consumer import Handler, OnFailure
 from penstock.consumer.execution.lane_plan import require_one_kind
-from penstock.consumer.handlers.environment.middleware import middlewares_of, wrap
+from penstock.consumer.handlers.environment import middlewares_of, wrap
 from penstock.consumer.handlers.functions import name_of
 from penstock.consumer.handlers.handler import Kind, require_own_topics
-from penstock.consumer.polling.health.startup_checks import output_topics
+from penstock.consumer.poll.topics import output_topics
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError

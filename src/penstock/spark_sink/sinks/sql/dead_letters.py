@@ -15,9 +15,8 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from penstock import clients
 from penstock.clients.kafka_errors import ErrorKind, reason
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
-from penstock.clients.requests.granted_rights import require_rights
-from penstock.clients.requests.topics import TopicSpec, ensure_topics, require_topics
-from penstock.clients.rights import MissingRightError, Operation, Right, principal_of, topic_right
+from penstock.clients.rights import MissingRightError, Operation, Right, principal_of, require_rights, topic_right
+from penstock.clients.topics import TopicSpec, ensure_topics, require_topics
 from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
 from penstock.errors import PenstockError, SinkError
 from penstock.message import FixedRecord, Record

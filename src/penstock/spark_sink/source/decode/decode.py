@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import StringType, StructType
 
 from penstock import options as check
-from penstock.consumer.handlers.serialization.serdes import classified, describe
+from penstock.consumer.handlers.serialization import classified, describe
 from penstock.errors import ConfigurationError, RegistryConnectionError
 from penstock.spark_sink.source.decode.avro import AvroReader
 from penstock.spark_sink.source.decode.json_schema import JsonReader

@@ -15,7 +15,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, dual_s
 from confluent_kafka.schema_registry.serde import BaseDeserializer, SchemaId
 from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
 
-from penstock.consumer.handlers.serialization.serdes import classified
+from penstock.consumer.handlers.serialization import classified
 from penstock.errors import ConfigurationError, RegistryConnectionError
 
 #: Seconds that the registry may take for an answer; the client has no limit of its own, and tries four times.

@@ -14,9 +14,8 @@ from typing import Self
 from confluent_kafka import KafkaException
 
 from penstock import clients
-from penstock.clients.requests.granted_rights import require_rights
-from penstock.clients.requests.topics import hidden_topics, partition_counts
-from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.clients.rights import MissingRightError, Operation, principal_of, require_rights, topic_right
+from penstock.clients.topics import hidden_topics, partition_counts
 from penstock.errors import DecisionNotStoredError, PenstockError, TransactionError
 from penstock.options import ClientConfig
 from penstock.transactions.acked_producer import ANY_SIZE, AckedProducer, LateProducer

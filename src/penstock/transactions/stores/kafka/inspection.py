@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from confluent_kafka import Message, TopicPartition
 
-from penstock.clients.asking import ask_again
+from penstock.clients.bounded_calls import ask_again
 from penstock.clients.reading import Place
 from penstock.clients.rights import MissingRightError
 from penstock.errors import BrokerConnectionError, MessageFormatError

@@ -20,13 +20,13 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock import clients
+from penstock.clients.answers import answered, asked_until_ready
 from penstock.clients.bounded_calls import CLOSE_S, BriefQuestion
+from penstock.clients.groups import describe_groups
 from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
 from penstock.clients.reading import PartitionReader, Place
-from penstock.clients.requests.answers import answered, asked_until_ready
-from penstock.clients.requests.group_requests import describe_groups
-from penstock.clients.requests.topics import partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.clients.topics import partition_counts
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import BrokerConnectionError, MessageFormatError, PenstockError
 from penstock.options import ClientConfig

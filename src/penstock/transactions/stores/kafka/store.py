@@ -12,8 +12,7 @@ from typing import Any
 from confluent_kafka import KafkaError, Message
 
 from penstock import clients
-from penstock.clients.asking import ask_again
-from penstock.clients.bounded_calls import CLOSE_S
+from penstock.clients.bounded_calls import CLOSE_S, ask_again
 from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
 from penstock.clients.rights import Operation, group_right, principal_of, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights

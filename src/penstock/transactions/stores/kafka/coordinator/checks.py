@@ -20,8 +20,8 @@ from typing import Any
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message
 
+from penstock.clients.groups import GroupAdmin, describe_groups
 from penstock.clients.kafka_errors import is_missing_right, reason
-from penstock.clients.requests.group_requests import GroupAdmin, describe_groups
 from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.transactions.acked_producer import AckedProducer
 from penstock.transactions.core.discard import Discarding, Exhausted

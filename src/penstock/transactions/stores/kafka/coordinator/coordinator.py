@@ -17,11 +17,11 @@ from confluent_kafka import KafkaException
 
 from penstock import clients
 from penstock.clients.bounded_calls import CLOSE_S, end_within
+from penstock.clients.groups import GroupAdmin
 from penstock.clients.kafka_errors import reason
-from penstock.clients.requests.group_requests import GroupAdmin
-from penstock.clients.requests.topics import single_copies
 from penstock.clients.rights import principal_of
-from penstock.clients.transactional.pace import Pace
+from penstock.clients.topics import single_copies
+from penstock.clients.transactional.messages import Pace
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, positive, positive_int, reserved
 from penstock.transactions.acked_producer import ANY_SIZE, AckedProducer

@@ -18,8 +18,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from penstock import clients
 from penstock.clients.bounded_calls import BackgroundCall, NotAnsweredError
 from penstock.clients.kafka_errors import reason
-from penstock.clients.transactional.initialisation import initialise
-from penstock.clients.transactional.producer_settings import TRANSACTION_S
+from penstock.clients.transactional.writer import TRANSACTION_S, initialise
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.wire.topics import StoreTopics

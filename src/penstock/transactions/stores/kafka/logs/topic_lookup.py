@@ -24,11 +24,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not all in i
     ConfigResource,
 )
 
-from penstock.clients.asking import ask_again
+from penstock.clients.bounded_calls import ask_again
 from penstock.clients.kafka_errors import is_missing_right, reason
-from penstock.clients.requests.log_ends import FIRST, LAST, ask_offsets
-from penstock.clients.requests.topic_ids import ask_topic_ids
 from penstock.clients.rights import THIS_CLIENT, Operation, lacking_text, topic_right
+from penstock.clients.topics import FIRST, LAST, ask_offsets, ask_topic_ids
 from penstock.errors import ConfigurationError
 from penstock.transactions.stores.kafka.logs.recovered_partition import DONE, HALF, OP
 from penstock.transactions.wire.topics import StoreTopics

@@ -1,0 +1,295 @@
+"""Reading partitions without joining a group, from a start to an end, one record, or on and on: `PartitionReader`.
+
+It commits nothing. Markers of transactions and compaction leave offsets without a record, so how far reading came is
+known by records and by the ends of partitions that the client names, never by counting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from math import inf
+from typing import Any, Self
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from penstock.clients.bounded_calls import CLOSE_S, end_within
+from penstock.clients.factory import consumer as new_consumer
+from penstock.clients.gc_pause import collection_put_off
+from penstock.clients.kafka_errors import ErrorKind, kind_of, reason
+from penstock.options import ClientConfig
+
+#: Client settings that only mean something to a member of a consumer group, by prefix.
+_OF_A_MEMBER = (
+    "auto.",
+    "enable.auto.",
+    "group.",
+    "heartbeat.",
+    "max.poll.",
+    "on_commit",
+    "partition.assignment.",
+    "session.",
+)
+
+
+def reading_settings(
+    config: ClientConfig, group: str, isolation: str = "read_committed", given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the settings of such a consumer.
+
+    Args:
+        config: the user's; left out is what only a member of a group takes, and a callback for his own clients.
+        group: what the client library wants a name for; it is only asked about.
+        isolation: `read_committed` or `read_uncommitted`.
+        given: what counts before the user's and ours.
+    """
+    return {
+        **{name: value for name, value in without_membership(config).items() if name != "stats_cb"},
+        "group.id": group,
+        "isolation.level": isolation,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "earliest",
+        # An empty answer tells the end of a partition: the broker shall not hold it back for half a second.
+        "fetch.wait.max.ms": 20,
+        "fetch.queue.backoff.ms": 5,
+        **(given or {}),
+    }
+
+
+def without_membership(config: ClientConfig) -> dict[str, Any]:
+    """Return client settings without those of a member of a consumer group."""
+    return {key: value for key, value in config.items() if not key.startswith(_OF_A_MEMBER)}
+
+
+#: Topic and partition.
+Place = tuple[str, int]
+#: Called with an error that is no end of a partition, and its place; where it does not raise, reading goes on.
+Failed = Callable[[ErrorKind, KafkaError, Place], object]
+
+_POLL_S = 0.1
+_RECORDS = 1_000
+#: Seconds after an error: they come back at once, and without a pause this would spin.
+_PAUSE_S = 0.1
+#: The least time a question has, in seconds.
+_LEAST_S = 0.001
+
+
+class NotReadInTimeError(TimeoutError):
+    """Not all was read in time; the text says how far reading came."""
+
+
+class PartitionReader:
+    """Reads with a consumer of its own. For one thread; a context manager.
+
+    Args:
+        bootstrap_servers: addresses of the brokers.
+        config: client settings by librdkafka's names; what only a group's member takes is left out.
+        group: the group that the client asks about, by `consumer`; that it may not is no hindrance.
+        failed: called with each error that is no end of a partition.
+        isolation: `read_committed` or `read_uncommitted`.
+        given: settings that count before the user's and those of every reader.
+
+    Raises:
+        ConfigurationError: the client library refused a setting.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        config: ClientConfig,
+        group: str,
+        failed: Failed = lambda _kind, _error, _place: None,
+        *,
+        isolation: str = "read_committed",
+        given: Mapping[str, Any] | None = None,
+    ) -> None:
+        #: For requests other than reading.
+        self.consumer: Consumer = new_consumer(bootstrap_servers, reading_settings(config, group, isolation, given))
+        self._group = group
+        self._failed = failed
+        #: The next offset of each partition that is read.
+        self.positions: dict[Place, int] = {}
+        #: Where reading is to end, of partitions where it is.
+        self.ends: dict[Place, int] = {}
+        #: Partitions that have no more now: at their end, or without the offset that was asked for.
+        self.exhausted: set[Place] = set()
+        # Partitions that were paused: for the client library they stay so when they are assigned again.
+        self._paused: set[Place] = set()
+        #: Why nothing comes now, or None.
+        self.trouble: str | None = None
+        #: When something came last, a record or an end, in monotonic seconds.
+        self.heard_at = time.monotonic()
+        # An error that is raised once what came before it was handed over.
+        self._held: Exception | None = None
+        self._is_closed = False
+
+    def bounds(self, topic: str, numbers: Iterable[int], limit_s: float) -> dict[int, tuple[int, int]]:
+        """Return where partitions begin and end, for a reader of this isolation: at the oldest open transaction.
+
+        Raises `KafkaException` where brokers do not answer within `limit_s` seconds, all questions together.
+        """
+        deadline, found = time.monotonic() + limit_s, {}
+        for number in numbers:
+            place = TopicPartition(topic, number)
+            answer = self.consumer.get_watermark_offsets(place, max(_LEAST_S, deadline - time.monotonic()))
+            if answer is None:  # the client gave up
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer in time"))  # noqa: SLF001 - the library's public constants look so
+            found[number] = answer
+        return found
+
+    def start(self, starts: Mapping[Place, int], ends: Mapping[Place, int] | None = None) -> None:
+        """Read these partitions from now on, and no others; `behind` tells which have not come to their ends."""
+        self.positions, self.ends = dict(starts), dict(ends or {})
+        self.exhausted, self._held = set(), None
+        self.heard_at = time.monotonic()
+        self.consumer.assign([TopicPartition(*place, offset) for place, offset in starts.items()])
+        if again := self._paused & starts.keys():
+            self.consumer.resume([TopicPartition(*place) for place in again])
+            self._paused -= again
+
+    def move(self, place: Place, offset: int) -> None:
+        """Read a partition on from another offset; what was handed over already may lie between."""
+        self.positions[place] = offset
+        self.consumer.seek(TopicPartition(*place, offset))
+
+    def pause(self, places: Collection[Place]) -> None:
+        """Read no more of these: what else they hold would keep the others' records from coming."""
+        if places:
+            self.consumer.pause([TopicPartition(*place) for place in places])
+            self._paused |= set(places)
+
+    @property
+    def behind(self) -> set[Place]:
+        """The partitions that have not come to their ends."""
+        return {place for place, end in self.ends.items() if self.positions[place] < end}
+
+    def poll(self, timeout_s: float, most: int = _RECORDS) -> list[Message]:
+        """Return records that are there, waiting at most `timeout_s` seconds for the first.
+
+        Raises what `failed` raises, once what came before that was handed over.
+        """
+        if self._held is not None:
+            held, self._held = self._held, None
+            raise held
+        records: list[Message] = []
+        hindered = False
+        for message in take(self.consumer, timeout_s, most):
+            place, error = (message.topic() or "", message.partition() or 0), message.error()
+            if error is None:
+                if place in self.positions:  # others come late, of what was read before
+                    self.positions[place] = (message.offset() or 0) + 1
+                    self.note_answer()
+                    self.exhausted.discard(place)
+                    records.append(message)
+                continue
+            try:
+                hindered |= self._take_error(error, place, message.offset())
+            except Exception as raised:
+                if not records:
+                    raise
+                self._held = raised
+                break
+        if hindered and not records:
+            time.sleep(min(_PAUSE_S, timeout_s))
+        return records
+
+    def read(
+        self,
+        starts: Mapping[Place, int],
+        ends: Mapping[Place, int],
+        *,
+        limit_s: float = inf,
+        silence_s: float = inf,
+        step: Callable[[set[Place], float], object] = lambda _behind, _idle_s: None,
+        most: int = _RECORDS,
+    ) -> Iterator[list[Message]]:
+        """Yield the records of partitions, each from its start to before its end, in lists that are not empty.
+
+        `step` is called between fetches with the partitions that are behind, and the seconds for which nothing came; it
+        may raise. Raises `NotReadInTimeError` where all took over `limit_s` seconds, or nothing came for `silence_s`
+        seconds; and as `poll`.
+        """
+        behind = {place for place, start in starts.items() if start < ends[place]}
+        if not behind:
+            return
+        self.start({place: starts[place] for place in behind}, {place: ends[place] for place in behind})
+        deadline = time.monotonic() + limit_s
+        try:
+            while behind:
+                now = time.monotonic()
+                if now > deadline or now - self.heard_at > silence_s:
+                    raise self.late(limit_s if now > deadline else silence_s)
+                step(behind, now - self.heard_at)
+                records = [
+                    message
+                    for message in self.poll(_POLL_S, most)
+                    if (message.offset() or 0) < ends[message.topic() or "", message.partition() or 0]
+                ]
+                if (still := self.behind) and still != behind:
+                    self.pause(behind - still)
+                behind = still
+                if records:
+                    yield records
+                    self.heard_at = time.monotonic()  # what is done with them takes its time
+        finally:
+            if not self._is_closed:
+                self.consumer.unassign()
+
+    def record_at(self, place: Place, offset: int, limit_s: float) -> Message | None:
+        """Return the record at an offset, or None where there is none; errors as `read`."""
+        self.start({place: offset}, {place: offset + 1})
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            for record in self.poll(_POLL_S, 1):
+                return record if record.offset() == offset else None
+            if self.exhausted:
+                return None
+        raise self.late(limit_s)
+
+    def note_answer(self) -> None:
+        """Note that brokers answer; whoever sends them other requests may note it, too."""
+        self.heard_at, self.trouble = time.monotonic(), None
+
+    def close(self, limit_s: float | None = None) -> None:
+        """Close the connections, within `limit_s` seconds, or `CLOSE_S`: what hangs is left behind."""
+        self._is_closed = True
+        end_within(CLOSE_S if limit_s is None else limit_s, f"closing the reader of {self._group}", self.consumer.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+    def _take_error(self, error: KafkaError, place: Place, offset: int | None) -> bool:
+        """Take in an end or an error; tell whether it hinders."""
+        kind = kind_of(error)
+        if kind in {ErrorKind.END, ErrorKind.OUT_OF_RANGE} and place in self.positions:
+            self.exhausted.add(place)
+        if kind is ErrorKind.END:
+            if place in self.positions:
+                self.positions[place] = offset or 0
+                self.note_answer()
+            return False
+        if kind is not ErrorKind.GROUP:
+            self.trouble = reason(error)
+        self._failed(kind, error, place)
+        return kind is not ErrorKind.GROUP
+
+    def late(self, seconds: float) -> NotReadInTimeError:
+        """Return the error of a reader that has come only so far within so many seconds."""
+        places = sorted(self.behind)
+        read = ", ".join(f"{place[0]}[{place[1]}] to {self.positions[place]} of {self.ends[place]}" for place in places)
+        why = "" if self.trouble is None else f" ({self.trouble})"
+        return NotReadInTimeError(f"reading came only so far within {seconds:.3g} s: {read}{why}")
+
+
+def take(consumer: Consumer, timeout_s: float, most: int) -> list[Message]:
+    """Return records that are there, waiting for the first: asked for many, the library would wait for them all."""
+    first = consumer.poll(timeout_s)
+    if first is None:
+        return []
+    with collection_put_off():
+        return [first, *(consumer.consume(most - 1, 0) if most > 1 else ())]

@@ -1,0 +1,385 @@
+"""Topics: how many partitions they have, which they are, where their logs end, and the missing ones made.
+
+A topic that was made again under an old name has another id. Asked by name, the brokers say why a topic cannot be seen:
+that there is none, or that this client may not know. A log ends for readers of committed messages at the oldest open
+transaction, or behind all records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
+    AdminClient,
+    ClusterMetadata,
+    ConfigResource,
+    ListOffsetsResultInfo,
+    OffsetSpec,
+    ResourceType,
+)
+from confluent_kafka.cimpl import NewTopic
+
+from penstock.clients.answers import CONNECT_TIMEOUT_S, LATE_S, Asked, answered, first_answer
+from penstock.clients.bounded_calls import ask_again
+from penstock.clients.client_log import ClientWords
+from penstock.clients.factory import REPLICATION_FACTOR
+from penstock.clients.kafka_errors import code_of, is_missing_right, reason
+from penstock.clients.reading import Place
+from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
+from penstock.errors import PenstockError, TopicNotFoundError
+
+_log = logging.getLogger("penstock.kafka")
+
+#: Seconds that a broker may take to answer.
+_ANSWER_S = 5.0
+#: What a broker says that has no topic ids: 16 zero bytes in base 64.
+_NO_ID = "A" * 22
+
+
+def described(
+    admin: AdminClient, topics: Iterable[str], timeout_s: float = _ANSWER_S, *, with_operations: bool = False
+) -> tuple[dict[str, Any], dict[str, KafkaException]]:
+    """Return the `TopicDescription` of each topic, and by name why the brokers say nothing of the others."""
+    names = sorted(set(topics))
+    if not names:
+        return {}, {}
+    asked = admin.describe_topics(
+        TopicCollection(names), include_authorized_operations=with_operations, request_timeout=timeout_s
+    )
+    return Asked(admin, asked, timeout_s, lambda found, failed: (found, failed)).wait()
+
+
+def id_of(description: Any) -> str | None:
+    """Return the id of a described topic, or None from brokers that have no ids."""
+    text = str(description.topic_id)
+    return None if text == _NO_ID else text
+
+
+@dataclass(frozen=True, slots=True)
+class TopicIds:
+    """Which topics there are, as the brokers answered: a topic that was deleted and made again has another id."""
+
+    #: Id of each topic that has one.
+    ids: Mapping[str, str]
+    #: Topics that do not exist.
+    absent: frozenset[str] = frozenset()
+    #: Why there is no answer on a topic.
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+
+def ask_topic_ids(admin: AdminClient, topics: Iterable[str], timeout_s: float) -> Asked[str, Any, TopicIds]:
+    """Ask for the ids of topics; `KafkaException` where the client library refuses to ask."""
+    asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+    return Asked(admin, asked, timeout_s, partial(_read_ids, admin))
+
+
+def _read_ids(admin: AdminClient, found: Mapping[str, Any], failed: Mapping[str, KafkaException]) -> TopicIds:
+    failures = {topic: reason(error) for topic, error in failed.items()}
+    codes = {topic: error.args[0].code() for topic, error in failed.items()}
+    absent = frozenset(topic for topic, code in codes.items() if code == KafkaError.UNKNOWN_TOPIC_OR_PART)
+    words: ClientWords | None = getattr(admin, "words", None)
+    if words is not None:
+        # Why no broker answers stands in the client's log alone, which it hears of here.
+        admin.poll(0)
+        # Numbers below zero are the client's own errors: no broker has said anything.
+        if found or any(code > 0 for code in codes.values()):
+            words.clear()
+        elif words.cause is not None:
+            failures = {topic: f"{why}; {words.cause}" for topic, why in failures.items()}
+    ids = {topic: known for topic, described in found.items() if (known := id_of(described)) is not None}
+    return TopicIds(ids, absent, failures)
+
+
+FIRST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call] # untyped in the library
+LAST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call] # untyped in the library
+
+#: Offsets that are known, and why one is not.
+Offsets = tuple[dict[Place, int], dict[Place, KafkaException]]
+
+
+def ask_offsets(
+    admin: AdminClient,
+    specs: Mapping[Place, OffsetSpec],
+    timeout_s: float,
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> Asked[Place, ListOffsetsResultInfo, Offsets]:
+    """Ask for offsets of partitions; `KafkaException` where the client library refuses to ask."""
+    asked = admin.list_offsets(
+        {TopicPartition(*place): spec for place, spec in specs.items()},
+        isolation_level=isolation,
+        request_timeout=timeout_s,
+    )
+    return Asked(
+        admin, {(place.topic, place.partition): future for place, future in asked.items()}, timeout_s, _read_offsets
+    )
+
+
+def _read_offsets(found: Mapping[Place, ListOffsetsResultInfo], failed: Mapping[Place, KafkaException]) -> Offsets:
+    offsets = {place: int(answer.offset) for place, answer in found.items() if answer.offset != OFFSET_INVALID}
+    # Where a partition has no leader for a moment, the client library (2.16, seen) may answer so. Taken for the end of
+    # a log, it would mean that all in it is gone.
+    text = "the answer holds no offset: the partition may have no leader yet"
+    invalid = KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, text))
+    return offsets, {**failed, **dict.fromkeys(found.keys() - offsets.keys(), invalid)}
+
+
+def known_offsets(
+    admin: AdminClient,
+    specs: Mapping[Place, OffsetSpec],
+    timeout_s: float,
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> dict[Place, int]:
+    """Return offsets of partitions, waiting `timeout_s` at most; `KafkaException` where one is not known: try again."""
+    found, failed = ask_offsets(admin, specs, timeout_s, isolation).wait()
+    for error in failed.values():
+        raise error
+    return found
+
+
+def log_ends(
+    admin: AdminClient,
+    places: Sequence[Place],
+    timeout_s: float,
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> dict[Place, int]:
+    """Return the end of each partition; errors as `known_offsets`."""
+    return known_offsets(admin, dict.fromkeys(places, LAST), timeout_s, isolation)
+
+
+def log_bounds(admin: AdminClient, places: Sequence[Place], timeout_s: float) -> dict[Place, tuple[int, int]]:
+    """Return where each partition begins and ends, records of open transactions included; errors as `known_offsets`."""
+    uncommitted = IsolationLevel.READ_UNCOMMITTED
+    lows = known_offsets(admin, dict.fromkeys(places, FIRST), timeout_s, uncommitted)
+    ends = log_ends(admin, places, timeout_s, uncommitted)
+    return {place: (low, ends[place]) for place, low in lows.items()}
+
+
+#: Seconds that one look at the metadata may take, and between two looks.
+_METADATA_LOOK_S = 5.0
+_LOOK_S = 0.02
+#: Seconds that the creation of a topic may take: longer than the client itself waits.
+_CREATE_S = 65.0
+
+#: Copies at least of what a store stands on, where there are so many brokers.
+_COPIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """A topic as penstock wants it when it has to create it."""
+
+    #: Name of the topic.
+    name: str
+    #: Number of partitions.
+    partitions: int
+    #: Topic settings by Kafka's names.
+    config: Mapping[str, str] = field(default_factory=dict)
+    #: Whether it can be done without, where the broker refuses to create it.
+    is_optional: bool = False
+
+
+def partition_counts(
+    admin: AdminClient, bootstrap_servers: str, timeout_s: float = CONNECT_TIMEOUT_S
+) -> dict[str, int]:
+    """Return the number of partitions of every topic the client may see.
+
+    `BrokerConnectionError` where no broker answered within `timeout_s` seconds, at once where none lets the client in.
+    """
+    return _counts(_metadata(admin, bootstrap_servers, timeout_s))
+
+
+def _metadata(admin: AdminClient, bootstrap_servers: str, timeout_s: float = CONNECT_TIMEOUT_S) -> ClusterMetadata:
+    return first_answer(admin, bootstrap_servers, timeout_s, lambda: admin.list_topics(timeout=timeout_s))
+
+
+def _counts(metadata: ClusterMetadata) -> dict[str, int]:
+    return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
+
+
+def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = CONNECT_TIMEOUT_S) -> list[str]:
+    """Return those topics that the brokers say nothing of because this client has no right on them.
+
+    The list of all topics leaves out both them and what does not exist; asked by name, the brokers tell them apart.
+    """
+    return [name for name, error in described(admin, topics, timeout_s)[1].items() if is_missing_right(error)]
+
+
+def require_topics(
+    admin: AdminClient,
+    bootstrap_servers: str,
+    topics: Iterable[str],
+    *,
+    to: Operation = Operation.READ,
+    principal: str = THIS_CLIENT,
+) -> dict[str, int]:
+    """Return the number of partitions of each named topic; `BrokerConnectionError` where no broker answered.
+
+    `MissingRightError` names all that cannot be seen, and says that `principal` lacks the right `to` them;
+    `TopicNotFoundError` names all that do not exist.
+    """
+    counts = partition_counts(admin, bootstrap_servers)
+    wanted = list(topics)
+    missing = sorted(name for name in wanted if name not in counts)
+    if hidden := hidden_topics(admin, missing):
+        raise MissingRightError(
+            f"topic{'s' if len(hidden) > 1 else ''} {', '.join(hidden)} cannot be seen at {bootstrap_servers}",
+            [topic_right(to, name) for name in hidden],
+            principal,
+        )
+    if missing:
+        # What is not hidden now may have been when the topics were listed: the right to see it was given in between.
+        counts = partition_counts(admin, bootstrap_servers)
+        missing = sorted(name for name in wanted if name not in counts)
+    if missing:
+        raise TopicNotFoundError(
+            f"no such topic at {bootstrap_servers}: {', '.join(missing)}; create it first, or correct the name"
+        )
+    return {name: counts[name] for name in wanted}
+
+
+def ensure_topics(
+    admin: AdminClient,
+    bootstrap_servers: str,
+    specs: Iterable[TopicSpec],
+    *,
+    needs: Mapping[str, Sequence[Operation]] = MappingProxyType({}),
+    principal: str = THIS_CLIENT,
+    of_store: bool = False,
+) -> dict[str, int]:
+    """Create the topics that do not exist and return the number of partitions of each.
+
+    A topic that exists is left as it is. The replication factor is the client's `penstock.replication.factor`, else the
+    broker's default; where they are `of_store` and there are three brokers or more, at least 3. One that can be done
+    without and is refused is left out of what is returned, and a warning tells.
+
+    `BrokerConnectionError` where no broker answered; `MissingRightError` where `principal` may not create one, or lacks
+    what it is needed for, by name in `needs`; `PenstockError` where the broker refused to create one.
+    """
+    wanted = {spec.name: spec for spec in specs}
+    metadata = _metadata(admin, bootstrap_servers)
+    counts = _counts(metadata)
+    missing = [spec for name, spec in wanted.items() if name not in counts]
+    if missing:
+        factor = getattr(admin, "replication_factor", None) or (_factor_of_store(admin, metadata) if of_store else -1)
+        new = [
+            NewTopic(spec.name, num_partitions=spec.partitions, replication_factor=factor, config=dict(spec.config))
+            for spec in missing
+        ]
+        for name, future in admin.create_topics(new).items():
+            try:
+                answered(future, _CREATE_S)
+            except KafkaException as error:
+                is_hidden = bool(hidden_topics(admin, [name]))
+                # Two processes that start together both create, and one comes too late; or the topic was hidden at
+                # first, and the right to see it was given in between.
+                was_there = code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS
+                if not is_hidden and (was_there or name in partition_counts(admin, bootstrap_servers)):
+                    continue
+                if not wanted[name].is_optional:
+                    if is_hidden or is_missing_right(error):
+                        raise _not_created(name, principal, needs.get(name, ()), is_hidden=is_hidden) from error
+                    raise PenstockError(
+                        f"topic {name} is missing and could not be created: {reason(error)}; "
+                        "create it by hand or allow this client to create topics"
+                    ) from error
+                # Of one that is hidden nobody knows whether it is missing.
+                level = logging.INFO if is_hidden else logging.WARNING
+                text = "topic %s is missing and could not be created: %s; it is done without"
+                _log.log(level, text, name, reason(error))
+                del wanted[name]
+        made = {spec.name: spec.partitions for spec in missing if spec.name in wanted}
+        _await_metadata(admin, set(made))
+        counts = {**counts, **made}
+    return {name: counts[name] for name in wanted}
+
+
+def _factor_of_store(admin: AdminClient, metadata: ClusterMetadata) -> int:
+    """Return the brokers' default, or 3 where that is more and there are three; -1 stands for the default."""
+    if len(metadata.brokers) < _COPIES:
+        return -1
+    resource = ConfigResource(ResourceType.BROKER, str(metadata.orig_broker_id))
+    try:
+        asked = admin.describe_configs([resource], request_timeout=CONNECT_TIMEOUT_S)[resource]
+        settings = answered(asked, CONNECT_TIMEOUT_S + LATE_S)
+        return max(_COPIES, int(settings["default.replication.factor"].value))
+    except (KafkaException, KeyError):  # it takes a right that a client need not have
+        return _COPIES
+
+
+def single_copies(admin: AdminClient, topics: Iterable[str] | None = None) -> list[str]:
+    """Return a sentence for each of these topics, or of all, that has one copy on a cluster of three brokers or more.
+
+    None where that is wanted, by `penstock.replication.factor`, or no broker answered.
+    """
+    try:
+        metadata = admin.list_topics(timeout=CONNECT_TIMEOUT_S)
+    except KafkaException:
+        return []
+    if len(metadata.brokers) < _COPIES or getattr(admin, "replication_factor", None) == 1:
+        return []
+    names = metadata.topics.keys() if topics is None else metadata.topics.keys() & set(topics)
+    return [
+        f"topic {name} has replication factor 1 on a cluster of {len(metadata.brokers)} brokers: while the broker that "
+        "has it is down nothing reads or writes it, and with that disk it is lost; give it more copies by "
+        f"kafka-reassign-partitions.sh, and set config[{REPLICATION_FACTOR!r}] for topics that penstock creates"
+        for name in sorted(names)
+        if any(len(partition.replicas) == 1 for partition in metadata.topics[name].partitions.values())
+    ]
+
+
+def _not_created(name: str, principal: str, needs: Sequence[Operation], *, is_hidden: bool) -> MissingRightError:
+    """Return the error of a topic that this client may not create, or that is there and cannot be seen."""
+    create = topic_right(Operation.CREATE, name)
+    if is_hidden:
+        needed = [topic_right(operation, name) for operation in needs]
+        return MissingRightError(
+            f"topic {name} cannot be seen, nor created where it does not exist",
+            needed or [topic_right(Operation.WRITE, name), create],
+            principal,
+        )
+    return MissingRightError(
+        f"topic {name} is missing and could not be created (somebody who may can create it by hand, too)",
+        [create],
+        principal,
+    )
+
+
+def message_limits(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
+    """Return `max.message.bytes` of each topic as the brokers apply it; without those that they do not tell."""
+    return {topic: int(limit) for topic, limit in topic_setting(admin, topics, "max.message.bytes").items()}
+
+
+def topic_setting(admin: AdminClient, topics: Iterable[str], name: str) -> dict[str, str]:
+    """Return a setting of each topic as the brokers apply it; without those that they do not tell."""
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+    if not resources:
+        return {}
+    found = {}
+    for resource, future in admin.describe_configs(resources, request_timeout=CONNECT_TIMEOUT_S).items():
+        try:
+            found[resource.name] = str(answered(future, CONNECT_TIMEOUT_S + LATE_S)[name].value)
+        except (KafkaException, KeyError) as error:  # no right to ask is no reason not to run
+            _log.info("the settings of topic %s are not known: %s", resource.name, error)
+    return found
+
+
+def _await_metadata(admin: AdminClient, names: set[str]) -> None:
+    """Wait until new topics are in the broker's metadata, which is a moment after their creation was answered.
+
+    At most as long as a broker may take to answer: then the next call says what is the matter.
+    """
+
+    def is_known() -> bool:
+        with suppress(KafkaException):
+            known = admin.list_topics(timeout=_METADATA_LOOK_S).topics
+            return all(name in known and known[name].error is None for name in names)
+        return False
+
+    ask_again(is_known, CONNECT_TIMEOUT_S, _LOOK_S)

@@ -1,0 +1,381 @@
+"""The dead-letter publisher: where messages go whose tries are exhausted, and what becomes of them there.
+
+The holder of a lane gives a message up; the outbox writes it to its retry topic or among the dead letters, and then its
+offset is done. Its key stays parked until then, so nothing of it is handled out of order should the process die in
+between. A message that its topic refuses holds its offset, is logged, and is sent again.
+
+One that is too large for its topic would be refused for ever. A dead letter then goes without the stack and most of the
+texts; one for a retry topic is given up at once, as its handler says. What no topic takes stops the consumer: the
+offset stays, and nothing waits in silence. A consumer that loses everything should stop, too, not empty its topics:
+that is `DeadLetterLimits`.
+
+`publish` is called by any thread. What becomes of a message is noted on the outbox's thread, which alone writes the
+counts; a timer on the poll thread sends again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+from confluent_kafka import KafkaError
+
+from penstock import options as check
+from penstock.clients.cluster import Clock
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import THIS_CLIENT
+from penstock.consumer.assignments import Assignment, Item, size_in_bytes
+from penstock.consumer.failures.timers import Timers
+from penstock.consumer.handlers.results import Result
+from penstock.consumer.outbox.outbox import Submission, Submits, why_refused
+from penstock.consumer.retry_topics import headers as retry_headers
+from penstock.consumer.retry_topics import origin_of, retry_topic, tries_before
+from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, write
+from penstock.errors import ConfigurationError, PenstockError, class_name
+from penstock.message import Record, position_of
+from penstock.routing import KeyState
+
+_log = logging.getLogger(__name__)
+
+#: What comes of a message that stops a consumer, in words.
+ENDS = "the consumer stops and keeps the offset"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterLimit:
+    """When a consumer stops rather than give up one more message, be it written as a dead letter or dropped.
+
+    Give `consecutive`, `ratio` or both.
+
+    Attributes:
+        consecutive: so many messages given up with none handled in between; None for no limit.
+        ratio: so large a part of all messages that are done, from 0 to 1; None for no limit.
+        at_least: messages that must be done before the ratio counts.
+    """
+
+    consecutive: int | None = None
+    ratio: float | None = None
+    at_least: int = 100
+
+    def __post_init__(self) -> None:
+        if self.consecutive is None and self.ratio is None:
+            raise ConfigurationError(
+                "DeadLetterLimit() sets no limit; give consecutive= or ratio=, or leave dead_letter_limit out"
+            )
+        if self.consecutive is not None:
+            check.positive_int("consecutive", self.consecutive)
+        if self.ratio is not None:
+            check.positive("ratio", self.ratio)
+            if self.ratio > 1:
+                raise ConfigurationError(f"ratio must lie above 0 and at most at 1, but is {self.ratio!r}")
+        check.positive_int("at_least", self.at_least)
+
+
+class DeadLetterLimits:
+    """Counts what is given up against a limit. Thread-safe: the poll thread counts dead letters, lane holders drops."""
+
+    def __init__(self, limit: DeadLetterLimit | None, handled: Callable[[], int], ends: str = ENDS) -> None:
+        self._limit = limit
+        self._handled = handled
+        #: What comes of a failure that is one too many, in words.
+        self.ends = ends
+        # Guards the fields below.
+        self._lock = threading.Lock()
+        self._count = 0
+        self._in_a_row = 0
+        self._handled_then = 0
+
+    def refusal(self, place: str) -> str | None:
+        """Count a message that is about to be given up; return why it may not be, where it would be one too many."""
+        limit = self._limit
+        if limit is None:
+            return None
+        with self._lock:
+            handled = self._handled()
+            self._in_a_row = in_a_row = self._in_a_row + 1 if handled == self._handled_then else 1
+            self._handled_then = handled
+            self._count += 1
+            count = self._count
+        done = count + handled
+        if limit.consecutive is not None and in_a_row > limit.consecutive:
+            why = f"{limit.consecutive} messages were given up in a row with none handled in between"
+        elif limit.ratio is not None and done >= limit.at_least and count > limit.ratio * done:
+            why = f"{count - 1} of {done - 1} messages were given up, and the limit is {limit.ratio:g} of all"
+        else:
+            return None
+        return f"{why}: {place} is not given up and {self.ends}; find what fails every message, then start again"
+
+
+#: Reasons that are counted apart; those beyond count as one.
+_MOST = 50
+_OTHERS = "other errors"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterReason:
+    """Dead letters of one topic and one class of error.
+
+    Attributes:
+        topic: topic that they came from, not a retry topic.
+        dead_letter_topic: topic that has them.
+        error: class of what the last try raised.
+        count: how many.
+        partition: of the last one, in its topic.
+        offset: of the last one.
+        at: when that was written, on the engine's clock.
+    """
+
+    topic: str
+    dead_letter_topic: str
+    error: str
+    count: int
+    partition: int
+    offset: int
+    at: float
+
+
+class DeadLetterReasons:
+    """Counts them. Written by the poll thread, read by any."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str, str], DeadLetterReason] = {}
+
+    def count(self, topic: str, dead_letter_topic: str, error: str, place: tuple[int, int], now: float) -> None:
+        """Count one that was written; `place` is its partition and offset in its topic."""
+        reason = (topic, dead_letter_topic, error)
+        if reason not in self._found and len(self._found) >= _MOST:
+            reason = ("", "", _OTHERS)
+        former = self._found.get(reason)
+        self._found[reason] = DeadLetterReason(*reason, 1 if former is None else former.count + 1, *place, now)
+
+    def all(self) -> list[DeadLetterReason]:
+        """Return them, the most frequent first. Any thread."""
+        return sorted(self._found.values(), key=lambda reason: -reason.count)
+
+
+#: Seconds before a message that was refused is sent again.
+RESEND_AFTER_S = 5.0
+
+#: Seconds between two log lines about a missing right: all messages for a topic lack the same.
+_LOG_AGAIN_S = 60.0
+
+#: Characters that are left of a text in a dead letter that must be small.
+_SHORT_CHARS = 64
+#: What a broker answers about a message that its topic will never take.
+NEVER_TAKEN = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD})
+
+Trace = Callable[[str, HeaderList], HeaderList]
+
+
+class NoRetryError(Exception):
+    """No retry topic ever takes a message, whose last try failed with `failure`: its handler's choice is left."""
+
+    def __init__(self, failure: BaseException) -> None:
+        super().__init__()
+        self.failure = failure
+
+
+class Settle(Protocol):
+    """Lets the key of an exhausted message go on. Called once, by any thread."""
+
+    def __call__(self, state: KeyState, error: BaseException | None = None, why_not: str | None = None) -> None:
+        """Take where its head is now, what that failed with, and why it is not among the dead letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExhaustedMessage:
+    """An exhausted message, what its last try raised, and what is called once it is settled."""
+
+    item: Item = field(repr=False)
+    error: BaseException = field(repr=False)
+    #: How often it was tried here.
+    attempts: int
+    #: For the retry topic, how often it has been there; None for the dead-letter topic.
+    retry: int | None
+    settle: Settle = field(repr=False)
+    #: Where it was, if somebody asked for it: it returns there where no topic takes it, and no limit counts it.
+    asked_at: KeyState | None = None
+    #: Whether its headers leave out the stack and most of the texts.
+    is_short: bool = False
+
+    @property
+    def assignment(self) -> Assignment:
+        """What brought it."""
+        return self.item[0].assignment
+
+    @property
+    def record(self) -> Record:
+        """The message as it was fetched."""
+        return self.item[2]
+
+    @property
+    def place(self) -> tuple[Assignment, int]:
+        """What it was fetched from, and its offset there."""
+        return self.assignment, self.record.offset()
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class DeadLetterPublisher:
+    """Submits exhausted messages, and judges what topics say to them."""
+
+    group: str
+    clock: Clock
+    timers: Timers
+    #: What stops a consumer that gives up everything.
+    limits: DeadLetterLimits
+    outbox: Submits
+    _: KW_ONLY
+    #: Stops the consumer.
+    fail: Callable[[BaseException], None]
+    #: Passes the headers on with a trace in them, where telemetry is on. Set before the start.
+    trace: Trace | None = field(default=None, init=False)
+    #: Whom the brokers take the producer for. Set before the start.
+    principal: str = field(default=THIS_CLIENT, init=False)
+    #: Where each message is, in words. Any thread: operations of a `dict` are atomic.
+    states: dict[tuple[Assignment, int], str] = field(default_factory=dict, init=False)
+    #: Dead letters written, messages written to retry topics, and refusals.
+    dead_letters: int = field(default=0, init=False)
+    reasons: DeadLetterReasons = field(default_factory=DeadLetterReasons, init=False)
+    retries: int = field(default=0, init=False)
+    failures: int = field(default=0, init=False)
+    # When it was logged last that a right is missing, by topic.
+    _logged_at: dict[str, float] = field(default_factory=dict, init=False)
+    # Those that wait to be sent again. Operations of a `dict` are atomic.
+    _refused: dict[tuple[Assignment, int], None] = field(default_factory=dict, init=False)
+
+    @property
+    def held(self) -> int:
+        """How many were refused, and wait to be sent again."""
+        return len(self._refused)
+
+    def publish(self, message: ExhaustedMessage) -> None:
+        """Have a message written; its key must be parked. Any thread."""
+        self._refused.pop(message.place, None)
+        if not message.assignment.active:
+            self._settle_gone(message)
+            return
+        topic, headers = self._addressed(message)
+        if self.trace is not None:
+            headers = self.trace(topic, headers)
+        self.states[message.place] = f"it is being written to {topic}"
+        to = Result(topic, message.record.value(), message.record.key(), headers, -1)
+        self.outbox.submit((message.item,), (to,), partial(self._ended, message))
+
+    def _settle(self, message: ExhaustedMessage, state: KeyState, **what: Any) -> None:
+        self.states.pop(message.place, None)
+        message.settle(state, **what)
+
+    def _ended(self, message: ExhaustedMessage, submission: Submission) -> None:
+        if submission.refusal is not None:
+            self._judge(message, *submission.refusal)
+        elif submission.is_written:
+            message.assignment.tracker.park(-1, -size_in_bytes(message.record))
+            self._note_written(message, submission.messages[0].topic)
+            self._settle(message, KeyState.DONE)
+        else:
+            self._settle_gone(message)
+
+    def _settle_gone(self, message: ExhaustedMessage) -> None:
+        """Let the key go on: its partition is another member's, who handles the message again."""
+        why = f"{position_of(message.record)} went to another member of the group before it was written"
+        self._settle(message, KeyState.DONE, why_not=why)
+
+    def _note_written(self, message: ExhaustedMessage, topic: str) -> None:
+        self._logged_at.pop(topic, None)
+        if message.retry is None:
+            self.dead_letters += 1
+            source = message.assignment.route.source or message.assignment.topic
+            origin, *place = origin_of(message.record, source)
+            self.reasons.count(origin, topic, class_name(message.error), (place[0], place[1]), self.clock.monotonic())
+        else:
+            self.retries += 1
+        _log.log(
+            logging.WARNING if message.retry is None else logging.INFO,
+            "%s is in %s after %d tries (%s)",
+            position_of(message.record),
+            topic,
+            message.attempts,
+            type(message.error).__name__,
+        )
+
+    def _judge(self, message: ExhaustedMessage, topic: str, error: KafkaError) -> None:
+        """Decide what becomes of a message that its topic did not take."""
+        self.failures += 1
+        place = position_of(message.record)
+        if error.code() not in NEVER_TAKEN:
+            self._send_again(message, topic, error)
+        elif message.retry is not None:
+            _log.error("%s is not taken by %s: %s; it is given up at once", place, topic, reason(error))
+            self._settle(message, KeyState.FAILED, error=NoRetryError(message.error))
+        elif not message.is_short and error.code() != KafkaError.INVALID_RECORD:
+            _log.warning("%s is too large for %s, and is written without the stack and most of the texts", place, topic)
+            self.publish(replace(message, is_short=True))
+        elif message.asked_at is not None:
+            _log.error("%s was to be given up, and %s does not take it: %s; it stays", place, topic, reason(error))
+            why = f"{topic} does not take {place}, without what we add either; the log says why"
+            self._settle(message, message.asked_at, why_not=why)
+        else:
+            self._stop(message, topic, error)
+
+    def _stop(self, message: ExhaustedMessage, topic: str, error: KafkaError) -> None:
+        """Stop the consumer because of a message that no topic takes."""
+        self._hold(message, f"{topic} does not take it: {reason(error)}")
+        stop = PenstockError(
+            f"{position_of(message.record)} was given up after {message.attempts} tries, and {topic} does not take it, "
+            f"without what we add either: {reason(error)}; {self.limits.ends}: raise max.message.bytes of {topic}, or "
+            "choose on_failure 'drop' for it"
+        )
+        stop.__cause__ = message.error
+        self.fail(stop)
+
+    def _hold(self, message: ExhaustedMessage, state: str) -> None:
+        self._refused[message.place] = None
+        self.states[message.place] = state
+
+    def _send_again(self, message: ExhaustedMessage, topic: str, error: KafkaError) -> None:
+        """Keep a message that was refused for now, and send it again after a while."""
+        now, why = self.clock.monotonic(), why_refused(topic, error, self.principal)
+        # That nothing gets into the topic is logged once in a while, not for each message.
+        is_for_topic = is_missing_right(error)
+        if not is_for_topic or now - self._logged_at.get(topic, -_LOG_AGAIN_S) >= _LOG_AGAIN_S:
+            if is_for_topic:
+                self._logged_at[topic] = now
+            _log.error(
+                "%s cannot be written to %s: %s; its offset and its key are held, next try in %g s",
+                position_of(message.record),
+                topic,
+                why,
+                RESEND_AFTER_S,
+            )
+        self._hold(message, f"it cannot be written to {topic}: {why}")
+        self.timers.add(now + RESEND_AFTER_S, partial(self.publish, message))
+
+    def _addressed(self, message: ExhaustedMessage) -> tuple[str, HeaderList]:
+        """Return the topic a message goes to, and its headers."""
+        assignment = message.assignment
+        handler = assignment.route.handler
+        source = assignment.route.source or assignment.topic
+        if message.retry is not None:
+            delay = handler.retry_delays[message.retry]
+            due = self.clock.time() + delay
+            fields = retry_headers(message.record, source, message.retry + 1, due, message.attempts)
+            return retry_topic(self.group, source, delay), fields
+        tries = tries_before(message.record, source) + message.attempts
+        origin = DeadLetterOrigin.of(message.record, message.error, group=self.group, attempts=tries)
+        if message.is_short:
+            origin = replace(
+                origin,
+                stack=None,
+                message=(origin.message or "")[:_SHORT_CHARS],
+                exception=(origin.exception or "")[-_SHORT_CHARS:],
+            )
+        # Not the retry topic's: whoever searches for the message needs its first place.
+        topic, partition, offset = origin_of(message.record, source)
+        origin = replace(origin, topic=topic, partition=partition, offset=offset)
+        return handler.dead_letter_topic.replace("{topic}", source), write(
+            handler.dead_letter_format, message.record, origin
+        )

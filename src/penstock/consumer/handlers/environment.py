@@ -1,0 +1,269 @@
+"""What runs around handlers: lifespans, middlewares and worker resources.
+
+Lifespans are generator functions around an app or a task. They run to their `yield` first, and from there on last. What
+one of them yields is the state that handlers find in their `Context`.
+
+Middlewares are functions around every call of a handler, which may wrap it, await it, or leave it out. The chain is
+built once, when a route is made. A handler without middlewares is called as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+from penstock.consumer.handlers.functions import ContextFactory, is_async, name_of, require_parameters
+from penstock.consumer.handlers.handler import Handler, Kind
+from penstock.errors import BatchError, ConfigurationError, HandlerTimeLimitError, PenstockError, raised
+
+_log = logging.getLogger(__name__)
+
+Lifespan = Callable[[], Generator[Any, Any, Any]] | Callable[[], AsyncGenerator[Any, Any]]
+#: Runs something on the event loop of the `async def` handlers, and returns its result when it has ended.
+RunAsync = Callable[[Awaitable[Any]], object]
+
+
+def enter_all(lifespans: Iterable[Lifespan], around: ExitStack, run_async: RunAsync | None) -> object:
+    """Run lifespans up to their `yield`, and have `around`, which ends with the app or the task, run the rest.
+
+    Returns what one of them has yielded; None without. Raises `ConfigurationError` where two have, and for an async one
+    where `run_async` is None: there is no event loop.
+    """
+    state: object = None
+    giver = ""
+    for lifespan in lifespans:
+        given = _enter(lifespan, around, run_async)
+        if given is None:
+            continue
+        if giver:
+            raise ConfigurationError(
+                f"the lifespans {giver} and {name_of(lifespan)} both yield a state, and handlers have one; let one of "
+                "them make all of it"
+            )
+        state, giver = given, name_of(lifespan)
+    return state
+
+
+def _enter(lifespan: Lifespan, around: ExitStack, run_async: RunAsync | None) -> object:
+    # Its end is a callback, not a context: what one raises there is no reason for those before it not to come to
+    # theirs, and none of them hears of it.
+    if inspect.isasyncgenfunction(lifespan):
+        if run_async is None:
+            raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
+        run = run_async
+        manager = asynccontextmanager(lifespan)()
+        state = run(manager.__aenter__())
+        around.callback(lambda: run(manager.__aexit__(None, None, None)))
+        return state
+    span: AbstractContextManager[object] = contextmanager(lifespan)()  # type: ignore[arg-type] # asked just above
+    state = span.__enter__()
+    around.callback(span.__exit__, None, None, None)
+    return state
+
+
+ResourceT = TypeVar("ResourceT")
+
+
+class WorkerResource(Generic[ResourceT]):
+    """Something each worker has one of: a database session, a client that is not thread-safe.
+
+    Made by `App.worker_resource`. It is made on a worker at its first use there, and closed by the same worker when it
+    ends. Handlers on the event loop share one, made on the loop.
+    """
+
+    def __init__(self, make: Callable[[], Generator[ResourceT, Any, Any]]) -> None:
+        self._make = contextmanager(make)
+        self._local = threading.local()
+
+    def get(self) -> ResourceT:
+        """Return this worker's own.
+
+        Raises:
+            Exception: what making it raised; the message that needed it fails with it.
+        """
+        if not hasattr(self._local, "manager"):
+            manager: AbstractContextManager[ResourceT] = self._make()
+            self._local.value = manager.__enter__()
+            self._local.manager = manager
+        return cast("ResourceT", self._local.value)
+
+    def close(self) -> None:
+        """Close this thread's own, if it has one. What that raises is logged."""
+        manager: AbstractContextManager[ResourceT] | None = getattr(self._local, "manager", None)
+        if manager is None:
+            return
+        del self._local.manager, self._local.value
+        try:
+            manager.__exit__(None, None, None)
+        except Exception:  # noqa: BLE001 - the user's code; the worker ends all the same
+            _log.exception("closing a resource of %s failed", threading.current_thread().name)
+
+    def __repr__(self) -> str:
+        return f"<WorkerResource {getattr(self._make, '__qualname__', 'resource')}>"
+
+
+#: Hands a message, or a list of them, on to the next middleware and at last to the handler; awaited in an `async def`.
+CallNext = Callable[[Any], Any]
+#: A middleware of plain handlers: a function of a message, or a list, and what hands it on.
+PlainMiddleware = Callable[[Any, CallNext], object]
+#: One of `async def` handlers, which awaits `call_next`.
+AsyncMiddleware = Callable[[Any, CallNext], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Middleware:
+    """A middleware in two forms, for an app that has handlers of both kinds.
+
+    Attributes:
+        plain: called around plain handlers, as `plain(message, call_next)`.
+        async_: awaited around `async def` handlers, as `await async_(message, call_next)`.
+    """
+
+    plain: PlainMiddleware
+    async_: AsyncMiddleware
+
+    def __post_init__(self) -> None:
+        for option, given, wanted in (("plain", self.plain, False), ("async_", self.async_, True)):
+            _require_middleware(given)
+            if is_async(given) is not wanted:
+                form = "an `async def`" if wanted else "a plain function"
+                raise ConfigurationError(f"Middleware({option}=...) takes {form}, but {name_of(given)} is none")
+
+
+#: What a user gives: a function of a message and `call_next`, plain or an `async def`, or both as a `Middleware`.
+MiddlewareSpec = PlainMiddleware | AsyncMiddleware | Middleware
+
+Invoke = Callable[..., object]
+
+
+def middlewares_of(given: Iterable[MiddlewareSpec]) -> tuple[MiddlewareSpec, ...]:
+    """Return what a user gave as middlewares; `ConfigurationError` where they cannot be that."""
+    if not isinstance(given, Iterable):
+        raise ConfigurationError(
+            f"middlewares must be a list of functions (message, call_next), but is a {type(given).__name__}"
+        )
+    several = tuple(given)
+    for value in several:
+        if not isinstance(value, Middleware):
+            _require_middleware(value)
+    return several
+
+
+def _require_middleware(given: Callable[..., object]) -> None:
+    if not callable(given) or inspect.isclass(given):
+        what = f"the class {given.__name__}" if inspect.isclass(given) else f"a {type(given).__name__}"
+        raise ConfigurationError(f"a middleware must be a function (message, call_next), but one is {what}")
+    require_parameters("middleware", given, "a message and call_next", 2)
+
+
+def wrap(handler: Handler, middlewares: Sequence[MiddlewareSpec], contexts: ContextFactory | None = None) -> Invoke:
+    """Return the handler's function within the middlewares, the first outermost; the function itself without any.
+
+    One that asks for a context is called with those of `contexts`, which may be left out where nothing is called.
+    Raises `ConfigurationError` where a middleware is not of the handler's kind.
+    """
+    invoke: Invoke = handler.function
+    if handler.takes_context and contexts is not None:
+        invoke = contexts.around(invoke)
+    link = _async_link if handler.kind is Kind.TASK else _plain_link
+    for middleware in reversed(middlewares):
+        invoke = link(_of_kind(middleware, handler), invoke)
+    return invoke
+
+
+def _of_kind(middleware: MiddlewareSpec, handler: Handler) -> Callable[..., Any]:
+    if isinstance(middleware, Middleware):
+        return middleware.async_ if handler.kind is Kind.TASK else middleware.plain
+    if is_async(middleware) is (handler.kind is Kind.TASK):
+        return middleware
+    # Not adapted: a plain one would be over before the handler has run, and a worker thread has no event loop.
+    forms = ("an `async def`", "a plain function")
+    own, other = forms if handler.kind is Kind.TASK else forms[::-1]
+    raise ConfigurationError(
+        f"handler {handler.name} is {own}, but middleware {name_of(middleware)} is {other}; make it {own} too, or give "
+        "both forms as penstock.Middleware(plain=..., async_=...)"
+    )
+
+
+def _plain_link(middleware: PlainMiddleware, inner: Invoke) -> Invoke:
+    def call(work: object) -> object:
+        result: object = None
+
+        def call_next(given: object) -> object:
+            nonlocal result
+            try:
+                result = inner(given)
+            except:  # noqa: E722 - see `raised`; the middleware gets what it can catch
+                raise _passed_on(raised(), given, work)  # noqa: B904 - it is what was caught, as a rule
+            return result
+
+        returned = middleware(work, call_next)
+        # Else a middleware that only looks on would lose the handler's `DeferredCompletion`.
+        return result if returned is None else returned
+
+    return call
+
+
+def _async_link(middleware: AsyncMiddleware, inner: Invoke) -> Invoke:
+    async def call(work: object) -> object:
+        result: object = None
+        begun: list[Coroutine[Any, Any, object]] = []
+
+        async def await_next(given: object) -> object:
+            nonlocal result
+            try:
+                result = await inner(given)  # type: ignore[misc] # an `async def`, or a link around one
+            except:  # noqa: E722 - as in `_plain_link`
+                raise _passed_on(raised(), given, work)  # noqa: B904 - as above
+            return result
+
+        def call_next(given: object) -> Coroutine[Any, Any, object]:
+            begun.append(await_next(given))
+            return begun[-1]
+
+        returned = await middleware(work, call_next)
+        if any(inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED for coroutine in begun):
+            for coroutine in begun:
+                coroutine.close()
+            raise PenstockError(
+                f"middleware {name_of(middleware)} did not await call_next, so the handler has not run; write "
+                "`await call_next(message)`"
+            )
+        return result if returned is None else returned
+
+    return call
+
+
+def cancelled_after(limit_s: float, handler: str, invoke: Invoke) -> Invoke:
+    """Return an `async def` that awaits another for so many seconds at most, and then fails the message."""
+
+    async def call(work: object) -> object:
+        try:
+            async with asyncio.timeout(limit_s) as timer:
+                return await invoke(work)  # type: ignore[misc] # an `async def`
+        except TimeoutError as error:
+            if not timer.expired():  # the handler's own
+                raise
+            raise HandlerTimeLimitError(f"{handler} was cancelled at its time_limit of {limit_s:g} s") from error
+
+    return call
+
+
+def _passed_on(error: BaseException, given: object, work: object) -> BaseException:
+    """Return what a middleware is to see of a failure further in: a `BatchError` by the places of its own list."""
+    if given is work or not isinstance(error, BatchError) or not isinstance(work, list):
+        return error
+    places = {id(message): place for place, message in enumerate(work)}
+    try:
+        return BatchError({places[id(given[place])]: why for place, why in error.failed.items()})  # type: ignore[index] # tried
+    except (IndexError, KeyError, TypeError):
+        # Which of the batch's messages failed is not known, so none counts as done.
+        failed = PenstockError("a BatchError names messages that a middleware put into the batch; pass on those it got")
+        failed.__cause__ = error
+        return failed

@@ -1,1 +1,0 @@
-"""What runs around handlers: middlewares, lifespans, and what each worker has one of."""

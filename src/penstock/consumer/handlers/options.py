@@ -1,0 +1,203 @@
+"""The options of a handler, as users give them: the one list, for `App.handler` and for `penstock.consumer.handler`.
+
+Here are also the checks that look at several options, or at more than a type and a range. What is wrong raises
+`ConfigurationError`. Of a retry policy tenacity's objects decide whether and when; the timers bring the key back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypedDict
+
+import tenacity
+from tenacity.retry import retry_base
+from tenacity.stop import stop_base
+from tenacity.wait import wait_base
+
+from penstock import options as check
+from penstock.consumer.handlers.functions import is_async
+from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order
+from penstock.consumer.handlers.serialization import DecoderSpec, EncoderSpec
+from penstock.dead_letters.headers import DeadLetterFormat
+from penstock.errors import ConfigurationError, RetryLater
+from penstock.message import Message
+
+#: Says whether to give up: a `tenacity.stop_*`.
+StopFunction = Callable[[tenacity.RetryCallState], bool]
+#: Says how many seconds to wait before the next try: a `tenacity.wait_*`.
+WaitFunction = Callable[[tenacity.RetryCallState], float]
+#: Says whether a failure is worth another try: a `tenacity.retry_if_*`.
+RetryFunction = Callable[[tenacity.RetryCallState], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When a failed message is tried again. Made by `retry`. Thread-safe, as tenacity's objects are."""
+
+    stop: StopFunction
+    wait: WaitFunction
+    retry: RetryFunction
+
+    def delay_after(self, attempts: int, elapsed: float, error: BaseException) -> float | None:
+        """Return the seconds to wait before the next try, or None when the message is exhausted.
+
+        It was tried `attempts` times, first `elapsed` seconds ago, and `error` is what the last try raised.
+        Tenacity's objects read the attempt, the outcome, the seconds since the first try and, as in tenacity itself,
+        where `stop` is asked the wait that would come next. `idle_for` stays 0: the sum of the waits is kept nowhere.
+        """
+        state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+        state.attempt_number = attempts
+        state.set_exception((type(error), error, error.__traceback__))
+        # Both were read from the system's clock, which is not the engine's in a test.
+        state.start_time, state.outcome_timestamp = 0.0, elapsed
+        # `retry` sorts failures, and this is a wish. So it is with tenacity's own TryAgain.
+        if not isinstance(error, RetryLater | tenacity.TryAgain) and not self.retry(state):
+            return None
+        # Before `stop` is asked: `stop_before_delay` counts it in.
+        state.upcoming_sleep = error.seconds if isinstance(error, RetryLater) else max(0.0, float(self.wait(state)))
+        return None if self.stop(state) else state.upcoming_sleep
+
+
+def retry(
+    attempts: int = 5,
+    *,
+    wait: wait_base | WaitFunction | None = None,
+    stop: stop_base | StopFunction | None = None,
+    retry: retry_base | RetryFunction | None = None,
+) -> RetryPolicy:
+    """Make a retry policy of tenacity's objects; penstock schedules what they decide.
+
+    Args:
+        attempts: how often a message is tried in all, the first time included; 1 means no retry. Not used when
+            `stop` is given.
+        wait: seconds before the next try, as tenacity's `wait_*`; by default exponential from 0.1 s to 10 s with
+            jitter.
+        stop: when to give up, as tenacity's `stop_*`.
+        retry: which failures are worth a retry, as tenacity's `retry_if_exception*`; by default all. `RetryLater` is
+            not asked about: it is tried again unless `stop` says no.
+
+    Raises:
+        ConfigurationError: an argument is of the wrong kind.
+    """
+    check.positive_int("attempts", attempts)
+    for option, value in (("wait", wait), ("stop", stop), ("retry", retry)):
+        if value is not None and not callable(value):
+            raise ConfigurationError(
+                f"retry({option}=...) takes one of tenacity's {option}_* objects, but is {value!r}"
+            )
+        if isinstance(value, type):
+            # It can be called, and what it makes of the call would stand for a yes.
+            raise ConfigurationError(
+                f"retry({option}=...) takes one of tenacity's {option}_* objects, but is the class {value.__name__}"
+                + (f"; give tenacity.retry_if_exception_type({value.__name__})" if option == "retry" else "")
+            )
+    return RetryPolicy(
+        stop=stop or tenacity.stop_after_attempt(attempts),
+        wait=wait or tenacity.wait_exponential_jitter(multiplier=0.1, max=10),
+        retry=retry or tenacity.retry_if_exception_type(BaseException),
+    )
+
+
+#: Says whether a message is to be handled; where not, it is done at once.
+Filter = Callable[[Message], bool]
+#: Seconds: the longest delay of a retry topic.
+MAX_RETRY_DELAY_S = 7 * 24 * 3600.0
+
+
+class OnFailure(Enum):
+    """What becomes of a message whose retries are exhausted."""
+
+    #: It is written to the dead-letter topic; then its offset is done.
+    DEAD_LETTER = "dead_letter"
+    #: It is logged and counted; then its offset is done.
+    DROP = "drop"
+    #: Its key stays parked and its offset open, and everything else goes on. The log, `statistics().held_keys` and
+    #: `explain()` say so. The next owner of its partition tries it again.
+    HOLD = "hold"
+    #: The app stops, and the offset stays open.
+    STOP = "stop"
+
+
+class HandlerOptions(TypedDict, total=False):
+    """The options of a handler: `App.handler` explains them. A function of yours that hands them on can take them so.
+
+    With `**options: Unpack[HandlerOptions]` a type checker knows their names and types there, too.
+    """
+
+    order: str | Order
+    keyless: str | Keyless
+    key: str | KeyFunction | None
+    key_space: str | None
+    filter: Filter | None
+    decoder: DecoderSpec
+    to: str | None
+    encoder: EncoderSpec
+    batch: int
+    linger: float
+    retry: RetryPolicy | None
+    retry_delays: Sequence[float]
+    on_failure: str | OnFailure
+    dead_letter_topic: str | None
+    dead_letter_format: str | DeadLetterFormat
+    rate: float | None
+    key_rate: float | None
+    time_limit: float | None
+
+
+def check_plain(functions: Mapping[str, object]) -> None:
+    """Check that functions which nothing awaits are plain ones."""
+    for option, given in functions.items():
+        if callable(given) and is_async(given):
+            raise ConfigurationError(f"{option} is an `async def`, which nothing awaits; make it a plain function")
+
+
+def check_batch(batch: int, linger: float) -> None:
+    """Check what speaks of batches: the ranges, and that each option has a use."""
+    check.positive_int("batch", batch)
+    check.not_negative("linger", linger)
+    if linger and batch == 1:
+        raise ConfigurationError("linger waits for a batch to fill, but batch is 1; give batch=, or leave linger out")
+
+
+def check_rates(order: Order, rate: float | None, key_rate: float | None) -> None:
+    """Check the rates, and that the order has keys to limit."""
+    for option, value in (("rate", rate), ("key_rate", key_rate)):
+        if value is not None:
+            check.not_negative(option, value)
+    if key_rate == 0:
+        raise ConfigurationError("key_rate must be above 0; rate=0 holds a handler, None sets no limit")
+    if key_rate is not None:
+        check_paced(order)
+
+
+def check_paced(order: Order) -> None:
+    """Check that a handler of this order can have a `key_rate`: that its messages wait for those of their key."""
+    if order is not Order.KEY:
+        raise ConfigurationError(
+            f"key_rate lets the messages of a key wait for each other, which order={order.value!r} does not; take "
+            "order='key' (the default), or rate= for all messages of the handler"
+        )
+
+
+def policy_of(given: RetryPolicy | None) -> RetryPolicy:
+    """Return the policy for failures: the default one where none is given."""
+    if given is not None and not isinstance(given, RetryPolicy):
+        raise ConfigurationError(
+            f"retry must be made by penstock.retry(...), but is a {type(given).__name__}; "
+            "pass tenacity's stop, wait and retry objects to penstock.retry"
+        )
+    return given or retry()
+
+
+def delays_of(given: Sequence[float]) -> tuple[float, ...]:
+    """Return the delays of retry topics, in seconds."""
+    if not isinstance(given, Iterable):
+        raise ConfigurationError(f"retry_delays must be a list of seconds, such as (60, 3600), but is {given!r}")
+    delays = tuple(given)
+    for delay in delays:
+        check.positive("retry_delays", delay)
+        if delay > MAX_RETRY_DELAY_S:
+            raise ConfigurationError(f"retry_delays holds {delay:g} s; the longest delay is {MAX_RETRY_DELAY_S:g} s")
+    return delays

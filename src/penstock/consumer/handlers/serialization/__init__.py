@@ -1,1 +1,0 @@
-"""How values become bodies of messages and results become values: decoders, encoders, serializers with a registry."""

@@ -1,0 +1,162 @@
+"""What reports show of a consumer in addition to counts: parked keys, lanes, latencies, dead letters."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
+from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer.failures.dead_letters import DeadLetterReason, DeadLetterReasons
+from penstock.consumer.failures.parking import NotDue
+from penstock.consumer.handlers.ordering import key_of
+from penstock.message import Record
+from penstock.routing import KeyState, Scheduler
+
+#: The state of a message that is the head of a parked key, by the state of that; "put off" where another thread has it.
+_STATES = {
+    KeyState.WAITING: "parked",
+    KeyState.UNSCHEDULED: "parked",
+    KeyState.STOPPING: "parked",
+    KeyState.HELD: "held",
+}
+
+#: A parked key in its lane, and its head.
+ParkedHead = tuple[ConsumerLane, Hashable, ConsumerParked, Item]
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedMessage:
+    """The head of a parked key at one moment.
+
+    Attributes:
+        state: as `Explanation.state`.
+        key: what its messages have in common; not part of `repr`.
+        attempt: how often it was tried.
+        age: seconds since its first try, or None.
+        due_in: seconds until its next try; None where there is none by the clock.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    handler: str
+    state: str
+    key: object = field(repr=False)
+    attempt: int
+    age: float | None
+    due_in: float | None
+
+
+def parked_heads(scheduler: Scheduler[Fetch, Record]) -> Iterator[ParkedHead]:
+    """Yield all parked keys with their heads. Any thread."""
+    for lane in scheduler.lanes:
+        # A copy, made in one step: the holder changes the dictionary meanwhile. A list of items is not, for the
+        # collector may run at any tuple of it.
+        for key, parked in lane.parked.copy().items() if lane.parked else ():
+            if (head := head_of(parked)) is not None:
+                yield lane, key, parked, head
+
+
+def head_of(parked: ConsumerParked) -> Item | None:
+    """Return the head of a parked key, or None where its holder has just taken the last. Any thread."""
+    try:
+        return parked.waiting[0]
+    except IndexError:
+        return None
+
+
+def parked_message(key: Hashable, parked: ConsumerParked, head: Item, now: float) -> ParkedMessage:
+    """Return what is shown of a parked key. Any thread."""
+    assignment = head[0].assignment
+    return ParkedMessage(
+        assignment.topic,
+        assignment.partition,
+        head[2].offset(),
+        assignment.route.handler.name,
+        "held by rate" if parked.awaits_token else _STATES.get(parked.state, "put off"),
+        key_of(key.key if isinstance(key, NotDue) else key),
+        parked.attempts,
+        max(0.0, now - parked.since) if parked.since else None,
+        max(0.0, parked.due_at - now) if parked.state is KeyState.WAITING else None,
+    )
+
+
+def most_tried(scheduler: Scheduler[Fetch, Record], now: float, most: int) -> list[ParkedMessage]:
+    """Return the parked keys that their handlers hold or that were tried most, at most so many. Any thread."""
+    heads = heapq.nlargest(
+        most,
+        parked_heads(scheduler),
+        key=lambda head: (head[2].state is KeyState.HELD, head[2].attempts, -head[2].since),
+    )
+    return [parked_message(key, parked, head, now) for _, key, parked, head in heads]
+
+
+#: Buckets of one handler; neighbouring lanes share one where there are more lanes.
+BUCKETS = 64
+#: Runs of a lane that are counted one by one; of what is behind them, the mean is taken.
+_COUNTED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerDetails:
+    """A consumer at one moment.
+
+    Attributes:
+        parked: the parked keys that their handlers hold or that were tried most.
+        lanes: by handler, of its lanes in buckets, `depth` (messages that wait or are in a handler) and `age` (seconds
+            since the oldest of them was fetched).
+        latencies: counts since the start by `latencies.BOUNDARIES_S`: `handler` and `done`.
+        dead_letters: each reason, with the seconds since its last one.
+    """
+
+    parked: Sequence[ParkedMessage]
+    lanes: dict[str, dict[str, list[float]]]
+    latencies: dict[str, list[int]]
+    dead_letters: Sequence[tuple[DeadLetterReason, float]]
+
+
+def details_of(
+    scheduler: Scheduler[Fetch, Record],
+    slots: Iterable[ExecutionSlot],
+    reasons: DeadLetterReasons,
+    now: float,
+    most_parked: int,
+) -> ConsumerDetails:
+    """Return the details, from live state. Any thread."""
+    slots = list(slots)
+    return ConsumerDetails(
+        most_tried(scheduler, now, most_parked),
+        lane_depths(scheduler, now),
+        {
+            "handler": [sum(counts) for counts in zip(*(slot.handler_times for slot in slots), strict=True)],
+            "done": [sum(counts) for counts in zip(*(slot.done_times for slot in slots), strict=True)],
+        },
+        [(reason, max(0.0, now - reason.at)) for reason in reasons.all()],
+    )
+
+
+def lane_depths(scheduler: Scheduler[Fetch, Record], now: float) -> dict[str, dict[str, list[float]]]:
+    """Return depth and age by handler. Any thread; parked messages are not in it, for they do not wait for a worker."""
+    lanes = scheduler.lanes
+    buckets = min(BUCKETS, len(lanes))
+    found: dict[str, dict[str, list[float]]] = {}
+    for number, lane in enumerate(lanes):
+        # Copies, each made in one step: the router appends and the holder takes meanwhile.
+        runs = lane.runs.copy()
+        for aside in lane.aside.copy().values() if lane.aside else ():
+            runs += aside.runs.copy()
+        bucket = number * buckets // len(lanes)
+        scale = max(1.0, len(runs) / _COUNTED)
+        for run in islice(runs, _COUNTED):
+            assignment = run.owner.assignment
+            if not assignment.active:
+                # Of a former incarnation of its partition: it goes when its lane is served.
+                continue
+            depths = found.setdefault(assignment.route.handler.name, {"depth": [0] * buckets, "age": [0.0] * buckets})
+            depths["depth"][bucket] += round(max(0, len(run.records) - run.next) * scale)
+            age = round(max(0.0, now - run.owner.arrived), 2)
+            depths["age"][bucket] = max(depths["age"][bucket], age)
+    return found

@@ -1,0 +1,365 @@
+"""Why a partition does not move: what holds its watermark, where that message is, and since when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.consumer.assignments import AppPause, Assignment, ConsumerParked, Fetch, Item, PauseReason
+from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
+from penstock.consumer.handlers.call_guard import AbandonedCall
+from penstock.consumer.handlers.handler import Handler
+from penstock.consumer.inspect.details import head_of, parked_heads, parked_message
+from penstock.consumer.inspect.statistics import PartitionStatistics, partition_statistics
+from penstock.message import Record
+from penstock.options import ClientConfig
+from penstock.routing import KeyState, Scheduler
+
+#: An assignment and an offset of it.
+Place = tuple[Assignment, int]
+
+
+def no_partition(config: ClientConfig) -> str:
+    """Return why a member with this configuration has no partition, where its group did not refuse it."""
+    session = "the brokers' group.consumer.session.timeout.ms, 45000 by default"
+    if "session.timeout.ms" in config:
+        session = f"session.timeout.ms={config['session.timeout.ms']}"
+    return (
+        "no partition is assigned to this member: other members have them all, or the group rebalances, and waits for "
+        f"a member that died until its session ends ({session}), or for one that lives until it has given partitions "
+        f"back (max.poll.interval.ms={config.get('max.poll.interval.ms', 300_000)})"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Causes:
+    """What holds partitions beside the messages themselves, in words. Any thread."""
+
+    #: Where messages are that go to another topic.
+    publishing: Mapping[Place, str]
+    #: Returns what is wrong with a topic, or None.
+    topic_trouble: Callable[[str], str | None]
+    #: Returns which rights are missing that a topic comes to a halt without, or None.
+    missing_rights: Callable[[str], str | None]
+    #: Returns where what a handler returned for a message is, or None.
+    results: Callable[[Assignment, int], str | None] = lambda _assignment, _offset: None
+    #: Returns that another's open transaction is in the way, in words, or None.
+    open_transaction: Callable[[Assignment], str | None] = lambda _assignment: None
+    #: Returns the app's own pause of a partition, or None.
+    app_pause: Callable[[Assignment], AppPause | None] = lambda _assignment: None
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierCall:
+    """A call under way behind which a message waits."""
+
+    handler: str
+    worker: str
+    #: When it began, on the engine's clock.
+    since: float
+    #: Whether it is for a message of the same key, and not of another one that shares the lane.
+    is_same_key: bool = True
+
+
+def calls_ahead(slots: Iterable[ExecutionSlot], wanted: Collection[Place]) -> dict[Place, EarlierCall]:
+    """Return the calls behind which these messages wait in their lanes, each the lowest in flight of its partition.
+
+    Also of a former incarnation of a partition, which nothing else shows: after a rebalance its handler goes on.
+    """
+    found: dict[Place, EarlierCall] = {}
+    for slot in slots if wanted else ():
+        lane, record, fetch, since = slot.lane, slot.record, slot.fetch, slot.started
+        if lane is None or record is None or fetch is None:
+            continue
+        route = fetch.assignment.route
+        # A copy, made in one step: the router appends and the holder takes meanwhile.
+        for run in lane.runs.copy():
+            if run.next >= len(run.records):
+                continue
+            first = run.records[run.next]
+            place = (run.owner.assignment, first.offset())
+            if place in wanted:
+                ordering = run.owner.assignment.route.ordering
+                is_same = route.handler.key is None and ordering.identity(first) == route.ordering.identity(record)
+                found[place] = EarlierCall(route.handler.name, slot.name, since, is_same)
+    return found
+
+
+def parked_ahead(scheduler: Scheduler[Fetch, Record], wanted: Collection[Place]) -> dict[Place, ConsumerParked]:
+    """Return the parked keys behind whose head these messages wait. All that waits is searched for them."""
+    found: dict[Place, ConsumerParked] = {}
+    for lane in scheduler.lanes if wanted else ():
+        # Copies, each made in one step: the holder of the lane changes them meanwhile.
+        for parked in lane.parked.copy().values() if lane.parked else ():
+            for fetch, _, record in parked.waiting.copy():
+                place = (fetch.assignment, record.offset())
+                if place in wanted:
+                    found[place] = parked
+    return found
+
+
+#: The state of a partition of which it is not known where the group stands.
+UNKNOWN = "position not known yet"
+#: The state of a message that waits for a call which another message began.
+BEHIND_CALL = "behind a call"
+#: What is added for a key that its handler holds.
+_HELD = "its tries are exhausted, and its handler holds it; remove the cause and start the app again"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation(PartitionStatistics):
+    """One assigned partition at one moment.
+
+    The counts are those of its statistics. `partition` is -1 where the group does not take this member, and `paused`
+    says why.
+
+    Attributes:
+        handler: name of its handler.
+        gaps: ranges of offsets done above the watermark.
+        blocking_offset: the offset that holds the watermark, or None where nothing is in flight.
+        state: where that message is: "idle", "in handler", "parked", "put off" (a deferred completion is out),
+            "held" (its tries are exhausted, by `on_failure="hold"`),
+            "dead letter" (on its way to another topic), "queued", "behind its key", "behind a call" (an earlier one of
+            its key or lane has not returned), "held by rate", or "shut out" where
+            the group does not take this member and "no partition" where it gives it none; "no topic" of a pattern
+            that no topic matches, which stands for the topic, and of a topic that matches and cannot be consumed;
+            "position not known yet" where the group has no offset, or none was fetched, and no message came.
+        key: what the messages that wait for it have in common with it; bytes for a key. Not part of `repr` or `str`.
+        attempt: how often it was tried before.
+        age: seconds in the handler, or of the call that it waits for, or since its first try when it is parked; None
+            elsewhere.
+        due_in: seconds until its next try, when it is parked; None where there is none by the clock.
+        rate: messages/s that its handler may begin, when that is what it waits for.
+        worker: name of the thread or task that has it, or the call that it waits for.
+        detail: what it waits for beside that: for a dead letter, the topic and the broker's words; for a message behind
+            a parked one of its key, the place of that, in whatever topic.
+        trouble: what is wrong with the topic: it does not exist, no broker answers, another's open transaction is in
+            the way, or which right is missing and what gives it; or None.
+        over_time_limit: how often its handler was over its time limit with it, a call under way included.
+    """
+
+    handler: str
+    gaps: int = 0
+    blocking_offset: int | None = None
+    state: str = "idle"
+    key: object = field(default=None, repr=False)
+    attempt: int = 0
+    age: float | None = None
+    due_in: float | None = None
+    rate: float | None = None
+    worker: str | None = None
+    detail: str | None = None
+    trouble: str | None = None
+    over_time_limit: int = 0
+
+    def __str__(self) -> str:
+        if self.partition < 0:
+            besides = "" if self.trouble in (None, self.paused) else f"; {self.trouble}"
+            return f"{self.topic}: no partition; {self.paused}{besides}"
+        place = f"{self.topic}[{self.partition}]"
+        besides = "" if self.paused is None else f", paused ({self.paused})"
+        besides += "" if self.trouble is None else f", {self.trouble}"
+        if self.state == UNKNOWN:
+            return f"{place}: {UNKNOWN}{besides}"
+        lag = "unknown" if self.lag is None else str(self.lag)
+        text = f"{place}: lag {lag}, watermark {self.watermark}, {self.in_flight} in flight"
+        text += f" ({self.bytes_in_flight} bytes), {self.gaps} gaps{besides}"
+        return text if self.blocking_offset is None else f"{text}; held by {self._holder()}"
+
+    def _holder(self) -> str:
+        """Say what holds the watermark."""
+        text = f"offset {self.blocking_offset}, {self.state}"
+        if self.state == BEHIND_CALL:
+            return f"offset {self.blocking_offset}, queued {self.detail}"
+        if self.worker is not None:
+            text += f" {self.handler} on {self.worker}"
+        else:
+            text += f" ({self.handler})" if self.rate is None else f" {self.rate:g}/s ({self.handler})"
+        if self.age is not None:
+            text += f" for {self.age:.1f} s"
+        if self.attempt:
+            text += f" after {self.attempt} failed tries"
+        if self.over_time_limit:
+            text += f", over its time limit, {self.over_time_limit} time{'s' if self.over_time_limit > 1 else ''}"
+        if self.due_in is not None:
+            text += f", next try in {self.due_in:.1f} s"
+        if self.detail is not None:
+            text += f": {self.detail}"
+        return text
+
+
+def explain(
+    assignments: Sequence[Assignment],
+    slots: Iterable[ExecutionSlot],
+    scheduler: Scheduler[Fetch, Record],
+    now: float,
+    causes: Causes,
+) -> list[Explanation]:
+    """Return an explanation of each assignment, from live state. Any thread; the answer is of about one moment."""
+    slots = list(slots)
+    complete_finished(slots)
+    calls = {
+        (fetch.assignment, record.offset()): slot
+        for slot in slots
+        if (record := slot.record) is not None and (fetch := slot.fetch) is not None
+    }
+    heads = {
+        (head[0].assignment, head[2].offset()): (key, parked, head) for _, key, parked, head in parked_heads(scheduler)
+    }
+    found = {assignment: _explain(assignment, calls, heads, now) for assignment in assignments}
+    queued = {
+        (assignment, offset)
+        for assignment, explanation in found.items()
+        if explanation.state == "queued" and (offset := explanation.blocking_offset) is not None
+    }
+    ahead, earlier = parked_ahead(scheduler, queued), calls_ahead(slots, queued)
+    return [
+        replace(
+            explanation,
+            **_around(assignment, causes),
+            **_elsewhere((assignment, explanation.blocking_offset), causes, ahead, earlier, now),
+        )
+        for assignment, explanation in found.items()
+    ]
+
+
+def _explain(
+    assignment: Assignment,
+    calls: Mapping[Place, ExecutionSlot],
+    heads: Mapping[Place, tuple[Hashable, ConsumerParked, Item]],
+    now: float,
+) -> Explanation:
+    """Explain a partition by the message that holds it alone."""
+    counts = partition_statistics(assignment)
+    said: dict[str, Any] = {} if assignment.known else {"state": UNKNOWN}
+    if counts.in_flight:
+        place, token_bucket = (assignment, counts.watermark), assignment.route.token_bucket
+        said = {"blocking_offset": counts.watermark, "state": "queued"}
+        if (rate := token_bucket.rate) == 0 or (rate is not None and token_bucket.next_release(now) is not None):
+            said |= {"state": "held by rate", "rate": rate}
+        if place in heads:
+            said |= _of_parked(*heads[place], now)
+        if place in calls:
+            slot, before = calls[place], said.get("over_time_limit", 0)
+            said |= _of_slot(slot, assignment.route.time_limit, before, now)
+    return Explanation(
+        # Not `asdict`, which copies deeply: that was most of what a report of many partitions cost.
+        **{name: getattr(counts, name) for name in PartitionStatistics.__slots__},
+        handler=assignment.route.handler.name,
+        gaps=len(assignment.tracker.gaps()),
+        **said,
+    )
+
+
+def _of_parked(key: Hashable, parked: ConsumerParked, head: Item, now: float) -> dict[str, Any]:
+    shown = parked_message(key, parked, head, now)
+    said = {
+        "state": shown.state,
+        "detail": _HELD if parked.state is KeyState.HELD else None,
+        "rate": head[0].assignment.route.token_bucket.rate if parked.awaits_token else None,
+        "key": shown.key,
+        "attempt": shown.attempt,
+        "over_time_limit": parked.over_time_limit,
+        "age": shown.age,
+        "due_in": shown.due_in,
+    }
+    if isinstance(parked.call, AbandonedCall) and parked.is_blocked and parked.state is KeyState.WAITING:
+        said |= {"due_in": None, **_of_call(parked.call, now)}
+    return said
+
+
+def _of_slot(slot: ExecutionSlot, limit: float | None, over_before: int, now: float) -> dict[str, Any]:
+    record, age = slot.record, max(0.0, now - slot.started)
+    return {
+        "state": "in handler",
+        "rate": None,
+        "key": None if record is None else record.key(),
+        "over_time_limit": over_before + (limit is not None and age >= limit),
+        "age": age,
+        "due_in": None,
+        "detail": None,
+        "worker": slot.name,
+    }
+
+
+def _of_call(call: EarlierCall | AbandonedCall, now: float) -> dict[str, Any]:
+    """Return the state of a message that waits for a call."""
+    age = max(0.0, now - call.since)
+    whose = "an earlier call of the same key"
+    if isinstance(call, EarlierCall) and not call.is_same_key:
+        whose = "a call of its lane"
+    detail = f"behind {whose}, in {call.handler} on {call.worker} for {age:.1f} s"
+    return {"state": BEHIND_CALL, "detail": detail, "age": age, "worker": call.worker}
+
+
+def _around(assignment: Assignment, causes: Causes) -> dict[str, Any]:
+    """Return what holds a partition whatever its messages do: the app's own pause, and what is wrong with its topic."""
+    said: dict[str, Any] = {}
+    if (pause := causes.app_pause(assignment)) is not None:
+        when = datetime.fromtimestamp(pause.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        said = {"paused": f"{PauseReason.APP} since {when}; {pause.ended_by} lets it go on", "lag": None}
+    elif assignment.paused is PauseReason.APP:
+        # It was resumed; the poll thread tells the client in its next step.
+        said = {"paused": None}
+    if (open_transaction := causes.open_transaction(assignment)) is not None:
+        said["trouble"] = open_transaction
+    if (trouble := causes.topic_trouble(assignment.topic)) is not None:
+        # What the client last knew of the end of the log means nothing then.
+        said |= {"trouble": trouble, "lag": None}
+    if (missing := causes.missing_rights(assignment.topic)) is not None:
+        said["trouble"] = missing
+    return said
+
+
+def _elsewhere(
+    place: tuple[Assignment, int | None],
+    causes: Causes,
+    ahead: Mapping[Place, ConsumerParked],
+    earlier: Mapping[Place, EarlierCall],
+    now: float,
+) -> dict[str, Any]:
+    """Return where the message is that holds a partition, when it is on its way out or behind another."""
+    assignment, offset = place
+    if offset is None:
+        return {}
+    if (words := causes.publishing.get((assignment, offset))) is not None:
+        return {"state": "dead letter", "detail": words}
+    if (words := causes.results(assignment, offset)) is not None:
+        return {"state": "publishing", "detail": words}
+    parked = ahead.get((assignment, offset))
+    if parked is not None and (head := head_of(parked)) is not None:
+        first = (head[0].assignment, head[2].offset())
+        detail = f"it waits for {first[0]}@{first[1]} of its key"
+        if parked.state is KeyState.HELD:
+            detail += ", which its handler holds"
+        if (words := causes.publishing.get(first)) is not None:
+            detail += f", of which {words}"
+        return {"state": "behind its key", "detail": detail}
+    call = earlier.get((assignment, offset))
+    return {} if call is None else _of_call(call, now)
+
+
+def shut_out(handlers: Mapping[str, Handler], why: str, causes: Causes, state: str) -> list[Explanation]:
+    """Return an explanation of each topic for a consumer that has no partition."""
+    return [
+        _without_partition(topic, handler.name, state, why, causes.missing_rights(topic) or causes.topic_trouble(topic))
+        for topic, handler in handlers.items()
+    ]
+
+
+def no_topic(patterns: Mapping[str, Handler], when: str, failures: Mapping[str, str]) -> list[Explanation]:
+    """Return an explanation of each pattern without a topic, and of each topic that matches and is not consumed."""
+    found = [
+        _without_partition(pattern, handler.name, "no topic", f"no topic matches this pattern yet; {when}")
+        for pattern, handler in patterns.items()
+    ]
+    return found + [
+        _without_partition(topic, "", "no topic", f"it matches a pattern and cannot be consumed: {why}")
+        for topic, why in failures.items()
+    ]
+
+
+def _without_partition(topic: str, handler: str, state: str, why: str, trouble: str | None = None) -> Explanation:
+    return Explanation(*(topic, -1, -1, -1, 0, 0, 0, None, why), handler=handler, state=state, trouble=trouble)

@@ -1,1 +1,0 @@
-"""How offsets are committed: by the consumer, or in the transactions of the outbox."""

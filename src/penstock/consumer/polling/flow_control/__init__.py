@@ -1,1 +1,0 @@
-"""Which partitions are paused: by back-pressure, and by the app."""

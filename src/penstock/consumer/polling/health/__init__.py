@@ -1,1 +1,0 @@
-"""What the brokers answer beside messages: topics that are absent or recreated, missing rights, errors."""
