@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
 
 from penstock.consumer import ConsumerSettings, Handler, Kind
+from penstock.consumer.assignments import Assignment, Fetch, Item
 from penstock.consumer.execution.handler_calls import call
 from penstock.consumer.handlers.route import Failed
+from penstock.message import FixedRecord
 from penstock.testing import TestBroker
 from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
+
+
+def new_item() -> Item:
+    """Return a message in flight of a partition that nobody consumes, for what is submitted for it."""
+    assignment = Assignment("in", 0, cast("Any", None), start=0)
+    fetch = Fetch(assignment, assignment.tracker.register([0]), 0.0)
+    return fetch, 0, FixedRecord("in", 0, 0, b"k", b"v", (), None)
+
 
 #: Polls in which a group of one has its partitions, and what is there is fetched.
 _POLLS = 10

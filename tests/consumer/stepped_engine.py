@@ -8,6 +8,7 @@ from typing import cast
 
 import tenacity
 
+from penstock.clients.renewal import ClientRenewal
 from penstock.consumer import ConsumerSettings, Handler, Kind, MiddlewareSpec, retry
 from penstock.consumer.assignments import Assignment
 from penstock.consumer.engine import Engine
@@ -27,8 +28,6 @@ ONCE_A_SECOND = retry(attempts=3, wait=tenacity.wait_fixed(1))
 
 class Deliveries:
     """Stands for the producer: keeps what it was given and acknowledges when the test says so."""
-
-    failure = None
 
     def __init__(self) -> None:
         #: Topic and value of each message it was given.
@@ -86,7 +85,9 @@ class SteppedEngine:
         settings = ConsumerSettings(workers=1, pinned=True, run_seconds=run_seconds)
         self.engine = Engine("group", handlers, settings, self.clock, middlewares)
         self.deliveries = Deliveries()
-        self.engine.outbox._make_producer = lambda: self.deliveries  # type: ignore[attr-defined] # the part of a producer that is used
+        self.engine.outbox._make_clients = lambda: ClientRenewal(  # type: ignore[attr-defined] # the outbox is not connected
+            lambda: self.deliveries, lambda _: None, 1.0, self.clock.monotonic, at_once=False
+        )
         self.slots: list[ExecutionSlot] = []
         self.engine.executor = executor = Executor()
         executor.slots = self.slots

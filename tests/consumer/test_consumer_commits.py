@@ -18,6 +18,7 @@ from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.consumer.handlers.route import Route
 from penstock.consumer.poll.commits import ConsumerCommits, TransactionalCommits
+from penstock.consumer.poll.refusals import Refusals
 from penstock.testing import TestClock
 
 
@@ -76,7 +77,7 @@ def test_a_revocation_in_the_middle_of_a_fetch_commits_only_what_was_tracked() -
     assignment = an_assignment(assignments)
     block = assignment.tracker.register([10, 11])
     assignment.tracker.complete(block, range(2))
-    commits = ConsumerCommits(assignments, 1.0, time)
+    commits = ConsumerCommits(assignments, 1.0, time, Refusals("g"))
 
     commits.commit_revoked(consumer, [assignment], 5.0)
 
@@ -87,7 +88,7 @@ def test_the_position_does_not_move_the_commit_past_messages_in_flight() -> None
     assignments, consumer = Assignments(), client(position=15)
     assignment = an_assignment(assignments)
     assignment.tracker.register([12, 13])
-    commits = ConsumerCommits(assignments, 1.0, time)
+    commits = ConsumerCommits(assignments, 1.0, time, Refusals("g"))
 
     commits.tick(consumer, 100.0)
 
@@ -99,7 +100,7 @@ def test_a_commit_that_fails_is_made_again_soon_however_long_the_interval_is_and
 ) -> None:
     assignments, consumer, clock = Assignments(), client(position=15), TestClock()
     an_assignment(assignments)
-    commits = ConsumerCommits(assignments, 3600.0, clock)
+    commits = ConsumerCommits(assignments, 3600.0, clock, Refusals("g"))
     consumer.fails = True
     begun, failed_at = clock.monotonic(), []
     for _ in range(1200):
@@ -148,7 +149,7 @@ def test_a_commit_that_is_refused_at_the_end_of_a_drain_is_made_again_soon() -> 
     # As with group.protocol=consumer, where a commit of an epoch ago is refused: the next is taken.
     assignments, consumer, clock = Assignments(), client(position=15), TestClock()
     an_assignment(assignments)
-    commits = ConsumerCommits(assignments, 3600.0, clock)
+    commits = ConsumerCommits(assignments, 3600.0, clock, Refusals("g"))
     for _ in range(8):
         assert not commits.commit_drained(consumer, clock.monotonic())
         commits.on_commit(KafkaError(KafkaError.STALE_MEMBER_EPOCH), [TopicPartition("topic", 0, 15)])
@@ -163,7 +164,7 @@ def test_a_commit_that_is_refused_at_the_end_of_a_drain_is_made_again_soon() -> 
 def test_an_answer_that_stays_out_is_not_waited_for_and_the_point_is_sent_once_more_in_the_end() -> None:
     assignments, consumer = Assignments(), client(position=15)
     an_assignment(assignments)
-    commits = ConsumerCommits(assignments, 1.0, time)
+    commits = ConsumerCommits(assignments, 1.0, time, Refusals("g"))
     commits.tick(consumer, 100.0)
     consumer.at = 20
     commits.tick(consumer, 121.0)
@@ -181,7 +182,7 @@ def test_an_answer_that_stays_out_is_not_waited_for_and_the_point_is_sent_once_m
 def test_a_commit_that_timed_out_may_be_taken_late_so_the_next_one_is_sent_once_more() -> None:
     assignments, consumer = Assignments(), client(position=12)
     assignment = an_assignment(assignments)
-    commits = ConsumerCommits(assignments, 1.0, time)
+    commits = ConsumerCommits(assignments, 1.0, time, Refusals("g"))
     block = assignment.tracker.register([10, 11])
     assignment.tracker.complete(block, (0,))
     commits.tick(consumer, 100.0)
@@ -206,7 +207,7 @@ def scattered(assignment: Assignment) -> None:
 def test_where_the_broker_refuses_a_map_commits_go_on_without_maps(caplog: pytest.LogCaptureFixture) -> None:
     assignments, consumer = Assignments(), client(position=15)
     scattered(an_assignment(assignments))
-    commits = ConsumerCommits(assignments, 1.0, time)
+    commits = ConsumerCommits(assignments, 1.0, time, Refusals("g"))
 
     commits.tick(consumer, 100.0)
     for _ in range(2):
@@ -223,7 +224,7 @@ def test_a_revocation_commits_without_a_map_where_the_broker_does_not_take_it() 
     assignments, consumer = Assignments(), client(position=15)
     assignment = an_assignment(assignments)
     scattered(assignment)
-    commits = ConsumerCommits(assignments, 1.0, time)
+    commits = ConsumerCommits(assignments, 1.0, time, Refusals("g"))
     consumer.takes = 100
 
     commits.commit_revoked(consumer, [assignment], 5.0)
@@ -238,7 +239,7 @@ def test_a_commit_of_a_revocation_that_is_not_answered_in_time_is_said_to_be_unk
     assignments, consumer = Assignments(), client(position=15)
     assignment = an_assignment(assignments)
     assignment.tracker.complete(assignment.tracker.register([10]), range(1))
-    commits = ConsumerCommits(assignments, 1.0, time)
+    commits = ConsumerCommits(assignments, 1.0, time, Refusals("g"))
     consumer.silent = True
 
     commits.commit_revoked(consumer, [assignment], 5.0)
@@ -271,7 +272,7 @@ def test_a_revocation_whose_coordinator_is_away_ends_within_its_budget() -> None
 def test_positions_are_committed_only_as_a_member_that_is_in_the_group(ids: list[Any], is_taken: bool) -> None:
     # Kafka fences no positions that name no member: a zombie's results would become visible.
     outbox: Any = Mock()
-    commits = TransactionalCommits(Assignments(), 1.0, time, outbox)
+    commits = TransactionalCommits(Assignments(), 1.0, time, Refusals("g"), outbox)
 
     commits.note_rebalanced(Mock(memberid=Mock(side_effect=ids)))
 

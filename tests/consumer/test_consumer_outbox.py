@@ -8,19 +8,28 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
-from stepped import Stepped
+from stepped import Stepped, new_item
 from stepped_engine import SteppedEngine
 
 import penstock
 from kafka_tools import committed, limit, produce, read_all
+from penstock.clients.renewal import RENEW_AFTER_S
 from penstock.consumer import handler, retry
+from penstock.consumer.handlers.results import Result
+from penstock.consumer.outbox.outbox import Submission
+from penstock.consumer.outbox.plain_outbox import PlainOutbox
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
 from penstock.devbroker import DevBroker
 from penstock.message import Message
+from penstock.routing import Lane
 from penstock.testing import TestBroker
 from support.consumers import ONCE, NewTopic
 from waiting import wait_until
+
+#: What a broker answers to a client that may write nowhere and asks for the id of an idempotent producer.
+NO_ID = KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no id is given", fatal=True)
 
 
 def echo(message: Message) -> penstock.Outgoing:
@@ -104,6 +113,75 @@ def test_what_waits_to_be_sent_counts_for_back_pressure() -> None:
     assert 5 <= held.received <= 12
     assert held.partitions[0].paused == "byte limit"
     wait_until(lambda: go_on(5.0) == 100, interval=0)
+
+
+class Sending:
+    """A plain outbox on a broker in memory; what became of what it was given is written down."""
+
+    def __init__(self) -> None:
+        self.broker = TestBroker(0)
+        self.broker.create_topic("out", 1)
+        self.outbox = PlainOutbox()
+        self.outbox.connect(self.broker, {}, at_once=True)
+        self.ended: list[Submission] = []
+
+    def submit(self, *values: bytes) -> None:
+        for value in values:
+            results = [Result("out", value, b"k", [], -1)]
+            self.outbox.submit([new_item()], results, self.ended.append, Lane(0))
+        self.outbox.serve()
+
+    def wait(self, seconds: float) -> None:
+        self.broker.advance(seconds)
+        for _ in range(3):
+            self.outbox.serve()
+
+    @property
+    def replaced(self) -> int:
+        """How often the client was replaced."""
+        assert self.outbox._clients is not None
+        return self.outbox._clients.replaced
+
+    def values(self) -> list[bytes | None]:
+        return [record.value() for record in self.broker.records("out")]
+
+
+def test_a_client_that_failed_for_ever_is_replaced_now_and_then_and_what_it_had_is_sent_again_in_order() -> None:
+    sending = Sending()
+    sending.broker.fail("produce", NO_ID)
+    sending.submit(b"1", b"2")
+    sending.wait(RENEW_AFTER_S / 2)
+    early = sending.replaced
+    sending.wait(RENEW_AFTER_S)
+
+    assert sending.broker.faults.happened.total() == 1
+    assert (early, sending.replaced) == (0, 1)
+    assert [submission.is_written for submission in sending.ended] == [True, True]
+    assert sending.values() == [b"1", b"2"]
+
+
+def test_no_new_client_is_made_before_all_of_the_failed_one_is_reported() -> None:
+    sending = Sending()
+    sending.broker.delay_answer("produce", 100)
+    sending.broker.fail("produce", NO_ID)
+    sending.submit(b"on its way", b"refused")
+    sending.wait(50)
+    early = sending.replaced
+    sending.wait(50)
+
+    assert (early, sending.replaced) == (0, 1)
+    assert sending.values() == [b"on its way", b"refused"]
+
+
+def test_what_is_refused_or_finds_no_room_replaces_no_client() -> None:
+    sending = Sending()
+    sending.broker.fail("produce", KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    sending.broker.fail("queue", 0)
+    sending.submit(b"1", b"2")
+    sending.wait(RENEW_AFTER_S)
+
+    assert [submission.is_written for submission in sending.ended] == [False, True]
+    assert sending.replaced == 0
 
 
 @pytest.mark.parametrize(

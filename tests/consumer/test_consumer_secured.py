@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError
+from stepped import new_item
 
 from penstock.clients.cluster import KafkaCluster
-from penstock.clients.renewal import LastingProducer
 from penstock.clients.rights import MissingRightError
+from penstock.consumer.handlers.results import Result
+from penstock.consumer.outbox.outbox import Submission
+from penstock.consumer.outbox.plain_outbox import PlainOutbox
 from penstock.devbroker import DevBroker, User
 from rights import give, on_topic
 from waiting import wait_until
@@ -37,23 +40,20 @@ def test_a_producer_that_may_write_nowhere_fails_for_ever_and_its_follower_write
     topic = new_secured_topic()
     user = new_user(*on_topic(topic, "describe"))
     cluster = KafkaCluster(secured.bootstrap_servers, user.config)
-    producer = LastingProducer(
-        lambda: cluster.producer({**user.config, "enable.idempotence": True, "log_level": 0}), cluster.clock
-    )
-    errors: list[KafkaError | None] = []
+    outbox = PlainOutbox()
+    outbox.connect(cluster, {**user.config, "enable.idempotence": True, "log_level": 0}, at_once=True)
+    ended: list[Submission] = []
 
     def is_sent() -> bool:
-        try:
-            producer.produce(topic, b"v", b"k", on_delivery=lambda error, _: errors.append(error))
-        except KafkaException as error:
-            errors.append(error.args[0])
-            return False
-        count = len(errors)
-        wait_until(lambda: producer.poll(0.1) >= 0 and len(errors) > count, timeout=60)
-        return errors[-1] is None
+        count = len(ended)
+        outbox.submit([new_item()], [Result(topic, b"v", b"k", [], -1)], ended.append)
+        wait_until(lambda: outbox.serve() is None and len(ended) > count, timeout=60)
+        return ended[-1].is_written
 
-    wait_until(lambda: not is_sent() and errors[-1].code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED, timeout=60)
+    def is_forbidden() -> bool:
+        refusal = None if is_sent() else ended[-1].refusal
+        return refusal is not None and refusal[1].code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
+
+    wait_until(is_forbidden, timeout=60)
     give(secured, user, on_topic(topic, "write"))
     wait_until(is_sent, timeout=60)
-
-    assert producer.replaced >= 1

@@ -215,7 +215,7 @@ def test_a_right_that_is_missing_is_passed_on_and_the_same_failure_is_logged_onc
     stepped.transact(5)
 
     assert stepped.runner.committed_values == [b"1"]
-    assert stepped.outbox.lacks_right
+    assert stepped.outbox.refusal is not None
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 

@@ -1,12 +1,14 @@
-"""Log lines that would flood: one of a kind every few seconds."""
+"""Log lines that would flood: of those that say the same, one every few seconds."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from math import inf
+from typing import Any
 
 #: Kinds of lines that are remembered; with more the oldest are forgotten.
 _MOST_KINDS = 1_000
@@ -23,12 +25,16 @@ class Ration:
         # By kind: when a line was logged, and how many were left out since.
         self._lines: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
-    def take(self, kind: Hashable) -> int | None:
-        """Return how many lines of a kind were left out before this one, or None where it is left out itself."""
-        now = self._clock()
+    def take(self, kind: Hashable, every_s: float | None = None, now: float | None = None) -> int | None:
+        """Return how many lines of a kind were left out before this one, or None where it is left out itself.
+
+        Another interval and another clock than its own may be given for a kind.
+        """
+        now = self._clock() if now is None else now
         with self._lock:
             at, left_out = self._lines.get(kind, (-inf, 0))
-            if now - at < self._every_s:
+            # A clock that has gone back is another one's.
+            if at <= now < at + (self._every_s if every_s is None else every_s):
                 self._lines[kind] = at, left_out + 1
                 return None
             self._lines[kind] = now, 0
@@ -41,3 +47,43 @@ class Ration:
         """Let the next line of a kind be logged at once."""
         with self._lock:
             self._lines.pop(kind, None)
+
+    def forget_all(self) -> None:
+        """Let the next line of every kind be logged at once."""
+        with self._lock:
+            self._lines.clear()
+
+
+class RationFilter(logging.Filter):
+    """Lets a line pass whose call has `extra=once_in(...)` once in so many seconds; of others every one passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ration = Ration(0.0)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether a line passes."""
+        asked: tuple[float, Hashable, float | None] | None = getattr(record, "ration", None)
+        if asked is None:
+            return True
+        every_s, kind, now = asked
+        return self.ration.take((record.name, record.msg, kind), every_s, now) is not None
+
+
+#: The one filter of all loggers whose lines may be rationed.
+lines = RationFilter()
+
+
+def rationed(name: str) -> logging.Logger:
+    """Return a logger whose lines may be rationed."""
+    logger = logging.getLogger(name)
+    logger.addFilter(lines)  # a second time it changes nothing
+    return logger
+
+
+def once_in(every_s: float, kind: Hashable, now: float | None = None) -> dict[str, Any]:
+    """Return what a call of such a logger takes as `extra`: of this text and kind one line in so many seconds.
+
+    `now` is the time by a clock that only rises, where that is not the system's.
+    """
+    return {"ration": (every_s, kind, now)}

@@ -1,27 +1,22 @@
 """Producers that outlive their clients: a client that has failed for ever is replaced by a new one.
 
 An idempotent producer fails fatally where it is refused its id, or lost the order of its messages, and takes nothing
-from then on. `ClientRenewal` is the rule: when a client has failed, why, and how often a new one is made.
-`LastingProducer` is a producer for one thread with that rule: its owner keeps the messages, and sends them again.
+from then on. `ClientRenewal` is the rule: when a client has failed, why, and how often a new one is made. Its owner
+keeps the messages, and sends them again.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import inf
 from typing import Generic, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException
 
-from penstock.clients.cluster import Clock, DeliveryCallback, ProducerClient
-
-_FATAL = KafkaError._FATAL  # noqa: SLF001 - the client library's names of its local errors look so, here and below
-_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - as above
+_FATAL = KafkaError._FATAL  # noqa: SLF001 - the client library's names of its local errors look so
 #: Seconds between two new clients: each asks the brokers for an id.
 RENEW_AFTER_S = 4.0
-#: Seconds that one poll of a flush waits.
-_FLUSH_LOOK_S = 0.1
 
 ClientT = TypeVar("ClientT")
 
@@ -80,110 +75,6 @@ class ClientRenewal(Generic[ClientT]):
                 self._made_at = now
                 self.replaced += 1
                 self._retire(failed)
-        return True
-
-
-class LastingProducer:
-    """A `ProducerClient` that replaces its client when that has failed fatally. For one thread.
-
-    What the failed client had is reported as failed, each message once, by `poll` or `flush`, though it may have been
-    written. The new client is made after that, so no message of the old one arrives behind one of the new.
-    """
-
-    def __init__(self, make: Callable[[], ProducerClient], clock: Clock) -> None:
-        self._clock = clock
-        # One that failed is dropped: all that it had is reported by then.
-        self._renewal = ClientRenewal(make, lambda _failed: None, RENEW_AFTER_S, clock.monotonic, at_once=False)
-        # Messages of the present client that are not reported yet.
-        self._out = 0
-
-    @property
-    def failure(self) -> KafkaError | None:
-        """Why the client takes nothing any more, or None."""
-        return self._renewal.failure
-
-    @property
-    def replaced(self) -> int:
-        """How often a client was replaced."""
-        return self._renewal.replaced
-
-    def produce(
-        self,
-        topic: str,
-        value: bytes | None = None,
-        key: bytes | None = None,
-        *,
-        partition: int = -1,
-        headers: Sequence[tuple[str, str | bytes | None]] = (),
-        on_delivery: DeliveryCallback | None = None,
-    ) -> None:
-        """Queue a message, of partition -1 for the partitioner's; `BufferError` where the queue is full.
-
-        `KafkaException` where it is not taken; of a client that failed fatally, why that was: try again later.
-        `ConfigurationError` where a new client was refused its configuration.
-        """
-        if self._renewal.failure is not None and not self._replace():
-            raise KafkaException(self.failure)
-
-        def delivered(error: KafkaError | None, message: Message) -> None:
-            self._out -= 1
-            # "Purged" is what becomes of all that a failing client has: why it failed says more.
-            is_purged = error is not None and error.code() in _PURGED
-            if on_delivery is not None:
-                on_delivery(self.failure if is_purged and self.failure is not None else error, message)
-
-        try:
-            self._renewal.client.produce(
-                topic, value, key, partition=partition, headers=list(headers), on_delivery=delivered
-            )
-        except KafkaException as error:
-            self._renewal.note_failure(error)
-            # The client says no more than that it failed; its next poll says why.
-            self.poll(0)
-            raise KafkaException(self.failure) if self.failure is not None else error from error
-        self._out += 1
-
-    def renew(self) -> bool:
-        """Replace a client that failed, once all that it had is reported; return whether there is one that has not."""
-        return self.failure is None or self._replace()
-
-    def poll(self, timeout: float = 0) -> int:
-        """Call the delivery callbacks that are due, those of a client that failed included."""
-        # A client that fails raises here instead of calling back, and goes on with its callbacks at the next call.
-        try:
-            return self._renewal.client.poll(timeout)
-        except KafkaException as error:
-            if not self._renewal.note_failure(error) and self.failure is None:
-                raise
-            return 0
-
-    def flush(self, timeout: float = -1) -> int:
-        """Wait for deliveries; return how many are still out."""
-        # By polls: the client's own flush (confluent-kafka 2.16, seen) ends with a SystemError where the client fails
-        # meanwhile, and the reason is lost.
-        end = self._clock.monotonic() + timeout if timeout >= 0 else inf
-        self.poll(0)
-        while self._out and (left := end - self._clock.monotonic()) > 0:
-            self.poll(min(_FLUSH_LOOK_S, left))
-        return self._out
-
-    def give_up(self, why: KafkaError) -> None:
-        """Replace the client as one that has failed: so that nothing is written before what it could not write."""
-        if self._renewal.failure is None:
-            self._renewal.failure = why
-
-    def purge(self) -> None:
-        """Give up what is queued and on its way; the delivery callbacks get an error."""
-        self._renewal.client.purge()
-
-    def _replace(self) -> bool:
-        """Make a new client instead of the one that failed; return whether that was done."""
-        if self._out:
-            self._renewal.client.purge()
-            self.poll(0)
-        if self._out or not self._renewal.replace(self._renewal.client):
-            return False
-        self._renewal.failure = None
         return True
 
 

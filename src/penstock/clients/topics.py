@@ -72,11 +72,14 @@ class TopicIds:
     absent: frozenset[str] = frozenset()
     #: Why there is no answer on a topic.
     failures: Mapping[str, str] = field(default_factory=dict)
+    #: Topics that this client may not read, as far as brokers say.
+    unreadable: frozenset[str] = frozenset()
 
 
 def ask_topic_ids(admin: AdminClient, topics: Iterable[str], timeout_s: float) -> Asked[str, Any, TopicIds]:
     """Ask for the ids of topics; `KafkaException` where the client library refuses to ask."""
-    asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+    names = TopicCollection(list(topics))
+    asked = admin.describe_topics(names, include_authorized_operations=True, request_timeout=timeout_s)
     return Asked(admin, asked, timeout_s, partial(_read_ids, admin))
 
 
@@ -94,7 +97,12 @@ def _read_ids(admin: AdminClient, found: Mapping[str, Any], failed: Mapping[str,
         elif words.cause is not None:
             failures = {topic: f"{why}; {words.cause}" for topic, why in failures.items()}
     ids = {topic: known for topic, described in found.items() if (known := id_of(described)) is not None}
-    return TopicIds(ids, absent, failures)
+    unreadable = {topic for topic, error in failed.items() if is_missing_right(error)}
+    for topic, described in found.items():
+        allowed = {operation.name for operation in described.authorized_operations or ()}
+        if Operation.DESCRIBE.name in allowed and Operation.READ.name not in allowed:
+            unreadable.add(topic)
+    return TopicIds(ids, absent, failures, frozenset(unreadable))
 
 
 FIRST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call] # untyped in the library

@@ -38,7 +38,7 @@ from penstock.consumer.poll.loop import DrainLog, PollLoop
 from penstock.consumer.poll.membership import Membership
 from penstock.consumer.poll.positions import LogEnds, LostPositions, OpenTransactions
 from penstock.consumer.poll.rebalance import Rebalance
-from penstock.consumer.poll.rights_watch import RightsWatch
+from penstock.consumer.poll.refusals import Refusals
 from penstock.consumer.poll.router import Router
 from penstock.consumer.poll.stop_request import StopRequest
 from penstock.consumer.poll.topics import TopicSearch, TopicWatch, output_topics, prepare_topics, writes_outputs
@@ -82,7 +82,8 @@ class Engine:
         self.timers = Timers()
         self.outbox: Outbox
         self.commits: Commits
-        when = settings.commit_interval, clock
+        self.refusals = Refusals(group)
+        when = settings.commit_interval, clock, self.refusals
         if settings.exactly_once:
             self.outbox = outbox = TransactionalOutbox(
                 group,
@@ -244,10 +245,8 @@ class Engine:
             every_s=self.settings.topic_search_interval,
         )
         search.begin(self.clock.monotonic())
-        rights = RightsWatch(self.group, cluster.principal, cluster.ask_rights)
-        topics = TopicWatch(self.routes.topics, cluster.ask_topic_ids)
-        self.commits.on_missing_right = rights.group_refused
-        self.dead_letter_publisher.principal = self.results.principal = cluster.principal
+        self.refusals.principal = self.dead_letter_publisher.principal = self.results.principal = cluster.principal
+        topics = TopicWatch(self.routes.topics, cluster.ask_topic_ids, self.refusals.of_topic)
         producing = self.settings.config
         if not self.settings.exactly_once:
             producing = self.settings.producer_config()
@@ -271,7 +270,6 @@ class Engine:
             assignments=self.assignments,
             rebalance=self.rebalance,
             commits=self.commits,
-            rights_watch=rights,
             stop_request=self.stop_request,
             revoke_timeout=self.settings.revoke_timeout,
             leaves_its_name="group.instance.id" in config and "group.instance.id" not in self.settings.config,
@@ -302,7 +300,7 @@ class Engine:
                 assignments=self.assignments,
                 back_pressure=self.back_pressure,
                 router=self.router,
-                errors=FetchErrors(topics, rights, lost_positions, self.clock),
+                errors=FetchErrors(topics, self.refusals, lost_positions, self.clock),
                 polled=None if self.telemetry is None else self.telemetry.polled,
                 gather_s=min(0.005, self.settings.transaction_interval / 20) if self.settings.exactly_once else 0.0,
             ),
@@ -316,7 +314,6 @@ class Engine:
             log_ends=LogEnds(self.assignments),
             open_transactions=OpenTransactions(self.assignments, cluster.ask_readable_ends, self.settings),
             lost_positions=lost_positions,
-            rights_watch=rights,
             time_limits=self.time_limits,
             watchdog=self.watchdog,
         )
@@ -390,7 +387,7 @@ class Engine:
         causes = Causes(
             self.dead_letter_publisher.states,
             loop.topic_watch.trouble,
-            loop.rights_watch.trouble,
+            lambda: self.refusals.of_group,
             self.outbox.state_of,
             loop.open_transactions.trouble,
             self.app_pauses.of,

@@ -27,6 +27,7 @@ from confluent_kafka import KafkaError
 from penstock import options as check
 from penstock.clients.cluster import Clock
 from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.ration import once_in, rationed
 from penstock.clients.rights import THIS_CLIENT
 from penstock.consumer.assignments import Assignment, Item, size_in_bytes
 from penstock.consumer.failures.timers import Timers
@@ -39,7 +40,7 @@ from penstock.errors import ConfigurationError, PenstockError, class_name
 from penstock.message import Record, position_of
 from penstock.routing import KeyState
 
-_log = logging.getLogger(__name__)
+_log = rationed(__name__)
 
 #: What comes of a message that stops a consumer, in words.
 ENDS = "the consumer stops and keeps the offset"
@@ -242,8 +243,6 @@ class DeadLetterPublisher:
     reasons: DeadLetterReasons = field(default_factory=DeadLetterReasons, init=False)
     retries: int = field(default=0, init=False)
     failures: int = field(default=0, init=False)
-    # When it was logged last that a right is missing, by topic.
-    _logged_at: dict[str, float] = field(default_factory=dict, init=False)
     # Those that wait to be sent again. Operations of a `dict` are atomic.
     _refused: dict[tuple[Assignment, int], None] = field(default_factory=dict, init=False)
 
@@ -285,7 +284,6 @@ class DeadLetterPublisher:
         self._settle(message, KeyState.DONE, why_not=why)
 
     def _note_written(self, message: ExhaustedMessage, topic: str) -> None:
-        self._logged_at.pop(topic, None)
         if message.retry is None:
             self.dead_letters += 1
             source = message.assignment.route.source or message.assignment.topic
@@ -339,18 +337,15 @@ class DeadLetterPublisher:
     def _send_again(self, message: ExhaustedMessage, topic: str, error: KafkaError) -> None:
         """Keep a message that was refused for now, and send it again after a while."""
         now, why = self.clock.monotonic(), why_refused(topic, error, self.principal)
-        # That nothing gets into the topic is logged once in a while, not for each message.
-        is_for_topic = is_missing_right(error)
-        if not is_for_topic or now - self._logged_at.get(topic, -_LOG_AGAIN_S) >= _LOG_AGAIN_S:
-            if is_for_topic:
-                self._logged_at[topic] = now
-            _log.error(
-                "%s cannot be written to %s: %s; its offset and its key are held, next try in %g s",
-                position_of(message.record),
-                topic,
-                why,
-                RESEND_AFTER_S,
-            )
+        _log.error(
+            "%s cannot be written to %s: %s; its offset and its key are held, next try in %g s",
+            position_of(message.record),
+            topic,
+            why,
+            RESEND_AFTER_S,
+            # That nothing gets into the topic is logged once in a while, not for each message.
+            extra=once_in(_LOG_AGAIN_S, (self.group, topic), now) if is_missing_right(error) else None,
+        )
         self._hold(message, f"it cannot be written to {topic}: {why}")
         self.timers.add(now + RESEND_AFTER_S, partial(self.publish, message))
 

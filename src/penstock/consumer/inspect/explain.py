@@ -41,8 +41,8 @@ class Causes:
     publishing: Mapping[Place, str]
     #: Returns what is wrong with a topic, or None.
     topic_trouble: Callable[[str], str | None]
-    #: Returns which rights are missing that a topic comes to a halt without, or None.
-    missing_rights: Callable[[str], str | None]
+    #: Returns why the group does not take this member's commits, or None.
+    group_refusal: Callable[[], str | None]
     #: Returns where what a handler returned for a message is, or None.
     results: Callable[[Assignment, int], str | None] = lambda _assignment, _offset: None
     #: Returns that another's open transaction is in the way, in words, or None.
@@ -308,8 +308,8 @@ def _around(assignment: Assignment, causes: Causes) -> dict[str, Any]:
     if (trouble := causes.topic_trouble(assignment.topic)) is not None:
         # What the client last knew of the end of the log means nothing then.
         said |= {"trouble": trouble, "lag": None}
-    if (missing := causes.missing_rights(assignment.topic)) is not None:
-        said["trouble"] = missing
+    if (refusal := causes.group_refusal()) is not None:
+        said["trouble"] = refusal
     return said
 
 
@@ -344,7 +344,7 @@ def _elsewhere(
 def shut_out(handlers: Mapping[str, Handler], why: str, causes: Causes, state: str) -> list[Explanation]:
     """Return an explanation of each topic for a consumer that has no partition."""
     return [
-        _without_partition(topic, handler.name, state, why, causes.missing_rights(topic) or causes.topic_trouble(topic))
+        _without_partition(topic, handler.name, state, why, causes.group_refusal() or causes.topic_trouble(topic))
         for topic, handler in handlers.items()
     ]
 

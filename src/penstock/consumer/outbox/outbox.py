@@ -22,7 +22,6 @@ For it waits the poll thread alone, in a revocation and at the end, within their
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -33,12 +32,16 @@ from confluent_kafka import KafkaError
 
 from penstock.clients.cluster import Cluster
 from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.ration import once_in, rationed
 from penstock.clients.rights import THIS_CLIENT, Operation, missing_right_text, topic_right
 from penstock.consumer.assignments import OVERHEAD_BYTES, Assignment, ConsumerLane, Item
 from penstock.consumer.handlers.results import Result
 from penstock.errors import PenstockError
 
-_log = logging.getLogger(__name__)
+_log = rationed(__name__)
+
+#: Seconds between two log lines that say that one topic may not be written.
+_LOG_AGAIN_S = 60.0
 
 #: Bytes of a submission from which on they count for back-pressure. Fewer are as nothing beside what its message takes.
 _COUNTED_BYTES = 1024
@@ -233,8 +236,6 @@ class HandlerResults:
         #: Messages whose results are all written, and those results.
         self.handled = 0
         self.published = 0
-        # Topics of which it was logged that this client may not write to them.
-        self._forbidden: set[str] = set()
 
     def submit(
         self,
@@ -255,17 +256,14 @@ class HandlerResults:
         if submission.is_written:
             self.handled += len(submission.items)
             self.published += len(submission.messages)
-            if self._forbidden:
-                self._forbidden.difference_update(message.topic for message in submission.messages)
         elif submission.refusal is not None and submission.lane is not None:
             topic, error = submission.refusal
             refusal = ResultRefusedError(
                 f"{topic} does not take what a handler returned: {why_refused(topic, error, self.principal)}; change "
                 "the handler or the topic"
             )
-            if is_missing_right(error) and topic not in self._forbidden:
+            if is_missing_right(error):
                 # Its messages fail, by the retry policies of their handlers: a policy does not say what is missing.
-                self._forbidden.add(topic)
-                _log.error("%s", refusal)
+                _log.error("%s", refusal, extra=once_in(_LOG_AGAIN_S, (self.principal, topic)))
             for place, item in enumerate(submission.items):
                 self.wake(submission.lane, RefusedResults(item, None if tries is None else tries[place], refusal))

@@ -3,6 +3,9 @@
 Submissions are sent in their order without a wait between two of them, so what a key's messages leave behind stands in
 their order too. While brokers are away the producer keeps what it has: nothing times out, unless the user's own
 `message.timeout.ms` says so. A refusal is that of one submission; those behind it were sent already.
+
+A client that has failed for ever is replaced once it has reported all that it had, so no message of the old one arrives
+behind one of the new. What it had is sent again, though it may have been written.
 """
 
 from __future__ import annotations
@@ -14,20 +17,22 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.clients.cluster import Cluster
+from penstock.clients.cluster import Clock, Cluster, ProducerClient
 from penstock.clients.kafka_errors import reason
-from penstock.clients.renewal import LastingProducer
+from penstock.clients.renewal import RENEW_AFTER_S, ClientRenewal
 from penstock.consumer.outbox.outbox import Outbox, Submission
 
 _log = logging.getLogger(__name__)
 
+#: Seconds that one poll of a flush waits.
+_FLUSH_LOOK_S = 0.1
+_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - the client library's names of its local errors look so, here and below
 #: What is reported of a message that no broker answered in its time, or that a producer had which failed for ever.
 _NOBODYS_FAULT = frozenset(
     {
-        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - the client library's names of its local errors look so, here and below
-        KafkaError._PURGE_QUEUE,  # noqa: SLF001 - as above
-        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - as above
+        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - as above
         KafkaError._FATAL,  # noqa: SLF001 - as above
+        *_PURGED,
     }
 )
 
@@ -39,8 +44,11 @@ class PlainOutbox(Outbox):
 
     def __init__(self) -> None:
         super().__init__()
-        self._make_producer: Callable[[], LastingProducer]
-        self._producer: LastingProducer | None = None
+        self._make_clients: Callable[[], ClientRenewal[ProducerClient]]
+        self._clients: ClientRenewal[ProducerClient] | None = None
+        self._clock: Clock
+        # Messages of the present client that it has not reported yet.
+        self._out = 0
         # What the producer has, in the order in which it was submitted. Others read copies, made in one step.
         self._sent: dict[Submission, None] = {}
         # Places of what nobody knows whether it was written.
@@ -48,7 +56,16 @@ class PlainOutbox(Outbox):
 
     def connect(self, cluster: Cluster, config: Mapping[str, Any], *, at_once: bool) -> None:
         """As `Outbox` says; else the producer is made for the first submission."""
-        self._make_producer = partial(LastingProducer, partial(cluster.producer, config), cluster.clock)
+        self._clock = cluster.clock
+        self._make_clients = partial(
+            ClientRenewal,
+            partial(cluster.producer, config),
+            # One that failed is dropped: it has reported all that it had by then.
+            lambda _failed: None,
+            RENEW_AFTER_S,
+            cluster.clock.monotonic,
+            at_once=False,
+        )
         if at_once:
             self._connected()
 
@@ -65,24 +82,37 @@ class PlainOutbox(Outbox):
     def serve(self) -> None:
         """Send what was submitted, and serve delivery reports."""
         if self._queue or self._sent:
-            producer = self._connected()
-            self._send_waiting(producer)
-            producer.poll(0)
+            clients = self._connected()
+            self._send_waiting(clients)
+            self._poll(clients, 0)
 
     def flush(self, timeout: float) -> None:
         """As `Outbox` says."""
         self.serve()
-        if self._sent and self._producer is not None:
-            self._producer.flush(timeout)
+        clients, end = self._connected(), self._clock.monotonic() + timeout
+        # By polls: the client's own flush (confluent-kafka 2.16, seen) ends with a SystemError where the client fails
+        # meanwhile, and the reason is lost.
+        while self._out and (left := end - self._clock.monotonic()) > 0:
+            self._poll(clients, min(_FLUSH_LOOK_S, left))
 
-    def _connected(self) -> LastingProducer:
-        if self._producer is None:
-            self._producer = self._make_producer()
-        return self._producer
+    def _connected(self) -> ClientRenewal[ProducerClient]:
+        if self._clients is None:
+            self._clients = self._make_clients()
+        return self._clients
 
-    def _send_waiting(self, producer: LastingProducer) -> None:
-        """Send as much as the producer takes, in the order in which it was submitted."""
-        if producer.failure is not None and not self._is_replaced(producer):
+    @staticmethod
+    def _poll(clients: ClientRenewal[ProducerClient], timeout: float) -> None:
+        """Have delivery reports made, those of a client that failed included."""
+        # A client that fails raises here instead of calling back, and goes on with its callbacks at the next call.
+        try:
+            clients.client.poll(timeout)
+        except KafkaException as error:
+            if not clients.note_failure(error) and clients.failure is None:
+                raise
+
+    def _send_waiting(self, clients: ClientRenewal[ProducerClient]) -> None:
+        """Send as much as the client takes, in the order in which it was submitted."""
+        if clients.failure is not None and not self._is_replaced(clients):
             return
         while self._queue:
             submission = self._queue[0]
@@ -93,18 +123,21 @@ class PlainOutbox(Outbox):
             while submission.sent < len(submission.to_send):
                 # Before: a refusal at once may be the last answer that it waits for.
                 submission.sent += 1
-                if not self._send(producer, submission, submission.sent - 1):
+                if not self._send(clients, submission, submission.sent - 1):
                     submission.sent -= 1
                     return
             self._queue.popleft()
 
-    def _is_replaced(self, producer: LastingProducer) -> bool:
+    def _is_replaced(self, clients: ClientRenewal[ProducerClient]) -> bool:
         """Replace a client that failed, and queue again what it had: nobody knows whether that was written."""
-        failure = producer.failure
-        if not producer.renew():
+        if self._out:
+            clients.client.purge()
+            self._poll(clients, 0)
+        if self._out or not clients.replace(clients.client):
             return False
-        if failure is not None:
-            _log.warning("the producer failed, and another sends again what it had: %s", reason(failure))
+        if clients.failure is not None:
+            _log.warning("the producer failed, and another sends again what it had: %s", reason(clients.failure))
+        clients.failure = None
         if self._queue and self._queue[0] in self._sent:
             self._sent[self._queue.popleft()] = None
         for submission in reversed(self._sent):
@@ -116,11 +149,11 @@ class PlainOutbox(Outbox):
         self._sent.clear()
         return True
 
-    def _send(self, producer: LastingProducer, submission: Submission, place: int) -> bool:
-        """Give the producer a message; return whether it took it, or refused it. Else it is tried again soon."""
+    def _send(self, clients: ClientRenewal[ProducerClient], submission: Submission, place: int) -> bool:
+        """Give the client a message; return whether it took it, or refused it. Else it is tried again soon."""
         message = submission.to_send[place]
         try:
-            producer.produce(
+            clients.client.produce(
                 message.topic,
                 message.value,
                 message.key,
@@ -131,21 +164,30 @@ class PlainOutbox(Outbox):
         except BufferError:
             return False
         except KafkaException as error:
-            if producer.failure is not None:
-                # A new client is made once all that the failed one had was reported.
+            clients.note_failure(error)
+            # The client says no more than that it failed; its next poll says why.
+            self._poll(clients, 0)
+            if clients.failure is not None:
                 return False
             self._answered(submission, place, error.args[0])
+        else:
+            self._out += 1
         return True
 
     def _delivered(self, submission: Submission, place: int, error: KafkaError | None, _written: object) -> None:
-        is_nobodys = error is not None and (error.fatal() or error.code() in _NOBODYS_FAULT)
-        if error is None or not is_nobodys or submission.lane is None:
+        self._out -= 1
+        if error is not None:
+            clients = self._connected()
+            if error.code() in _PURGED and clients.failure is not None:
+                # "Purged" is what becomes of all that a failing client has: why it failed says more.
+                error = clients.failure
             # Nothing waits behind a parked message: who gave it up says why it is not written, and submits it again.
-            self._answered(submission, place, error)
-            return
-        # What was sent later is to be written after it.
-        self._connected().give_up(error)
-        self._lost.setdefault(submission, []).append(place)
+            if submission.lane is not None and (error.fatal() or error.code() in _NOBODYS_FAULT):
+                # What was sent later is to be written after it.
+                clients.failure = clients.failure or error
+                self._lost.setdefault(submission, []).append(place)
+                return
+        self._answered(submission, place, error)
 
     def _answered(self, submission: Submission, place: int, error: KafkaError | None) -> None:
         if error is not None and submission.refusal is None:

@@ -36,7 +36,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from penstock.clients.bounded_calls import NotAnsweredError
 from penstock.clients.cluster import Clock, Cluster
-from penstock.clients.kafka_errors import code_of, is_missing_right, is_rebalancing, reason
+from penstock.clients.kafka_errors import code_of, is_rebalancing, reason
+from penstock.clients.ration import once_in, rationed
 from penstock.clients.transactional.end_watch import SURE_S, UnknownEndError
 from penstock.clients.transactional.faults import GivenUpError, IdLostError, NotOpenedError
 from penstock.consumer.assignments import Assignment, Assignments
@@ -46,7 +47,7 @@ from penstock.consumer.outbox.transaction_runner import TooSlowError, Transactio
 from penstock.errors import raised
 from penstock.offsets import MAX_METADATA_CHARS, CommitPoint
 
-_log = logging.getLogger(__name__)
+_log = rationed(__name__)
 
 _NOTHING: Mapping[Assignment, Places] = MappingProxyType({})
 #: What a transaction fails with, beside what the client library raises.
@@ -115,10 +116,8 @@ class TransactionalOutbox(Outbox):
         self._metadata: Any = None
         #: Whether a transaction failed, so that the metadata may be of a generation that is over.
         self.wants_metadata = False
-        #: Whether one failed for want of a right. Taken back by the poll thread.
-        self.lacks_right = False
-        # When a failure was logged last, by its kind.
-        self._logged_at: dict[object, float] = {}
+        #: Why the group refused positions for want of a right. Taken back by the poll thread.
+        self.refusal: KafkaError | None = None
         # What the transaction under way has, or the one in doubt. Others read the reference.
         self._inside: list[Submission] = []
         self._doubt: Transaction | None = None
@@ -394,8 +393,8 @@ class TransactionalOutbox(Outbox):
                 is_lost = self._judge(transaction.inside, error)
         self._runner.discard(abort=self._doubt is None, is_lost=is_lost)
         self.wants_metadata = True
-        if isinstance(error, KafkaException):
-            self.lacks_right = self.lacks_right or is_missing_right(error)
+        if isinstance(error, KafkaException) and code_of(error) == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            self.refusal = error.args[0]
         self._log_failure(error)
 
     def _judge(self, inside: Sequence[Submission], error: BaseException) -> bool:
@@ -448,16 +447,13 @@ class TransactionalOutbox(Outbox):
         is_routine = False
         if isinstance(error, KafkaException):
             kind, said, is_routine = code_of(error), reason(error), is_rebalancing(error)
-        now = self._clock.monotonic()
-        if now - self._logged_at.get(kind, -_LOG_AGAIN_S) < _LOG_AGAIN_S:
-            return
-        self._logged_at[kind] = now
         _log.log(
             logging.INFO if is_routine else logging.WARNING,
             "a Kafka transaction of group %s was not committed: %s; %s",
             self._group,
             said,
             "the group's offsets will tell" if self._doubt is not None else "it is done again from the results at hand",
+            extra=once_in(_LOG_AGAIN_S, (self._group, kind), self._clock.monotonic()),
         )
 
 

@@ -32,6 +32,7 @@ from penstock.clients.cluster import Clock, ConsumerClient
 from penstock.clients.kafka_errors import is_missing_right, is_rebalancing, reason
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
+from penstock.consumer.poll.refusals import Refusals
 from penstock.offsets import MAX_METADATA_CHARS
 
 _log = logging.getLogger(__name__)
@@ -43,14 +44,13 @@ class Commits(ABC):
     #: Whether a partition may be taken over only once the group's offset of it is known.
     needs_offsets = False
 
-    def __init__(self, assignments: Assignments, interval_s: float, clock: Clock) -> None:
+    def __init__(self, assignments: Assignments, interval_s: float, clock: Clock, refusals: Refusals) -> None:
         self._assignments = assignments
         self.interval_s = interval_s
         self._clock = clock
+        self._refusals = refusals
         #: Called for every commit, where telemetry is on: its partitions, and what went wrong. Set at start.
         self.on_result: Callable[[Sequence[TopicPartition], str | None], None] | None = None
-        #: Called when a commit is refused for want of a right. Set at start.
-        self.on_missing_right: Callable[[], None] = lambda: None
         self._next = 0.0
         #: Commits the broker took, and commits that failed.
         self.succeeded = 0
@@ -71,11 +71,9 @@ class Commits(ABC):
     def commit_revoked(self, client: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
         """Commit what has changed of revoked partitions, from within a rebalance callback, in at most `wait_s`."""
 
-    def note_rebalanced(self, client: ConsumerClient) -> None:  # noqa: B027 - a hook
-        """Take note of a generation of the group."""
-
-    def repeat(self, client: ConsumerClient, now: float) -> None:  # noqa: B027 - a hook
-        """Commit a point that the group has already, where nothing was committed for a while."""
+    def note_rebalanced(self, client: ConsumerClient) -> None:  # noqa: ARG002 - for those who commit as of it
+        """Take note of a generation of the group, which takes this member."""
+        self._refusals.of_group = None
 
     def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:  # noqa: B027 - a hook
         """Take the answer to a commit that was not waited for. The client calls it from within poll."""
@@ -108,9 +106,6 @@ class Commits(ABC):
 _ANSWER_S = 20.0
 #: Seconds after which an answer that stays out casts doubt on the coordinator.
 _LATE_S = 0.5
-#: Seconds after which a commit is repeated though nothing has changed: only its answer shows that the right to commit
-#: was taken away, for a refused heartbeat shows nothing until the session ends.
-_IDLE_S = 4.0
 #: Seconds after which a commit that failed is made again; as often as it fails again they double, up to the most. While
 #: a drain waits for it they do not grow.
 _RETRY_S = 0.5
@@ -129,12 +124,11 @@ class ConsumerCommits(Commits):
         assignments: Assignments,
         interval_s: float,
         clock: Clock,
+        refusals: Refusals,
         complete_finished: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(assignments, interval_s, clock)
+        super().__init__(assignments, interval_s, clock, refusals)
         self._complete_finished = complete_finished
-        # Whether it was logged since the last commit that was taken that a right is missing.
-        self._refusal_logged = False
         # Commits without an answer yet, when the last was sent, and whether the broker may take an earlier one behind
         # it: two were under way at once, or the client gave one up that it had sent.
         self._under_way = 0
@@ -156,20 +150,6 @@ class ConsumerCommits(Commits):
         assignments = self._assignments.all()
         self._advance_idle(client, assignments)
         self._commit(client, assignments, now, self._map_chars)
-
-    def repeat(self, client: ConsumerClient, now: float) -> None:
-        """As `Commits` says.
-
-        To be called when all topics are known to be those that were read: in one that was made again, a position of the
-        former would pass over messages.
-        """
-        if self._under_way or now - self._sent_at < max(_IDLE_S, self.interval_s):
-            return
-        # One stands for all: the right is the group's.
-        had = [assignment for assignment in self._assignments.all() if assignment.known and assignment.acknowledged][:1]
-        for assignment in had:
-            assignment.acknowledged = False
-        self._commit(client, had, now, self._map_chars)
 
     def commit_drained(self, client: ConsumerClient, now: float) -> bool:
         """As `Commits` says.
@@ -302,7 +282,7 @@ class ConsumerCommits(Commits):
             self._note_failure(error, [partition for partition in partitions if partition.error is not None])
         else:
             self.succeeded += 1
-            self._failures, self._refusal_logged = 0, False
+            self._failures, self._refusals.of_group = 0, None
             if self.on_result is not None:
                 self.on_result(partitions, None)
         for partition in partitions:
@@ -331,12 +311,9 @@ class ConsumerCommits(Commits):
             return
         again_s = self._retry_soon()
         if is_missing_right(error):
-            self.on_missing_right()
-            if self._refusal_logged:
-                return
-            # The callback asks which right it is, and logs that.
-            self._refusal_logged = True
-        _log.warning("the commit of %s failed: %s; it is made again in %g s", places, why, again_s)
+            self._refusals.note(error, partitions[0].topic if partitions else None, self._clock.monotonic())
+        else:
+            _log.warning("the commit of %s failed: %s; it is made again in %g s", places, why, again_s)
 
     def _retry_soon(self) -> float:
         """See to it that the next commit does not wait for the interval where that is long; return the seconds."""
@@ -369,24 +346,36 @@ class TransactionalCommits(Commits):
     # Without its map, results that are visible would be written again.
     needs_offsets = True
 
-    def __init__(self, assignments: Assignments, interval_s: float, clock: Clock, outbox: TransactionalOutbox) -> None:
-        super().__init__(assignments, interval_s, clock)
+    def __init__(
+        self,
+        assignments: Assignments,
+        interval_s: float,
+        clock: Clock,
+        refusals: Refusals,
+        outbox: TransactionalOutbox,
+    ) -> None:
+        super().__init__(assignments, interval_s, clock, refusals)
         self._outbox = outbox
 
     def tick(self, client: ConsumerClient, now: float) -> None:
         """As `Commits` says; and after a transaction that failed, tell the outbox the group's generation at once."""
         if self._outbox.wants_metadata:
-            self.note_rebalanced(client)
-        if self._outbox.lacks_right:
-            self._outbox.lacks_right = False
-            self.on_missing_right()
+            self._tell_generation(client)
+        if (refusal := self._outbox.refusal) is not None:
+            self._outbox.refusal = None
+            self._refusals.note(refusal, None, now)
         if now >= self._next:
             self._next = now + self.interval_s
             self._advance_idle(client, self._assignments.all())
             self._commit(client)
 
     def note_rebalanced(self, client: ConsumerClient) -> None:
-        """Positions are committed as of this generation.
+        """As `Commits` says: positions are committed as of this generation."""
+        super().note_rebalanced(client)
+        self._tell_generation(client)
+
+    def _tell_generation(self, client: ConsumerClient) -> None:
+        """Give the outbox the group's metadata.
 
         A member that was put out has no id, and Kafka fences no positions that name no member. So what the outbox has
         stays then: it is refused. An id is never given twice; where it is the same after as before, it is the
@@ -399,8 +388,10 @@ class TransactionalCommits(Commits):
 
     def _commit(self, client: ConsumerClient) -> Collection[Assignment]:
         """Have the outbox commit what has changed; return of which assignments that is."""
-        self.note_rebalanced(client)
-        self.succeeded = self._outbox.transactions
+        self._tell_generation(client)
+        if self.succeeded != self._outbox.transactions:
+            self.succeeded = self._outbox.transactions
+            self._refusals.of_group = None
         changed = self._outbox.changed()
         if changed:
             self._outbox.expedite()

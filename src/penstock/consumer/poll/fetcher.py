@@ -16,11 +16,12 @@ from confluent_kafka import KafkaError
 from penstock.clients.cluster import Clock, ConsumerClient
 from penstock.clients.gc_pause import CollectionThreshold, collection_put_off
 from penstock.clients.kafka_errors import ErrorKind, is_missing_right, kind_of, reason
+from penstock.clients.ration import once_in, rationed
 from penstock.consumer.assignments import Assignments
 from penstock.consumer.poll.back_pressure import BackPressure
 from penstock.consumer.poll.membership import Membership
 from penstock.consumer.poll.positions import LostPositions
-from penstock.consumer.poll.rights_watch import RightsWatch
+from penstock.consumer.poll.refusals import Refusals
 from penstock.consumer.poll.router import Router
 from penstock.consumer.poll.topics import TopicWatch
 from penstock.errors import PenstockError
@@ -28,7 +29,7 @@ from penstock.errors import PenstockError
 if TYPE_CHECKING:
     from confluent_kafka import Message as ClientMessage
 
-_log = logging.getLogger(__name__)
+_log = rationed(__name__)
 
 #: Seconds to wait before asking again when everything is full for a moment.
 SATURATED_S = 0.002
@@ -138,12 +139,11 @@ class FetchErrors:
     """Judges errors. On the poll thread, save `shut_out`."""
 
     topic_watch: TopicWatch
-    rights_watch: RightsWatch
+    refusals: Refusals
     lost_positions: LostPositions
     clock: Clock
-    # When and why the brokers refused this member. Replaced as a whole, so that any thread may read it.
+    # When the group did not take this member last, and why. Replaced as a whole, so that any thread may read it.
     _refusal: tuple[float, str] | None = field(default=None, init=False)
-    _refusal_logged_at: float = field(default=-_LOG_AGAIN_S, init=False)
 
     def take(self, error: KafkaError, topic: str | None, partition: int | None) -> bool:
         """Take an error; return whether it has ended the client, which a new one can follow.
@@ -156,7 +156,7 @@ class FetchErrors:
                 # A client of the protocol "consumer" takes a refused heartbeat for its end (librdkafka 2.16). The code
                 # behind it stands in the text alone.
                 if error.code() == code or error.str().startswith(text):
-                    self._missing_right(KafkaError(code), topic)
+                    self._note_missing_right(KafkaError(code), topic)
                     return True
             remedy = "start the consumer again"
             if "group.instance.id" in error.str():
@@ -177,26 +177,26 @@ class FetchErrors:
                 "again"
             )
         elif is_missing_right(error):
-            self._missing_right(error, topic)
+            self._note_missing_right(error, topic)
         else:
             level = logging.DEBUG if error.code() in _TRANSIENT else logging.WARNING
             _log.log(level, "fetching: %s", reason(error))
         return False
 
-    def _missing_right(self, error: KafkaError, topic: str | None) -> None:
-        now = self.clock.monotonic()
-        self._refusal = (now, self.rights_watch.refused(error, topic, now))
+    def _note_missing_right(self, error: KafkaError, topic: str | None) -> None:
+        self.refusals.note(error, topic, self.clock.monotonic())
+        # Its answer stands in `explain` until the right is granted.
+        self.topic_watch.check_now()
 
     def _refused(self, why: str) -> None:
         """Log why the group does not take this member; the client tries again every other second."""
         now = self.clock.monotonic()
         self._refusal = (now, why)
-        if now - self._refusal_logged_at >= _LOG_AGAIN_S:
-            self._refusal_logged_at = now
-            _log.warning("%s", why)
+        _log.warning("%s", why, extra=once_in(_LOG_AGAIN_S, why, now))
 
     def shut_out(self) -> str | None:
         """Return why the brokers do not take this member, or None where it was not refused lately. Any thread."""
         refusal = self._refusal
-        lately = refusal is not None and self.clock.monotonic() - refusal[0] < _LOG_AGAIN_S
-        return refusal[1] if refusal is not None and lately else None
+        if refusal is not None and self.clock.monotonic() - refusal[0] < _LOG_AGAIN_S:
+            return refusal[1]
+        return self.refusals.of_group

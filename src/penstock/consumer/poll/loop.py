@@ -27,7 +27,6 @@ from penstock.consumer.poll.commits import Commits
 from penstock.consumer.poll.fetcher import SATURATED_S, Fetcher
 from penstock.consumer.poll.membership import Membership
 from penstock.consumer.poll.positions import LogEnds, LostPositions, OpenTransactions
-from penstock.consumer.poll.rights_watch import RightsWatch
 from penstock.consumer.poll.router import Router
 from penstock.consumer.poll.stop_request import StopRequest
 from penstock.consumer.poll.topics import TopicSearch, TopicWatch
@@ -73,7 +72,6 @@ class PollLoop:
     log_ends: LogEnds
     open_transactions: OpenTransactions
     lost_positions: LostPositions
-    rights_watch: RightsWatch
     time_limits: TimeLimits
     watchdog: Watchdog
     #: Whether a drain ended with nothing left. Written before the group is left; any thread reads it.
@@ -124,13 +122,9 @@ class PollLoop:
         self._release_tokens(now)
         self.outbox.serve()
         self.commits.tick(client, now)
-        recreated = self.topic_watch.check(now)
-        if self.topic_watch.all_same:
-            self.commits.repeat(client, now)
-        self.lost_positions.restart(client, recreated, now)
+        self.lost_positions.restart(client, self.topic_watch.check(now), now)
         self.log_ends.note(client, now)
         self.open_transactions.check(now)
-        self.rights_watch.check(now)
         self.membership.renew_ended_client(now)
         self._workers_wanted = self.executor.wake_idle()
         self.time_limits.check(now)

@@ -14,7 +14,6 @@ from penstock.clients.kafka_errors import reason
 from penstock.consumer.assignments import Assignments
 from penstock.consumer.poll.commits import Commits
 from penstock.consumer.poll.rebalance import Rebalance
-from penstock.consumer.poll.rights_watch import RightsWatch
 from penstock.consumer.poll.stop_request import StopRequest
 
 _log = logging.getLogger(__name__)
@@ -39,7 +38,6 @@ class Membership:
     assignments: Assignments
     rebalance: Rebalance
     commits: Commits
-    rights_watch: RightsWatch
     stop_request: StopRequest
     #: The budget of the revocation that leaving begins with, in seconds.
     revoke_timeout: float
@@ -94,11 +92,8 @@ class Membership:
             self.rebalance.on_lost(self.client, assigned)
 
     def renew_ended_client(self, now: float) -> None:
-        """Join with a new client where the last has ended for want of a right, once that is not missing."""
+        """Join with a new client where the last has ended for want of a right."""
         if self._renew_at is None or now < self._renew_at:
-            return
-        self._renew_at = now + _RENEW_S
-        if self.rights_watch.is_shut_out:
             return
         self.client = self.make_client()
         self.commits.forget_answers()

@@ -291,11 +291,17 @@ _WATCH_EVERY_S = 5.0
 
 
 class TopicWatch:
-    """Asks for the ids of topics. On the poll thread only, save `trouble`."""
+    """Asks for the ids of topics, and whether this client may read them. On the poll thread only, save `trouble`.
 
-    def __init__(self, topics: Sequence[str], ask: Callable[[Sequence[str]], Answer[TopicIds]]) -> None:
+    `refused` says what is missing to read a topic.
+    """
+
+    def __init__(
+        self, topics: Sequence[str], ask: Callable[[Sequence[str]], Answer[TopicIds]], refused: Callable[[str], str]
+    ) -> None:
         self._topics = list(topics)
         self._ask = ask
+        self._refused = refused
         self._asked: Answer[TopicIds] | None = None
         self._next = 0.0
         self._ids: dict[str, str] = {}
@@ -303,8 +309,6 @@ class TopicWatch:
         self._troubles: dict[str, str] = {}
         #: Those of them that did not exist, at the last answer.
         self.absent: frozenset[str] = frozenset()
-        #: Whether the last `check` has brought the answer that all topics are those that they were.
-        self.all_same = False
 
     def watch(self, topics: Sequence[str]) -> None:
         """Ask for these topics from now on. One that is watched no more is another one when it comes back."""
@@ -319,14 +323,12 @@ class TopicWatch:
     def check(self, now: float) -> list[str]:
         """Return the topics that were found to be recreated; ask again when it is time."""
         recreated: list[str] = []
-        self.all_same = False
         if self._asked is not None:
             found = self._asked.answer()
             if found is None:
                 return []
             self._asked = None
             recreated = self._compare(found)
-            self.all_same = not recreated and all(topic in found.ids for topic in self._topics)
         if now >= self._next:
             self._next = now + _WATCH_EVERY_S
             try:
@@ -347,6 +349,7 @@ class TopicWatch:
             for topic, why in found.failures.items()
             if topic in watched
         }
+        self._troubles |= {topic: self._refused(topic) for topic in found.unreadable if topic in watched}
         return recreated
 
     def trouble(self, topic: str) -> str | None:

@@ -14,7 +14,8 @@ from typing import Any, Generic, NoReturn, TypeVar
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from penstock.clients.bounded_calls import Disposable, LeftBehind
-from penstock.clients.rights import Right, Rights
+from penstock.clients.rights import Operation as RightOperation
+from penstock.clients.rights import Right, Rights, topic_right
 from penstock.clients.topics import TopicIds, TopicSpec
 from penstock.errors import ConfigurationError, TopicNotFoundError
 from penstock.testing.memory.client.consumer_client import MemoryConsumer
@@ -125,10 +126,11 @@ class TestBroker:
     def ask_topic_ids(self, topics: Iterable[str]) -> Answered[TopicIds]:
         """Return the answer to which topics there are."""
         with self._lock:
-            known, wanted = dict(self._topics.ids), list(topics)
+            known, wanted, missing = dict(self._topics.ids), list(topics), set(self.missing_rights)
         absent = frozenset(topic for topic in wanted if topic not in known)
         ids = {topic: known[topic] for topic in wanted if topic in known}
-        return Answered(TopicIds(ids, absent, dict.fromkeys(absent, "no such topic")))
+        unreadable = frozenset(topic for topic in wanted if topic_right(RightOperation.READ, topic) in missing)
+        return Answered(TopicIds(ids, absent, dict.fromkeys(absent, "no such topic"), unreadable))
 
     def ask_readable_ends(self, places: Sequence[tuple[str, int]]) -> Answered[Mapping[tuple[str, int], int]]:
         """Return the answer to where partitions end for readers of committed messages."""
