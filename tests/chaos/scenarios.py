@@ -165,24 +165,6 @@ def revoke_during_long_handlers(group: Fleet, seconds: float, **options: object)
     return {first.name: (since, inf)}
 
 
-def revoke_during_short_handlers(group: Fleet, **options: object) -> None:
-    """Let a second member join while a handler runs in each partition that ends within a revocation's patience."""
-    for partition in range(group.partitions):
-        # Out of step, so that at any moment most have a while to go.
-        times = [0.25 * partition, *[2.0] * 6]
-        group.feed([(f"k{partition}", seconds) for seconds in times], partition=partition)
-    (first,) = group.start_all(1, **options)
-    wait_until(lambda: len(first.running_calls) == group.partitions)
-    second = group.start(**options)
-    wait_until(group.partitions_wanted_back, timeout=60)
-    running = {one.partition for one in first.running_calls}
-    group.wait_settled()
-    # The fault: what was running when the broker wanted its partition back was waited for, and not done again.
-    assert running & {one.partition for one in second.calls}
-    for one in (first, second):
-        one.terminate()
-
-
 def aborted_tail(group: Fleet, **options: object) -> None:
     """End the log in aborted messages, and restart; the group must stand at the end of the log both times."""
     group.feed(messages(200, keys=20, seconds=lambda chance: chance.uniform(0.0, 0.01)))
@@ -291,5 +273,4 @@ __all__ = [
     "restart_each_in_turn",
     "restart_within_the_session",
     "revoke_during_long_handlers",
-    "revoke_during_short_handlers",
 ]

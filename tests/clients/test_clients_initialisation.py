@@ -11,7 +11,7 @@ from penstock.clients.transactional.writer import initialise
 
 
 class Called:
-    """Notes what is asked of it; brokers are away where it is told so."""
+    """Notes what is asked of it; brokers are away where a test says so."""
 
     def __init__(self, *, away: bool) -> None:
         self.away = away

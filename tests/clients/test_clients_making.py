@@ -19,7 +19,7 @@ from waiting import wait_until
 
 NOWHERE = "127.0.0.1:1"
 
-#: What one app may have: settings for each kind of client beside those of the connection.
+#: What one app may have: settings for each kind of client besides those of the connection.
 EVERYTHING = {
     "group.id": "orders",
     "auto.offset.reset": "earliest",

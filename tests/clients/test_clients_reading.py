@@ -25,7 +25,7 @@ class RefusedError(Exception):
 
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Callable[..., PartitionReader]:
-    """Return a function that makes a reader whose client gives what it is told to."""
+    """Return a function that makes a reader whose client gives what the test says."""
 
     def make(consumer: FixedConsumer, *failed: Any) -> PartitionReader:
         monkeypatch.setattr(factory, "Consumer", lambda _: consumer)

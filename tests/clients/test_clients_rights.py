@@ -1,4 +1,4 @@
-"""Missing rights: what is told, and the command that gives them."""
+"""Missing rights: what is said, and the command that gives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a client is not let in: told by its own words, with what to change, and at once where waiting mends nothing."""
+"""Why a client is not let in: by its own words, with what to change, and at once where waiting helps nothing."""
 
 from __future__ import annotations
 
@@ -210,11 +210,11 @@ def test_who_asks_again_and_again_hears_why_no_broker_answers_until_one_does() -
     gone = Admin(KafkaError(KafkaError._TIMED_OUT))
     unknown, there = Admin(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)), Admin()
 
-    told = [ask_topic_ids(cast("Any", one), ["orders"], 1.0).wait() for one in (gone, unknown, there)]
+    answers = [ask_topic_ids(cast("Any", client), ["orders"], 1.0).wait() for client in (gone, unknown, there)]
 
-    assert "Invalid password; correct sasl.username and sasl.password" in told[0].failures["orders"]
-    assert "password" not in told[1].failures["orders"]
-    assert (told[2].ids, there.words.cause) == ({"orders": "id"}, None)
+    assert "Invalid password; correct sasl.username and sasl.password" in answers[0].failures["orders"]
+    assert "password" not in answers[1].failures["orders"]
+    assert (answers[2].ids, there.words.cause) == ({"orders": "id"}, None)
 
 
 @pytest.mark.parametrize(

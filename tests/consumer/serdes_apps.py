@@ -15,13 +15,13 @@ from confluent_kafka.serialization import (
 VALUE = SerializationContext("orders", MessageField.VALUE)
 
 
-def framed(serializer: Serializer, value: object, told: SerializationContext = VALUE) -> bytes:
+def framed(serializer: Serializer, value: object, context: SerializationContext = VALUE) -> bytes:
     """Return a value's bytes; the context variable that a serializer sets is not left in the test's own context."""
-    return contextvars.copy_context().run(serializer, value, told) or b""
+    return contextvars.copy_context().run(serializer, value, context) or b""
 
 
-class Told(Serializer, Deserializer):
-    """A serializer and a deserializer that writes down what it is told."""
+class Recording(Serializer, Deserializer):
+    """A serializer and a deserializer that records its context."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.contexts: list[tuple[str, str, object]] = []

@@ -65,7 +65,7 @@ class Stepped:
 
     def take(self) -> SteppedWorker:
         """Let the first idle worker take a lane that is ready."""
-        worker = next(one for one in self.consumer.workers if one.lane is None)
+        worker = next(candidate for candidate in self.consumer.workers if candidate.lane is None)
         assert worker.take(), "no lane is ready"
         return worker
 

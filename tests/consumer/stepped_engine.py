@@ -22,7 +22,7 @@ from penstock.message import FixedRecord
 from penstock.testing import TestClock
 from penstock.testing.stepped_engine import message_by_message
 
-#: Three tries, a second apart.
+#: Three tries, with a second in between.
 ONCE_A_SECOND = retry(attempts=3, wait=tenacity.wait_fixed(1))
 
 
@@ -186,4 +186,4 @@ class SteppedEngine:
 
     def count(self, what: str) -> int:
         """Return the sum of one of the slots' counts."""
-        return sum(getattr(one, what) for one in set(self.slots))
+        return sum(getattr(slot, what) for slot in set(self.slots))

@@ -26,7 +26,10 @@ def test_a_paused_topic_is_not_fetched_and_another_goes_on_until_it_is_resumed()
         test.send("t", "1")
         test.send("u", "2")
         test.advance(10)
-        while_paused, said = list(seen), next(str(one) for one in test.explain() if one.topic == "t")
+        while_paused, said = (
+            list(seen),
+            next(str(explanation) for explanation in test.explain() if explanation.topic == "t"),
+        )
         test.resume("t")
         test.settle()
         pauses = test.statistics().pauses["by the app"]
@@ -45,7 +48,7 @@ def test_a_pause_survives_a_rebalance_and_a_partition_can_be_resumed_alone() -> 
         test.broker.rebalance("app")
         test.settle()
         test.pause("t", 1)
-        said = {one.partition: str(one) for one in test.explain() if one.topic == "t"}
+        said = {explanation.partition: str(explanation) for explanation in test.explain() if explanation.topic == "t"}
         for partition in (0, 1):
             test.send("t", str(partition), partition=partition)
         test.settle()
@@ -85,14 +88,14 @@ def test_neither_back_pressure_nor_the_app_ends_the_pause_of_the_other() -> None
         test.resume("t")
         full_still = paused(test), len(out)
         test.pause("t")
-        for one in out:
-            one.complete()
+        for completion in out:
+            completion.complete()
         by_the_app_still = paused(test), len(out)
         test.resume("t")
         test.settle()
         at_last = len(out)
-        for one in out[2:]:
-            one.complete()
+        for completion in out[2:]:
+            completion.complete()
 
     assert (full, both, full_still) == ("parked limit", "by the app", ("parked limit", 2))
     assert (by_the_app_still, at_last) == (("by the app", 2), 4)
@@ -113,7 +116,9 @@ def test_a_retry_topic_is_paused_with_its_topic_and_not_with_a_partition_of_it()
         """Return which topics are paused 10 s later, and how often the handler was called by then."""
         test.send("t", "v", key=key)
         test.advance(10)
-        return {one.topic: "paused (by the app" in str(one) for one in test.explain()}, len(seen)
+        return {explanation.topic: "paused (by the app" in str(explanation) for explanation in test.explain()}, len(
+            seen
+        )
 
     test = TestApp(app)
     with test:
@@ -136,7 +141,7 @@ def test_a_partition_that_another_member_has_is_paused_here_once_it_comes() -> N
     app.handler("t")(lambda message: seen.append(message.value))
 
     def partitions(test: TestApp) -> dict[int, str | None]:
-        return {one.partition: one.paused for one in test.statistics().partitions}
+        return {partition.partition: partition.paused for partition in test.statistics().partitions}
 
     with TestApp(app, broker) as test:
         with TestApp(app, broker) as other:

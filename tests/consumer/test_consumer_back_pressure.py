@@ -1,4 +1,4 @@
-"""Back-pressure: what stops back-pressure, and what does not. Pure, with a client that only notes what it was told."""
+"""Back-pressure: what stops back-pressure, and what does not. Pure, with a client that only notes calls."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class PausingClient:
         self.paused: set[int] = set()
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        self.paused |= {one.partition for one in partitions}
+        self.paused |= {partition.partition for partition in partitions}
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
-        self.paused -= {one.partition for one in partitions}
+        self.paused -= {partition.partition for partition in partitions}
 
 
 class Taker:
@@ -251,6 +251,6 @@ def check_map(one: Taker) -> None:
     tracker = one.assignments[0].tracker
     point = tracker.commit_point()
     assert len(point.metadata) <= MAX_METADATA_CHARS
-    told = decode(point.offset, point.metadata)
+    decoded = decode(point.offset, point.metadata)
     gaps = tracker.gaps()
-    assert (told.done if told is not None else ()) == tuple(gaps)
+    assert (decoded.done if decoded is not None else ()) == tuple(gaps)

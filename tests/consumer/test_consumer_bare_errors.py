@@ -54,23 +54,23 @@ def test_what_the_client_raises_out_of_a_callback_ends_the_consumer_with_its_rea
 def test_a_handler_that_raises_one_has_failed_its_message(broker: DevBroker, new_topic: NewTopic, kind: str) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"bad"), (b"k", b"good")])
-    told: list[str] = []
+    raised: list[str] = []
     done: list[bytes | None] = []
 
     def sees(message: Message, call_next: CallNext) -> None:
-        told.append("nothing")
+        raised.append("nothing")
         try:
             call_next(message)
         except Exception as error:
-            told[-1] = type(error).__name__
+            raised[-1] = type(error).__name__
             raise
 
     async def sees_async(message: Message, call_next: CallNext) -> None:
-        told.append("nothing")
+        raised.append("nothing")
         try:
             await call_next(message)
         except Exception as error:
-            told[-1] = type(error).__name__
+            raised[-1] = type(error).__name__
             raise
 
     def plain(message: Message) -> None:
@@ -87,7 +87,7 @@ def test_a_handler_that_raises_one_has_failed_its_message(broker: DevBroker, new
         wait_until(lambda: done)
         assert consumer.statistics().dead_letters == 1
 
-    assert told == ["PenstockError", "nothing"]
+    assert raised == ["PenstockError", "nothing"]
     (letter,) = read_all(broker.bootstrap_servers, f"dlq.{topic}")
     assert b"for the test" in dict(letter.headers() or ())["__dlq.errors.message"]
 

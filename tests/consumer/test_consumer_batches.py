@@ -25,7 +25,7 @@ Values = list[bytes | None]
 
 
 class Batches:
-    """A batch handler that keeps the values of its batches and fails as it is told."""
+    """A batch handler that keeps the values of its batches and fails as it is set to."""
 
     def __init__(self, fail: Callable[[Values], BaseException | None] = lambda _: None) -> None:
         self.calls: list[Values] = []
@@ -111,7 +111,7 @@ def test_a_drain_that_begins_while_a_batch_decides_to_wait_is_not_missed() -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "beside", "partitions", "order"),
+    ("kind", "two_topics", "partitions", "order"),
     [
         ("plain", False, 4, "key"),
         ("plain", True, 4, "key"),
@@ -122,7 +122,7 @@ def test_a_drain_that_begins_while_a_batch_decides_to_wait_is_not_missed() -> No
     ],
 )
 def test_batches_are_filled_within_linger_whatever_else_the_app_handles(
-    kind: str, beside: bool, partitions: int, order: str
+    kind: str, two_topics: bool, partitions: int, order: str
 ) -> None:
     app, sizes, keys = app_of(), list[int](), count()
 
@@ -133,13 +133,13 @@ def test_batches_are_filled_within_linger_whatever_else_the_app_handles(
         plain(messages)
 
     app.handler("t", batch=100, linger=0.5, order=order)(plain if kind == "plain" else awaited)
-    if beside:
+    if two_topics:
         app.handler("u")(lambda _message: None)
     with TestApp(app, partitions=partitions) as test:
         # 3,000 messages a second.
         for _ in range(30):
             for _ in range(120):
-                for topic in ("t", "u") if beside else ("t",):
+                for topic in ("t", "u") if two_topics else ("t",):
                     test.send(topic, b"x", key=b"k%d" % next(keys))
             test.advance(0.04)
         found = list(sizes)
@@ -416,7 +416,9 @@ def test_what_waits_for_more_of_its_batch_is_not_overtaken_by_another_handler_of
     calls: list[object] = []
     stepped = SteppedEngine(
         {
-            "t": handler(lambda batch: calls.append([one.value for one in batch]), batch=9, linger=10, key_space="k"),
+            "t": handler(
+                lambda batch: calls.append([message.value for message in batch]), batch=9, linger=10, key_space="k"
+            ),
             "u": handler(lambda one: calls.append(one.value), key_space="k"),
         }
     )

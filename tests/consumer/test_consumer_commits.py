@@ -23,7 +23,7 @@ from penstock.testing import TestClock
 
 
 class FakeConsumer:
-    """A client with a position, that notes commits and fails when told to."""
+    """A client with a position, that notes commits and fails when asked to."""
 
     def __init__(self, position: int) -> None:
         self.at = position
@@ -38,7 +38,7 @@ class FakeConsumer:
         self.fails = False
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        return [TopicPartition(one.topic, one.partition, self.at) for one in partitions]
+        return [TopicPartition(partition.topic, partition.partition, self.at) for partition in partitions]
 
     def get_watermark_offsets(self, _: TopicPartition, *, cached: bool) -> None:
         assert cached
@@ -110,7 +110,7 @@ def test_a_commit_that_fails_is_made_again_soon_however_long_the_interval_is_and
             failed_at.append(clock.monotonic() - begun)
         clock.advance(0.125)
 
-    gaps = [round(later - one, 1) for one, later in pairwise(failed_at)]
+    gaps = [round(later - earlier, 1) for earlier, later in pairwise(failed_at)]
     assert gaps[:6] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     assert set(gaps[6:]) == {16.0}
     assert "it is made again in 0.5 s" in caplog.text

@@ -102,7 +102,7 @@ FORMS = [
 
 
 def every(seconds: float, attempts: int = 3) -> penstock.RetryPolicy:
-    """Tries so many seconds apart."""
+    """Tries with so many seconds in between."""
     return penstock.retry(attempts=attempts, wait=lambda _: seconds)
 
 

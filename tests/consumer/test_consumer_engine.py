@@ -29,9 +29,9 @@ def test_each_key_is_handled_in_order_and_never_twice_at_once_while_keys_run_in_
     assert len(set(seen.places())) == 1000
     assert len({call.thread for call in seen.calls}) > 1
     assert statistics.received == 1000
-    assert {p: one.offset for p, one in committed(broker.bootstrap_servers, group_of(topic), topic, 3).items()} == ends(
-        broker.bootstrap_servers, topic, 3
-    )
+    assert {
+        p: place.offset for p, place in committed(broker.bootstrap_servers, group_of(topic), topic, 3).items()
+    } == ends(broker.bootstrap_servers, topic, 3)
 
 
 def test_a_key_that_stands_in_two_topics_of_a_handler_is_never_handled_twice_at_once(
@@ -112,7 +112,7 @@ def test_messages_of_every_shape_reach_the_handler(broker: DevBroker, new_topic:
     with consumer_of(broker, {topic: handler(seen.append)}):
         wait_until(lambda: len(seen) == 5)
 
-    by_offset = {one.offset: one for one in seen}
+    by_offset = {value.offset: value for value in seen}
     assert by_offset[0].key is None
     assert by_offset[1].value is None
     assert (by_offset[2].key, by_offset[2].value) == (b"\xff\xfe", b"\xc3\x28")

@@ -59,7 +59,7 @@ def test_a_batch_that_failed_as_a_whole_goes_on_without_the_message_that_is_give
 
     @app.handler("orders", batch=10, retry=penstock.retry(attempts=9, wait=wait_fixed(60)))
     def handle(messages: list[penstock.Message]) -> None:
-        values = [one.value for one in messages]
+        values = [message.value for message in messages]
         if b"bad" in values:
             raise ValueError("no good")
         done.extend(values)
@@ -73,7 +73,7 @@ def test_a_batch_that_failed_as_a_whole_goes_on_without_the_message_that_is_give
         test.advance(120)
 
         assert sorted(filter(None, done)) == [b"b", b"c"]
-        assert [one.value for one in test.records("dlq.orders")] == [b"bad"]
+        assert [message.value for message in test.records("dlq.orders")] == [b"bad"]
 
 
 def test_a_message_of_a_retry_topic_is_given_up_before_its_time() -> None:
@@ -88,7 +88,7 @@ def test_a_message_of_a_retry_topic_is_given_up_before_its_time() -> None:
         test.advance(2)
 
         assert test.give_up("retry.sms.orders.3600s", 0, 0) == "dlq.orders"
-        assert [one.value for one in test.dead_letters("orders")] == [b"bad"]
+        assert [sent.value for sent in test.dead_letters("orders")] == [b"bad"]
 
 
 def no_such_partition(test: TestApp) -> None:
@@ -195,20 +195,20 @@ def test_threads_that_give_up_beside_quick_retries_lose_nothing_and_repeat_nothi
 
         def give_up() -> None:
             while not done.is_set():
-                for one in running.explain():
-                    if one.blocking_offset is None:
+                for explanation in running.explain():
+                    if explanation.blocking_offset is None:
                         continue
                     with suppress(NotGivenUpError):
-                        running.give_up(topic, one.partition, one.blocking_offset, timeout=2)
+                        running.give_up(topic, explanation.partition, explanation.blocking_offset, timeout=2)
 
         threads = [threading.Thread(target=give_up, daemon=True) for _ in range(4)]
         for thread in threads:
             thread.start()
         wait_until(lambda: running.statistics().dead_letters == len(values), 120)
-        wait_until(lambda: sum(one.watermark for one in running.explain()) == len(values), 60)
+        wait_until(lambda: sum(explanation.watermark for explanation in running.explain()) == len(values), 60)
         done.set()
         for thread in threads:
             thread.join(60)
 
-    letters = [one.value() for one in read_all(broker.bootstrap_servers, f"dlq.{topic}", timeout=60)]
+    letters = [sent.value() for sent in read_all(broker.bootstrap_servers, f"dlq.{topic}", timeout=60)]
     assert sorted(letters) == sorted(values)

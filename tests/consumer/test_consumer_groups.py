@@ -61,7 +61,7 @@ def test_a_group_that_rebalances_otherwise_is_said_with_the_remedy_until_it_lets
         (now,) = consumer.explain()
         consumer.stop()
 
-    warnings = [one.getMessage() for one in caplog.records if "INCONSISTENT_GROUP_PROTOCOL" in one.getMessage()]
+    warnings = [line.getMessage() for line in caplog.records if "INCONSISTENT_GROUP_PROTOCOL" in line.getMessage()]
     assert (said.topic, said.partition, said.state) == (topic, -1, "shut out")
     assert str(said) == f"{topic}: no partition; {said.paused}"
     assert warnings == [said.paused]

@@ -97,7 +97,7 @@ def test_a_key_that_is_parked_in_a_shared_space_holds_the_key_of_all_its_handler
         test.send("orders", "order", key="42")
         test.settle()
         assert seen == [("users", b"user")]
-        held = next(one for one in test.explain() if one.topic == "orders")
+        held = next(explanation for explanation in test.explain() if explanation.topic == "orders")
         test.advance(61)
 
     assert seen == [("users", b"user")] * 2 + [("orders", b"order")]
@@ -134,8 +134,8 @@ def test_keys_of_one_space_have_one_lane_and_those_of_several_have_several() -> 
     orderings = orderings_of(handlers, 1024)
     records = {topic: [FixedRecord(topic, 0, i, b"%d" % i, b"", (), 0) for i in range(200)] for topic in handlers}
 
-    lanes = {topic: one.lane_numbers(topic, 0, records[topic]) for topic, one in orderings.items()}
-    identities = {topic: [one.identity(record) for record in records[topic]] for topic, one in orderings.items()}
+    lanes = {topic: order.lane_numbers(topic, 0, records[topic]) for topic, order in orderings.items()}
+    identities = {topic: [order.identity(record) for record in records[topic]] for topic, order in orderings.items()}
 
     assert lanes["users"] == lanes["orders"]
     assert identities["users"] == identities["orders"]

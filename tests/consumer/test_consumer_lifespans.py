@@ -91,7 +91,7 @@ def test_lifespans_begin_in_order_before_the_first_message_and_end_in_reverse_af
     [
         ([cannot_begin], ConnectionError),
         ([], TopicNotFoundError),
-        # What kept it from starting is told, also where a lifespan cannot end.
+        # What kept it from starting is logged, also where a lifespan cannot end.
         ([cannot_end], TopicNotFoundError),
     ],
     ids=["a lifespan fails", "the consumer cannot start", "and a lifespan cannot end"],

@@ -52,7 +52,7 @@ def test_a_rate_stops_all_lanes_and_lets_them_go_on_and_the_commits_follow() -> 
         consumer.change_handler("t", rate=0)
         wait_until(is_quiet)
         done = len(seen.done)
-        # Which of a fetch come first is open, so the watermark may stand; what is done above it is told.
+        # Which of a fetch come first is open, so the watermark may stand; what is done above it shows.
         wait_until(lambda: known_done(broker) == done)
         still = len(seen.done)
         consumer.change_handler("t", rate=None)
@@ -120,7 +120,7 @@ def test_workers_that_come_and_go_leave_no_slots_behind() -> None:
             assert pool is not None
             gone = pool.workers[1:]
             consumer.change(workers=1)
-            wait_until(lambda gone=gone: not any(one.thread.is_alive() for one in gone))
+            wait_until(lambda gone=gone: not any(assignment.thread.is_alive() for assignment in gone))
         assert len(consumer._executor.slots) == 4
         wait_until(lambda: consumer.statistics().handled == 100)
 

@@ -1,4 +1,4 @@
-"""Where a group begins, and what it is told by commit metadata: in memory, and on a real broker's logs."""
+"""Where a group begins, and what commit metadata says: in memory, and on a real broker's logs."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_an_offset_past_the_end_follows_the_reset_policy(broker: DevBroker, new_
     seen = Recorder()
 
     with consumer_of(broker, {topic: handler(seen)}, config={"auto.offset.reset": reset}) as consumer:
-        # New ones are written until one is seen: when the reset has taken place is not told.
+        # New ones are written until one is seen: when the reset has taken place is not reported.
         def new_ones_arrive() -> bool:
             produce(broker.bootstrap_servers, topic, [(b"new", b"x")])
             return any(call.key == b"new" for call in list(seen.calls))

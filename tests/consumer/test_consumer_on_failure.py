@@ -1,4 +1,4 @@
-"""What becomes of a message whose tries are exhausted: `on_failure`, and above all a key that is held."""
+"""What a retry policy decides, and what becomes of a message whose tries are exhausted: `on_failure`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import tenacity
 
 from penstock import App, OnFailure, PenstockError, retry
+from penstock.errors import RetryLater
 from penstock.message import Message
 from penstock.testing import TestApp
 from support.consumers import Handled, PoisonError, app_of
@@ -39,7 +40,7 @@ def test_a_message_that_is_held_keeps_its_key_and_its_offset_while_everything_el
         assert (said.state, said.blocking_offset, said.attempt, said.due_in) == ("held", 0, 2, None)
         assert "held (Handled)" in str(said)
         assert "start the app again" in str(said)
-        assert [one.levelname for one in caplog.records if "is held" in one.getMessage()] == ["ERROR"]
+        assert [line.levelname for line in caplog.records if "is held" in line.getMessage()] == ["ERROR"]
         test.stop()
 
 
@@ -75,7 +76,7 @@ def test_messages_of_a_batch_that_fail_to_the_end_are_held_and_the_others_of_it_
     seen: list[list[str]] = []
 
     def takes(messages: list[Message]) -> None:
-        values = [(one.value or b"").decode() for one in messages]
+        values = [(message.value or b"").decode() for message in messages]
         seen.append(values)
         if "poison" in values:
             raise PoisonError
@@ -101,7 +102,7 @@ def test_a_message_that_waits_behind_a_held_one_of_another_topic_says_so() -> No
         test.send("b", "behind", key="k")
         test.settle()
 
-        (said,) = [one for one in test.explain() if one.topic == "b"]
+        (said,) = [explanation for explanation in test.explain() if explanation.topic == "b"]
         assert said.state == "behind its key"
         assert said.detail == "it waits for a[0]@0 of its key, which its handler holds"
         test.crash()
@@ -121,3 +122,37 @@ def test_without_a_choice_the_app_stops_and_keeps_the_offset(given: object) -> N
             test.advance(5)
 
     assert test.committed("t").get(0, 0) == 0
+
+
+QUICK = retry(attempts=3, wait=tenacity.wait_fixed(0.05))
+
+
+def test_the_delays_are_what_tenacity_says() -> None:
+    policy = retry(stop=tenacity.stop_after_delay(10), wait=tenacity.wait_incrementing(start=1, increment=2))
+
+    delays = [policy.delay_after(attempts, 0.0, PoisonError()) for attempts in (1, 2, 3)]
+    too_late = policy.delay_after(4, 11.0, PoisonError())
+
+    assert delays == [1, 3, 5]
+    assert too_late is None
+
+
+def test_a_wish_to_try_again_is_no_failure_that_a_policy_sorts_out_but_ends_by_its_stop() -> None:
+    policy = retry(
+        stop=tenacity.stop_after_attempt(3),
+        wait=tenacity.wait_fixed(1),
+        retry=tenacity.retry_if_exception_type(OSError),
+    )
+
+    assert policy.delay_after(1, 0.0, PoisonError()) is None
+    assert [policy.delay_after(attempts, 0.0, RetryLater(5)) for attempts in (1, 2, 3)] == [5, 5, None]
+    assert policy.delay_after(1, 0.0, tenacity.TryAgain()) == 1
+
+
+def test_a_stop_that_counts_the_next_wait_in_is_asked_as_tenacity_asks_it() -> None:
+    policy = retry(stop=tenacity.stop_before_delay(10), wait=tenacity.wait_fixed(8))
+
+    assert policy.delay_after(1, 0.0, PoisonError()) == 8
+    assert policy.delay_after(2, 8.0, PoisonError()) is None
+    assert policy.delay_after(1, 0.0, RetryLater(12)) is None
+    assert policy.delay_after(1, 3.0, RetryLater(5)) == 5

@@ -62,7 +62,7 @@ def test_what_handlers_finish_in_a_revocation_is_written_and_committed(value: by
     # Leaving revokes.
     stepped.loop.leave()
 
-    assert [one.value() for one in broker.records("out" if value == b"good" else "dlq.in", 0)] == [value]
+    assert [message.value() for message in broker.records("out" if value == b"good" else "dlq.in", 0)] == [value]
     assert stepped.committed("in") == 1
 
 
@@ -213,14 +213,14 @@ def test_no_handler_that_ends_within_the_budget_of_a_revocation_is_called_again(
         wait_until(lambda: len(calls) == 4)
         engine: Any = first._consumer._engine  # type: ignore[union-attr] # it has one
         with member().start() as second:
-            wait_until(lambda: not all(one.active for one in engine.assignments.all()))
+            wait_until(lambda: not all(assignment.active for assignment in engine.assignments.all()))
             release.set()
             # Long before its budget is over.
             wait_until(lambda: first.statistics().revoked and second.statistics().partitions, timeout=30)
-            wait_until(lambda: sum(one.offset for one in committed(servers, source, source, 4).values()) == 4)
+            wait_until(lambda: sum(point.offset for point in committed(servers, source, source, 4).values()) == 4)
 
     assert calls == Counter([b"0", b"1", b"2", b"3"])
-    assert sorted(one.value() or b"" for one in read_all(servers, target)) == [b"0", b"1", b"2", b"3"]
+    assert sorted(sent.value() or b"" for sent in read_all(servers, target)) == [b"0", b"1", b"2", b"3"]
 
 
 def test_what_a_handler_ends_in_a_stop_without_a_drain_is_published(
@@ -250,7 +250,7 @@ def test_what_a_handler_ends_in_a_stop_without_a_drain_is_published(
     with pytest.raises(penstock.PenstockError, match="failed"):
         running.stop()
 
-    assert [one.value() for one in read_all(servers, target)] == [b"slow"]
+    assert [sent.value() for sent in read_all(servers, target)] == [b"slow"]
 
 
 @pytest.mark.thorough
@@ -271,4 +271,4 @@ def test_a_topic_that_takes_no_markers_stops_no_other(
         wait_until(lambda: committed(servers, source, source, 1)[0].offset == 11, timeout=90)
         assert running.statistics().dropped == 1
 
-    assert [one.value() for one in read_all(servers, well)] == [b"%d" % offset for offset in range(1, 11)]
+    assert [sent.value() for sent in read_all(servers, well)] == [b"%d" % offset for offset in range(1, 11)]

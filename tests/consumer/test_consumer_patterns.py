@@ -50,13 +50,13 @@ def test_a_topic_that_comes_up_while_it_runs_is_taken_up_from_its_first_message(
 
     with TestApp(app_of(seen, config={"auto.offset.reset": reset})) as test:
         test.settle()
-        waiting = [str(one) for one in test.explain()]
+        waiting = [str(explanation) for explanation in test.explain()]
         test.broker.create_topic("orders.new", 1)
         test.send("orders.new", "before it was found")
         test.advance(FOUND_S)
         committed = test.committed("orders.new")
 
-    assert ["no topic matches this pattern yet" in one for one in waiting] == [True]
+    assert ["no topic matches this pattern yet" in item for item in waiting] == [True]
     assert seen == [("orders.new", b"before it was found")]
     assert committed == {0: 1}
 
@@ -87,7 +87,7 @@ def test_a_topic_that_is_deleted_is_let_go_and_taken_up_when_it_is_made_anew() -
         test.advance(FOUND_S)
         test.broker.delete_topic("orders.a")
         test.advance(2 * FOUND_S)
-        assigned = {one.topic for one in test.statistics().partitions}
+        assigned = {partition.topic for partition in test.statistics().partitions}
         test.send("orders.b", "2")
         test.settle()
         test.broker.create_topic("orders.a", 1)
@@ -114,7 +114,7 @@ def test_a_topic_that_is_found_has_its_dead_letters_and_retries_which_no_pattern
         test.advance(2 * FOUND_S)
         letters = test.dead_letters("orders")
 
-    assert ([one.value for one in letters], seen) == ([b"1"], ["orders", "orders"])
+    assert ([sent.value for sent in letters], seen) == ([b"1"], ["orders", "orders"])
 
 
 def test_a_topic_that_two_patterns_match_is_refused_at_the_start_and_the_firsts_while_it_runs(
@@ -167,7 +167,7 @@ def test_a_topic_that_cannot_be_consumed_stands_in_explain_and_its_pattern_is_no
 
     def ensure_topics(broker: TestBroker, specs: Iterable[TopicSpec]) -> None:
         wanted = list(specs)
-        if any(one.name in refused for one in wanted):
+        if any(topic.name in refused for topic in wanted):
             right = topic_right(Operation.CREATE, "dlq.orders.b")
             raise MissingRightError("it cannot be created", [right], "User:test")
         create(broker, wanted)
@@ -178,11 +178,11 @@ def test_a_topic_that_cannot_be_consumed_stands_in_explain_and_its_pattern_is_no
         test.broker.create_topic("orders.b", 1)
         test.send("orders.b", "1")
         test.advance(2 * FOUND_S)
-        alone = [str(one) for one in test.explain()]
+        alone = [str(explanation) for explanation in test.explain()]
         test.broker.create_topic("orders.a", 1)
         test.send("orders.a", "1")
         test.advance(FOUND_S)
-        beside = list(seen)
+        before = list(seen)
         refused.clear()
         test.advance(FOUND_S)
 
@@ -190,8 +190,8 @@ def test_a_topic_that_cannot_be_consumed_stands_in_explain_and_its_pattern_is_no
     assert "orders.b: no partition; it matches a pattern and cannot be consumed" in alone[0]
     assert "User:test lacks the right Create on topic dlq.orders.b" in alone[0]
     assert caplog.text.count("topic orders.b matches a pattern and cannot be consumed") == 1
-    assert beside == [("orders.a", b"1")]
-    assert seen == [*beside, ("orders.b", b"1")]
+    assert before == [("orders.a", b"1")]
+    assert seen == [*before, ("orders.b", b"1")]
 
 
 def test_a_topic_can_be_paused_once_it_was_found_and_resumed_when_it_was_deleted() -> None:
@@ -250,7 +250,7 @@ def test_a_topic_that_comes_up_on_a_real_broker_is_taken_up_with_both_protocols(
         produce(servers, second, [(b"k", b"1")])
         wait_until(lambda: seen == [(second, b"1")])
         running.pause(second)
-        wait_until(lambda: [one.paused for one in running.statistics().partitions] == ["by the app"] * 2)
+        wait_until(lambda: [partition.paused for partition in running.statistics().partitions] == ["by the app"] * 2)
         ensure_topics(admin, servers, [TopicSpec(f"{first}.third", 1)])
         produce(servers, f"{first}.third", [(b"k", b"3")])
         produce(servers, second, [(b"k", b"2")])

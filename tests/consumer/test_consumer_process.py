@@ -1,4 +1,4 @@
-"""A consumer process that is killed, told to stop, or told twice."""
+"""A consumer process that is killed, stopped, or stopped twice."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_process_killed_in_mid_stream_loses_nothing_and_keeps_the_order(
     assert len(handled) >= 3400, "the first kill left nothing to be repeated"
     assert len({(partition, offset) for _, partition, offset in handled}) == 3000
     for key in {key for key, _, _ in handled}:
-        offsets = [offset for one, _, offset in handled if one == key]
+        offsets = [offset for value, _, offset in handled if value == key]
         # I2: it rises, save that it may restart below: `1 2 1 2 3` is legal, `1 3 2` is not.
         wanted = sorted(set(offsets))
         position = {offset: place for place, offset in enumerate(wanted)}

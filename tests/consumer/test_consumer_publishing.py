@@ -26,7 +26,7 @@ from support.consumers import app_of
         lambda m: Outgoing("out", m.value, key=m.key),
         lambda m: [Outgoing("out", m.value, key=m.key)],
         lambda m: (Outgoing("out", m.value, m.key), None),
-        lambda m: (Outgoing("out", one, m.key) for one in [m.value]),
+        lambda m: (Outgoing("out", value, m.key) for value in [m.value]),
     ],
     ids=["one", "list", "tuple", "generator"],
 )

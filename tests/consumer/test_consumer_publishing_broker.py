@@ -1,7 +1,4 @@
-"""What handlers return, on a real broker: a process is killed, and nothing is missing.
-
-`test_consumer_publishing_histories` has several processes, and a broker that is killed.
-"""
+"""What handlers return, on a real broker: a process is killed, and nothing is missing."""
 
 from __future__ import annotations
 

@@ -217,10 +217,10 @@ def test_a_batch_that_returns_too_few_plain_values_fails() -> None:
         for number in range(4):
             test.send("in", str(number), key="k")
         test.settle()
-        said = {dict(one.headers)["__dlq.errors.message"] for one in test.dead_letters("in")}
+        said = {dict(message.headers)["__dlq.errors.message"] for message in test.dead_letters("in")}
         assert test.published("out") == []
 
-    assert all(b"return a list with a value for each of them" in (one or b"") for one in said)
+    assert all(b"return a list with a value for each of them" in (line or b"") for line in said)
 
 
 def test_a_topic_named_with_to_that_is_absent_is_said_at_the_start() -> None:

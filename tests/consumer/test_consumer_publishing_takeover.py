@@ -121,6 +121,6 @@ def test_what_a_member_has_at_hand_that_was_frozen_and_put_out_never_becomes_vis
             assert frozen.returncode == 0
             assert faults_of_exactly_once(seen, group.batches(), count, keys) == []
             assert faults_of_exactly_once(group.seen(), group.batches(), count, keys) == []
-            assert {one.writer for one in seen} == {"m0", "m1"}
+            assert {value.writer for value in seen} == {"m0", "m1"}
         finally:
             group.close()

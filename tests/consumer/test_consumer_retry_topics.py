@@ -138,11 +138,11 @@ def test_forged_headers_cost_their_message_a_bounded_wait_and_no_more_rounds() -
 
 
 def test_an_origin_is_believed_only_in_the_retry_topic_and_only_of_its_own_topic() -> None:
-    told: tuple[str, bytes | None] = (ORIGIN, b"t/3/99")
+    origin: tuple[str, bytes | None] = (ORIGIN, b"t/3/99")
 
-    assert origin_of(record(told), "t") == ("t", 3, 99)
-    assert origin_of(record(told), "other") == ("retry.g.t.1s", 1, 7)
-    assert origin_of(record(told, topic="t"), "t") == ("t", 1, 7)
+    assert origin_of(record(origin), "t") == ("t", 3, 99)
+    assert origin_of(record(origin), "other") == ("retry.g.t.1s", 1, 7)
+    assert origin_of(record(origin, topic="t"), "t") == ("t", 1, 7)
     assert origin_of(record((ORIGIN, b"t/3/" + b"9" * 40)), "t") == ("retry.g.t.1s", 1, 7)
 
 
@@ -180,9 +180,9 @@ def test_filter_decoder_and_middlewares_see_a_retry_with_the_place_of_its_origin
         test.send("t", "1", partition=1)
         test.advance(30)
 
-    assert len([one for one in seen if one[0].startswith("handler")]) == 4
-    assert {one[:2] for one in seen} == {(name, "t") for name in ("middleware", "filter", "handler 0", "handler 1")}
-    assert {one[2:] for one in seen if one[0] == "handler 1"} == {(1, 1)}
+    assert len([value for value in seen if value[0].startswith("handler")]) == 4
+    assert {value[:2] for value in seen} == {(name, "t") for name in ("middleware", "filter", "handler 0", "handler 1")}
+    assert {value[2:] for value in seen if value[0] == "handler 1"} == {(1, 1)}
 
 
 def test_a_dead_letter_counts_the_tries_of_all_rounds_and_a_forged_count_is_not_believed() -> None:

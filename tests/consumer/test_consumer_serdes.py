@@ -16,7 +16,7 @@ from confluent_kafka.serialization import (
     MessageField,
     SerializationContext,
 )
-from serdes_apps import VALUE, Told, framed
+from serdes_apps import VALUE, Recording, framed
 
 import penstock
 from penstock import Outgoing
@@ -34,7 +34,7 @@ BIG = 1 << 40
 
 def variables() -> set[str]:
     """Return the names of the context variables that are set here."""
-    return {one.name for one in contextvars.copy_context()}
+    return {variable.name for variable in contextvars.copy_context()}
 
 
 @pytest.mark.parametrize("in_headers", [False, True], ids=["prefix", "headers"])
@@ -58,17 +58,17 @@ def test_values_go_out_by_a_serializer_and_come_in_by_a_deserializer(kind: str, 
         for number in range(4):
             test.send("numbers", str(number))
         test.settle()
-        written = [one for one in test.published("orders") if one.value is not None]
+        written = [sent for sent in test.published("orders") if sent.value is not None]
 
-    assert [one for one in seen if one is not None] == [order(kind, BIG + number) for number in range(4)]
+    assert [value for value in seen if value is not None] == [order(kind, BIG + number) for number in range(4)]
     assert seen.count(None) == 2  # tombstones, which nothing encodes or decodes
-    assert all(one.value.startswith(b"\0") is not in_headers for one in written if one.value)
-    assert [dict(one.headers).get("from") for one in written] == [b"list", None] * 2
-    assert all(("__value_schema_id" in dict(one.headers)) is in_headers for one in written)
+    assert all(value.value.startswith(b"\0") is not in_headers for value in written if value.value)
+    assert [dict(value.headers).get("from") for value in written] == [b"list", None] * 2
+    assert all(("__value_schema_id" in dict(value.headers)) is in_headers for value in written)
 
 
 def test_a_serializer_is_told_the_topic_the_field_and_the_headers() -> None:
-    app, decoder, encoder = app_of(), Told(), Told()
+    app, decoder, encoder = app_of(), Recording(), Recording()
     attempts = []
 
     @app.handler("in", decoder=decoder, encoder=encoder, retry=penstock.retry(1), retry_delays=[60])
@@ -81,7 +81,7 @@ def test_a_serializer_is_told_the_topic_the_field_and_the_headers() -> None:
     with TestApp(app, topics=["out"]) as test:
         test.send("in", b"x", headers=[("h", b"2")])
         test.advance(100)
-        assert [one.value for one in test.published("out")] == [b"text"]
+        assert [sent.value for sent in test.published("out")] == [b"text"]
 
     (topic, field, headers), (again, _, later) = decoder.contexts
     assert (topic, field, headers) == ("in", MessageField.VALUE, [("h", b"2")])
@@ -152,7 +152,7 @@ def test_no_context_variable_is_left_behind() -> None:
 
     context = contextvars.copy_context()
     value = context.run(serializer, {"number": 1}, VALUE)
-    assert ORIGINAL_KEY in {one.name for one in context}  # or there would be nothing to try
+    assert ORIGINAL_KEY in {variable.name for variable in context}  # or there would be nothing to try
     with TestApp(app) as test:
         for _ in range(2):
             test.send("orders", value)
@@ -176,14 +176,14 @@ def test_a_schema_id_that_came_with_the_headers_of_another_message_is_not_passed
             return Outgoing("out", value, headers=message.headers)
 
     app.handler("out", decoder=deserializer)(lambda message: seen.append(message.body))
-    told = SerializationContext("to-prefixed", MessageField.VALUE, [])
-    value = framed(by_header, {"number": BIG}, told)
+    context = SerializationContext("to-prefixed", MessageField.VALUE, [])
+    value = framed(by_header, {"number": BIG}, context)
 
     with TestApp(app) as test:
         for topic in encoders:
-            test.send(f"to-{topic}", value, headers=told.headers)
+            test.send(f"to-{topic}", value, headers=context.headers)
             test.settle()
-        ids = [[header for header, _ in one.headers].count("__value_schema_id") for one in test.published("out")]
+        ids = [[header for header, _ in sent.headers].count("__value_schema_id") for sent in test.published("out")]
 
     assert seen == [{"name": "n"}, {"number": BIG + 1}, {"number": BIG}]
     assert ids == [0, 1, 1]

@@ -20,7 +20,7 @@ from confluent_kafka.serialization import (
     StringDeserializer,
     StringSerializer,
 )
-from serdes_apps import Told, framed
+from serdes_apps import Recording, framed
 
 import penstock
 from penstock.consumer import handler
@@ -31,12 +31,12 @@ from support.consumers import app_of
 
 
 def every(seconds: float, attempts: int = 3, **options: Any) -> penstock.RetryPolicy:
-    """Tries so many seconds apart."""
+    """Tries with so many seconds in between."""
     return penstock.retry(attempts=attempts, wait=lambda _: seconds, **options)
 
 
 def reasons(test: TestApp, topic: str) -> list[bytes | None]:
-    return [one.header("__dlq.errors.message") for one in test.dead_letters(topic)]
+    return [message.header("__dlq.errors.message") for message in test.dead_letters(topic)]
 
 
 def test_what_a_registry_does_not_know_and_what_is_no_value_go_to_the_dead_letters_without_a_try() -> None:
@@ -52,13 +52,13 @@ def test_what_a_registry_does_not_know_and_what_is_no_value_go_to_the_dead_lette
         for value in (b"\0\0\0\0\x63\x02", b"\x07garbage", b"\0", b"", good[:5], good):
             test.send("orders", value)
         test.settle()
-        told = reasons(test, "orders")
-        counts = {one.header("__dlq.errors.delivery.count") for one in test.dead_letters("orders")}
+        said = reasons(test, "orders")
+        counts = {sent.header("__dlq.errors.delivery.count") for sent in test.dead_letters("orders")}
 
     assert seen == [{"number": 1}]
-    assert told[0] == b"the value cannot be decoded: SchemaRegistryError 40400; correct its producer or the decoder"
-    assert [one for one in told if not (one or b"").startswith(b"the value cannot be decoded: ")] == []
-    assert (len(told), counts) == (5, {b"1"})
+    assert said[0] == b"the value cannot be decoded: SchemaRegistryError 40400; correct its producer or the decoder"
+    assert [item for item in said if not (item or b"").startswith(b"the value cannot be decoded: ")] == []
+    assert (len(said), counts) == (5, {b"1"})
 
 
 def caused(error: BaseException, cause: BaseException) -> BaseException:
@@ -89,7 +89,7 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
 def test_failures_that_may_pass_are_tried_again_by_the_policy_and_others_are_not(
     option: str, error: BaseException, tries: int
 ) -> None:
-    app, fails = app_of(), Told(error)
+    app, fails = app_of(), Recording(error)
 
     @app.handler("in", retry=every(10), on_failure="dead_letter", to="out", **{option: fails})  # type: ignore[arg-type] # one of two
     def take(_: penstock.Message) -> str:
@@ -103,8 +103,8 @@ def test_failures_that_may_pass_are_tried_again_by_the_policy_and_others_are_not
 
     assert len(fails.contexts) == tries
     assert letter.header("__dlq.errors.delivery.count") == str(tries).encode()
-    told = (letter.header("penstock-exception-class") or b"").decode()
-    assert (told == "penstock.errors.RegistryConnectionError") is (tries == 3)
+    name = (letter.header("penstock-exception-class") or b"").decode()
+    assert (name == "penstock.errors.RegistryConnectionError") is (tries == 3)
     assert type(error).__name__ in (letter.header("__dlq.errors.message") or b"").decode() or error.__cause__
 
 

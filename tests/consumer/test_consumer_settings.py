@@ -1,4 +1,4 @@
-"""Wrong options, handlers and places are told in a sentence before anything starts (I10)."""
+"""Wrong options, handlers and places are refused with a sentence before anything starts (I10)."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_stop_from_within_a_handler_is_refused_at_once_and_the_app_goes_on(kin
         wait_until(lambda: len(handled) == 2)
 
     assert "stop() was called on penstock-" in str(refused[0])
-    assert "told by an event" in str(refused[0])
+    assert "for example on an event" in str(refused[0])
 
 
 def test_a_process_of_a_run_has_a_name_of_its_own_in_its_group(monkeypatch: pytest.MonkeyPatch) -> None:

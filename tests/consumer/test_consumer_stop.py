@@ -1,22 +1,31 @@
-"""Stopping: one time for all of it, whatever handlers do, and what is left undone is told."""
+"""Stopping: one time for all of it, whatever handlers do, and what is left undone is said; signals and leaving."""
 
 from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from stepped import Stepped
 from tenacity import wait_fixed
 
 from kafka_tools import produce
 from penstock.app import App
-from penstock.consumer import DeferredCompletion, retry
+from penstock.consumer import DeferredCompletion, handler, retry
 from penstock.consumer.poll.membership import Membership
+from penstock.consumer.poll.stop_request import StopRequest
+from penstock.consumer.settings import ConsumerSettings
 from penstock.devbroker import DevBroker
 from penstock.message import Message
-from penstock.testing import TestApp
+from penstock.running import RunningApp
+from penstock.spark_sink.queries.app_sinks import AppSinks
+from penstock.testing import TestApp, TestClock
 from support.consumers import NewTopic
 from waiting import wait_until
 
@@ -131,3 +140,78 @@ def test_what_the_library_raises_while_it_leaves_is_logged_and_ends_nothing(
 
     assert caplog.text.count("leaving the group: ") == 2
     assert "what was not committed is handled again" in caplog.text
+
+
+def test_a_poll_thread_that_hangs_before_it_leaves_holds_no_stop(caplog: pytest.LogCaptureFixture) -> None:
+    clock = TestClock()
+    membership = object.__new__(Membership)
+    membership.clock, membership.group, membership.leaving = clock, "shop", threading.Event()
+    membership._abandoned = False
+    membership.stop_request = StopRequest(ConsumerSettings(), clock)
+
+    clock.advance(3600)
+    while_it_runs = membership.leaving_takes_too_long()
+    membership.stop_request.drain(10)
+    clock.advance(10)
+    in_time = membership.leaving_takes_too_long()
+    clock.advance(10)
+    too_late = [membership.leaving_takes_too_long() for _ in range(2)]
+
+    assert (while_it_runs, in_time, too_late) == (False, False, [True, True])
+    assert caplog.text.count("shop cannot leave its group: a call of its Kafka client does not return") == 1
+
+
+class Sinks:
+    """Sinks that go on."""
+
+    ended = False
+
+    def raise_failure(self) -> None:
+        """Have none."""
+
+    def request_stop(self, *, now: bool = False) -> None:
+        """Go on all the same."""
+
+
+def interrupted_everywhere(call: Callable[[], object], signal_handler: Callable[[], object]) -> bool:
+    """Run a call with a handler at every line of it, on one thread, as signals come; return whether it ended."""
+
+    def at_each_line(_frame: FrameType, event: str, _argument: object) -> Any:
+        if event == "line":
+            sys.settrace(None)
+            signal_handler()
+            sys.settrace(at_each_line)
+        return at_each_line
+
+    def run() -> None:
+        sys.settrace(at_each_line)
+        try:
+            call()
+        finally:
+            sys.settrace(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    return not thread.is_alive()
+
+
+def test_a_signal_while_an_app_with_sinks_only_is_waited_for_ends_the_wait() -> None:
+    running = RunningApp(None, None, [], cast("AppSinks", Sinks()))
+    ended: list[bool] = []
+
+    assert interrupted_everywhere(lambda: ended.append(running.wait(5)), running._stop_requested.set)
+    assert ended == [True]
+
+
+def test_a_signal_while_a_stop_is_asked_for_asks_once_more() -> None:
+    stepped = Stepped({"t": handler(print)})
+    loop = stepped.loop
+
+    def leave() -> None:
+        loop.stop_request.leave(1.0)
+
+    assert interrupted_everywhere(loop.stop_request.drain, loop.stop_request.drain)
+    assert interrupted_everywhere(leave, leave)
+    loop.run()
+    assert loop.membership.leaving.is_set()

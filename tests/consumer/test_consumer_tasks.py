@@ -123,7 +123,7 @@ def test_messages_of_one_run_whose_handler_leaves_something_behind_stay_in_order
     with running(handler(leaves, retry=retry(attempts=1), on_failure="drop"), max_concurrency=3) as stepped:
         stepped.feed("t", *((b"k", b"%d" % number) for number in range(30)))
         wait_until(lambda: done(stepped))
-        counts = [(one.handled, one.dropped) for one in stepped.engine.slots()]
+        counts = [(slot.handled, slot.dropped) for slot in stepped.engine.slots()]
 
     assert order == [b"%d" % number for number in range(30)]
     assert most == 1

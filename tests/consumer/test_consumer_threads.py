@@ -132,7 +132,7 @@ def test_fetching_pauses_at_the_limit_with_a_reason_and_goes_on_below_half() -> 
         handled(message)
 
     with consumer_of(broker, {"t": handler(waits)}, max_in_flight=500, fetch_size=100) as consumer:
-        (full,) = wait_until(lambda: [one for one in consumer.statistics().partitions if one.paused])
+        (full,) = wait_until(lambda: [partition for partition in consumer.statistics().partitions if partition.paused])
         opened.set()
         wait_until(lambda: len(handled.done) == 3000)
         pauses = consumer.statistics().pauses

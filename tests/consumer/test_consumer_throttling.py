@@ -1,4 +1,4 @@
-"""A handler's rate holds that handler and no other, keeps the order of each key, and serves the oldest first."""
+"""Who gets the workers: a rate holds its handler and no other, and failing keys starve no healthy ones."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import time
 from itertools import pairwise
 
 import pytest
+import tenacity
+from stepped import Stepped
 from stepped_engine import SteppedEngine
 
 import penstock
-from penstock.consumer import handler
+from penstock.consumer import handler, retry
 from penstock.message import Message
 from penstock.testing import TestApp
 from support.consumers import app_of
@@ -27,7 +29,7 @@ def test_a_held_topic_that_has_all_the_bytes_holds_no_other_topic() -> None:
         for number in range(1000):
             test.send("free", b"x", key=f"k{number}")
         test.advance(5)
-        paused = {one.topic: one.paused for one in test.statistics().partitions}
+        paused = {partition.topic: partition.paused for partition in test.statistics().partitions}
         test._end()
 
     assert len(seen) == 1000
@@ -62,7 +64,7 @@ def test_a_rate_keeps_the_order_of_each_key_also_when_it_is_taken_away(batch: in
     assert 100 <= limited <= 102
     assert len(seen) == 900
     for key in {key for key, _ in seen}:
-        assert all(former < later for former, later in pairwise([at for one, at in seen if one == key]))
+        assert all(former < later for former, later in pairwise([at for value, at in seen if value == key]))
 
 
 def test_the_oldest_message_is_begun_first_whichever_lane_it_is_in() -> None:
@@ -131,16 +133,16 @@ def test_a_hot_key_with_a_rate_holds_no_cold_ones_until_its_messages_fill_the_pa
             test.send("topic", b"x", key=b"c%d" % number, partition=0)
         test.settle()
         test.advance(5)
-        told = next(one for one in test.statistics().partitions if one.partition == 0)
+        status = next(partition for partition in test.statistics().partitions if partition.partition == 0)
         test._end()
 
     cold = [key for key in seen if key != b"hot"]
     assert 5 <= seen.count(b"hot") <= 7
     if limit > 3000:
-        assert (len(cold), told.paused, told.parked) == (3000, None, 3000 - seen.count(b"hot"))
+        assert (len(cold), status.paused, status.parked) == (3000, None, 3000 - seen.count(b"hot"))
     else:
         # One log is read in order: what is behind the hot key's messages is not fetched.
-        assert (cold, told.paused) == ([], "parked limit")
+        assert (cold, status.paused) == ([], "parked limit")
 
 
 def test_a_completion_that_is_out_counts_in_the_parked_limit() -> None:
@@ -156,11 +158,90 @@ def test_a_completion_that_is_out_counts_in_the_parked_limit() -> None:
         for number in range(100):
             test.send("topic", b"x", key=b"k%d" % number, partition=0)
         test.advance(1)
-        told = next(one for one in test.statistics().partitions if one.partition == 0)
-        for one in out:
-            one.complete()
+        status = next(partition for partition in test.statistics().partitions if partition.partition == 0)
+        for completion in out:
+            completion.complete()
         test.advance(1)
-        later = next(one for one in test.statistics().partitions if one.partition == 0)
+        later = next(partition for partition in test.statistics().partitions if partition.partition == 0)
 
-    assert (told.parked, told.paused) == (100, "parked limit")
+    assert (status.parked, status.paused) == (100, "parked limit")
     assert (later.parked, later.paused) == (0, None)
+
+
+#: Seconds that every call takes, and a step of the clock.
+CALL_S = 0.005
+WORKERS = 16
+FOR_EVER = retry(stop=tenacity.stop_never, wait=tenacity.wait_fixed(0.05))
+
+
+class Fails:
+    """Fails what is bad."""
+
+    def __init__(self) -> None:
+        self.healthy = self.failing = 0
+        self.failed: set[bytes | None] = set()
+
+    def __call__(self, message: Message) -> None:
+        """Count, and fail."""
+        if (message.key or b"").startswith(b"bad"):
+            self.failing += 1
+            self.failed.add(message.key)
+            raise ValueError
+        self.healthy += 1
+
+
+def work(stepped: Stepped, seconds: float) -> None:
+    """Let all workers work side by side for so long, each call taking its time."""
+    for _ in range(round(seconds / CALL_S)):
+        stepped.poll()
+        for worker in stepped.consumer.workers:
+            if worker.lane is None:
+                worker.take()
+        stepped.broker.advance(CALL_S)
+        for worker in stepped.consumer.workers:
+            if worker.work is not None:
+                stepped.finish(worker)
+
+
+def healthy_share(failing_keys: int, seconds: float, **settings: object) -> tuple[float, int]:
+    """Return the part of what is possible that healthy keys get along with failing ones, and the calls of those."""
+    seen = Fails()
+    stepped = Stepped(
+        {"t": handler(seen, retry=FOR_EVER)},
+        workers=WORKERS,
+        max_in_flight=3_000,
+        max_in_flight_bytes=1 << 32,
+        **settings,
+    )
+    for number in range(failing_keys):
+        stepped.broker.produce("t", b"", key=b"bad%d" % number)
+    for number in range(20_000):
+        stepped.broker.produce("t", b"", key=b"good%d" % (number % 997))
+    # Until all that fails has failed once; were there nothing else, it would take 0.6 s.
+    for _ in range(40):
+        if len(seen.failed) < failing_keys:
+            work(stepped, 0.05)
+    assert len(seen.failed) == failing_keys
+    healthy, failing = seen.healthy, seen.failing
+    work(stepped, seconds)
+    return (seen.healthy - healthy) / (seconds / CALL_S * WORKERS), seen.failing - failing
+
+
+@pytest.mark.parametrize("settings", [{}, {"lanes_per_worker": 1}, {"pinned": True}], ids=str)
+def test_retries_without_end_leave_healthy_keys_half_of_the_workers(settings: dict[str, object]) -> None:
+    alone, _ = healthy_share(0, 0.5, **settings)
+
+    together, retries = healthy_share(2_000, 1.5, **settings)
+
+    assert alone > 0.9
+    assert together >= 0.5 * alone
+    # And the retries go on.
+    assert retries > 0.2 * 1.5 / CALL_S * WORKERS
+
+
+def test_a_few_retries_do_not_wait_for_healthy_traffic() -> None:
+    share, retries = healthy_share(10, 1.0)
+
+    # Each 50 ms after the last try, and little more: a call, and the slice of a worker that is with another lane.
+    assert retries >= 10 * 1.0 / 0.1
+    assert share > 0.7

@@ -48,12 +48,12 @@ class Runner:
 
     def run(self, transaction: Transaction, metadata: object, **_: bool) -> None:
         self.generations.append(metadata)
-        messages = [message for one in transaction.inside for message in one.messages]
+        messages = [message for submission in transaction.inside for message in submission.messages]
         self.tried.append([message.value for message in messages])
         fault = self.errors.pop() if self.errors else self._found(messages)
         if fault is None or (isinstance(fault, UnknownEndError) and self.takes_effect):
             self.committed_values += [message.value for message in messages]
-            self.positions.update(((one.topic, one.partition), at) for one, at in transaction.positions.items())
+            self.positions.update(((place.topic, place.partition), at) for place, at in transaction.positions.items())
         if fault is not None:
             raise fault
 
@@ -70,10 +70,10 @@ class Runner:
         return self._faults
 
     def committed(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        known = [(one, self.positions.get((one.topic, one.partition))) for one in partitions]
+        known = [(partition, self.positions.get((partition.topic, partition.partition))) for partition in partitions]
         return [
-            TopicPartition(one.topic, one.partition, at.offset, metadata=at.metadata)
-            for one, at in known
+            TopicPartition(assignment.topic, assignment.partition, at.offset, metadata=at.metadata)
+            for assignment, at in known
             if at is not None
         ]
 
@@ -99,7 +99,7 @@ class Stepped:
     def changed(self, done: Mapping[Assignment, Places]) -> dict[Assignment, CommitPoint]:
         point = self.assignment.tracker.commit_point(self.map_chars, with_done=done.get(self.assignment, {}))
         mine = {} if point == self.assignment.committed else {self.assignment: point}
-        return {one: at for one, at in (mine | self.others).items() if not one.is_gone}
+        return {place: at for place, at in (mine | self.others).items() if not place.is_gone}
 
     def take_in(self) -> Item:
         block = self.assignment.tracker.register([self._next], 1)
@@ -163,7 +163,7 @@ def test_a_broker_that_tells_what_was_is_not_believed_before_results_are_written
     # It stood still, and does not know yet that another one coordinates the group.
     stepped.runner.committed = lambda _: [TopicPartition("in", 0, 0, metadata="")]  # type: ignore[method-assign] # a fault
     stepped.transact(2)
-    stepped.runner.committed = tells  # type: ignore[method-assign] # mended
+    stepped.runner.committed = tells  # type: ignore[method-assign] # repaired
 
     stepped.transact()
 
@@ -352,4 +352,4 @@ def test_nothing_is_judged_for_a_partition_that_is_gone() -> None:
 
     stepped.transact(1)
 
-    assert [(one.is_written, one.refusal) for one in ended] == [(False, None)]
+    assert [(write.is_written, write.refusal) for write in ended] == [(False, None)]

@@ -42,8 +42,8 @@ def test_a_group_whose_offsets_were_not_told_is_not_taken_back_to_the_beginning(
         test.settle()
         assert broker.faults.happened[Operation.COMMITTED]
         overtake_commits(test)
-        told = [one for one in test.explain() if one.topic == "first"]
-        lags = [one.lag for one in test.statistics().partitions if one.topic == "first"]
+        status = [explanation for explanation in test.explain() if explanation.topic == "first"]
+        lags = [partition.lag for partition in test.statistics().partitions if partition.topic == "first"]
         before = test.committed("first")
         test.send("first", b"x", key=b"k")
         test.advance(5)
@@ -55,7 +55,7 @@ def test_a_group_whose_offsets_were_not_told_is_not_taken_back_to_the_beginning(
     assert list(before.values()) == [50]
     assert list(after.values()) == [51]
     assert [offset for topic, offset in seen if topic == "first"] == list(range(51))
-    assert {str(one).partition(": ")[2] for one in told} == {"position not known yet"}
+    assert {str(item).partition(": ")[2] for item in status} == {"position not known yet"}
     assert set(lags) == {None}
 
 
@@ -67,7 +67,7 @@ def test_a_group_that_begins_at_the_end_never_commits_the_beginning() -> None:
     with TestApp(app_of(seen, **{"auto.offset.reset": "latest"}), broker) as test:
         test.settle()
         overtake_commits(test)
-        lags = [one.lag for one in test.statistics().partitions if one.topic == "first"]
+        lags = [partition.lag for partition in test.statistics().partitions if partition.topic == "first"]
     committed = broker.committed("group")
     with TestApp(app_of(seen, **{"auto.offset.reset": "latest"}), broker) as test:
         test.advance(5)
@@ -129,7 +129,7 @@ def test_a_position_below_the_start_of_the_log_goes_on_at_the_first_message_that
         write_and_delete(broker)
         with TestApp(app_of(seen, **{"auto.offset.reset": reset}), broker) as test:
             test.advance(5)
-            lag = next(one.lag for one in test.explain() if one.topic == "first")
+            lag = next(explanation.lag for explanation in test.explain() if explanation.topic == "first")
             assert lag == 0
 
     assert [offset for _, offset in seen] == [0, *range(101, 201)]
@@ -165,9 +165,9 @@ def test_a_group_that_begins_at_the_end_commits_from_its_first_message_on() -> N
         test.settle()
         test.send("first", b"x", key=b"k")
         test.advance(5)
-        told = next(one for one in test.explain() if one.topic == "first")
+        status = next(explanation for explanation in test.explain() if explanation.topic == "first")
         committed = test.committed("first")
 
     assert committed == {0: 101}
-    assert (told.lag, told.state, told.watermark) == (0, "idle", 101)
+    assert (status.lag, status.state, status.watermark) == (0, "idle", 101)
     assert seen == [("first", 100)]

@@ -134,8 +134,8 @@ def test_every_state_of_the_message_that_holds_the_watermark_is_told() -> None:
     @app.handler("t", retry=retry(attempts=2, wait=tenacity.wait_fixed(30)), on_failure="drop")
     def handle(message: Message) -> DeferredCompletion | None:
         if message.value == b"handler":
-            said["in handler"] = next(one for one in test.explain() if one.partition == 0)
-            said["queued"] = next(one for one in test.explain() if one.partition == 1)
+            said["in handler"] = next(explanation for explanation in test.explain() if explanation.partition == 0)
+            said["queued"] = next(explanation for explanation in test.explain() if explanation.partition == 1)
         if message.value == b"poison":
             raise PoisonError
         return completion if message.value == b"deferred" else None
@@ -143,7 +143,7 @@ def test_every_state_of_the_message_that_holds_the_watermark_is_told() -> None:
     with TestApp(app, partitions=2) as test:
 
         def of_first() -> Explanation:
-            return next(one for one in test.explain() if one.partition == 0)
+            return next(explanation for explanation in test.explain() if explanation.partition == 0)
 
         def send(key: str, *values: str) -> Explanation:
             for value in values:
