@@ -57,7 +57,7 @@ class CollectionThreshold:
 
     It looks when there are 700 objects more than at the last time, through all that are new since. Messages that wait
     for their handlers are such objects, tens of thousands, and in use. Looking through them, again and again, took a
-    quarter of the CPU beside 1,000 handlers on the event loop, and stopped those for up to a quarter of a second. So
+    quarter of the CPU with 1,000 handlers on the event loop, and stopped those for up to a quarter of a second. So
     what the messages in flight are is added to the process's own threshold, until few have been for a while: no more
     garbage is left lying than messages.
     """

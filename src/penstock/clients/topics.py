@@ -214,7 +214,7 @@ def _counts(metadata: ClusterMetadata) -> dict[str, int]:
 def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = CONNECT_TIMEOUT_S) -> list[str]:
     """Return those topics that the brokers say nothing of because this client has no right on them.
 
-    The list of all topics leaves out both them and what does not exist; asked by name, the brokers tell them apart.
+    The list of all topics leaves out both them and what does not exist; asked by name, the brokers distinguish them.
     """
     return [name for name, error in described(admin, topics, timeout_s)[1].items() if is_missing_right(error)]
 

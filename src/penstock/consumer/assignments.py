@@ -182,9 +182,9 @@ class Assignments:
             return list(self._current.values())
 
 
-#: Bytes that a message takes beside its key, value and headers: the objects of the client and of Python.
+#: Bytes that a message takes besides its key, value and headers: the objects of the client and of Python.
 OVERHEAD_BYTES = 300
-#: Bytes that a header takes beside its name and content.
+#: Bytes that a header takes besides its name and content.
 _HEADER_BYTES = 150
 #: One of so many messages is the sample, the first among them, in a fetch of more than twice as many. A prime: where
 #: several senders alternate, all are seen.

@@ -35,7 +35,7 @@ class Slice(list[Record]):
 
     A slice of quick messages takes a moment, by how long those before it took, so a thread does not look at the clock
     within; should handlers become slow in the middle of one, the poll thread cuts it. Where the slot's `slice_size` is
-    1, messages are slow, and a look at the clock costs nothing beside them: each that has results ends the slice, and
+    1, messages are slow, and a look at the clock costs nothing in comparison: each with results ends the slice, and
     so does the slot's deadline.
     """
 
@@ -245,7 +245,7 @@ class ExecutionSlot:
 
 @dataclass(frozen=True, slots=True)
 class SeenCall:
-    """A call that another thread saw under way in a slot: `started` tells two tries of a record apart."""
+    """A call that another thread saw under way in a slot: `started` distinguishes two tries of a record."""
 
     slot: ExecutionSlot
     record: Record = field(repr=False)

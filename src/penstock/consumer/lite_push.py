@@ -274,7 +274,7 @@ class LitePushConsumer:
         if here is self._thread or self._executor.has_thread(here.ident):
             raise ConfigurationError(
                 f"stop() was called on {here.name}, by a handler or what is around it, and would wait for it; have the "
-                "thread that started the app stop it, told by an event say"
+                "thread that started the app stop it, for example on an event"
             )
 
     def stop(self, timeout: float | None = None) -> bool:

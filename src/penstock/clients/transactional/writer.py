@@ -43,7 +43,7 @@ _CONNECT_S = 1.0
 def initialise(producer: Producer, topic: str, timeout_s: float) -> None:
     """Call `init_transactions` with a connection that stands. `topic` is one that is there; without one it may not yet.
 
-    The library looks for the transaction coordinator when it is told to, and where no connection stands by then, half
+    The library looks for the transaction coordinator when it is asked to, and where no connection stands by then, half
     a second later (librdkafka 2.16, seen in one of eight starts). Raises `KafkaException` as `init_transactions`.
     """
     if topic:

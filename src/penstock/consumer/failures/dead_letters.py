@@ -111,7 +111,7 @@ class DeadLetterLimits:
         return f"{why}: {place} is not given up and {self.ends}; find what fails every message, then start again"
 
 
-#: Reasons that are counted apart; those beyond count as one.
+#: Reasons that are counted separately; those beyond are counted together.
 _MOST = 50
 _OTHERS = "other errors"
 

@@ -62,11 +62,11 @@ def collected(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def require_parameters(
-    kind: str, function: Callable[..., object], what: str, count: int, *, may_yield: bool = False, beside: str = ""
+    kind: str, function: Callable[..., object], what: str, count: int, *, may_yield: bool = False, more: str = ""
 ) -> None:
     """Raise `ConfigurationError` unless a function can be called with `count` arguments, and does its work when it is.
 
-    `kind` is what it is for, such as "handler", `what` the arguments, in words, and `beside` what else it may have.
+    `kind` is what it is for, such as "handler", `what` the arguments, in words, and `more` what else it may have.
     """
     called = called_by(function)
     if not may_yield and (inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)):
@@ -80,7 +80,7 @@ def require_parameters(
     except TypeError:
         raise ConfigurationError(
             f"{kind} {name_of(function)}{signature} cannot be called with {what}; give it {_PARAMETERS[count]}"
-            f"{beside}, and those beside it defaults"
+            f"{more}, and further ones with defaults"
         ) from None
 
 

@@ -60,7 +60,7 @@ class Handler:
 
     function: HandlerFunction
     _: KW_ONLY
-    #: Whether the function is given a `Context` beside the message.
+    #: Whether the function is given a `Context` as well as the message.
     takes_context: bool
     kind: Kind
     order: Order = Order.KEY
@@ -109,8 +109,8 @@ def handler(function: HandlerFunction, **options: Unpack[HandlerOptions]) -> Han
     """
     check.a_callable("handler", function)
     asks = takes_context(function)
-    what, beside = ("a message and its context", "") if asks else ("a message", ", or a second one as penstock.Context")
-    require_parameters("handler", function, what, 2 if asks else 1, may_yield=True, beside=beside)
+    what, more = ("a message and its context", "") if asks else ("a message", ", or a second one as penstock.Context")
+    require_parameters("handler", function, what, 2 if asks else 1, may_yield=True, more=more)
     check_plain({option: options[option] for option in ("filter", "decoder", "key", "encoder")})
     if options["filter"] is not None:
         check.a_callable("filter", options["filter"])

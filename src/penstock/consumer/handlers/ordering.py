@@ -23,7 +23,7 @@ GivenKey = bytes | MessageFormatError | None
 _NO_KEY = b"__nokey"
 #: 2**64 divided by the golden ratio.
 _GOLDEN = 0x9E3779B97F4A7C15
-#: How far the places of two partitions lie apart: a prime that no handler gets ahead by.
+#: How far the places of two partitions differ: a prime that no handler gets ahead by.
 _PARTITIONS_APART = 1_000_003
 
 
@@ -185,9 +185,9 @@ class Ordering:
         return self._place_lane(record)
 
     def _place_lane(self, record: Record) -> int:
-        """Return a lane by a message's place: the same each time it comes, so that it never runs beside itself."""
+        """Return a lane by a message's place: the same each time it comes, so that it never runs twice at once."""
         # Partitions are read side by side: the same offset of two of them is another place. Fibonacci hashing (Knuth,
-        # TAOCP 3, 6.4): neighbours lie far apart.
+        # TAOCP 3, 6.4): neighbours get distant lanes.
         place = record.offset() // self.together + record.partition() * _PARTITIONS_APART
         return (place * _GOLDEN >> 32) % self.lanes
 

@@ -35,7 +35,7 @@ def no_partition(config: ClientConfig) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """What holds partitions beside the messages themselves, in words. Any thread."""
+    """What holds partitions besides their messages, in words. Any thread."""
 
     #: Where messages are that go to another topic.
     publishing: Mapping[Place, str]
@@ -133,7 +133,7 @@ class Explanation(PartitionStatistics):
         due_in: seconds until its next try, when it is parked; None where there is none by the clock.
         rate: messages/s that its handler may begin, when that is what it waits for.
         worker: name of the thread or task that has it, or the call that it waits for.
-        detail: what it waits for beside that: for a dead letter, the topic and the broker's words; for a message behind
+        detail: what else it waits for: for a dead letter, the topic and the broker's words; for a message behind
             a parked one of its key, the place of that, in whatever topic.
         trouble: what is wrong with the topic: it does not exist, no broker answers, another's open transaction is in
             the way, or which right is missing and what gives it; or None.

@@ -43,7 +43,7 @@ _log = rationed(__name__)
 #: Seconds between two log lines that say that one topic may not be written.
 _LOG_AGAIN_S = 60.0
 
-#: Bytes of a submission from which on they count for back-pressure. Fewer are as nothing beside what its message takes.
+#: Bytes of a submission from which on they count for back-pressure. Fewer are nothing compared with its message.
 _COUNTED_BYTES = 1024
 
 

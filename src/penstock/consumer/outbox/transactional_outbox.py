@@ -50,7 +50,7 @@ from penstock.offsets import MAX_METADATA_CHARS, CommitPoint
 _log = rationed(__name__)
 
 _NOTHING: Mapping[Assignment, Places] = MappingProxyType({})
-#: What a transaction fails with, beside what the client library raises.
+#: What a transaction fails with, besides what the client library raises.
 _FAILURES = (TooSlowError, GivenUpError, NotAnsweredError, UnknownEndError, NotOpenedError, IdLostError)
 #: Seconds between two tries of what failed for no message's fault.
 _AGAIN_S = 0.2

@@ -85,7 +85,7 @@ class PollLoop:
         self._log_waiting_at = self.clock.monotonic() + _WAITING_S
 
     def run(self) -> None:
-        """Consume until told to stop: the body of the poll thread."""
+        """Consume until a stop is requested: the body of the poll thread."""
         try:
             self.outbox.start()
             self.membership.join()

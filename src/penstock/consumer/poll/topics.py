@@ -40,7 +40,7 @@ from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockE
 
 _log = logging.getLogger(__name__)
 
-#: Bytes that the headers of a dead letter may take, beside those that the message had.
+#: Bytes that the headers of a dead letter may take, in addition to those of its message.
 _HEADERS_BYTES = 65_536
 
 #: Topics for dead letters and retries, each with those whose messages it takes.
@@ -143,7 +143,7 @@ def create_outputs(cluster: Cluster, partitions: Mapping[str, int], outputs: Out
 
 
 def _spec(name: str, sources: Sequence[str], partitions: Mapping[str, int], limits: Mapping[str, int]) -> TopicSpec:
-    """Return a topic that takes what its sources take, with our headers beside."""
+    """Return a topic that takes what its sources take, with our headers added."""
     known = [limits[topic] for topic in sources if topic in limits]
     config = {"max.message.bytes": str(max(known) + _HEADERS_BYTES)} if known else {}
     return TopicSpec(name, max(partitions[topic] for topic in sources), config)
@@ -268,7 +268,7 @@ class TopicSearch:
     def _gone(self, found: Found) -> set[str]:
         """Return the topics that a pattern had matched and that exist no more."""
         # Of two answers that agree: a broker that lags behind lists a topic late, and the list leaves out what this
-        # client may not see. Asked by name, brokers tell that apart.
+        # client may not see. Asked by name, brokers distinguish that.
         absent = self.absent()
         matched = self.routes.handlers.keys() - self.patterns.named.keys()
         gone = {topic for topic in matched if topic in absent and topic not in found.partitions}
