@@ -46,10 +46,10 @@ GUARDED = "renews, ask = {}, lambda admin: describe_groups(admin, [group])\n"
 def test_only_the_module_that_guards_them_sends_requests_that_may_end_the_process() -> None:
     found = {path.name for path in Path(penstock.__file__).parent.rglob("*.py") if re.search(DEADLY, path.read_text())}
 
-    assert found == {"group_requests.py"}
+    assert found == {"groups.py"}
 
 
-# Where the library is fixed, the first case fails, and `group_requests` may go.
+# Where the library is fixed, the first case fails, and this part of `clients.groups` may go.
 @pytest.mark.parametrize(
     ("program", "code"),
     [(PLAIN, -signal.SIGABRT), (GUARDED.format("False"), 0), (GUARDED.format("True"), 0)],

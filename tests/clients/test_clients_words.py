@@ -200,7 +200,7 @@ class Admin:
         answers: dict[str, Future[Any]] = {name: Future() for name in topics.topic_names}
         for answer in answers.values():
             if self.error is None:
-                answer.set_result(SimpleNamespace(topic_id="id"))
+                answer.set_result(SimpleNamespace(topic_id="id", authorized_operations=None))
             else:
                 answer.set_exception(KafkaException(self.error))
         return answers

@@ -14,8 +14,7 @@ from penstock.consumer import handler
 from penstock.consumer.execution.event_loop import new_event_loop
 from penstock.devbroker import DevBroker
 from penstock.message import Message
-from penstock.testing import TestBroker
-from support.consumers import NewTopic, all_committed, consumer_of, group_of
+from support.consumers import NewTopic, all_committed, consumer_of, fed, group_of
 from waiting import wait_until
 
 
@@ -66,15 +65,6 @@ class AsyncRecorder:
         for key, _, offset in list(self.done):
             found[key].append(offset)
         return found
-
-
-def fed(count: int, keys: int, partitions: int = 1) -> TestBroker:
-    """Return a broker in memory with so many messages in topic "t"."""
-    broker = TestBroker()
-    broker.create_topic("t", partitions)
-    for number in range(count):
-        broker.produce("t", b"x", key=b"k%d" % (number % keys))
-    return broker
 
 
 @pytest.mark.usefixtures("event_loop_in_use")

@@ -15,8 +15,8 @@ from penstock.consumer.assignments import Assignment, PauseReason
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.consumer.handlers.route import Route
 from penstock.consumer.poll.back_pressure import GRACE_S, BackPressure
-from penstock.message import Message
 from penstock.offsets import MAX_METADATA_CHARS, Block, decode
+from support.consumers import nothing
 
 KIB = 1024
 
@@ -59,10 +59,6 @@ class Taker:
 
     def reason(self, partition: int = 0) -> str | None:
         return self.assignments[partition].paused
-
-
-def nothing(_message: Message) -> None:
-    """Do nothing."""
 
 
 def taker(

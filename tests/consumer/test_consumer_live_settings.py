@@ -13,17 +13,8 @@ from penstock.errors import ConfigurationError, RetryLater
 from penstock.message import Message
 from penstock.offsets import decode, owner_of
 from penstock.testing import TestBroker
-from support.consumers import Handled, consumer_of, group_of
+from support.consumers import Handled, consumer_of, fed, group_of
 from waiting import wait_until
-
-
-def fed(count: int, keys: int, partitions: int = 1) -> TestBroker:
-    """Return a broker in memory with so many messages in topic "t"; its clock goes on by itself."""
-    broker = TestBroker()
-    broker.create_topic("t", partitions)
-    for number in range(count):
-        broker.produce("t", b"x", key=b"k%d" % (number % keys))
-    return broker
 
 
 def known_done(broker: TestBroker) -> int:

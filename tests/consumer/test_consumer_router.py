@@ -9,14 +9,11 @@ from penstock.consumer.assignments import Assignment, Assignments, Fetch
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.consumer.handlers.route import Route
 from penstock.consumer.poll.router import Router
-from penstock.message import FixedRecord, Message, Record
+from penstock.message import FixedRecord, Record
 from penstock.offsets import OffsetMap
 from penstock.routing import Scheduler
 from penstock.testing import TestClock
-
-
-def nothing(_message: Message) -> None:
-    """Do nothing."""
+from support.consumers import nothing
 
 
 class Routed:

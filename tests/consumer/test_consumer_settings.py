@@ -24,12 +24,8 @@ from penstock.errors import (
 from penstock.message import Message
 from penstock.options import MEMBERS_VARIABLE, PROCESS_VARIABLE
 from penstock.testing import TestBroker
-from support.consumers import consumer_of
+from support.consumers import consumer_of, nothing
 from waiting import wait_until
-
-
-def nothing(_message: Message) -> None:
-    """Do nothing."""
 
 
 async def waits(_message: Message) -> None:

@@ -15,6 +15,7 @@ from penstock.consumer.handlers.call_guard import CallGuard
 from penstock.errors import BatchError, HandlerTimeLimitError
 from penstock.message import Message
 from penstock.outgoing import Outgoing
+from support.consumers import nothing
 
 _TEN = [(b"k%d" % number, b"%d" % number) for number in range(10)]
 
@@ -176,10 +177,6 @@ def test_a_message_whose_time_limit_comes_when_its_handler_has_returned_results_
 
     assert [value for _, value in stepped.deliveries.sent] == [value for _, value in _TEN if value != b"3"]
     assert (slot.failed, slot.dropped, slot.results) == (1, 1, [])
-
-
-def nothing(_message: Message) -> None:
-    """Be done at once."""
 
 
 def stuck_at_3(**settings: object) -> Stepped:

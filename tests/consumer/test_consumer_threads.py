@@ -14,18 +14,8 @@ import tenacity
 
 from penstock.consumer import handler, retry
 from penstock.message import Message
-from penstock.testing import TestBroker
-from support.consumers import Handled, consumer_of, group_of
+from support.consumers import Handled, consumer_of, fed, group_of
 from waiting import wait_until
-
-
-def fed(*records: tuple[bytes | None, bytes | None], partitions: int = 1) -> TestBroker:
-    """Return a broker with a topic "t" that has these keys and values."""
-    broker = TestBroker()
-    broker.create_topic("t", partitions)
-    for key, value in records:
-        broker.produce("t", value, key=key)
-    return broker
 
 
 class OddError(BaseException):
@@ -37,7 +27,9 @@ class OddError(BaseException):
 )
 @pytest.mark.parametrize("on", ["a thread", "the loop"])
 def test_whatever_a_handler_raises_fails_its_message_and_ends_nothing_else(on: str, kind: type[BaseException]) -> None:
-    broker = fed((b"bad", b"poison"), (b"good", b"x"), (b"bad", b"after"))
+    broker = fed(0, 1)
+    for key, value in ((b"bad", b"poison"), (b"good", b"x"), (b"bad", b"after")):
+        broker.produce("t", value, key=key)
     tried: list[bytes | None] = []
 
     def fails(message: Message) -> None:
@@ -76,7 +68,7 @@ def noting_tenants(found: list[str]) -> Callable[[Message], None]:
 
 @pytest.mark.parametrize("options", [{}, {"filter": lambda _: True}, {"key_rate": 1e6}], ids=["", "filter", "gated"])
 def test_a_context_variable_that_one_message_sets_on_a_thread_is_not_seen_by_the_next(options: Any) -> None:
-    broker, found = fed(*[(b"k%d" % (n % 3), b"x") for n in range(50)]), list[str]()
+    broker, found = fed(50, 3), list[str]()
 
     with consumer_of(broker, {"t": handler(noting_tenants(found), **options)}, workers=1) as consumer:
         wait_until(lambda: consumer.statistics().handled == 50)
@@ -85,7 +77,7 @@ def test_a_context_variable_that_one_message_sets_on_a_thread_is_not_seen_by_the
 
 
 def test_a_pinned_consumer_keeps_each_key_on_one_thread() -> None:
-    broker = fed(*((b"k%d" % (number % 30), b"x") for number in range(600)), partitions=2)
+    broker = fed(600, 30, partitions=2)
     threads: dict[bytes | None, set[str]] = defaultdict(set)
     together = threading.Barrier(4)
 
@@ -104,7 +96,7 @@ def test_a_pinned_consumer_keeps_each_key_on_one_thread() -> None:
 
 
 def test_the_poll_thread_keeps_its_membership_while_a_handler_hangs() -> None:
-    broker = fed((b"k", b"x"))
+    broker = fed(1, 1)
     begun, released = threading.Event(), threading.Event()
 
     def hangs(_message: Message) -> None:
@@ -124,7 +116,7 @@ def test_the_poll_thread_keeps_its_membership_while_a_handler_hangs() -> None:
 
 
 def test_fetching_pauses_at_the_limit_with_a_reason_and_goes_on_below_half() -> None:
-    broker = fed(*((b"k%d" % number, b"x") for number in range(3000)))
+    broker = fed(3000, 3000)
     handled, opened = Handled(), threading.Event()
 
     def waits(message: Message) -> None:
@@ -144,7 +136,7 @@ def test_fetching_pauses_at_the_limit_with_a_reason_and_goes_on_below_half() -> 
 
 
 def test_what_ends_the_event_loop_stops_the_consumer_with_it() -> None:
-    broker, ended = fed((b"k", b"x")), list[str]()
+    broker, ended = fed(1, 1), list[str]()
     kept: list[asyncio.Task[None]] = []
 
     async def exits() -> None:

@@ -14,7 +14,7 @@ import penstock
 from penstock.consumer import handler, retry
 from penstock.message import Message
 from penstock.testing import TestApp
-from support.consumers import app_of
+from support.consumers import app_of, nothing
 
 
 def test_a_held_topic_that_has_all_the_bytes_holds_no_other_topic() -> None:
@@ -111,10 +111,6 @@ def test_a_throttled_lane_has_one_waiter_in_the_bucket_and_drops_what_was_revoke
     stepped.serve()
     assert stepped.of("slow").tracker.in_flight == 0
     assert stepped.engine.scheduler.lanes[0].aside == {}
-
-
-def nothing(_message: Message) -> None:
-    """Do nothing."""
 
 
 @pytest.mark.parametrize("limit", [100, 10_000])

@@ -83,6 +83,19 @@ def child(script: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]
         process.wait()
 
 
+def fed(count: int, keys: int, partitions: int = 1) -> TestBroker:
+    """Return a broker in memory with so many messages in topic "t", of the keys "k0", "k1" and so on in turn."""
+    broker = TestBroker()
+    broker.create_topic("t", partitions)
+    for number in range(count):
+        broker.produce("t", b"x", key=b"k%d" % (number % keys))
+    return broker
+
+
+def nothing(_message: Message) -> None:
+    """Do nothing, as a handler."""
+
+
 def group_of(topic: str) -> str:
     """Return the group of a consumer whose first topic is this."""
     return f"group-{topic}"

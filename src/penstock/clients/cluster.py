@@ -301,7 +301,7 @@ class KafkaCluster:
             return ask_rights(self._lasting_admin(), rights, _ANSWER_S)
 
         def ask() -> Rights:
-            # By a client that is dropped with the answer, or without it: see `group_requests`.
+            # By a client that is dropped with the answer, or without it: see `clients.groups`.
             return ask_rights(clients.admin(self._bootstrap_servers, self._config), rights, _ANSWER_S).wait()
 
         return self.in_background("the rights of this client", ask)

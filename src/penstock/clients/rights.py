@@ -170,7 +170,7 @@ class Rights:
 def ask_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float) -> Asked[_Place, Any, Rights]:
     """Ask for the rights of this client; `KafkaException` where the client library refuses to ask.
 
-    Where rights on groups are asked for, `admin` is of this question alone: see `group_requests`.
+    Where rights on groups are asked for, `admin` is of this question alone: see `clients.groups`.
     """
     wanted = list(dict.fromkeys(needed))
     topics, groups = (

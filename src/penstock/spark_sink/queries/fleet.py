@@ -156,7 +156,7 @@ class Fleet:
     def _ask_holders(self) -> None:
         """Ask the group who has what."""
         self._ask_at = time.monotonic() + _HOLDERS_S
-        admin = clients.admin(self._servers, self._config)  # for one question: see `group_requests`
+        admin = clients.admin(self._servers, self._config)  # for one question: see `clients.groups`
         try:
             members = answered(describe_groups(admin, [self.group])[self.group], _ANSWER_S).members
         except KafkaException:
