@@ -33,7 +33,6 @@ from penstock.consumer.outbox.plain_outbox import PlainOutbox
 from penstock.consumer.outbox.transaction import Held, Transaction, places_of
 from penstock.consumer.outbox.transaction_runner import Faults, TransactionRunner
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
-from penstock.consumer.poll import commits as consumer_commits
 from penstock.consumer.poll.back_pressure import BackPressure
 from penstock.consumer.poll.commits import ConsumerCommits
 from penstock.consumer.poll.rebalance import Rebalance
@@ -182,8 +181,6 @@ def forgets_what_failed_to_be_committed(patch: pytest.MonkeyPatch) -> None:
             assignment.acknowledged = True
 
     patch.setattr(ConsumerCommits, "_note_failure", note)
-    # What is committed though nothing has changed would mend it by chance.
-    patch.setattr(consumer_commits, "_IDLE_S", inf)
 
 
 def forgets_to_resume(patch: pytest.MonkeyPatch) -> None:
