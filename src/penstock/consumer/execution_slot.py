@@ -262,7 +262,11 @@ class SeenCall:
 def place_of(record: Record, run: ConsumerRun, first: int) -> int | None:
     """Return the place of a record in a run, from `first` on."""
     # Never by equality: the client's records compare by all they hold.
-    return next((place for place in range(first, len(run.records)) if run.records[place] is record), None)
+    records = run.records
+    for place in range(first, len(records)):
+        if records[place] is record:
+            return place
+    return None
 
 
 def complete_finished(slots: Iterable[ExecutionSlot]) -> None:
