@@ -14,7 +14,6 @@ A1  10 ms `async def` handler, 300,000 messages, 1,000 at once; beside 1,000 bar
 W2  1 ms handler, 300,000 messages, 64 workers; beside 64 bare threads
 A2  the same with `async def` handlers, 64 at once; beside 64 bare asyncio tasks
 P2  the same in two processes of one group, 32 workers each: `penstock run --processes 2`; beside 64 bare threads
-W2-core, P2-core  the same with `one_core=True`: the workers of a process share a core
 W3  5 ms handler, 60,000 messages of which 2 % have one key, 64 workers; beside the ideal, 1,200 x 5 ms
 poison   W1 with 1 ms where one key of 10,000 fails for ever; beside the run without it
 tracker  1,000,000 offsets in runs of 500, registered, then completed at random by 20 threads
@@ -72,8 +71,6 @@ class Work:
     size: int = SIZE
     #: What the value is: bytes by chance, or JSON with an account in a header.
     form: str = "bytes"
-    #: Whether the workers of a process share a core: the option `one_core`.
-    one_core: bool = False
 
 
 WORKS = {
@@ -86,10 +83,8 @@ WORKS = {
     "W1": Work("W1", 60_000, 64, 0.010),
     "A1": Work("A1", 300_000, 1000, 0.010, mode="tasks"),
     "W2": Work("W2", 300_000, 64, 0.001),
-    "W2-core": Work("W2-core", 300_000, 64, 0.001, one_core=True),
     "A2": Work("A2", 300_000, 64, 0.001, mode="tasks"),
     "P2": Work("P2", 300_000, 64, 0.001, mode="processes"),
-    "P2-core": Work("P2-core", 300_000, 64, 0.001, mode="processes", one_core=True),
     "W3": Work("W3", 60_000, 64, 0.005, hot_every=50),
     "poison": Work("poison", 300_000, 64, 0.001),
     "memory": Work("memory", 1_000_000, 8, 0.0, size=1024),
@@ -287,9 +282,7 @@ def penstock_rate(bootstrap: str, topic: str, work: Work, *, plain: bool = False
         f"bench-{uuid.uuid4().hex}",
         {topic: handler(function, **options)},
         bootstrap_servers=bootstrap,
-        settings=ConsumerSettings(max_concurrency=work.workers)
-        if tasks
-        else ConsumerSettings(workers=work.workers, one_core=work.one_core),
+        settings=ConsumerSettings(max_concurrency=work.workers) if tasks else ConsumerSettings(workers=work.workers),
     )
     with consumer:
         if not clock.done.wait(600):
@@ -312,7 +305,6 @@ def processes_rate(bootstrap: str, work: Work) -> float:
             "BENCH_TOPIC": topic,
             "BENCH_GROUP": f"bench-{uuid.uuid4().hex}",
             "BENCH_WORKERS": str(work.workers // 2),
-            "PENSTOCK_ONE_CORE": str(work.one_core).lower(),
             "BENCH_SECONDS": str(work.handler_s),
             "BENCH_FOLDER": folder,
         }

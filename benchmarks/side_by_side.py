@@ -49,7 +49,6 @@ from penstock.devbroker import DevBroker
 from penstock.errors import DevBrokerError
 
 OURS = "penstock"
-ONE_CORE = "penstock-one-core"
 IN_FLIGHT = (16, 64)
 WORKS = {
     "W0": Work("W0", 1_000_000, 8, 0.0),
@@ -102,10 +101,7 @@ class Contenders:
     def __init__(self) -> None:
         own = [sys.executable, str(BENCHMARKS / "side_by_side_contenders.py")]
         self._makers: dict[str, Callable[[], list[str]]] = {
-            **{
-                name: partial(list, [*own, name])
-                for name in (OURS, ONE_CORE, "penstock-async", "bare-loop", "bare-threads")
-            },
+            **{name: partial(list, [*own, name]) for name in (OURS, "penstock-async", "bare-loop", "bare-threads")},
             "parallel-consumer": lambda: parallel_consumer.runner_command("ConsumeRunner"),
             "faststream-confluent": lambda: faststream.runner_command("confluent"),
             "faststream-aiokafka": lambda: faststream.runner_command("aiokafka"),
@@ -129,7 +125,6 @@ class Contenders:
         else:
             ours = {
                 OURS: "**penstock**, by key",
-                ONE_CORE: "penstock, by key, `one_core=True`",
                 "penstock-async": "penstock, by key, `async def`",
             }
             if not work.hot_every:

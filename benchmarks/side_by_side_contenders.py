@@ -13,7 +13,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from functools import partial
 
 from confluent_kafka import Consumer
 from peers.measurement import Measurement, Task
@@ -22,11 +21,11 @@ from penstock import App, Message
 from penstock.consumer import ConsumerSettings
 
 
-def penstock(task: Task, *, one_core: bool = False) -> None:
+def penstock(task: Task) -> None:
     """An app with a plain handler."""
     measurement, seconds = Measurement(task), task.handler_s
     begin, end, sleep = measurement.begin, measurement.end, time.sleep
-    app = App(uuid.uuid4().hex, bootstrap_servers=task.servers, workers=task.width, one_core=one_core)
+    app = App(uuid.uuid4().hex, bootstrap_servers=task.servers, workers=task.width)
 
     if seconds:
 
@@ -94,7 +93,6 @@ def bare_threads(task: Task) -> None:
 
 CONTENDERS: dict[str, Callable[[Task], None]] = {
     "penstock": penstock,
-    "penstock-one-core": partial(penstock, one_core=True),
     "penstock-async": penstock_async,
     "bare-loop": bare_loop,
     "bare-threads": bare_threads,

@@ -76,6 +76,7 @@ def test_an_unknown_option_of_a_handler_is_refused_where_it_is_written() -> None
     [
         (lambda **old: penstock.App("a", bootstrap_servers="a:1", **old), "exception_texts", r"logging\.Formatter"),
         (lambda **old: penstock.App("a", bootstrap_servers="a:1", **old), "max_parked", "max_in_flight limits"),
+        (lambda **old: penstock.App("a", bootstrap_servers="a:1", **old), "one_core", "taskset -c"),
         (ConsumerSettings, "max_parked_bytes", "a quarter of max_in_flight_bytes"),
         (lambda **old: penstock.RunningApp.change(None, **old), "max_parked", "max_in_flight limits"),
         (lambda **old: app().handler("t", **old), "deferred_timeout", r"DeferredCompletion\(timeout="),

@@ -58,9 +58,6 @@ class App(HandlerRegistry, SinkRegistry):
         coordinator: whether this process also runs a transaction coordinator; or one of your own, not started.
         prefix: prefix of the transaction topics, for the coordinator that `True` makes.
         pinned: one lane for each worker, which alone serves it.
-        one_core: whether all worker threads run on one core, another for each of `--processes`: a third of the CPU
-            where handlers wait; but what they start, and compute outside of Python's lock, has that core only. Linux
-            only.
         max_in_flight: messages of one partition taken in and not done, at most; and as many that are set aside, for a
             retry or behind one.
         max_in_flight_bytes: bytes of all messages taken in and not done, at most; and a quarter of that of those that
@@ -101,7 +98,6 @@ class App(HandlerRegistry, SinkRegistry):
         coordinator: bool | Coordinator = False,
         prefix: str = "penstock",
         pinned: bool = False,
-        one_core: bool = False,
         max_in_flight: int = 10_000,
         max_in_flight_bytes: int = 128 * 1024 * 1024,
         commit_interval: float = 1.0,
@@ -127,7 +123,6 @@ class App(HandlerRegistry, SinkRegistry):
             workers=workers,
             max_concurrency=max_concurrency,
             pinned=pinned,
-            one_core=one_core,
             max_in_flight=max_in_flight,
             max_in_flight_bytes=max_in_flight_bytes,
             commit_interval=commit_interval,

@@ -25,6 +25,7 @@ REMOVED: Final[Mapping[str, str]] = {
     "exception_texts": "show the texts by a logging.Formatter: see docs/security.md",
     "max_parked": "max_in_flight limits what is set aside, too",
     "max_parked_bytes": "a quarter of max_in_flight_bytes limits what is set aside",
+    "one_core": "leave it out; to keep the whole process on a core, start it with `taskset -c 1`",
     "retry_policy": "write retry=",
 }
 

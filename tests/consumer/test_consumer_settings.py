@@ -104,7 +104,6 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: ConsumerSettings(workers=0), "workers must be a whole number of at least 1, but is 0"),
         (lambda: ConsumerSettings(workers="8"), "workers must be a whole number"),  # type: ignore[arg-type] # on purpose
         (lambda: ConsumerSettings(commit_interval=0), "commit_interval must be a number above zero"),
-        (lambda: ConsumerSettings(one_core=1), "one_core must be True or False"),  # type: ignore[arg-type] # on purpose
         (lambda: ConsumerSettings(stop_timeout=-1), "stop_timeout must be zero or more"),
         (lambda: ConsumerSettings(config={"enable.auto.commit": True}), "belongs to penstock"),
         (lambda: ConsumerSettings(config={"group.id": "x"}), "the name of the App"),

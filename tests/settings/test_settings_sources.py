@@ -98,12 +98,12 @@ def test_the_command_line_goes_before_the_environment_that_before_a_profile_the_
     assert [found[name] for name in names] == [1, True, 3, 4, 5]
     assert found["config"] == {"client.id": "environment", "sasl.username": "u", "socket.keepalive.enable": True}
     assert one.bootstrap_servers == "b:1"
-    assert {name: found.origin(name) for name in (*names[:4], "one_core")} == {
+    assert {name: found.origin(name) for name in (*names[:4], "prefix")} == {
         "workers": "the code",
         "pinned": "penstock.toml",
         "stall_after": "penstock.toml, profile production",
         "max_in_flight": "PENSTOCK_MAX_IN_FLIGHT",
-        "one_core": "the code",
+        "prefix": "the code",
     }
     assert found.origin("bootstrap_servers") == "the command line"
     assert found.origin("config['client.id']") == "PENSTOCK_CONFIG"

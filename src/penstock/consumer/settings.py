@@ -89,10 +89,6 @@ class ConsumerSettings:
         pinned: one lane for each worker, and a queue that it alone serves, for state that belongs to a thread.
         lanes_per_worker: lanes for each worker; more delay fewer neighbours of a slow key, and each costs some
             microseconds when a worker takes it.
-        one_core: whether all worker threads run on one core, another for each of `--processes`. Fewer messages wait for
-            Python's lock, at a third of the CPU, where handlers wait for milliseconds; but what a handler computes
-            outside of that lock, and threads and programs that it starts, have that core only. For machines that no
-            other such process shares. Linux only.
         max_in_flight: messages of one partition that may be taken in and not done; the partition pauses when it stays
             there, and resumes at half; until then it may take up to twice as many where others have few. What is set
             aside is left out and has the same limit for itself: for a retry, for `key_rate`, for a dead letter to be
@@ -117,7 +113,6 @@ class ConsumerSettings:
     workers: int = 16
     max_concurrency: int = 1_000
     pinned: bool = False
-    one_core: bool = False
     lanes_per_worker: int = 64
     max_in_flight: int = 10_000
     max_in_flight_bytes: int = 128 * 1024 * 1024
@@ -162,7 +157,6 @@ class ConsumerSettings:
                 "give penstock.DeadLetterLimit(consecutive=...) or (ratio=...)"
             )
         check.a_telemetry(self.telemetry)
-        check.a_boolean("one_core", self.one_core)
         check.a_boolean("exactly_once", self.exactly_once)
         check.positive("transaction_interval", self.transaction_interval)
         self._check_config()

@@ -22,7 +22,6 @@ OPTIONS: Final[Mapping[str, type]] = {
     "coordinator": bool,
     "prefix": str,
     "pinned": bool,
-    "one_core": bool,
     "max_in_flight": int,
     "max_in_flight_bytes": int,
     "commit_interval": float,

@@ -21,7 +21,6 @@ from queue import SimpleQueue
 from penstock.consumer.assignments import ConsumerLane
 from penstock.consumer.execution.handler_calls import Begun, serve
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
-from penstock.consumer.execution.one_core import core_for_workers, stay_on
 from penstock.consumer.execution_slot import ExecutionSlot, SeenCall
 from penstock.consumer.handlers.call_guard import CallAbandonedError, CallGuard
 from penstock.consumer.handlers.handler import Kind
@@ -75,8 +74,6 @@ class Worker:
         pool, slot, scheduler = self._pool, self.slot, self._pool.scheduler
         slot.thread_id = threading.get_ident()
         handler_thread.group = pool.name
-        if pool.core is not None:
-            stay_on(pool.core)
         try:
             if self._takes_over is not None:
                 taken, begun = self._takes_over
@@ -117,8 +114,6 @@ class WorkerPool:
         self.scheduler = processor.scheduler
         self.processor = processor
         self._pinned = settings.pinned
-        #: The core on which all workers run, or None where the system chooses.
-        self.core = core_for_workers() if settings.one_core else None
         self.closing = closing
         self._lock = threading.Lock()
         self._started = False
