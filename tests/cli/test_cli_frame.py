@@ -41,7 +41,7 @@ def test_the_version_is_printed_and_help_names_tables_as_they_are_written(
 
 
 def test_help_loads_no_engine() -> None:
-    engines = ("confluent_kafka", "pyspark", "penstock.demo", "penstock.app")
+    engines = ("confluent_kafka", "pyspark", "penstock.app")
     program = (
         "import sys\nfrom penstock.cli.frame import frame\nframe()\n"
         f"print([name for name in {engines} if name in sys.modules])"

@@ -5,44 +5,41 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from demo.children import Child, DemoError
 
-from penstock.demo.children import Child, DemoError
 from waiting import wait_until
 
-BODY = "from penstock.demo.children import Reporter\nreporter = Reporter()\nreporter.watch_parent()\n"
-WAITING = BODY + "reporter.report('ready', number=7)\nreporter.ending.wait()\n"
+WAITING = "from demo.children import Reporter\nr = Reporter()\nr.report('ready', number=7)\nr.ending.wait(300)\n"
+EXAMPLES = str(Path(__file__).parents[2] / "examples")
 
 
-@pytest.fixture
-def child_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Child]:
-    def make(program: str) -> Child:
-        (tmp_path / "child_program.py").write_text(program)
-        return Child("the child", ["child_program"], tmp_path / "log", {"PYTHONPATH": str(tmp_path)})
+def test_a_child_reports_and_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    child = Child("the child", ["-c", WAITING], tmp_path / "log", {"PYTHONPATH": EXAMPLES})
+    with child:
+        wait_until(lambda: child.report("ready").get("number") == 7)
 
-    return make
+    assert child.process.returncode == 0
 
 
-def test_a_child_that_fails_is_named_with_its_last_lines(child_of: Callable[[str], Child]) -> None:
-    with child_of("raise SystemExit('no fuel')") as child:
-        wait_until(lambda: child.exit_code() is not None)
+def test_a_child_that_fails_is_named_with_its_last_lines(tmp_path: Path) -> None:
+    with Child("the child", ["-c", "raise SystemExit('no fuel')"], tmp_path / "log") as child:
+        wait_until(lambda: child.process.poll() is not None)
 
         with pytest.raises(DemoError, match=r"the child ended with code 1 before its work was done(.|\n)*no fuel"):
             child.require_running()
 
 
 def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
-    (tmp_path / "child_program.py").write_text(WAITING)
     parent_program = (
-        "import sys, time\nfrom pathlib import Path\nfrom penstock.demo.children import Child\n"
-        f"child = Child('c', ['child_program'], Path({str(tmp_path / 'log')!r}))\nchild.start()\n"
+        "import time\nfrom pathlib import Path\nfrom demo.children import Child\n"
+        f"child = Child('c', ['-c', {WAITING!r}], Path({str(tmp_path / 'log')!r}))\n"
         "while not child.report('ready'): time.sleep(0.01)\n"
-        "print(child._process.pid, flush=True)\ntime.sleep(60)\n"
+        "print(child.process.pid, flush=True)\ntime.sleep(60)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([EXAMPLES, os.environ.get("PYTHONPATH", "")])}
     with subprocess.Popen(
         [sys.executable, "-c", parent_program], stdout=subprocess.PIPE, env=environment, text=True
     ) as parent:

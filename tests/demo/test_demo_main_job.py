@@ -6,9 +6,9 @@ import io
 from pathlib import Path
 
 import pytest
+from demo.flights import Columns
+from demo.main_job import DemoOptions, run
 from rich.console import Console
-
-from penstock.demo import Columns, DemoOptions, run
 
 COLUMNS = Columns(
     key="machine", order=("hour", "minute"), status="state", delay="waited", place="hall", cancelled=("scrapped",)

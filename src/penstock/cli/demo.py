@@ -1,11 +1,15 @@
-"""`penstock demo`: the main job on real Kafka and real Spark, and its verdict."""
+"""`penstock demo`: the main job on real Kafka and real Spark, from the folder `examples/demo` of a checkout."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+import penstock
+from penstock.errors import ConfigurationError
 
 #: How the help of the column options begins.
 _YOURS = "With --input: "
@@ -30,9 +34,13 @@ def demo(  # noqa: PLR0917 - typer reads options from parameters; nobody calls t
 ) -> None:
     """Run the main job end to end on an embedded Kafka, and check every promise against the data itself.
 
+    It is in `examples/demo` of penstock's repository: run it in a checkout.
+
     Exit codes: 0 every promise was kept, 1 one was not, 2 wrong use.
     """
-    from penstock.demo import Columns, DemoOptions, run
+    sys.path.insert(0, str(_examples()))
+    from demo.flights import Columns
+    from demo.main_job import DemoOptions, run
 
     names = tuple(name.strip() for name in order.split(",") if name.strip())
     columns = Columns(key, names, status, delay, place)
@@ -40,3 +48,15 @@ def demo(  # noqa: PLR0917 - typer reads options from parameters; nobody calls t
         whole_year=whole_year, input=input_file, columns=columns, keep=keep, seed=seed, spark=spark, page=page
     )
     raise typer.Exit(run(options))
+
+
+def _examples() -> Path:
+    """Return the folder `examples` of the checkout that penstock is installed from, or of the current folder."""
+    for checkout in (Path(penstock.__file__).parents[2], Path.cwd()):
+        if (checkout / "examples" / "demo" / "__main__.py").is_file():
+            return checkout / "examples"
+    raise ConfigurationError(
+        "the demo is not in the installed package: it is the folder examples/demo of penstock's repository. "
+        "Clone that (`pip show --verbose penstock` names its address) and run `make demo` there; or run "
+        "`pip install 'penstock[demo]'` and then `penstock demo` in the folder of the clone"
+    )

@@ -1,25 +1,23 @@
 """The airline service, a process of its own: sends its flights in transactions and answers their checks.
 
-    python -m penstock.demo airline SETTINGS_AS_JSON
+    python examples/demo airline BOOTSTRAP_SERVERS TOPIC FOLDER NUMBER [STAND_AT]
 
 Each flight is one transaction, whose local part is a row in the `flights` table. Sender threads share the aircraft
-among them. Reports `progress`, and `standing` at the flight at which it is to be killed. Ends with its standard input.
+among them. Reports `progress`, and `standing` at the flight at which it is to be killed. Ends at
+SIGTERM.
 """
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from penstock.demo.children import Reporter
-from penstock.demo.flights import Flight, read_schedule
-from penstock.demo.senders.database import FlightBook, RefusedError
-from penstock.demo.senders.plan import SENDERS, left_unknown
-from penstock.demo.senders.schedule import Share, share_of
-from penstock.demo.topics import PublishedFlights
+from demo.book import FlightBook, RefusedError
+from demo.children import Reporter
+from demo.flights import Flight, read_schedule
+from demo.schedule import SENDERS, Share, left_unknown, share_of
+from demo.topics import PublishedFlights
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError, TransactionError
 from penstock.transactions import HalfMessage, TransactionalProducer, TransactionState
 
@@ -36,39 +34,38 @@ _HELD_LOOK_S = 0.02
 
 _REPORT_S = 0.2
 
-
-@dataclass(frozen=True, slots=True)
-class AirlineSettings:
-    """Options of a sending process."""
-
-    bootstrap_servers: str
-    topic: str
-    schedule: str
-    database: str
-    #: Which of the sending processes it is.
-    number: int
-    #: Sequence of the flight at which it stops between local commit and decision, or None.
-    stand_at: int | None
-
-    def to_json(self) -> str:
-        """Return the settings as a command-line argument."""
-        return json.dumps(asdict(self))
+#: Seconds to wait for the SIGKILL of the parent, which comes at the next report.
+_KILLED_WITHIN_S = 60.0
 
 
 class Airline:
-    """One sending process: a producer, a table, and threads that each work off a share of the schedule."""
+    """One sending process: a producer, a table, and threads that each work off a share of the schedule.
 
-    def __init__(self, settings: AirlineSettings, reporter: Reporter, book: FlightBook) -> None:
-        self._settings = settings
+    It stops at the flight `stand_at`, if there is one, between local commit and decision.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topic: str,
+        flights: Iterable[Flight],
+        *,
+        stand_at: int | None,
+        reporter: Reporter,
+        book: FlightBook,
+    ) -> None:
+        self._topic = topic
+        self._flights = list(flights)
+        self._stand_at = stand_at
         self._reporter = reporter
         self._book = book
         self._failure: BaseException | None = None
-        self._published = PublishedFlights(settings.bootstrap_servers, settings.topic, self._fail)
-        self._producer = TransactionalProducer(GROUP, bootstrap_servers=settings.bootstrap_servers, check=self._check)
+        self._published = PublishedFlights(bootstrap_servers, topic, self._fail)
+        self._producer = TransactionalProducer(GROUP, bootstrap_servers=bootstrap_servers, check=self._check)
 
     def run(self) -> None:
         """Send what the table does not hold yet, and answer checks until the parent wants the end or a thread fails."""
-        shares, total = self._shares()
+        shares = self._shares()
         threads = [
             threading.Thread(target=self._work_off, args=(share,), name=f"penstock-demo-sender-{number}", daemon=True)
             for number, share in enumerate(shares)
@@ -81,7 +78,7 @@ class Airline:
                 left = sum(share.left for share in shares)
                 self._reporter.report(
                     "progress",
-                    sent=total - left,
+                    sent=len(self._flights) - left,
                     held=sum(share.held for share in shares if not share.finished),
                     finished=not any(thread.is_alive() for thread in threads),
                 )
@@ -92,22 +89,17 @@ class Airline:
         if self._failure is not None:
             raise self._failure
 
-    def _shares(self) -> tuple[list[Share], int]:
+    def _shares(self) -> list[Share]:
         """Part this process's flights among its threads, each aircraft from behind its last recorded flight.
 
         A flight without aircraft is sent unless recorded. A cancelled flight leaves no row: the last ones before
         a kill may be sent, and rolled back, once more.
         """
-        mine = [
-            flight
-            for flight in read_schedule(Path(self._settings.schedule))
-            if share_of(flight, SENDERS) == self._settings.number
-        ]
         last = self._book.last_recorded()
         without_tail = self._book.recorded_without_tail()
         coming: list[list[Flight]] = [[] for _ in range(_THREADS)]
         waiting: list[dict[str, int]] = [{} for _ in range(_THREADS)]
-        for flight in mine:
+        for flight in self._flights:
             thread = share_of(flight, SENDERS * _THREADS) // SENDERS
             if flight.tail is None:
                 if flight.sequence not in without_tail:
@@ -117,10 +109,7 @@ class Airline:
             else:
                 # The decision of the last recorded flight may never have been sent: wait until it is published.
                 waiting[thread][flight.tail] = last[flight.tail]
-        shares = [
-            Share(flights, self._published.sequences, held) for flights, held in zip(coming, waiting, strict=True)
-        ]
-        return shares, len(mine)
+        return [Share(flights, self._published.sequences, held) for flights, held in zip(coming, waiting, strict=True)]
 
     def _work_off(self, share: Share) -> None:
         try:
@@ -143,14 +132,14 @@ class Airline:
             except DecisionNotStoredError:
                 return False
         raise TransactionError(
-            f"flight {flight.sequence} could not be sent to {self._settings.topic} in {_ATTEMPTS} transactions; "
+            f"flight {flight.sequence} could not be sent to {self._topic} in {_ATTEMPTS} transactions; "
             "look at the broker's log"
         )
 
     def _send_once(self, flight: Flight) -> bool:
-        with self._producer.transaction(self._settings.topic, key=flight.key, value=flight.to_json()) as tx:
+        with self._producer.transaction(self._topic, key=flight.key, value=flight.to_json()) as tx:
             self._book.record(flight, tx.transaction_id)
-            if flight.sequence == self._settings.stand_at:
+            if flight.sequence == self._stand_at:
                 self._stand_still(flight, tx.transaction_id)
             if left_unknown(flight):
                 tx.unknown()
@@ -161,7 +150,7 @@ class Airline:
     def _stand_still(self, flight: Flight, transaction_id: str) -> None:
         """Wait, between local commit and decision, for the SIGKILL of the parent."""
         self._reporter.report("standing", sequence=flight.sequence, transaction_id=transaction_id)
-        self._reporter.ending.wait()
+        self._reporter.ending.wait(_KILLED_WITHIN_S)
         raise HalfNotStoredError(
             f"transaction {transaction_id} was to be interrupted by a SIGKILL that never came; run the demo again"
         )
@@ -177,9 +166,10 @@ class Airline:
 
 def main(arguments: Sequence[str]) -> int:
     """Run a sending process until the parent wants the end."""
-    settings = AirlineSettings(**json.loads(arguments[0]))
+    bootstrap_servers, topic, folder, number, *stand_at = arguments
     reporter = Reporter()
-    reporter.watch_parent()
-    with FlightBook(Path(settings.database)) as book:
-        Airline(settings, reporter, book).run()
+    flights = (flight for flight in read_schedule(Path(folder)) if share_of(flight, SENDERS) == int(number))
+    with FlightBook(Path(folder)) as book:
+        stands = int(stand_at[0]) if stand_at else None
+        Airline(bootstrap_servers, topic, flights, stand_at=stands, reporter=reporter, book=book).run()
     return 0

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.demo.flights import Flight
+from demo.flights import Flight
 from penstock.message import Message
 
 #: Seconds the handler takes: it stands for a call to another system.

@@ -94,15 +94,15 @@ def read_csv(path: Path, columns: Columns) -> list[Flight]:
         ) from error
 
 
-def write_schedule(path: Path, flights: Iterable[Flight]) -> None:
+def write_schedule(folder: Path, flights: Iterable[Flight]) -> None:
     """Write flights to a file of JSON lines, for the processes that send them."""
-    with path.open("wb") as file:
+    with (folder / "schedule.jsonl").open("wb") as file:
         file.writelines(flight.to_json() + b"\n" for flight in flights)
 
 
-def read_schedule(path: Path) -> Iterator[Flight]:
+def read_schedule(folder: Path) -> Iterator[Flight]:
     """Read what `write_schedule` wrote."""
-    with path.open("rb") as file:
+    with (folder / "schedule.jsonl").open("rb") as file:
         yield from map(Flight.from_json, file)
 
 

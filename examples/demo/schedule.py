@@ -1,4 +1,4 @@
-"""One sender thread's share of the schedule: which flight may be sent next.
+"""What happens to which flight, fixed before anything is sent, and which flight a sender thread may send next.
 
 The order of an aircraft's messages is the order of their decisions, and a flight left to a check is decided late: the
 aircraft is held back until that flight is published. A cancelled flight is never published and holds nothing back.
@@ -6,11 +6,57 @@ aircraft is held back until that flight is published. A cancelled flight is neve
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections import deque
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
 
-from penstock.demo.flights import Flight
+from demo.flights import Flight
+from penstock.errors import ConfigurationError
+
+#: One flight in so many is left to a check.
+UNKNOWN_EVERY = 50
+
+#: Sending processes. The second goes on, and answers checks, while the first is dead.
+SENDERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The chosen flights."""
+
+    #: Sequence of the flight whose handler always fails.
+    poison: int
+    #: Sequence of the flight at which the first sender is killed.
+    killed: int
+
+
+def left_unknown(flight: Flight) -> bool:
+    """Tell whether the sender leaves this flight's transaction to a check."""
+    return flight.sequence % UNKNOWN_EVERY == UNKNOWN_EVERY - 1
+
+
+def plan(flights: Sequence[Flight], seed: int) -> Plan:
+    """Choose the poison flight by chance, and the killed sender's flight a third into its share.
+
+    `ConfigurationError` where there are too few departed flights with a key to choose from.
+    """
+    departed = [flight for flight in flights if flight.departed and flight.tail is not None]
+    of_first_sender = [flight for flight in departed if share_of(flight, SENDERS) == 0 and not left_unknown(flight)]
+    if not of_first_sender:
+        raise ConfigurationError(
+            f"the input has {len(flights)} flights, {len(departed)} of them departed with a key, and none that the "
+            "first sender would decide itself; give a file with more flights or other --key and --status columns"
+        )
+    killed = of_first_sender[len(of_first_sender) // 3].sequence
+    others = [flight.sequence for flight in departed if flight.sequence != killed]
+    if not others:
+        raise ConfigurationError(
+            "the input has only one departed flight with a key; the demo needs one to kill a sender at and "
+            "another to plant as poison: give a file with more flights"
+        )
+    return Plan(poison=random.Random(seed).choice(others), killed=killed)  # noqa: S311 - a repeatable choice
 
 
 def share_of(flight: Flight, shares: int) -> int:

@@ -1,0 +1,8 @@
+"""The demo is a package in `examples`, which only its own tests put on the path."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
