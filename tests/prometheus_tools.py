@@ -7,13 +7,15 @@ from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client.registry import CollectorRegistry
 
 from penstock import App, Message, Telemetry, retry
+from penstock.spark_sink.progress import SinkPartition, SinkState, SinkStatistics
 from penstock.spark_sink.sinks.handlers.results import BatchReport, HandlerMetrics
-from penstock.telemetry import CoordinatorTelemetry
-from penstock.telemetry.metrics.spark import SparkReading, SparkTelemetry
+from penstock.telemetry.observed import CoordinatorTelemetry, SparkTelemetry
 from penstock.testing import TestApp
 from telemetry_tools import READING
 
-_QUERY = SparkReading(rows=1, rows_per_s=1.0, lag={("orders", 0): 1}, ledger={("orders", 0): 1}, restarts=1)
+_QUERY = SinkStatistics(
+    name="orders", state=SinkState.RUNNING, rows=1, partitions=(SinkPartition("orders", 0, 1, 1, ledger=1),), restarts=1
+)
 _REPORT = BatchReport(rows=1, handled=1, failed=1, retried=1, tasks=1)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 from opentelemetry.sdk.metrics import MeterProvider
@@ -13,12 +14,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
 
 from penstock.message import Message
-from penstock.telemetry import CoordinatorReading, Reading, Telemetry
+from penstock.telemetry import Telemetry
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SPAN = "b7ad6b7169203331"
 #: What a coordinator tells of itself, each number another.
-READING = CoordinatorReading(
+READING = SimpleNamespace(
     pending=1,
     oldest_pending_age=2.5,
     held=3,
@@ -102,16 +103,19 @@ def message(
     return Message.of(value, topic="orders", partition=partition, offset=offset, key=key, headers=headers)
 
 
-def reading(**changes: float | Mapping[Any, int]) -> Reading:
-    """Return a reading in which every count is another, but for the changes."""
+def partition(number: int, lag: int | None, in_flight: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(topic="orders", partition=number, lag=lag, bytes_in_flight=in_flight, ledger=None)
+
+
+def reading(**changes: Any) -> SimpleNamespace:
+    """Return statistics of a consumer in which every count is another, but for the changes."""
     given: dict[str, Any] = {
         "lanes": 1024,
         "ready_lanes": 5,
         "workers": 16,
         "busy_workers": 9,
         "in_flight": 321,
-        "bytes_in_flight": 65_000,
-        "lag": {("orders", 0): 11, ("orders", 1): 12},
+        "partitions": [partition(0, 11, 60_000), partition(1, 12, 5_000)],
         "parked_keys": 3,
         "held_keys": 1,
         "handled": 16,
@@ -131,4 +135,4 @@ def reading(**changes: float | Mapping[Any, int]) -> Reading:
         "commits": 99,
         "failed_commits": 13,
     }
-    return Reading(**{**given, **changes})
+    return SimpleNamespace(**{**given, **changes})

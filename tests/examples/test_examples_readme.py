@@ -17,8 +17,7 @@ from example_programs import PATIENCE_S
 
 import penstock
 from penstock.cli.frame import frame
-from penstock.telemetry.metrics.readings import METRICS
-from penstock.telemetry.metrics.transactions import TRANSACTION_METRICS
+from penstock.telemetry.observed import METRICS, TRANSACTION_METRICS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.telemetry import ConsumerTelemetry
+from penstock.telemetry.consumer import ConsumerTelemetry
 from telemetry_tools import Recorded
 
 

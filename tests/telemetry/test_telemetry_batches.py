@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
-from penstock.telemetry.spans.batches import BatchSpans, count_messages, is_within_span
+from penstock.telemetry.batches import BatchSpans, count_messages, is_within_span
 from telemetry_tools import Recorded
 
 ANY: Any = None

@@ -5,7 +5,8 @@ from opentelemetry import trace
 from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 
-from penstock.telemetry import ConsumerTelemetry, Telemetry, extract
+from penstock.telemetry import Telemetry, extract
+from penstock.telemetry.consumer import ConsumerTelemetry
 from telemetry_tools import TRACE, Recorded, message, traceparent
 
 COMMON = {

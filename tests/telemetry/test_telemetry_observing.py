@@ -7,13 +7,15 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.metrics.export import Gauge, Sum
 
-from penstock.telemetry import ConsumerTelemetry, Reading
-from penstock.telemetry.metrics.readings import METRICS, Kind
-from telemetry_tools import Recorded, reading
+from penstock.telemetry.consumer import ConsumerTelemetry
+from penstock.telemetry.gauges import Kind
+from penstock.telemetry.observed import METRICS
+from telemetry_tools import Recorded, partition, reading
 
 #: Each metric's values for `telemetry_tools.reading()`.
 EXPECTED = {
@@ -85,7 +87,7 @@ def test_every_field_of_a_reading_is_shown_by_the_right_instrument(
 def test_each_collection_takes_one_new_reading_for_all_metrics(recorded: Recorded, consumer: ConsumerTelemetry) -> None:
     taken: list[int] = []
 
-    def read() -> Reading:
+    def read() -> SimpleNamespace:
         taken.append(1)
         return reading(in_flight=len(taken), commits=len(taken))
 
@@ -100,7 +102,7 @@ def test_each_collection_takes_one_new_reading_for_all_metrics(recorded: Recorde
 
 def test_a_closed_consumer_is_neither_observed_nor_held(recorded: Recorded, consumer: ConsumerTelemetry) -> None:
     class Engine:
-        def read(self) -> Reading:
+        def read(self) -> SimpleNamespace:
             return reading()
 
     engine = Engine()
@@ -122,7 +124,7 @@ def test_a_consumer_closed_while_it_is_read_does_not_wait_for_the_reader(
 ) -> None:
     reading_now, go_on = threading.Event(), threading.Event()
 
-    def read() -> Reading:
+    def read() -> SimpleNamespace:
         reading_now.set()
         assert go_on.wait(30)
         return reading()
@@ -153,9 +155,9 @@ def test_consumers_of_several_groups_are_shown_beside_each_other(recorded: Recor
 
 
 def test_two_consumers_of_one_group_are_added_up(recorded: Recorded) -> None:
-    for lag in ({("orders", 0): 5}, {("orders", 1): 6}):
+    for part in (partition(0, 5), partition(1, 6)):
         consumer = ConsumerTelemetry(recorded.telemetry(), "billing")
-        consumer.observe(lambda lag=lag: reading(lanes=100, lag=lag))  # type: ignore[misc] # as above
+        consumer.observe(lambda part=part: reading(lanes=100, partitions=[part]))  # type: ignore[misc] # as above
 
     assert recorded.values("penstock.lane.count") == {frozenset(): 200}
     assert sorted(recorded.values("penstock.partition.lag").values()) == [5, 6]
@@ -166,11 +168,11 @@ def test_a_consumer_that_cannot_be_read_does_not_hide_the_others(
 ) -> None:
     asked: list[int] = []
 
-    def fail() -> Reading:
+    def fail() -> SimpleNamespace:
         asked.append(1)
         raise RuntimeError("a defect")
 
-    reads: list[tuple[str, Callable[[], Reading]]] = [("broken", fail), ("sound", reading)]
+    reads: list[tuple[str, Callable[[], SimpleNamespace]]] = [("broken", fail), ("sound", reading)]
     for group, read in reads:
         ConsumerTelemetry(recorded.telemetry(), group).observe(read)
 
@@ -185,7 +187,8 @@ def test_a_consumer_that_cannot_be_read_does_not_hide_the_others(
 _LATE_PROVIDERS = """
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
-from penstock.telemetry import ConsumerTelemetry, Telemetry
+from penstock.telemetry import Telemetry
+from penstock.telemetry.consumer import ConsumerTelemetry
 from telemetry_tools import Recorded, message, reading
 
 early = ConsumerTelemetry(Telemetry(), "early")

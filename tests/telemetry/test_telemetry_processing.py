@@ -13,7 +13,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 from penstock.message import Message
-from penstock.telemetry import ConsumerTelemetry, Telemetry
+from penstock.telemetry import Telemetry
+from penstock.telemetry.consumer import ConsumerTelemetry
 from telemetry_tools import SPAN, TRACE, Recorded, message, traceparent
 
 PLACE = {

@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from penstock import Message, Telemetry
-from penstock.telemetry import ConsumerTelemetry, SendSpans, extract
+from penstock.telemetry import extract
+from penstock.telemetry.consumer import ConsumerTelemetry
+from penstock.telemetry.sending import SendSpans
 from telemetry_tools import SPAN, Recorded, message, reading, traceparent
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from penstock import App
 from penstock.devbroker import DevBroker
-from penstock.telemetry import CoordinatorTelemetry, PublicationSpans
-from penstock.telemetry.metrics.transactions import TRANSACTION_METRICS
+from penstock.telemetry.observed import TRANSACTION_METRICS, CoordinatorTelemetry
+from penstock.telemetry.sending import PublicationSpans
 from penstock.transactions import Coordinator, SqlStore, TransactionalProducer
 from telemetry_tools import READING, TRACE, Recorded, traceparent
 from waiting import wait_until

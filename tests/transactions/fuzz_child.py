@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, cast
 from penstock.errors import MessageFormatError
 from penstock.message import FixedRecord
 from penstock.spark_sink.sinks.kafka_ledger import decode_entry
-from penstock.telemetry.spans import propagation
+from penstock.telemetry import propagation
 from penstock.transactions.acked_producer import wire_headers
 from penstock.transactions.operator.audit import _audited
 from penstock.transactions.operator.inspection import _discarded

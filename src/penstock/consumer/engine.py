@@ -48,7 +48,7 @@ from penstock.offsets import decode, owner_of
 from penstock.routing import KeyState, Scheduler
 
 if TYPE_CHECKING:
-    from penstock.telemetry import ConsumerTelemetry
+    from penstock.telemetry.consumer import ConsumerTelemetry
 
 
 class Engine:
@@ -203,7 +203,7 @@ class Engine:
     def _telemetry(self) -> ConsumerTelemetry | None:
         if self.settings.telemetry is None:
             return None
-        from penstock.telemetry import ConsumerTelemetry
+        from penstock.telemetry.consumer import ConsumerTelemetry
 
         return ConsumerTelemetry(self.settings.telemetry, self.group, clock=self.clock.monotonic)
 

@@ -150,7 +150,7 @@ class LitePushConsumer:
         self._thread = threading.Thread(target=self._loop.run, name=f"penstock-poll-{self._group}", daemon=True)
         self._executor.start()
         if self._engine.telemetry is not None:
-            self._engine.telemetry.observe(lambda: self.statistics().reading())
+            self._engine.telemetry.observe(self.statistics)
         self._thread.start()
         return self
 

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from penstock.telemetry.metrics.spark import SparkReading
-    from penstock.telemetry.settings import Telemetry
+    from penstock.telemetry import Telemetry
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -146,9 +145,9 @@ class QueryProgress:
         self._sink = sink
         self._metrics = None
         if telemetry is not None:
-            from penstock.telemetry.metrics.spark import SparkTelemetry
+            from penstock.telemetry.observed import SparkTelemetry
 
-            self._metrics = SparkTelemetry(telemetry, name, self._reading)
+            self._metrics = SparkTelemetry(telemetry, name, lambda: self.statistics)
 
     def follow(self, query: StreamingQuery) -> None:
         """Take the reports that Spark has of a query and that were not taken; it keeps those of 100 batches."""
@@ -206,19 +205,6 @@ class QueryProgress:
     def restarted(self) -> None:
         """Count that the query is started again."""
         self.statistics = replace(self.statistics, restarts=self.statistics.restarts + 1)
-
-    def _reading(self) -> SparkReading:
-        from penstock.telemetry.metrics.spark import SparkReading
-
-        shown = self.statistics
-        parts = {(part.topic, part.partition): part for part in shown.partitions}
-        return SparkReading(
-            rows=shown.rows,
-            rows_per_s=shown.rows_per_s,
-            lag={place: part.lag for place, part in parts.items() if part.lag is not None},
-            ledger={place: part.ledger for place, part in parts.items() if part.ledger is not None},
-            restarts=shown.restarts,
-        )
 
     def close(self) -> None:
         """Show no metrics any more, and write the last offsets of the group."""

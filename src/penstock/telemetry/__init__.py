@@ -11,24 +11,7 @@ try:
 except ModuleNotFoundError as error:
     raise ConfigurationError("Telemetry needs OpenTelemetry; run: pip install 'penstock[otel]'") from error
 
-from penstock.telemetry.consumer import ConsumerTelemetry
-from penstock.telemetry.metrics.readings import Reading
-from penstock.telemetry.metrics.transactions import CoordinatorReading, CoordinatorTelemetry
+from penstock.telemetry.propagation import TraceIds, extract, inject
 from penstock.telemetry.settings import Telemetry
-from penstock.telemetry.spans.log_ids import TraceIds
-from penstock.telemetry.spans.propagation import extract, inject
-from penstock.telemetry.spans.publications import PublicationSpans
-from penstock.telemetry.spans.sending import SendSpans
 
-__all__ = [
-    "ConsumerTelemetry",
-    "CoordinatorReading",
-    "CoordinatorTelemetry",
-    "PublicationSpans",
-    "Reading",
-    "SendSpans",
-    "Telemetry",
-    "TraceIds",
-    "extract",
-    "inject",
-]
+__all__ = ["Telemetry", "TraceIds", "extract", "inject"]

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from penstock.telemetry import names
-from penstock.telemetry.metrics.gauge_registry import Observed, registry_of
-from penstock.telemetry.metrics.readings import METRICS, Reading
+from penstock.telemetry.gauges import Observed, registry_of
+from penstock.telemetry.observed import METRICS
+from penstock.telemetry.processing import Processing
+from penstock.telemetry.propagation import HeaderT, extract
+from penstock.telemetry.sending import SendSpans
 from penstock.telemetry.settings import Telemetry, by_chance
-from penstock.telemetry.spans.processing import Processing
-from penstock.telemetry.spans.propagation import HeaderT, extract
-from penstock.telemetry.spans.sending import SendSpans
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 _ROOT = Context()
@@ -54,7 +55,7 @@ class ConsumerTelemetry:
         )
         self._sends = SendSpans(telemetry, group, self._suppressed)
         self._registry = registry_of(telemetry, METRICS, names.CONSUMER_GROUP_NAME)
-        self._observed: Observed[Reading] | None = None
+        self._observed: Observed | None = None
 
     def polled(self, topic: str, messages: Mapping[int, int], duration_s: float) -> None:
         """Report the messages of one topic in one fetch, as counts by partition; it took `duration_s` seconds."""
@@ -95,14 +96,15 @@ class ConsumerTelemetry:
         """Report a message that a handler returned, as `sending`; its span is a child of the handler's."""
         return self._sends.sending(topic, headers)
 
-    def observe(self, read: Callable[[], Reading]) -> None:
+    def observe(self, read: Callable[[], Any]) -> None:
         """Show the consumer in the metrics `penstock.*` until `close`; a second call replaces the first.
 
-        `read` is called on the metric readers' threads, once a collection, and must not wait for the poll thread.
+        `read` returns `ConsumerStatistics`. It is called on the metric readers' threads, once a collection, and must
+        not wait for the poll thread.
         """
         self.close()
 
-        def read_all() -> Reading:
+        def read_all() -> Any:
             with self._suppressed.instead_of_raising():
                 self.processing.durations.flush()
             return read()

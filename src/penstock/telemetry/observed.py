@@ -1,198 +1,172 @@
-"""What a consumer tells of itself when a metric reader collects, and the table of metrics made of it.
+"""The metrics that are read from statistics when a metric reader collects, of consumers, coordinators and queries.
 
-Counts begin at zero again with each consumer, as after a restart of the process.
+Counts begin at zero again with each consumer, as after a restart of the process. What is read is `ConsumerStatistics`,
+`CoordinatorStatistics` and `SinkStatistics`, which say what each field is.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from enum import Enum
-from typing import Generic, TypeVar
+from typing import Any
 
 from penstock.telemetry import names
-
-Point = tuple[float, Mapping[str, str]]
-
-ReadingT = TypeVar("ReadingT")
-#: Reads a metric's value, its values with their attributes, or None where there is none now.
-Read = Callable[[ReadingT], float | Iterable[Point] | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """A consumer at one moment, as in `ConsumerStatistics`, which says what each field is."""
-
-    lanes: int
-    ready_lanes: int
-    workers: int
-    busy_workers: int
-    in_flight: int
-    bytes_in_flight: int
-    #: By topic and partition; a partition whose end is not known is left out.
-    lag: Mapping[tuple[str, int], int]
-    parked_keys: int
-    held_keys: int
-    handled: int
-    failed: int
-    over_time_limit: int
-    abandoned_calls: int
-    oldest_call: float
-    retried: int
-    dead_letters: int
-    dead_letter_failures: int
-    dropped: int
-    stalls: int
-    pauses: Mapping[str, int]
-    assigned: int
-    revoked: int
-    lost: int
-    commits: int
-    failed_commits: int
-
-
-class Kind(Enum):
-    """How an observed value adds up."""
-
-    #: It only rises.
-    COUNTER = "counter"
-    #: It rises and falls, and the values of several consumers may be added.
-    UP_DOWN_COUNTER = "up-down counter"
-    #: It says something of one thing alone.
-    GAUGE = "gauge"
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedMetric(Generic[ReadingT]):
-    """A metric that is read from live state; its unit is in UCUM, its description for whoever charts it."""
-
-    name: str
-    kind: Kind
-    unit: str
-    description: str
-    read: Read[ReadingT]
-
-    def points(self, reading: ReadingT) -> Iterable[Point]:
-        """Return its values in a reading, with their attributes."""
-        found = self.read(reading)
-        if found is None:
-            return ()
-        return ((found, {}),) if isinstance(found, int | float) else found
-
-
-def counter(name: str, unit: str, description: str, read: Read[ReadingT]) -> ObservedMetric[ReadingT]:
-    """Return a metric that only rises."""
-    return ObservedMetric(name, Kind.COUNTER, unit, description, read)
-
-
-def up_down_counter(name: str, unit: str, description: str, read: Read[ReadingT]) -> ObservedMetric[ReadingT]:
-    """Return a metric that rises and falls, and whose values of several consumers may be added."""
-    return ObservedMetric(name, Kind.UP_DOWN_COUNTER, unit, description, read)
-
-
-def gauge(name: str, unit: str, description: str, read: Read[ReadingT]) -> ObservedMetric[ReadingT]:
-    """Return a metric that says something of one thing alone."""
-    return ObservedMetric(name, Kind.GAUGE, unit, description, read)
-
-
-def by_partition(values: Mapping[tuple[str, int], int]) -> Iterable[Point]:
-    """Return values by topic and partition with the attributes of OpenTelemetry's conventions."""
-    return [
-        (value, {names.DESTINATION_NAME: topic, names.DESTINATION_PARTITION_ID: str(partition)})
-        for (topic, partition), value in values.items()
-    ]
+from penstock.telemetry.gauges import Kind, Observed, ObservedMetric, Point, by_partition, registry_of
+from penstock.telemetry.settings import Telemetry
+from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 
 def _by(attribute: str, values: Mapping[str, int]) -> Iterable[Point]:
     return [(value, {attribute: name}) for name, value in values.items()]
 
 
+def _bytes_in_flight(it: Any) -> Iterable[Point]:
+    return [(sum(partition.bytes_in_flight for partition in it.partitions), {})]
+
+
+def _lag(it: Any) -> Iterable[Point]:
+    return by_partition({(part.topic, part.partition): part.lag for part in it.partitions})
+
+
+def _ledger(it: Any) -> Iterable[Point]:
+    return by_partition({(part.topic, part.partition): part.ledger for part in it.partitions})
+
+
+def _pauses(it: Any) -> Iterable[Point]:
+    return _by(names.PAUSE_REASON, it.pauses)
+
+
+def _rebalanced(it: Any) -> Iterable[Point]:
+    return _by(names.REBALANCE_KIND, {"assigned": it.assigned, "revoked": it.revoked, "lost": it.lost})
+
+
+def _commits(it: Any) -> Iterable[Point]:
+    return _by(names.COMMIT_OUTCOME, {"ok": it.commits, "failed": it.failed_commits})
+
+
+def _held(it: Any) -> Iterable[Point]:
+    return _by(names.HELD_BY, {"target": it.held, "key": it.held_by_key, "time": it.delayed})
+
+
+def _finished(it: Any) -> Iterable[Point]:
+    """Return counts by upper bound, each with those below it: OpenTelemetry has no histogram that is observed."""
+    bounds = [*(f"{bound:g}" for bound in it.finish_bounds), "+Inf"]
+    counts = itertools.accumulate(it.finish_times)
+    return [(count, {names.WITHIN_S: bound}) for bound, count in zip(bounds, counts, strict=False)]
+
+
+_C, _U, _G = Kind.COUNTER, Kind.UP_DOWN_COUNTER, Kind.GAUGE
+
 #: All metrics of a consumer that are observed; each also carries the consumer group.
-METRICS: tuple[ObservedMetric[Reading], ...] = (
-    up_down_counter("penstock.lane.count", "{lane}", "Lanes of the consumer.", lambda it: it.lanes),
-    up_down_counter("penstock.lane.ready", "{lane}", "Lanes that wait for a worker.", lambda it: it.ready_lanes),
-    up_down_counter("penstock.worker.count", "{worker}", "Workers of the consumer.", lambda it: it.workers),
-    up_down_counter(
-        "penstock.worker.busy", "{worker}", "Workers with a message in a handler.", lambda it: it.busy_workers
-    ),
-    up_down_counter(
-        "penstock.in_flight.messages", "{message}", "Messages taken in and not done.", lambda it: it.in_flight
-    ),
-    up_down_counter(
-        "penstock.in_flight.size", "By", "Bytes of the messages taken in and not done.", lambda it: it.bytes_in_flight
-    ),
-    gauge(
-        "penstock.partition.lag",
-        "{offset}",
-        "Offsets from the watermark to the end of the log.",
-        lambda it: by_partition(it.lag),
-    ),
-    up_down_counter(
-        "penstock.key.parked", "{key}", "Keys that wait for the retry of their message.", lambda it: it.parked_keys
-    ),
-    up_down_counter(
-        "penstock.key.held",
-        "{key}",
-        "Keys whose message is held for good by its handler's choice.",
-        lambda it: it.held_keys,
-    ),
-    counter("penstock.handled_messages", "{message}", "Messages whose handler returned.", lambda it: it.handled),
-    counter("penstock.handler.failures", "{call}", "Calls of a handler that raised.", lambda it: it.failed),
-    counter(
-        "penstock.handler.time_limits",
-        "{call}",
-        "Failures of handlers that were over their time limit.",
-        lambda it: it.over_time_limit,
-    ),
-    gauge(
-        "penstock.handler.oldest",
-        "s",
-        "Seconds since the oldest call of a handler that is under way began.",
-        lambda it: it.oldest_call,
-    ),
-    up_down_counter(
-        "penstock.worker.abandoned",
-        "{thread}",
-        "Threads left behind in a handler that does not return.",
-        lambda it: it.abandoned_calls,
-    ),
-    counter(
-        "penstock.handler.retries",
-        "{call}",
-        "Calls of a handler that were not the first for their message.",
-        lambda it: it.retried,
-    ),
-    counter(
-        "penstock.dead_letters", "{message}", "Messages written to a dead-letter topic.", lambda it: it.dead_letters
-    ),
-    counter(
-        "penstock.dead_letter_failures",
-        "{try}",
-        "Tries to write a dead letter that failed; its message is held.",
-        lambda it: it.dead_letter_failures,
-    ),
-    counter(
-        "penstock.handler.stalls",
-        "{message}",
-        "Messages that the watchdog reported for being in a handler for too long.",
-        lambda it: it.stalls,
-    ),
-    counter(
-        "penstock.dropped_messages", "{message}", "Messages given up by the handler's choice.", lambda it: it.dropped
-    ),
-    counter(
-        "penstock.pauses", "{pause}", "Pauses of partitions, by reason.", lambda it: _by(names.PAUSE_REASON, it.pauses)
-    ),
-    counter(
-        "penstock.rebalanced_partitions",
-        "{partition}",
-        "Partitions that were assigned, revoked or lost.",
-        lambda it: _by(names.REBALANCE_KIND, {"assigned": it.assigned, "revoked": it.revoked, "lost": it.lost}),
-    ),
-    counter(
-        "penstock.commits",
-        "{commit}",
-        "Commits of offsets, by outcome.",
-        lambda it: _by(names.COMMIT_OUTCOME, {"ok": it.commits, "failed": it.failed_commits}),
-    ),
+METRICS: tuple[ObservedMetric, ...] = tuple(
+    ObservedMetric(kind, f"penstock.{name}", unit, read, description)
+    for kind, name, unit, read, description in (
+        (_U, "lane.count", "{lane}", "lanes", "Lanes of the consumer."),
+        (_U, "lane.ready", "{lane}", "ready_lanes", "Lanes that wait for a worker."),
+        (_U, "worker.count", "{worker}", "workers", "Workers of the consumer."),
+        (_U, "worker.busy", "{worker}", "busy_workers", "Workers with a message in a handler."),
+        (_U, "worker.abandoned", "{thread}", "abandoned_calls", "Threads left in a handler that does not return."),
+        (_U, "in_flight.messages", "{message}", "in_flight", "Messages taken in and not done."),
+        (_U, "in_flight.size", "By", _bytes_in_flight, "Bytes of the messages taken in and not done."),
+        (_G, "partition.lag", "{offset}", _lag, "Offsets from the watermark to the end of the log."),
+        (_U, "key.parked", "{key}", "parked_keys", "Keys that wait for the retry of their message."),
+        (_U, "key.held", "{key}", "held_keys", "Keys whose message is held for good by its handler's choice."),
+        (_C, "handled_messages", "{message}", "handled", "Messages whose handler returned."),
+        (_C, "handler.failures", "{call}", "failed", "Calls of a handler that raised."),
+        (_C, "handler.time_limits", "{call}", "over_time_limit", "Failures of handlers over their time limit."),
+        (_G, "handler.oldest", "s", "oldest_call", "Seconds since the oldest call of a handler under way began."),
+        (_C, "handler.retries", "{call}", "retried", "Calls of a handler that were not the first for their message."),
+        (_C, "handler.stalls", "{message}", "stalls", "Messages that the watchdog reported for a handler's time."),
+        (_C, "dead_letters", "{message}", "dead_letters", "Messages written to a dead-letter topic."),
+        (_C, "dead_letter_failures", "{try}", "dead_letter_failures", "Failed writes of dead letters: those are held."),
+        (_C, "dropped_messages", "{message}", "dropped", "Messages given up by the handler's choice."),
+        (_C, "pauses", "{pause}", _pauses, "Pauses of partitions, by reason."),
+        (_C, "rebalanced_partitions", "{partition}", _rebalanced, "Partitions that were assigned, revoked or lost."),
+        (_C, "commits", "{commit}", _commits, "Commits of offsets, by outcome."),
+    )
 )
+
+#: All metrics of a coordinator; each also carries the prefix of its store. `forged` and `lost` are None, and not shown,
+#: where a store has no topics that others could write or that have a retention.
+TRANSACTION_METRICS: tuple[ObservedMetric, ...] = tuple(
+    ObservedMetric(kind, f"penstock.transactions.{name}", unit, read, description)
+    for kind, name, unit, read, description in (
+        (_U, "pending", "{transaction}", "pending", "Transactions not settled."),
+        (_G, "oldest_pending_age", "s", "oldest_pending_age", "Age of the oldest transaction not settled."),
+        (
+            _U,
+            "held",
+            "{transaction}",
+            _held,
+            "Transactions that wait, by what for.",
+        ),
+        (_C, "committed", "{transaction}", "committed", "Transactions published."),
+        (_C, "rolled_back", "{transaction}", "rolled_back", "Transactions rolled back."),
+        (_C, "discarded", "{transaction}", "discarded", "Transactions moved to the discarded topic."),
+        (_C, "refused", "{decision}", "refused", "Decisions refused: a second one, an unknown id, a wrong group."),
+        (_C, "forged", "{record}", "forged", "Records of the store that could not be what they claim to be."),
+        (_C, "checks", "{check}", "checks", "Checks sent."),
+        (_C, "no_producer", "{check}", "no_producer", "Checks that were due and reached nobody."),
+        (_C, "lost", "{record}", "lost", "Records of the store that were deleted before they were read."),
+        (
+            _C,
+            "finished",
+            "{transaction}",
+            _finished,
+            "Published transactions by seconds from birth to published, cumulative.",
+        ),
+        (_C, "finish_time", "s", "finish_seconds", "Seconds from birth to published, added up over the transactions."),
+    )
+)
+
+#: All metrics of a Spark query that are observed; each also carries the query's name.
+SPARK_METRICS: tuple[ObservedMetric, ...] = tuple(
+    ObservedMetric(kind, f"penstock.spark.{name}", unit, read, description)
+    for kind, name, unit, read, description in (
+        (_C, "rows", "{row}", "rows", "Rows of committed batches."),
+        (_G, "rows_per_second", "{row}/s", "rows_per_s", "Rows that Spark processed in a second of the last batch."),
+        (_G, "partition.lag", "{offset}", _lag, "Offsets from the query's position to the end of the log."),
+        (_G, "ledger.position", "{offset}", _ledger, "Next offset to apply by the ledger of the sink."),
+        (_C, "restarts", "{restart}", "restarts", "Restarts of the query after failures."),
+    )
+)
+
+
+class CoordinatorTelemetry:
+    """Shows the metrics of a coordinator until it is closed; `read` is called on the metric readers' threads."""
+
+    def __init__(self, telemetry: Telemetry, prefix: str, read: Callable[[], Any]) -> None:
+        self._registry = registry_of(telemetry, TRANSACTION_METRICS, names.STORE_PREFIX)
+        self._observed = Observed(prefix, read)
+        self._registry.add(self._observed)
+
+    def close(self) -> None:
+        """Show it no more."""
+        self._registry.remove(self._observed)
+
+
+class SparkTelemetry:
+    """Shows the metrics of a query until closed. Thread-safe; `read` is called on the metric readers' threads."""
+
+    def __init__(self, telemetry: Telemetry, query: str, read: Callable[[], Any]) -> None:
+        self._query = query
+        self._suppressed = SuppressedErrors(query)
+        self._durations = telemetry.meter().create_histogram(
+            names.SPARK_BATCH_DURATION,
+            "s",
+            "Time of a batch of a Spark query, by phase.",
+            explicit_bucket_boundaries_advisory=names.BATCH_BOUNDARIES_S,
+        )
+        self._registry = registry_of(telemetry, SPARK_METRICS, names.SPARK_QUERY)
+        self._observed = Observed(query, read)
+        self._registry.add(self._observed)
+
+    def batch(self, seconds: Mapping[str, float]) -> None:
+        """Report a committed batch by the seconds of its phases, with Spark's names for them."""
+        with self._suppressed.instead_of_raising():
+            for phase, taken in seconds.items():
+                self._durations.record(taken, {names.SPARK_QUERY: self._query, names.SPARK_PHASE: phase})
+
+    def close(self) -> None:
+        """Show it no more."""
+        self._registry.remove(self._observed)

@@ -8,24 +8,24 @@ a sampler or a span processor raises is logged and goes no further; what the han
 from __future__ import annotations
 
 import functools
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
 from random import random
 from typing import Any, NamedTuple
 
 from opentelemetry import context as context_api
 from opentelemetry.context import Context
-from opentelemetry.metrics import Meter
+from opentelemetry.metrics import Histogram, Meter
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
 from penstock.errors import class_name, raised
 from penstock.message import Message, headers_of
 from penstock.telemetry import names
-from penstock.telemetry.metrics.durations import Durations
+from penstock.telemetry.propagation import context_of, is_sender_sampled, sampled_context
 from penstock.telemetry.settings import by_chance
-from penstock.telemetry.spans.propagation import context_of, is_sender_sampled, sampled_context
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 #: A handler, of a message or of a list of them, with what is around it.
@@ -36,6 +36,8 @@ _ROOT = Context()
 
 #: Seconds of handlers' times that are recorded together.
 _TOGETHER_S = 0.1
+#: Times that are kept at most to be recorded together: each keeps the span of its exemplar.
+_MOST = 1_000
 #: Characters kept of a key and of a stack trace.
 _MAX_KEY_CHARS = 256
 _MAX_STACK_CHARS = 8192
@@ -250,3 +252,41 @@ def _note_error(span: Span, error: BaseException) -> str:
 
 def _key_text(key: bytes) -> str:
     return key[:_MAX_KEY_CHARS].decode("utf-8", "backslashreplace")[:_MAX_KEY_CHARS]
+
+
+class Durations:
+    """Records the times of a histogram, at most `every_s` seconds late while others come. Any thread.
+
+    A call of OpenTelemetry's SDK takes 7 us in a loop, and four times that when other code ran since: what it needs is
+    in no cache any more. So times that each come long after the last are recorded together.
+
+    The first is recorded at once, and so is each that comes later than that after the last. What is kept when no more
+    come is recorded by `flush`, which is to be called before metrics are read, and at the end.
+    """
+
+    def __init__(self, histogram: Histogram, clock: Callable[[], float], *, every_s: float) -> None:
+        self._histogram = histogram
+        self._clock = clock
+        self._every_s = every_s
+        self._lock = threading.Lock()
+        # Under the lock.
+        self._kept: list[tuple[float, Mapping[str, AttributeValue], Context]] = []
+        # Written under the lock; who reads an old one keeps one more.
+        self._next = float("-inf")
+
+    def record(self, seconds: float, attributes: Mapping[str, AttributeValue], context: Context) -> None:
+        """Record a time, now or soon; an exemplar of it points to the span in the context."""
+        now = self._clock()
+        with self._lock:
+            self._kept.append((seconds, attributes, context))
+            if now < self._next and len(self._kept) < _MOST:
+                return
+            self._next = now + self._every_s
+        self.flush()
+
+    def flush(self) -> None:
+        """Record what is kept."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+        for seconds, attributes, context in kept:
+            self._histogram.record(seconds, attributes, context)

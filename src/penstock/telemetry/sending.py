@@ -1,19 +1,32 @@
-"""`send {topic}` spans, of transactional producers and of what a consumer sends."""
+"""The spans of what is sent: `send {topic}`, of producers and of what a consumer sends, and what follows its half.
+
+Of a transactional message those are `settle {topic}`, its decision, and `publish {topic}`: children of the `send` span
+whose context the half carries. The producer, and the coordinator that may run elsewhere, add to the trace of who sent
+the message; what was not sampled there costs a look at a header.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, SpanKind, StatusCode, get_current_span, set_span_in_context
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    get_current_span,
+    set_span_in_context,
+)
 from opentelemetry.util.types import AttributeValue
 
 from penstock.errors import class_name
 from penstock.telemetry import names
+from penstock.telemetry.propagation import HeaderT, inject, sampled_context
 from penstock.telemetry.settings import Telemetry, by_chance
-from penstock.telemetry.spans.propagation import HeaderT, inject
-from penstock.telemetry.spans.publications import settle_span
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 ErrorT = TypeVar("ErrorT", bound=BaseException)
@@ -77,9 +90,12 @@ class SendSpans:
 
         The span is a child of its message's `send`; where that is not sampled there is none.
         """
-        span = None
-        with self._suppressed.instead_of_raising():
-            span = settle_span(self._tracer, topic, headers, decision)
+        context, span = sampled_context(headers), None
+        if context is not None:
+            with self._suppressed.instead_of_raising():
+                parent = set_span_in_context(NonRecordingSpan(context))
+                attributes = {**_common(topic, "settle", "settle"), names.DECISION: decision}
+                span = self._tracer.start_span(f"settle {topic}", parent, SpanKind.CLIENT, attributes)
         if span is None:
             return answered
 
@@ -92,3 +108,52 @@ class SendSpans:
             answered(error)
 
         return end
+
+
+class PublicationSpans:
+    """The `publish {topic}` spans of one transactional writer. For its thread.
+
+    A writer calls `begin`, `written` for each message, and `committed` where the Kafka transaction was: only what
+    readers see was published.
+    """
+
+    def __init__(self, telemetry: Telemetry, prefix: str) -> None:
+        self._tracer = telemetry.tracer()
+        self._prefix = prefix
+        self._suppressed = SuppressedErrors(prefix)
+        self._began_ns = 0
+        self._found: list[tuple[str, SpanContext]] = []
+
+    def begin(self) -> None:
+        """Forget what was not committed."""
+        self._began_ns = time.time_ns()
+        self._found.clear()
+
+    def written(self, topic: str, headers: Collection[tuple[str, HeaderT]]) -> None:
+        """Note a message of the transaction under way."""
+        context = sampled_context(headers)
+        if context is not None:
+            self._found.append((topic, context))
+
+    def committed(self) -> None:
+        """Report what was noted: it is visible from now on."""
+        with self._suppressed.instead_of_raising():
+            for topic, context in self._found:
+                span = self._tracer.start_span(
+                    f"publish {topic}",
+                    set_span_in_context(NonRecordingSpan(context)),
+                    SpanKind.CLIENT,
+                    {**_common(topic, "publish", "send"), names.STORE_PREFIX: self._prefix},
+                    start_time=self._began_ns,
+                )
+                span.end()
+        self._found.clear()
+
+
+def _common(topic: str, operation: str, kind: str) -> dict[str, AttributeValue]:
+    return {
+        names.SYSTEM: names.KAFKA,
+        names.OPERATION_NAME: operation,
+        names.OPERATION_TYPE: kind,
+        names.DESTINATION_NAME: topic,
+    }

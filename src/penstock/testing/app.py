@@ -124,7 +124,7 @@ class TestApp:
             contexts.state = enter_all(app._lifespans, self._around, run_async)  # noqa: SLF001 - as above
             consumer.connect()
             if consumer.engine.telemetry is not None:
-                consumer.engine.telemetry.observe(lambda: consumer.statistics().reading())
+                consumer.engine.telemetry.observe(consumer.statistics)
         except BaseException:
             self._end()
             raise

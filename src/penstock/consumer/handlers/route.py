@@ -28,7 +28,7 @@ from penstock.message import DecodedMessage, FetchedMessage, Message, Record, Re
 from penstock.routing import Lane
 
 if TYPE_CHECKING:
-    from penstock.telemetry import ConsumerTelemetry
+    from penstock.telemetry.consumer import ConsumerTelemetry
 
 Invoke = Callable[..., object]
 #: Makes what is published of what a handler returned for what it was given.

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.consumer.assignments import Assignment
 from penstock.consumer.execution_slot import ExecutionSlot
-
-if TYPE_CHECKING:
-    from penstock.telemetry import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,22 +112,6 @@ class ConsumerStatistics:
     def counts(self) -> dict[str, Any]:
         """Return all but the partitions, as JSON has it."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "partitions"}
-
-    def reading(self) -> Reading:
-        """Return what metrics are made of."""
-        from penstock.telemetry import Reading
-
-        own = {field.name for field in fields(Reading)} - {"bytes_in_flight", "lag"}
-        shown: dict[str, Any] = {name: getattr(self, name) for name in own}
-        return Reading(
-            bytes_in_flight=sum(partition.bytes_in_flight for partition in self.partitions),
-            lag={
-                (partition.topic, partition.partition): partition.lag
-                for partition in self.partitions
-                if partition.lag is not None
-            },
-            **shown,
-        )
 
 
 def partition_statistics(assignment: Assignment) -> PartitionStatistics:

@@ -138,7 +138,7 @@ class AppSinks:
             raise SessionStoppedError(f"Spark's session was stopped under the query {spec.name}; start the app again")
         function: Callable[[DataFrame, int], None] = OfQuery(spec.function, spec.name)
         if self._telemetry is not None:
-            from penstock.telemetry.spans.batches import BatchSpans
+            from penstock.telemetry.batches import BatchSpans
 
             function = BatchSpans(self._telemetry, spec.name).around(function)
         gate = Gate(function) if is_classic(spark) else None

@@ -32,7 +32,7 @@ from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
 
 if TYPE_CHECKING:
-    from penstock.telemetry import SendSpans
+    from penstock.telemetry.sending import SendSpans
 
 _log = logging.getLogger("penstock.transactions")
 

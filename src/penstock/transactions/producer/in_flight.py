@@ -21,7 +21,7 @@ from penstock.transactions.producer.futures import in_callback
 from penstock.transactions.store import Store
 
 if TYPE_CHECKING:
-    from penstock.telemetry import SendSpans
+    from penstock.telemetry.sending import SendSpans
 
 # Members of enumerations are expensive to look up, and every message passes here.
 _COMMIT, _UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN

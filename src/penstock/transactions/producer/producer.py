@@ -38,7 +38,8 @@ from penstock.transactions.wire.ids import is_id
 from penstock.transactions.wire.topics import DEFAULT_PARTITIONS
 
 if TYPE_CHECKING:
-    from penstock.telemetry import SendSpans, Telemetry
+    from penstock.telemetry import Telemetry
+    from penstock.telemetry.sending import SendSpans
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -330,6 +331,6 @@ class TransactionalProducer(TransactionSender):
 def _spans_of(telemetry: Telemetry | None, group: str) -> SendSpans | None:
     if telemetry is None:
         return None
-    from penstock.telemetry import SendSpans
+    from penstock.telemetry.sending import SendSpans
 
     return SendSpans(telemetry, group)

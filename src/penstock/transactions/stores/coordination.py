@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.clients.bounded_calls import LeftBehind
@@ -26,7 +27,9 @@ from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics,
 from penstock.transactions.wire.ops import Verdict
 
 if TYPE_CHECKING:
-    from penstock.telemetry import CoordinatorTelemetry, PublicationSpans, Telemetry
+    from penstock.telemetry import Telemetry
+    from penstock.telemetry.observed import CoordinatorTelemetry
+    from penstock.telemetry.sending import PublicationSpans
     from penstock.transactions.model import DiscardPolicy
 
 _log = logging.getLogger("penstock.transactions")
@@ -34,7 +37,7 @@ _log = logging.getLogger("penstock.transactions")
 _FINISH_PART = 0.6
 _MOST_FINISH_S = 20.0
 #: What only a store in Kafka can tell: others write its topics, and topics have retentions.
-_OF_TOPICS = frozenset({"forged", "lost"})
+_OF_TOPICS = {"forged": None, "lost": None}
 # A member of an enumeration is slow to look up, and this is the way of every transaction.
 _COMMIT, _DISCARD = Verdict.COMMIT, Verdict.DISCARD
 
@@ -127,7 +130,7 @@ def publication_spans(telemetry: Telemetry | None, prefix: str) -> PublicationSp
     """Return what makes the spans of what one writer publishes; None where nobody wants them."""
     if telemetry is None:
         return None
-    from penstock.telemetry import PublicationSpans
+    from penstock.telemetry.sending import PublicationSpans
 
     return PublicationSpans(telemetry, prefix)
 
@@ -141,18 +144,14 @@ def _observe(
     """
     if telemetry is None:
         return None
-    from penstock.telemetry import CoordinatorReading, CoordinatorTelemetry
+    from penstock.telemetry.observed import CoordinatorTelemetry
 
-    names = {shown.name for shown in fields(CoordinatorReading)} - {"finish_bounds"}
-
-    def reading() -> CoordinatorReading:
+    def shown() -> SimpleNamespace:
         now = read()
-        shown: dict[str, Any] = {
-            name: getattr(now, name) if in_kafka or name not in _OF_TOPICS else None for name in names
-        }
-        return CoordinatorReading(finish_bounds=FINISH_BUCKETS_S, **shown)
+        counts: dict[str, Any] = {count.name: getattr(now, count.name) for count in fields(now)}
+        return SimpleNamespace(**counts | ({} if in_kafka else _OF_TOPICS), finish_bounds=FINISH_BUCKETS_S)
 
-    return CoordinatorTelemetry(telemetry, prefix, reading)
+    return CoordinatorTelemetry(telemetry, prefix, shown)
 
 
 class StoreCoordinator(ABC):

@@ -49,7 +49,7 @@ from penstock.spark_sink.sinks.handlers.rows import spread
 from penstock.spark_sink.sinks.kafka_ledger import LEDGER_TOPIC, Target, require_settings, require_target
 from penstock.spark_sink.sinks.kafka_sink import PUBLISHED, PublishingSink
 from penstock.telemetry import Telemetry
-from penstock.telemetry.spans.batches import BatchSpans, count_messages, is_within_span
+from penstock.telemetry.batches import BatchSpans, count_messages, is_within_span
 
 #: Masters whose tasks run in the driver's own JVM: no executor can be lost there.
 _LOCAL = re.compile(r"local(\[.*\])?")
