@@ -33,7 +33,8 @@ from penstock.clients.factory import REPLICATION_FACTOR
 from penstock.clients.kafka_errors import code_of, is_missing_right, reason
 from penstock.clients.reading import Place
 from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
-from penstock.errors import PenstockError, TopicNotFoundError
+from penstock.errors import ConfigurationError, PenstockError, TopicNotFoundError
+from penstock.outgoing import colliding
 
 _log = logging.getLogger("penstock.kafka")
 
@@ -191,6 +192,8 @@ class TopicSpec:
     config: Mapping[str, str] = field(default_factory=dict)
     #: Whether it can be done without, where the broker refuses to create it.
     is_optional: bool = False
+    #: What to do where Kafka does not take its name, for the error.
+    rename: str = "give it another name (of the topics of a store: another prefix)"
 
 
 def partition_counts(
@@ -268,12 +271,20 @@ def ensure_topics(
     without and is refused is left out of what is returned, and a warning tells.
 
     `BrokerConnectionError` where no broker answered; `MissingRightError` where `principal` may not create one, or lacks
-    what it is needed for, by name in `needs`; `PenstockError` where the broker refused to create one.
+    what it is needed for, by name in `needs`; `ConfigurationError` where Kafka does not take the name of one;
+    `PenstockError` where the broker refused to create one.
     """
     wanted = {spec.name: spec for spec in specs}
     metadata = _metadata(admin, bootstrap_servers)
     counts = _counts(metadata)
     missing = [spec for name, spec in wanted.items() if name not in counts]
+    for spec in missing:
+        if other := colliding(spec.name, counts):
+            raise ConfigurationError(
+                f"Kafka creates no topic {spec.name} where there is {other}: its metrics name both alike, for dots and "
+                f"underscores are the same there; "
+                f"{spec.rename}"
+            )
     if missing:
         factor = getattr(admin, "replication_factor", None) or (_factor_of_store(admin, metadata) if of_store else -1)
         new = [
@@ -293,6 +304,10 @@ def ensure_topics(
                 if not wanted[name].is_optional:
                     if is_hidden or is_missing_right(error):
                         raise _not_created(name, principal, needs.get(name, ()), is_hidden=is_hidden) from error
+                    if code_of(error) == KafkaError.TOPIC_EXCEPTION:
+                        raise ConfigurationError(
+                            f"Kafka does not take the name of topic {name!r}: {reason(error)}; {wanted[name].rename}"
+                        ) from error
                     raise PenstockError(
                         f"topic {name} is missing and could not be created: {reason(error)}; "
                         "create it by hand or allow this client to create topics"

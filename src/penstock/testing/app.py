@@ -23,7 +23,7 @@ from penstock.consumer.execution_slot import Outcome
 from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.environment import enter_all
 from penstock.consumer.handlers.functions import ContextFactory
-from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.handler import Kind, require_own_topics
 from penstock.consumer.handlers.registry import TopicPatterns
 from penstock.errors import ConfigurationError, PenstockError, StoppedError
 from penstock.message import Message, calling_handlers_of
@@ -104,12 +104,14 @@ class TestApp:
 
         Raises:
             StoppedError: it runs already.
-            ConfigurationError: an `async def` lifespan has no event loop, or an event loop runs in this thread.
+            ConfigurationError: an `async def` lifespan has no event loop, an event loop runs in this thread, or Kafka
+                would not take the name of a topic for dead letters or retries.
             Exception: what a lifespan raised.
         """
         if self._consumer is not None:
             raise StoppedError(f"app {self.app.name} runs already in this test; stop it first, or use restart()")
         app, contexts = self.app, ContextFactory(self.app.name, self.app)
+        require_own_topics(app.name, app.handlers)
         # It is run as `App.start` runs it; but a Kafka in memory has no transactional producers, and nothing ends here
         # that would have results written twice.
         settings = replace(app._settings, exactly_once=False)  # noqa: SLF001 - as above

@@ -35,7 +35,7 @@ from penstock.consumer.handlers.options import OnFailure
 from penstock.consumer.handlers.registry import TopicPatterns, refuse_contested
 from penstock.consumer.handlers.route import Routes
 from penstock.consumer.outbox.transaction_runner import transactional_ids
-from penstock.consumer.retry_topics import retry_topics
+from penstock.consumer.retry_topics import is_retry_topic, retry_topics
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
 
 _log = logging.getLogger(__name__)
@@ -146,7 +146,13 @@ def _spec(name: str, sources: Sequence[str], partitions: Mapping[str, int], limi
     """Return a topic that takes what its sources take, with our headers added."""
     known = [limits[topic] for topic in sources if topic in limits]
     config = {"max.message.bytes": str(max(known) + _HEADERS_BYTES)} if known else {}
-    return TopicSpec(name, max(partitions[topic] for topic in sources), config)
+    of = f"of {', '.join(sources)}"
+    rename = (
+        f"give the app another name, or leave retry_delays out of the handler {of}"
+        if is_retry_topic(name)
+        else f"give the handler {of} another dead_letter_topic"
+    )
+    return TopicSpec(name, max(partitions[topic] for topic in sources), config, rename=rename)
 
 
 @dataclass(frozen=True, slots=True)

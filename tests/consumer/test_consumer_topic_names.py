@@ -1,0 +1,78 @@
+"""Names of topics for retries and dead letters that Kafka does not take: refused at start, with what to change."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import App
+from penstock.devbroker import DevBroker
+from penstock.errors import ConfigurationError
+from penstock.testing import TestApp
+
+LONG = "o" * 248
+DEAD_LETTERS: dict[str, Any] = {"on_failure": "dead_letter"}
+
+
+def app(name: str = "shop", servers: str = "127.0.0.1:1", **handlers: dict[str, Any]) -> App:
+    made = App(name, bootstrap_servers=servers)
+    for topic, options in handlers.items():
+        made.handler(topic, **options)(lambda _message: None)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (app(**{LONG: DEAD_LETTERS}), r"which has 252 characters.*give handler .* another dead_letter_topic"),
+        (app(**{LONG: {"retry_delays": [60]}}), r"another name than 'shop', or leave retry_delays out"),
+        (app("team billing", orders={"retry_delays": [60]}), r"'retry.team billing.orders.60s'.*another name than"),
+        (
+            app(orders=DEAD_LETTERS, dlq_orders={}),
+            r"dlq.orders where there is dlq_orders.*another dead_letter_topic",
+        ),
+        (
+            app(**{"a.b": DEAD_LETTERS, "a_b": DEAD_LETTERS}),
+            r"dlq.a.b where there is dlq.a_b.*dead_letter_topic",
+        ),
+    ],
+)
+def test_a_name_that_kafka_does_not_take_is_refused_before_anything_starts(made: App, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        made.start()
+    with pytest.raises(ConfigurationError, match=says):
+        TestApp(made).start()
+
+
+def test_a_name_with_a_blank_is_no_matter_where_no_topic_has_it_in_its_name(
+    new_topic: Callable[..., str], broker: DevBroker
+) -> None:
+    app("team billing", broker.bootstrap_servers, **{new_topic(): {}}).start().stop()
+
+
+def test_dead_letters_that_collide_with_an_existing_topic_are_refused_with_the_option(
+    broker: DevBroker, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic()
+    broker.create_topic(f"dlq_{topic}")
+
+    with pytest.raises(ConfigurationError, match=rf"dlq.{topic} where there is dlq_{topic}.*another dead_letter_topic"):
+        app(servers=broker.bootstrap_servers, **{topic: DEAD_LETTERS}).start()
+
+
+def test_a_run_ends_with_code_2_instead_of_starting_its_processes_again(tmp_path: Path) -> None:
+    (tmp_path / "names_shop.py").write_text(
+        "import penstock\napp = penstock.App('team billing', bootstrap_servers='127.0.0.1:1')\n"
+        "app.handler('orders', retry_delays=[60])(print)\n"
+    )
+
+    command = [sys.executable, "-m", "penstock", "run", "names_shop:app", "--processes", "2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2, done.stderr
+    assert "give the app another name than 'team billing'" in done.stderr
