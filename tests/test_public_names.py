@@ -67,6 +67,28 @@ def test_importing_penstock_loads_no_engine() -> None:
     assert done.stdout.strip() == "['penstock']"
 
 
+def test_an_app_a_producer_and_a_coordinator_load_nothing_of_an_extra() -> None:
+    heavy = (
+        "pyspark",
+        "pyarrow",
+        "starlette",
+        "uvicorn",
+        "sqlalchemy",
+        "typer",
+        "rich",
+        "opentelemetry",
+        "penstock.fleet",
+    )
+    program = (
+        "import sys, penstock; penstock.App, penstock.TransactionalProducer, penstock.Coordinator\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
 def signatures(package: str) -> Iterator[tuple[str, str, set[str]]]:
     """Yield the place of each public signature or field of a package, its module, and the names that it speaks of."""
     home = importlib.import_module(package)

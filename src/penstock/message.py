@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -149,7 +151,7 @@ class Message:
         key: bytes | None = None,
         headers: Iterable[tuple[str, bytes | None]] = (),
         timestamp: int | None = None,
-        attempt: int = 0,
+        attempt: int = 1,
     ) -> Message:
         """Make a message by hand, to call a handler in a test.
 
@@ -161,10 +163,15 @@ class Message:
             key: the key, or None.
             headers: pairs of name and bytes.
             timestamp: create time in milliseconds since the epoch, or None.
-            attempt: how often it is said to have been tried before.
+            attempt: which try of it this is said to be, 1 for the first.
+
+        Raises:
+            ConfigurationError: `attempt` is below 1.
         """
+        if attempt < 1:
+            raise ConfigurationError(f"attempt counts from 1, which is the first try, but is {attempt!r}")
         record = FixedRecord(topic, partition, offset, key, value, tuple(headers), timestamp)
-        return RetriedMessage(record, attempt) if attempt else cls(record)
+        return RetriedMessage(record, attempt - 1) if attempt > 1 else cls(record)
 
     @property
     def topic(self) -> str:
@@ -208,12 +215,12 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """How often it was tried before: 0 at its first try. Tries before a stay in a retry topic count.
+        """Which try of the message this is: 1 for the first. Tries before a stay in a retry topic count.
 
-        What a process did that ended since is not known to the next: there it begins at 0 again, or at what it was when
+        What a process did that ended since is not known to the next: there it begins at 1 again, or at what it was when
         the message came to its retry topic.
         """
-        return 0
+        return 1
 
     def header(self, name: str) -> bytes | None:
         """Return the last header of that name, or None. The last one wins, as in Kafka's `lastHeader`."""
@@ -238,16 +245,17 @@ class FetchedMessage(Message):
 class RetriedMessage(Message):
     """A message that was tried before. A class of its own: the first try, which nearly all are, pays nothing for it."""
 
-    __slots__ = ("_attempt",)
+    __slots__ = ("_tries",)
 
-    def __init__(self, record: Record, attempt: int) -> None:
+    def __init__(self, record: Record, tries: int) -> None:
         super().__init__(record)
-        self._attempt = attempt
+        #: How often it was tried before.
+        self._tries = tries
 
     @property
     def attempt(self) -> int:
-        """How often it was tried before."""
-        return self._attempt
+        """Which try of the message this is."""
+        return self._tries + 1
 
 
 class DecodedMessage(RetriedMessage):
@@ -255,9 +263,9 @@ class DecodedMessage(RetriedMessage):
 
     __slots__ = ("_body",)
 
-    def __init__(self, record: Record, body: object, attempt: int = 0) -> None:
+    def __init__(self, record: Record, body: object, tries: int = 0) -> None:
         # Those of its bases, written out: a call of each costs as much as a short body.
-        self._record, self._attempt, self._body = record, attempt, body
+        self._record, self._tries, self._body = record, tries, body
 
     @property
     def body(self) -> object:

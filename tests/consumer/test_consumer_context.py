@@ -148,7 +148,7 @@ def test_attempts_are_counted_from_one_over_retries_and_retry_topics(form: str) 
         test.send("t", "v")
         test.advance(120)
 
-    assert seen == [(1, 0), (2, 1), (3, 2), (4, 3)]
+    assert seen == [(1, 1), (2, 2), (3, 3), (4, 4)]
 
 
 def test_the_messages_of_a_batch_count_each_for_itself() -> None:
@@ -166,14 +166,14 @@ def test_the_messages_of_a_batch_count_each_for_itself() -> None:
         test.advance(20)
 
     assert seen == [
-        [(b"0", 0), (b"1", 0), (b"2", 0)],
         [(b"0", 1), (b"1", 1), (b"2", 1)],
+        [(b"0", 2), (b"1", 2), (b"2", 2)],
         # The policy gave the batch up: now each alone.
-        [(b"0", 2)],
-        [(b"1", 2)],
+        [(b"0", 3)],
         [(b"1", 3)],
-        [(b"2", 2)],
-        [(b"3", 0)],
+        [(b"1", 4)],
+        [(b"2", 3)],
+        [(b"3", 1)],
     ]
 
 

@@ -250,7 +250,7 @@ def test_what_waits_for_a_delay_that_its_handler_has_no_more_is_handled_all_the_
         second.advance(4000)
         assert second.statistics().dropped == 1
 
-    assert seen == [(b"poison", 0), (b"poison", 1), (b"poison", 2)]
+    assert seen == [(b"poison", 1), (b"poison", 2), (b"poison", 3)]
 
 
 def app_of_delays(seen: list[tuple[bytes | None, float]], clock: list[TestApp], **limits: int) -> App:

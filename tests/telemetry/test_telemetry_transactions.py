@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from penstock.devbroker import DevBroker
 from penstock.telemetry.observed import TRANSACTION_METRICS, CoordinatorTelemetry
 from penstock.telemetry.sending import PublicationSpans
 from penstock.transactions import Coordinator, SqlStore, TransactionalProducer
-from telemetry_tools import READING, TRACE, Recorded, traceparent
+from telemetry_tools import READING, TRACE, Recorded, changed, traceparent
 from waiting import wait_until
 
 
@@ -56,7 +55,7 @@ def test_every_number_of_a_coordinator_is_shown(recorded: Recorded) -> None:
 
 
 def test_what_a_store_cannot_tell_is_not_shown_as_nothing(recorded: Recorded) -> None:
-    telemetry = CoordinatorTelemetry(recorded.telemetry(), "penstock", lambda: replace(READING, forged=None, lost=None))
+    telemetry = CoordinatorTelemetry(recorded.telemetry(), "penstock", lambda: changed(forged=None, lost=None))
 
     assert {one.name for one in TRANSACTION_METRICS} - set(recorded.metrics()) == {
         "penstock.transactions.forged",
@@ -67,7 +66,7 @@ def test_what_a_store_cannot_tell_is_not_shown_as_nothing(recorded: Recorded) ->
 
 def test_two_coordinators_of_a_process_add_up_and_stores_are_told_apart(recorded: Recorded) -> None:
     made = [
-        CoordinatorTelemetry(recorded.telemetry(), prefix, lambda count=count: replace(READING, pending=count))  # type: ignore[misc] # its default
+        CoordinatorTelemetry(recorded.telemetry(), prefix, lambda count=count: changed(pending=count))  # type: ignore[misc] # its default
         for prefix, count in (("a", 1), ("a", 2), ("b", 4))
     ]
 

@@ -103,9 +103,7 @@ class Context:
     Read-only, and made for each call. Make one by hand to call a handler in a test.
 
     Attributes:
-        attempt: which try of the message this is, 1 for the first: `message.attempt` + 1. So tries before a stay in a
-            retry topic count, and those of a process that ended since do not. Of a batch it is that of the message
-            which was tried most often.
+        attempt: `message.attempt`; of a batch, that of the message which was tried most often.
         app: the `penstock.App`; None where there is none: on a Spark executor, or in a consumer of its own.
         state: what the app's lifespan gave by its `yield`; None without.
         group: the consumer group, which is the app's name.
@@ -139,10 +137,10 @@ class ContextFactory:
         def call(work: Any) -> object:
             # A middleware may have handed on something of its own.
             if isinstance(work, list):
-                tried = max((getattr(message, "attempt", 0) for message in work), default=0)
+                attempt = max((getattr(message, "attempt", 1) for message in work), default=1)
             else:
-                tried = getattr(work, "attempt", 0)
-            return function(work, Context(attempt=tried + 1, app=app, state=self.state, group=group))
+                attempt = getattr(work, "attempt", 1)
+            return function(work, Context(attempt=attempt, app=app, state=self.state, group=group))
 
         return call
 
