@@ -6,7 +6,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from penstock.testing import MemoryConsumer, TestBroker
+from penstock.testing import TestBroker
+from penstock.testing.memory.client.consumer_client import MemoryConsumer
 
 
 class Reader:
