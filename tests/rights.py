@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from confluent_kafka.admin import (
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from penstock import clients
 from penstock.devbroker import DevBroker, User
+from waiting import wait_until
+
+#: Seconds in which brokers answer an administrator.
+_ANSWER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,8 +66,17 @@ def give(broker: DevBroker, user: User, rights: Iterable[Right]) -> None:
 
 def take(broker: DevBroker, user: User, rights: Iterable[Right]) -> None:
     """Take rights again that were given so, and return when they no longer hold."""
-    for right in rights:
-        if right.resource == "cluster":
-            broker.disallow(user, right.operation, cluster=True)
-        else:
-            broker.disallow(user, right.operation, prefix=right.is_prefix, **{right.resource: right.name})
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, **broker.admin_config})
+    filters = [_filter(user, right) for right in rights]
+    for future in admin.delete_acls(filters).values():
+        future.result(_ANSWER_S)
+    # Every broker applies it a moment later.
+    inside = [clients.admin(node.inside, {}) for node in broker._running_cluster().answering]
+    wait_until(lambda: not any(own.describe_acls(each).result(_ANSWER_S) for own in inside for each in filters))
+
+
+def _filter(user: User, right: Right) -> AclBindingFilter:
+    kind = ResourceType.BROKER if right.resource == "cluster" else ResourceType[right.resource.upper()]
+    pattern = ResourcePatternType.PREFIXED if right.is_prefix else ResourcePatternType.LITERAL
+    operation = AclOperation[right.operation.upper()]
+    return AclBindingFilter(kind, right.name, pattern, f"User:{user.name}", "*", operation, AclPermissionType.ALLOW)

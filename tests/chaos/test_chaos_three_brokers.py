@@ -13,6 +13,7 @@ import pytest
 from chaos.fleet import KIP848_BROKER
 from chaos.three_brokers import PARTITIONS, PLAIN, AtWork, cpu_s, seconds_of_tx_ls, set_all
 from penstock.devbroker import DevBroker
+from support.replication import coordinator_of, elect_preferred, reassign, transaction_coordinator_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +58,7 @@ def restarted_in_turn(cluster: DevBroker) -> None:
 def moved(cluster: DevBroker) -> None:
     for topic in ("fed", "kafka-target", "sql-target", "plain", "kafka.half", "kafka.op", "kafka.done"):
         count = PARTITIONS if not topic.startswith("kafka.") else 2
-        cluster.reassign(topic, {number: [1 + (number + n) % 3 for n in (2, 0, 1)] for number in range(count)})
+        reassign(cluster, topic, {number: [1 + (number + n) % 3 for n in (2, 0, 1)] for number in range(count)})
 
 
 def too_few_in_sync(cluster: DevBroker) -> None:
@@ -70,7 +71,7 @@ def too_few_in_sync(cluster: DevBroker) -> None:
 
 def coordinator_killed_with_its_node(work: AtWork) -> None:
     """Kill a coordinator, and the node by which another would learn of it."""
-    node = work.cluster.coordinator_of("kafka.coordinator")
+    node = coordinator_of(work.cluster, "kafka.coordinator")
     work.coordinators[0].kill()
     killed(work.cluster, node)
     work.coordinators[0].start()
@@ -108,12 +109,12 @@ def test_nobody_stands_still_for_much_longer_than_plain_clients_whatever_happens
             "nothing": lambda: time.sleep(AWAY_S),
             "rolling restart": lambda: restarted_in_turn(cluster),
             "killed leader": lambda: killed(cluster, leader()),
-            "killed group coordinator": lambda: killed(cluster, cluster.coordinator_of("kafka.coordinator")),
+            "killed group coordinator": lambda: killed(cluster, coordinator_of(cluster, "kafka.coordinator")),
             "killed transaction coordinator": lambda: killed(
-                cluster, cluster.transaction_coordinator_of("kafka.coordinator.a.a")
+                cluster, transaction_coordinator_of(cluster, "kafka.coordinator.a.a")
             ),
             "frozen node": lambda: frozen(cluster, leader()),
-            "preferred election": cluster.elect_preferred,
+            "preferred election": lambda: elect_preferred(cluster),
             "all partitions moved": lambda: moved(cluster),
             "too few in sync": lambda: too_few_in_sync(cluster),
             "coordinator killed with its node": lambda: coordinator_killed_with_its_node(work),

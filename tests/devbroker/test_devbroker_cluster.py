@@ -17,6 +17,7 @@ from penstock.clients.factory import REPLICATION_FACTOR
 from penstock.clients.topics import log_ends
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, DevBrokerError
+from support.replication import elect_preferred, reassign, replicas
 
 pytestmark = pytest.mark.thorough  # three brokers
 
@@ -51,25 +52,12 @@ def cluster() -> Iterator[DevBroker]:
         yield running
 
 
-def replicas(cluster: DevBroker, topic: str) -> dict[int, list[int]]:
-    node = cluster._running_cluster().answering[0]
-    return {number: found.replicas for number, found in node.metadata(topic).topics[topic].partitions.items()}
-
-
 def send(cluster: DevBroker, value: bytes) -> None:
     errors: list[object] = []
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"})
     producer.produce(TOPIC, value, partition=0, on_delivery=lambda error, _: errors.append(error))
     producer.flush(60)
     assert errors == [None]
-
-
-def hash_of(text: str) -> int:
-    """Return Java's hash code, made positive as Kafka does it."""
-    code = 0
-    for character in text:
-        code = (31 * code + ord(character)) & 0xFFFFFFFF
-    return abs(code - (1 << 32) if code >= 1 << 31 else code)
 
 
 def test_each_topic_has_three_copies_and_each_node_leads(cluster: DevBroker) -> None:
@@ -97,20 +85,6 @@ def test_who_waits_for_a_node_that_is_down_takes_no_core(cluster: DevBroker) -> 
     assert used_s < 2
 
 
-def test_coordinators_are_those_that_kafka_chooses_by_its_hash(cluster: DevBroker) -> None:
-    names = [f"coordinated-{number}" for number in range(6)]
-
-    found = [(cluster.coordinator_of(name), cluster.transaction_coordinator_of(name)) for name in names]
-
-    topics = ["__consumer_offsets", "__transaction_state"]
-    counts = [len(replicas(cluster, topic)) for topic in topics]
-    assert found == [
-        tuple(cluster.leader_of(topic, hash_of(name) % count) for topic, count in zip(topics, counts, strict=True))
-        for name in names
-    ]
-    assert len({node for pair in found for node in pair}) > 1
-
-
 def test_a_killed_leader_has_a_successor_and_comes_back_in_sync(cluster: DevBroker) -> None:
     send(cluster, b"before")
     killed = cluster.leader_of(TOPIC, 0)
@@ -121,7 +95,7 @@ def test_a_killed_leader_has_a_successor_and_comes_back_in_sync(cluster: DevBrok
     send(cluster, b"meanwhile")
     cluster.restart(killed)
     cluster.wait_in_sync()
-    cluster.elect_preferred()
+    elect_preferred(cluster)
     again = cluster.leader_of(TOPIC, 0)
 
     assert successor != killed
@@ -145,7 +119,7 @@ def test_where_a_log_ends_is_known_again_soon_after_its_leader_has_changed(clust
     cluster.kill(killed)
     cluster.restart(killed)
     cluster.wait_in_sync()
-    cluster.elect_preferred()
+    elect_preferred(cluster)
 
     # A client that keeps what it knew of leaders is refused for a quarter of an hour.
     assert asked_until_ready(lambda: log_ends(admin, places, 5), 30).keys() == set(places)
@@ -170,14 +144,12 @@ def test_a_frozen_node_answers_nothing_until_it_is_thawed_and_the_others_go_on(c
 def test_partitions_move_to_other_nodes(cluster: DevBroker) -> None:
     cluster.create_topic("moving", 3)
 
-    cluster.reassign("moving", {0: [3, 1], 1: [2]})
+    reassign(cluster, "moving", {0: [3, 1], 1: [2]})
 
     found = replicas(cluster, "moving")
     assert found[0] == [3, 1]
     assert found[1] == [2]
     assert sorted(found[2]) == [1, 2, 3]
-    with pytest.raises(ConfigurationError, match=r"different nodes of \[1, 2, 3\]"):
-        cluster.reassign("moving", {0: [1, 4]})
 
 
 def test_check_and_doctor_name_a_topic_with_one_copy_unless_it_is_wanted(

@@ -98,13 +98,13 @@ def test_the_wheel_reads_the_trust_store_made_of_a_bundle(monkeypatch: pytest.Mo
 
     options = trust_options(wheel, tmp_path)
     listed = subprocess.run(
-        [keytool, "-list", "-keystore", tmp_path / "trust.jks", "-storepass", "changeit"],
+        [keytool, "-list", "-keystore", tmp_path / "trust.p12", "-storepass", "changeit"],
         capture_output=True,
         text=True,
         check=False,
     )
 
-    assert options[0] == f"-Djavax.net.ssl.trustStore={tmp_path / 'trust.jks'}"
+    assert options[0] == f"-Djavax.net.ssl.trustStore={tmp_path / 'trust.p12'}"
     assert listed.stdout.count("trustedCertEntry") == Path(bundle).read_text().count("BEGIN CERTIFICATE") > 0
 
 

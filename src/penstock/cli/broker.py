@@ -31,7 +31,7 @@ def broker(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
         typer.Option(
             "--security",
             metavar="KIND",
-            help="Ask clients who they are: sasl_ssl, sasl_plaintext, ssl (client certificates) or oauthbearer.",
+            help="Ask clients who they are: sasl_ssl, sasl_plaintext or ssl (client certificates).",
         ),
     ] = None,
     acls: Annotated[

@@ -8,14 +8,12 @@ from penstock.devbroker.broker import DevBroker
 from penstock.devbroker.java.jars import KAFKA_VERSION, jars_folder, kafka_jars
 from penstock.devbroker.java.runtime import JavaRuntime, find_java
 from penstock.devbroker.java.spark import spark_environment
-from penstock.devbroker.security.certificates import Certificate
-from penstock.devbroker.security.protocols import Security, User, unsecured_token
+from penstock.devbroker.security.protocols import Security, User
 from penstock.devbroker.security.rights import AskedRight
 
 __all__ = [
     "KAFKA_VERSION",
     "AskedRight",
-    "Certificate",
     "DevBroker",
     "JavaRuntime",
     "Security",
@@ -24,5 +22,4 @@ __all__ = [
     "jars_folder",
     "kafka_jars",
     "spark_environment",
-    "unsecured_token",
 ]

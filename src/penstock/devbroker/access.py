@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.devbroker.cluster import Cluster
-from penstock.devbroker.security.certificates import Certificate, Certificates, write_private
-from penstock.devbroker.security.protocols import ADMIN, ClientSecurity, Security, User, check_security, check_user
-from penstock.devbroker.security.rights import AskedRight, Rights, asked_rights, bindings
+from penstock.devbroker.security.certificates import write_private
+from penstock.devbroker.security.protocols import ADMIN, ClientSecurity, Security, User, check_security
+from penstock.devbroker.security.rights import AskedRight, asked_rights, bindings
 from penstock.errors import DevBrokerError
 from penstock.options import choice
 
@@ -19,16 +18,12 @@ _LOGIN_TIMEOUT_S = 60.0
 
 
 class AccessControl(ABC):
-    """Users, certificates and rights of a broker; its arguments are those of `DevBroker`."""
+    """Users and rights of a broker; its arguments are those of `DevBroker`."""
 
-    def __init__(
-        self, security: Security | str | None, *, acls: bool, users: Mapping[str, str] | None, expired_certificate: bool
-    ) -> None:
+    def __init__(self, security: Security | str | None, *, acls: bool) -> None:
         self._kind = None if security is None else choice("security", security, Security)
-        check_security(self._kind, users or {}, acls=acls, expired_certificate=expired_certificate)
+        check_security(self._kind, acls=acls)
         self._has_acls = acls
-        self._users = dict(users or {})
-        self._expired_certificate = expired_certificate
         #: Of the broker that runs; None where it does not, or has none.
         self._security: ClientSecurity | None = None
 
@@ -39,7 +34,7 @@ class AccessControl(ABC):
         They are empty where the broker has no security, and contain a password where it has passwords.
         """
         self._running_cluster()
-        return {} if self._security is None else self._security.client_settings(ADMIN, "SCRAM-SHA-512")
+        return {} if self._security is None else self._security.client_settings(ADMIN)
 
     def settings_file(self) -> Path:
         """Write `admin_config` as lines NAME=VALUE, with the address, to a file of the data folder, and return it.
@@ -51,19 +46,12 @@ class AccessControl(ABC):
         write_private(path, "".join(f"{name}={value}\n" for name, value in settings.items()).encode())
         return path
 
-    @property
-    def certificates(self) -> Certificates:
-        """The authority that signed the broker's certificate, `ca_path`, and one that did not, `foreign_ca_path`."""
-        return self._secured().certificates
-
-    def user(self, name: str, password: str | None = None, *, mechanism: str = "SCRAM-SHA-512") -> User:
+    def user(self, name: str, password: str | None = None) -> User:
         """Make a user, or give one another password, and return it when it can log in.
 
         Args:
             name: letters, digits, dots, dashes and underlines.
             password: None makes one, and for a user that is there already keeps what it has.
-            mechanism: what `User.config` uses where there are passwords: `SCRAM-SHA-256`, `SCRAM-SHA-512`, or `PLAIN`
-                for users given to the constructor.
 
         Raises:
             ConfigurationError: an argument is out of its range.
@@ -71,26 +59,11 @@ class AccessControl(ABC):
         """
         cluster, security = self._running_cluster(), self._secured()
         known = security.add(name, password)
-        config = security.client_settings(name, mechanism)
+        config = security.client_settings(name)
         if security.kind.has_passwords:
             cluster.rights().set_password(name, known)
             cluster.await_login(config, time.monotonic() + _LOGIN_TIMEOUT_S)
         return User(name, config)
-
-    def certificate(self, name: str, *, expired: bool = False, foreign: bool = False) -> Certificate:
-        """Make a certificate with which a client connects as that user, where `security` is `ssl`.
-
-        Args:
-            name: its common name, the user.
-            expired: whether it ended a day ago; the broker refuses it.
-            foreign: whether an authority signs it that the broker does not know; the broker refuses it.
-
-        Raises:
-            ConfigurationError: no user can have that name.
-            DevBrokerError: the broker has no TLS.
-        """
-        check_user(name)
-        return self._secured().certificates.issue(name, expired=expired, foreign=foreign)
 
     def allow(
         self,
@@ -120,26 +93,8 @@ class AccessControl(ABC):
             ConfigurationError: no operation or nothing to operate on is named, or there is no such operation.
             DevBrokerError: the broker was started without `acls=True`, or refused.
         """
-        self._rights().allow(
-            bindings(_name(user), operations, topic, group, transactional_id, cluster=cluster, prefix=prefix)
-        )
-
-    def disallow(
-        self,
-        user: User | str,
-        *operations: str,
-        topic: str | None = None,
-        group: str | None = None,
-        transactional_id: str | None = None,
-        cluster: bool = False,
-        prefix: bool = False,
-    ) -> None:
-        """Take rights again that `allow` gave with the same arguments, and return when they no longer hold.
-
-        What was not given is not there to be taken: a name that falls under a prefix keeps the right of the prefix.
-        Errors as for `allow`.
-        """
-        self._rights().disallow(
+        self._require_acls()
+        self._running_cluster().rights().allow(
             bindings(_name(user), operations, topic, group, transactional_id, cluster=cluster, prefix=prefix)
         )
 
@@ -163,13 +118,7 @@ class AccessControl(ABC):
     def _security_in(self, folder: Path) -> ClientSecurity | None:
         if self._kind is None:
             return None
-        return ClientSecurity(
-            self._kind,
-            folder / "certificates",
-            self._users,
-            acls=self._has_acls,
-            expired_certificate=self._expired_certificate,
-        )
+        return ClientSecurity(self._kind, folder / "certificates", acls=self._has_acls)
 
     def _secured(self) -> ClientSecurity:
         self._running_cluster()
@@ -179,10 +128,6 @@ class AccessControl(ABC):
                 "give DevBroker(security='sasl_ssl') or another kind"
             )
         return self._security
-
-    def _rights(self) -> Rights:
-        self._require_acls()
-        return self._running_cluster().rights()
 
     def _require_acls(self) -> None:
         if not self._has_acls:

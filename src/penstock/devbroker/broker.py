@@ -51,15 +51,12 @@ class DevBroker(AccessControl, Replication):
         data_dir: folder that keeps topics between brokers; None takes a temporary one, removed in the end. One for
             another number of nodes is a cluster of its own, in the same folder.
         config: broker settings by Kafka's names, over the defaults.
-        start_timeout: seconds for which the starting broker may stand still, and seconds of CPU time within which it
-            must answer. On a busy machine it is waited for as long as it gets on. Fetching Kafka is not counted.
+        start_timeout: seconds within which the starting broker must answer on a machine that has nothing else to do; on
+            a busy one, so many times as there are processes for each CPU. Fetching Kafka is not counted.
         progress: whether to show the progress of that; None shows it when standard error is a terminal.
-        security: how clients connect: `sasl_ssl` (SCRAM-SHA-256, SCRAM-SHA-512 or PLAIN over TLS), `sasl_plaintext`
-            (the same without TLS), `ssl` (clients have certificates, whose common name is the user) or `oauthbearer`
-            (tokens without a signature, over TLS). None takes plain text without users.
+        security: how clients connect: `sasl_ssl` (SCRAM-SHA-512 over TLS), `sasl_plaintext` (the same without TLS) or
+            `ssl` (clients have certificates, whose common name is the user). None takes plain text without users.
         acls: whether users may do only what they were allowed to.
-        users: passwords of users that are there from the start, by name. Only they can use PLAIN.
-        expired_certificate: whether the broker shows a certificate that ended a day ago.
 
     Raises:
         ConfigurationError: an option is out of its range, or two contradict each other.
@@ -78,8 +75,6 @@ class DevBroker(AccessControl, Replication):
         progress: bool | None = None,
         security: Security | str | None = None,
         acls: bool = False,
-        users: Mapping[str, str] | None = None,
-        expired_certificate: bool = False,
     ) -> None:
         positive("start_timeout", start_timeout)
         positive_int("nodes", nodes)
@@ -87,7 +82,7 @@ class DevBroker(AccessControl, Replication):
         if port is not None and not 1 <= port <= 65_536 - nodes:
             raise ConfigurationError(f"port must be between 1 and {65_536 - nodes}, but is {port!r}")
         reserved(config or {}, OWNED_SETTINGS, "the embedded broker")
-        AccessControl.__init__(self, security, acls=acls, users=users, expired_certificate=expired_certificate)
+        AccessControl.__init__(self, security, acls=acls)
         Replication.__init__(self, start_timeout)
         self._brokers, self._controllers = nodes, controllers
         self._wanted_port = port

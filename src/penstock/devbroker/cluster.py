@@ -79,7 +79,7 @@ class Cluster:
         ]
         ports = _ports(port, brokers, controllers, secured=security is not None)
         voters = {number: own.controller for number, own in enumerate(ports, 1) if own.controller is not None}
-        protocol = "PLAINTEXT" if security is None else security.kind.protocol
+        protocol = "PLAINTEXT" if security is None else security.kind.name
         self._shared = SharedSettings(brokers, voters, config, protocol)
         self.nodes: list[Node] = []
         try:
@@ -137,7 +137,9 @@ class Cluster:
             text = properties(node.number, node.ports, node.storage, self._shared, settings)
             write_private(node.properties_path, text.encode("ascii"))
         cluster_id = self._format(_patience(self.nodes[0], limit_s))
-        patience = {node.child.run(): _patience(node, limit_s) for node in nodes}
+        patience = _patience(nodes[0], limit_s)
+        for node in nodes:
+            node.child.run()
         self._await_answers(nodes, cluster_id, patience)
         if len(nodes) == len(self.nodes):
             self._load_transactions(patience)
@@ -166,7 +168,7 @@ class Cluster:
         for node in self.nodes:
             node.child.close()
 
-    def _await_answers(self, nodes: Sequence[Node], cluster_id: str, patience: Mapping[int, Patience]) -> None:
+    def _await_answers(self, nodes: Sequence[Node], cluster_id: str, patience: Patience) -> None:
         """Wait until each of them answers and all its brokers know all of them."""
         numbers = {node.number for node in nodes if node.is_broker}
         for node in nodes:
@@ -175,10 +177,10 @@ class Cluster:
                     code = started.child.wait(_LOOK_INTERVAL_S if started is node else 0)
                     if code is not None:
                         raise self._failed(started, f"it ended with code {code}")
-                if _is_over(patience):
-                    raise self._failed(node, "it did not answer in time, and does not get on")
+                if patience.is_over():
+                    raise self._failed(node, "it did not answer in time")
 
-    def _load_transactions(self, patience: Mapping[int, Patience]) -> None:
+    def _load_transactions(self, patience: Patience) -> None:
         """Wait until the transaction coordinator has loaded: the first producers would meet warnings and delays."""
         settings: dict[str, Any] = {"transactional.id": _WARM_UP_ID, **SILENT}
         producer = clients.producer(self.inside, settings)
@@ -186,7 +188,7 @@ class Cluster:
             try:
                 producer.init_transactions(_ANSWER_S)
             except KafkaException as error:
-                if not error.args[0].retriable() or _is_over(patience):
+                if not error.args[0].retriable() or patience.is_over():
                     what = f"its transaction coordinator did not load: {reason(error)}"
                     raise self._failed(self.nodes[0], what) from error
             else:
@@ -198,7 +200,7 @@ class Cluster:
         for name in names:
             if security.kind.has_passwords:
                 self.rights().set_password(name, security.passwords[name])
-            self.await_login(security.client_settings(name, "SCRAM-SHA-512"), deadline)
+            self.await_login(security.client_settings(name), deadline)
 
     def _format(self, patience: Patience) -> str:
         """Return the cluster's id, giving the folders one if they have none: the file is written when that is done."""
@@ -211,7 +213,7 @@ class Cluster:
             formatting = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)  # noqa: S603 - the Java that was found
         try:
             while formatting.poll() is None:
-                if patience.is_over(formatting.pid):
+                if patience.is_over():
                     raise self._failed(node, "its folder was not formatted in time")
                 time.sleep(_LOOK_INTERVAL_S)
         finally:
@@ -235,13 +237,7 @@ class Cluster:
 
 
 def _patience(node: Node, limit_s: float) -> Patience:
-    return Patience(f"the embedded Kafka at {node.address}", limit_s, node.log_path)
-
-
-def _is_over(patience: Mapping[int, Patience]) -> bool:
-    """Look at each process, and tell whether none gets on: the others may wait for the one that does."""
-    looks = [each.is_over(pid) for pid, each in patience.items()]
-    return all(looks)
+    return Patience(f"the embedded Kafka at {node.address}", limit_s)
 
 
 def _random_id() -> str:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
-import re
-import struct
-import time
+import warnings
 from pathlib import Path
 
 from penstock.devbroker.java.runtime import JavaRuntime
@@ -29,8 +25,6 @@ _SYSTEM_BUNDLES = (
 #: Trust stores hold public certificates: Java wants a password, and this is its customary one.
 _PASSWORD = "changeit"  # noqa: S105 - not a secret
 
-_PEM = re.compile(rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----(.+?)-----END", re.DOTALL)
-
 
 def trust_options(java: JavaRuntime, folder: Path) -> list[str]:
     """Return the options with which `java` trusts what the system trusts; a store is made in `folder` where needed.
@@ -45,35 +39,26 @@ def trust_options(java: JavaRuntime, folder: Path) -> list[str]:
         bundle = _first_file((chosen,) if chosen else _SYSTEM_BUNDLES)
         if bundle is None:
             return []  # the runtime's own list of public authorities stands
-        store = folder / "trust.jks"
-        store.write_bytes(trust_store(bundle.read_bytes(), created_ms=time.time_ns() // 1_000_000))
+        store = folder / "trust.p12"
+        store.write_bytes(_trust_store(bundle.read_bytes()))
     return [f"-Djavax.net.ssl.trustStore={store}", f"-Djavax.net.ssl.trustStorePassword={_PASSWORD}"]
 
 
-def trust_store(bundle: bytes, *, created_ms: int) -> bytes:
-    """Return a Java trust store (JKS, version 2) with the certificates of a PEM bundle.
+def _trust_store(bundle: bytes) -> bytes:
+    """Return a Java trust store (PKCS 12) with the certificates of a PEM bundle.
 
-    Written here because the wheel's `keytool` imports one certificate per run: a minute for a usual bundle.
-    The format is that of OpenJDK's `sun.security.provider.JavaKeyStore`: magic, version, count, entries (tag 2,
-    alias, time, type, DER bytes), then a SHA-1 over password, a fixed phrase and all that stands before.
+    The wheel's `keytool` would import one certificate per run: a minute for a usual bundle.
     """
-    certificates = [base64.b64decode(match[1]) for match in _PEM.finditer(bundle)]
-    entries = b"".join(
-        struct.pack(">I", 2)
-        + _utf(f"system-{number}")
-        + struct.pack(">q", created_ms)
-        + _utf("X.509")
-        + struct.pack(">I", len(der))
-        + der
-        for number, der in enumerate(certificates)
-    )
-    content = struct.pack(">III", 0xFEEDFEED, 2, len(certificates)) + entries
-    guard = hashlib.sha1(_PASSWORD.encode("utf-16-be") + b"Mighty Aphrodite" + content)  # noqa: S324 - the format's own
-    return content + guard.digest()
+    from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
+    from cryptography.x509 import load_pem_x509_certificates
 
-
-def _utf(text: str) -> bytes:
-    return struct.pack(">H", len(text)) + text.encode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # authorities of old have a zero for their serial number
+        found = load_pem_x509_certificates(bundle)
+    certificates = [
+        pkcs12.PKCS12Certificate(certificate, f"system-{number}".encode()) for number, certificate in enumerate(found)
+    ]
+    return pkcs12.serialize_java_truststore(certificates, BestAvailableEncryption(_PASSWORD.encode()))
 
 
 def _first_file(names: tuple[str, ...]) -> Path | None:

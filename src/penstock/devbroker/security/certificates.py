@@ -1,7 +1,4 @@
-"""Certificates made on the spot: a private authority, the broker's certificate and those of clients, as PEM files.
-
-Also those that must be refused: already expired ones, and ones of an authority that the other side does not know.
-"""
+"""Certificates made on the spot: a private authority, the broker's certificate and those of clients, as PEM files."""
 
 from __future__ import annotations
 
@@ -47,27 +44,24 @@ class Certificate:
 class Certificates:
     """One authority with all it signs, in a folder of its owner's. For one thread at a time."""
 
-    def __init__(self, folder: Path, *, server_expired: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         require_trustme()
         from trustme import CA
 
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._own, self._foreign = CA(), CA()
+        self._authority = CA()
         self.ca_path = folder / "ca.pem"
-        self.foreign_ca_path = folder / "foreign-ca.pem"
         self.server_path = folder / "server.pem"
-        self._own.cert_pem.write_to_path(self.ca_path)
-        self._foreign.cert_pem.write_to_path(self.foreign_ca_path)
-        server = _issue(self._own, _SERVER_NAMES, "localhost", expired=server_expired)
+        self._authority.cert_pem.write_to_path(self.ca_path)
+        server = _issue(self._authority, _SERVER_NAMES, "localhost")
         write_private(self.server_path, _java_key(server) + _chain(server))
 
-    def issue(self, name: str, *, expired: bool = False, foreign: bool = False) -> Certificate:
-        """Return a certificate for a client of that name: one that ended a day ago, or of an unknown authority."""
-        stem = "-".join((name, *(["expired"] if expired else []), *(["foreign"] if foreign else [])))
-        made = Certificate(name, self._folder / f"{stem}.crt.pem", self._folder / f"{stem}.key.pem", self.ca_path)
+    def issue(self, name: str) -> Certificate:
+        """Return a certificate for a client of that name."""
+        made = Certificate(name, self._folder / f"{name}.crt.pem", self._folder / f"{name}.key.pem", self.ca_path)
         # Java refuses a certificate whose list of further names is empty.
-        leaf = _issue(self._foreign if foreign else self._own, (f"{name}@localhost",), name, expired=expired)
+        leaf = _issue(self._authority, (f"{name}@localhost",), name)
         made.certificate_path.write_bytes(_chain(leaf))
         write_private(made.key_path, leaf.private_key_pem.bytes())
         return made
@@ -89,10 +83,9 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def _issue(authority: CA, identities: tuple[str, ...], common_name: str, *, expired: bool) -> LeafCert:
-    now = datetime.now(UTC)
-    end = now + timedelta(days=-1 if expired else 3650)
-    return authority.issue_cert(*identities, common_name=common_name, not_before=now - timedelta(days=2), not_after=end)
+def _issue(authority: CA, identities: tuple[str, ...], common_name: str) -> LeafCert:
+    now, kept = datetime.now(UTC), timedelta(days=3650)
+    return authority.issue_cert(*identities, common_name=common_name, not_before=now, not_after=now + kept)
 
 
 def _chain(leaf: LeafCert) -> bytes:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -22,31 +19,21 @@ ADMIN = "admin"
 #: Who talks over the listeners without security: the broker with itself, and we with it.
 _INSIDE = "ANONYMOUS"
 
-SCRAM_MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512")
-_MECHANISMS = (*SCRAM_MECHANISMS, "PLAIN")
+MECHANISM = "SCRAM-SHA-512"
 
 #: What passes unquoted through JAAS settings, certificates and client settings alike.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-_LOGIN_MODULES = "org.apache.kafka.common.security"
 
 
 class Security(Enum):
     """How clients connect to an embedded broker."""
 
-    #: User and password (SCRAM-SHA-256, SCRAM-SHA-512 or PLAIN) over TLS.
+    #: User and password (SCRAM-SHA-512) over TLS.
     SASL_SSL = "sasl_ssl"
     #: TLS where the client shows a certificate too; its common name is the user.
     SSL = "ssl"
     #: User and password, not encrypted.
     SASL_PLAINTEXT = "sasl_plaintext"
-    #: OAUTHBEARER over TLS; tokens need no signature, their claim `sub` is the user.
-    OAUTHBEARER = "oauthbearer"
-
-    @property
-    def protocol(self) -> str:
-        """Kafka's name of the protocol of the listener."""
-        return "SASL_SSL" if self is Security.OAUTHBEARER else self.name
 
     @property
     def has_tls(self) -> bool:
@@ -56,7 +43,7 @@ class Security(Enum):
     @property
     def has_passwords(self) -> bool:
         """Whether users have passwords."""
-        return self in {Security.SASL_SSL, Security.SASL_PLAINTEXT}
+        return self is not Security.SSL
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +58,12 @@ class User:
 class ClientSecurity:
     """The secured listener of one broker, its users and their passwords. For one thread at a time."""
 
-    def __init__(
-        self, kind: Security, folder: Path, users: Mapping[str, str], *, acls: bool, expired_certificate: bool
-    ) -> None:
+    def __init__(self, kind: Security, folder: Path, *, acls: bool) -> None:
         self.kind = kind
         self.has_acls = acls
         self._folder = folder
-        self._expired_certificate = expired_certificate
-        #: What `broker_settings` wrote last: a broker reads passwords for PLAIN when it starts, and only then.
-        self._plain_users: frozenset[str] = frozenset()
         #: The password of every user, the administrator's included.
-        self.passwords = {ADMIN: secrets.token_urlsafe(24), **users}
+        self.passwords = {ADMIN: secrets.token_urlsafe(24)}
 
     @cached_property
     def certificates(self) -> Certificates:
@@ -89,12 +71,12 @@ class ClientSecurity:
         if not self.kind.has_tls:
             raise DevBrokerError(
                 f"an embedded broker with security={self.kind.value!r} has no certificates; "
-                "start it with security='sasl_ssl', 'ssl' or 'oauthbearer'"
+                "start it with security='sasl_ssl' or 'ssl'"
             )
-        return Certificates(self._folder, server_expired=self._expired_certificate)
+        return Certificates(self._folder)
 
     def broker_settings(self) -> dict[str, str]:
-        """Return the broker's settings for the listener CLIENT, and for ACLs. They contain passwords."""
+        """Return the broker's settings for the listener CLIENT, and for ACLs."""
         settings: dict[str, str] = {}
         if self.kind.has_tls:
             settings |= {
@@ -106,22 +88,11 @@ class ClientSecurity:
         if self.kind is Security.SSL:
             settings["listener.name.client.ssl.client.auth"] = "required"
             settings["ssl.principal.mapping.rules"] = "RULE:^.*CN=([^,]+).*$/$1/"
-        elif self.kind is Security.OAUTHBEARER:
-            settings["listener.name.client.sasl.enabled.mechanisms"] = "OAUTHBEARER"
-            settings["listener.name.client.oauthbearer.sasl.jaas.config"] = (
-                f'{_LOGIN_MODULES}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="{ADMIN}";'
-            )
         else:
-            settings["listener.name.client.sasl.enabled.mechanisms"] = ",".join(_MECHANISMS)
-            for mechanism in SCRAM_MECHANISMS:
-                settings[f"listener.name.client.{mechanism.lower()}.sasl.jaas.config"] = (
-                    f"{_LOGIN_MODULES}.scram.ScramLoginModule required;"
-                )
-            known = "".join(f" user_{name}={_quoted(password)}" for name, password in self.passwords.items())
-            settings["listener.name.client.plain.sasl.jaas.config"] = (
-                f"{_LOGIN_MODULES}.plain.PlainLoginModule required{known};"
+            settings["listener.name.client.sasl.enabled.mechanisms"] = MECHANISM
+            settings[f"listener.name.client.{MECHANISM.lower()}.sasl.jaas.config"] = (
+                "org.apache.kafka.common.security.scram.ScramLoginModule required;"
             )
-            self._plain_users = frozenset(self.passwords)
         if self.has_acls:
             settings |= {
                 "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -138,57 +109,27 @@ class ClientSecurity:
                 f"password= is given for {name!r}, but users of an embedded broker with "
                 f"security={self.kind.value!r} have none; leave it out"
             )
-        known = self.passwords.get(name) or secrets.token_urlsafe(24)
-        if password is not None and password != known:
-            self._plain_users -= {name}
-            known = password
-        self.passwords[name] = known
-        return known
+        self.passwords[name] = password or self.passwords.get(name) or secrets.token_urlsafe(24)
+        return self.passwords[name]
 
-    def client_settings(self, name: str, mechanism: str) -> dict[str, str]:
-        """Return the settings with which a client connects as that user; `ConfigurationError` where it cannot."""
+    def client_settings(self, name: str) -> dict[str, str]:
+        """Return the settings with which a client connects as that user."""
         if self.kind is Security.SSL:
             return self.certificates.issue(name).config
-        settings = {"security.protocol": self.kind.protocol.lower()}
-        if self.kind.has_tls:
-            settings["ssl.ca.location"] = str(self.certificates.ca_path)
-        if self.kind is Security.OAUTHBEARER:
-            return {
-                **settings,
-                "sasl.mechanism": "OAUTHBEARER",
-                "enable.sasl.oauthbearer.unsecure.jwt": "true",
-                "sasl.oauthbearer.config": f"principal={name}",
-            }
-        if mechanism not in _MECHANISMS:
-            raise ConfigurationError(f"mechanism must be one of {', '.join(_MECHANISMS)}, but is {mechanism!r}")
-        if mechanism == "PLAIN" and name not in self._plain_users:
-            raise ConfigurationError(
-                f"the broker reads passwords for PLAIN when it starts, and {name!r} came later; "
-                "give it to DevBroker(users={name: password}), or call restart()"
-            )
         return {
-            **settings,
-            "sasl.mechanism": mechanism,
+            "security.protocol": self.kind.value,
+            **({"ssl.ca.location": str(self.certificates.ca_path)} if self.kind.has_tls else {}),
+            "sasl.mechanism": MECHANISM,
             "sasl.username": name,
             "sasl.password": self.passwords[name],
         }
 
 
-def check_security(
-    security: Security | None, users: Mapping[str, str], *, acls: bool, expired_certificate: bool
-) -> None:
+def check_security(security: Security | None, *, acls: bool) -> None:
     """Raise where options of a broker contradict each other or lack a library, before anything starts."""
-    kinds = ", ".join(repr(kind.value) for kind in Security)
     if acls and security is None:
+        kinds = ", ".join(repr(kind.value) for kind in Security)
         raise ConfigurationError(f"acls=True needs users to tell apart: give security= too, one of {kinds}")
-    if users and (security is None or not security.has_passwords):
-        raise ConfigurationError("users= has passwords, which take security='sasl_ssl' or security='sasl_plaintext'")
-    if expired_certificate and (security is None or not security.has_tls):
-        raise ConfigurationError(
-            "expired_certificate=True needs a certificate: give security='sasl_ssl', 'ssl' or 'oauthbearer'"
-        )
-    for name, password in users.items():
-        check_user(name, password)
     if security is not None and security.has_tls:
         require_trustme()
 
@@ -204,27 +145,3 @@ def check_user(name: str, password: str | None = None) -> None:
         raise ConfigurationError(f"the user {name!r} belongs to the embedded broker; choose another name")
     if password is not None and (not password or "\0" in password):
         raise ConfigurationError(f"the password of {name!r} is empty or holds a zero character; choose another one")
-
-
-def unsecured_token(name: str, lifetime: float = 300.0) -> tuple[str, float]:
-    """Return an OAUTHBEARER token without a signature, as a broker with `security="oauthbearer"` takes it.
-
-    It is what a client's `oauth_cb` returns: `{"oauth_cb": lambda _config: unsecured_token("orders")}`.
-
-    Args:
-        name: the user, its claim `sub`.
-        lifetime: seconds until it expires.
-
-    Returns:
-        The token, and when it expires, in seconds since 1970.
-    """
-    now = time.time()
-    parts = ({"alg": "none"}, {"sub": name, "iat": now, "exp": now + lifetime})
-    head, claims = (base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
-    return f"{head}.{claims}.", now + lifetime
-
-
-def _quoted(text: str) -> str:
-    r"""Quote a value for JAAS, whose reader (`StreamTokenizer`) knows backslashes, also as `\n`, but no line ends."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
-    return f'"{escaped}"'

@@ -1,9 +1,9 @@
-"""Rights of users on an embedded broker: given and taken through the admin API, and read from the authorizer's log."""
+"""Rights of users on an embedded broker: given through the admin API, and read from the authorizer's log."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 from penstock.clients.answers import answered
 from penstock.clients.bounded_calls import ask_again
 from penstock.clients.kafka_errors import reason
-from penstock.devbroker.security.protocols import SCRAM_MECHANISMS
+from penstock.devbroker.security.protocols import MECHANISM
 from penstock.errors import ConfigurationError, DevBrokerError
 
 #: Seconds a broker may take to do what an administrator asks, and to apply it.
@@ -65,7 +65,7 @@ class AskedRight:
 
 
 class Rights:
-    """Gives and takes rights, makes users, and waits until the brokers have applied it. For one thread at a time."""
+    """Gives rights, makes users, and waits until the brokers have applied it. For one thread at a time."""
 
     def __init__(self, admins: Sequence[AdminClient]) -> None:
         #: One of each broker: each has to have applied what the first is asked to do.
@@ -77,28 +77,21 @@ class Rights:
         wanted = list(bindings)
         _done("give a right", self._admin.create_acls(wanted).values())
         # The authorizer of the controller, in the same process, knows before that of the broker, which answers here.
-        self._await("give a right", lambda: all(all(self._found(binding)) for binding in wanted))
-
-    def disallow(self, bindings: Iterable[AclBinding]) -> None:
-        """Take rights and wait until the broker's authorizer has forgotten them."""
-        unwanted = list(bindings)
-        _done("take a right", self._admin.delete_acls([_exactly(binding) for binding in unwanted]).values())
-        self._await("take a right", lambda: not any(any(self._found(binding)) for binding in unwanted))
+        applied = lambda: all(all(self._found(binding)) for binding in wanted)  # noqa: E731 - short
+        if not ask_again(applied, _ANSWER_TIMEOUT_S, _LOOK_INTERVAL_S):
+            raise DevBrokerError(
+                f"the embedded broker did not give a right within {_ANSWER_TIMEOUT_S:g} s; read its log"
+            )
 
     def set_password(self, user: str, password: str) -> None:
-        """Let the user log in with the password by both kinds of SCRAM. The broker applies it a moment later."""
-        for mechanism in SCRAM_MECHANISMS:  # one request takes one change of a user
-            kind = ScramMechanism[mechanism.replace("-", "_")]
-            change = UserScramCredentialUpsertion(user, ScramCredentialInfo(kind, _SCRAM_ITERATIONS), password.encode())
-            _done("make a user", self._admin.alter_user_scram_credentials([change]).values())
+        """Let the user log in with the password. The broker applies it a moment later."""
+        kind = ScramMechanism[MECHANISM.replace("-", "_")]
+        change = UserScramCredentialUpsertion(user, ScramCredentialInfo(kind, _SCRAM_ITERATIONS), password.encode())
+        _done("make a user", self._admin.alter_user_scram_credentials([change]).values())
 
     def _found(self, binding: AclBinding) -> Iterator[bool]:
         for admin in self._admins:
             yield bool(answered(admin.describe_acls(_exactly(binding)), _ANSWER_TIMEOUT_S))
-
-    def _await(self, what: str, applied: Callable[[], bool]) -> None:
-        if not ask_again(applied, _ANSWER_TIMEOUT_S, _LOOK_INTERVAL_S):
-            raise DevBrokerError(f"the embedded broker did not {what} within {_ANSWER_TIMEOUT_S:g} s; read its log")
 
 
 def bindings(
