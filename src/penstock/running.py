@@ -23,8 +23,7 @@ from penstock.fleet_member import FleetMember, Member
 from penstock.option_list import takes_options
 from penstock.spark_sink.progress import SinkStatistics
 from penstock.spark_sink.queries.app_sinks import AppSinks
-from penstock.supervisor.signal_event import SignalEvent
-from penstock.supervisor.stop_requests import StopRequests
+from penstock.supervisor.stopping import SignalEvent, StopRequests
 from penstock.transactions import Coordinator
 
 if TYPE_CHECKING:

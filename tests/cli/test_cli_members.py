@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tenacity
 
 from penstock.supervisor.processes import Processes, RestartPolicy
 from support.processes import alive
@@ -61,7 +60,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def members(program: str, count: int = 1, max_restarts: int = 2, reset_after_s: float = 60.0) -> Processes:
-    policy = RestartPolicy(max_restarts, reset_after_s, tenacity.wait_fixed(0.01))
+    policy = RestartPolicy(max_restarts, reset_after_s, 0.01, 0.01)
     return Processes([sys.executable, "-c", program], count, policy)
 
 
@@ -184,7 +183,7 @@ def test_a_member_that_dies_too_often_ends_the_run_with_code_1_and_the_others_in
 
 
 def test_a_process_that_cannot_be_made_is_tried_again_and_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    policy = RestartPolicy(1, 60.0, tenacity.wait_fixed(0.01))
+    policy = RestartPolicy(1, 60.0, 0.01, 0.01)
 
     with caplog.at_level(logging.WARNING):
         code = Processes(["/no/such/program"], 1, policy).run()

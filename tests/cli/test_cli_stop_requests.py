@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from penstock.options import PROCESS_VARIABLE
-from penstock.supervisor.stop_requests import StopRequests
+from penstock.supervisor.stopping import StopRequests
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 

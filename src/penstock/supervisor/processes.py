@@ -1,9 +1,8 @@
 """`penstock run --processes N`: one process that starts N members of the group and keeps them running.
 
 A member that dies is started again after a growing wait, one that asks for it (code 4) at once. What a new start cannot
-mend, wrong use (code 2), ends the whole run. All of it is one thread and one loop: it reads what members print, looks
-who has ended, and starts who is due. Signals are passed on from within their handler, so that a terminal that takes no
-output holds no signal up.
+fix, wrong use (code 2), ends the whole run. One loop looks who has ended, and starts who is due; a thread for each
+stream of a member prints its lines. Signals are passed on from within their handler, so that nothing holds a signal up.
 """
 
 from __future__ import annotations
@@ -12,23 +11,21 @@ import contextlib
 import logging
 import os
 import secrets
-import selectors
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-
-import tenacity
+from typing import IO
 
 from penstock.options import MEMBERS_VARIABLE, PROCESS_VARIABLE
 from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_RESTART, EXIT_USAGE
 from penstock.supervisor.lifeline import Lifeline
-from penstock.supervisor.prefixed_output import PrefixedOutput
-from penstock.supervisor.stop_requests import StopRequests
+from penstock.supervisor.stopping import StopRequests
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +34,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: sends each signal as well takes both of a kind for one, however slow we are, and the second kind for a second.
 _PASSED_ON = {1: signal.SIGTERM, 2: signal.SIGINT}
 _LOOK_S = 0.1
+#: A line longer than this is printed in parts.
+_MAX_LINE_BYTES = 65_536
+#: Seconds in which what a member that ended has printed is printed; a process that it left behind may go on writing.
+_LAST_LINES_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +48,15 @@ class RestartPolicy:
     max_restarts: int = 10
     #: Seconds after which a member counts as up, and its earlier deaths as past.
     reset_after_s: float = 60.0
-    #: Seconds before a start, as tenacity's `wait_*`.
-    wait: tenacity.wait.wait_base = field(default_factory=lambda: tenacity.wait_exponential(multiplier=0.5, max=30))
+    #: Seconds before the first restart in a row, which double from one to the next, up to the most.
+    first_wait_s: float = 0.5
+    most_wait_s: float = 30.0
 
     def delay_before(self, restart: int) -> float | None:
         """Return the seconds to wait before this restart in a row, the first being 1; None when there is none."""
         if restart > self.max_restarts:
             return None
-        state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
-        state.attempt_number = restart
-        return float(self.wait(state))
+        return min(self.most_wait_s, self.first_wait_s * 2.0 ** (restart - 1))
 
 
 @dataclass(slots=True)
@@ -65,7 +65,8 @@ class _Member:
 
     number: int
     process: subprocess.Popen[bytes] | None = None
-    outputs: list[PrefixedOutput] = field(default_factory=list)
+    #: They print what it prints.
+    printers: list[threading.Thread] = field(default_factory=list)
     started: float = 0.0
     #: When the next process is due; None while one runs, and when none is to come.
     due: float | None = 0.0
@@ -88,7 +89,8 @@ class Processes:
         # Another run of the same app on this host must not have the names of these members: it would fence them.
         self._members_name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self._lifeline = Lifeline()
-        self._selector = selectors.DefaultSelector()
+        # Of each stream of ours: one line at a time goes there.
+        self._sinks = [(sys.stdout.fileno(), threading.Lock()), (sys.stderr.fileno(), threading.Lock())]
         self._stop_requests = StopRequests()
         self._giving_up = False
         self._code = 0
@@ -101,11 +103,10 @@ class Processes:
                 now = time.monotonic()
                 for member in self._members:
                     self._tend(member, now)
-                self._print(_LOOK_S)
+                time.sleep(_LOOK_S)
         finally:
             # Members that still run, after a failure of our own, end by their lifeline.
             self._lifeline.close()
-            self._selector.close()
             for number, handler in former.items():
                 signal.signal(number, handler)
         return self._code
@@ -136,11 +137,11 @@ class Processes:
             return
         member.process = process
         prefix = b"[%d] " % member.number
-        for source, sink in ((process.stdout, sys.stdout.fileno()), (process.stderr, sys.stderr.fileno())):
-            if source is not None:
-                output = PrefixedOutput(prefix, source, sink)
-                member.outputs.append(output)
-                self._selector.register(source, selectors.EVENT_READ, output)
+        for source, (sink, lock) in zip((process.stdout, process.stderr), self._sinks, strict=True):
+            name, line_args = f"penstock-output-{member.number}", (prefix, source, sink, lock)
+            printer = threading.Thread(target=_print_lines, args=line_args, name=name, daemon=True)
+            member.printers.append(printer)
+            printer.start()
         if self._stopping:  # the signal came while the process was being made
             process.send_signal(signal.SIGTERM)
 
@@ -150,7 +151,6 @@ class Processes:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            bufsize=0,
             env={
                 "PYTHONUNBUFFERED": "1",  # lines arrive when they are printed
                 **os.environ,
@@ -163,7 +163,9 @@ class Processes:
         )
 
     def _ended(self, member: _Member, code: int, now: float) -> None:
-        self._finish_output(member)
+        deadline = time.monotonic() + _LAST_LINES_S
+        while member.printers:
+            member.printers.pop().join(max(0.0, deadline - time.monotonic()))
         member.process = None
         up_s = now - member.started
         member.came_up = member.came_up or code != EXIT_CONNECTION or up_s >= self._policy.reset_after_s
@@ -226,21 +228,16 @@ class Processes:
             if member.process is not None:
                 member.process.send_signal(number)
 
-    def _print(self, timeout_s: float) -> None:
-        if not self._selector.get_map():
-            time.sleep(timeout_s)  # all wait for their next start
-            return
-        for key, _ in self._selector.select(timeout_s):
-            output: PrefixedOutput = key.data
-            if not output.pump():
-                self._selector.unregister(output.source)
 
-    def _finish_output(self, member: _Member) -> None:
-        for output in member.outputs:
-            with contextlib.suppress(KeyError):  # it came to its end before
-                self._selector.unregister(output.source)
-            output.finish()
-        member.outputs.clear()
+def _print_lines(prefix: bytes, source: IO[bytes], sink: int, lock: threading.Lock) -> None:
+    """Print a member's lines, each with its number before it, until the stream ends."""
+    with source:
+        while line := source.readline(_MAX_LINE_BYTES):
+            rest = prefix + line + (b"" if line.endswith(b"\n") else b"\n")
+            # A reader that went away costs the output, not the work. Past Python's buffers: they would keep the error.
+            with lock, contextlib.suppress(OSError):
+                while rest:
+                    rest = rest[os.write(sink, rest) :]
 
 
 def run_processes(arguments: Sequence[str], count: int, max_restarts: int) -> int:
