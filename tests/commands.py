@@ -23,11 +23,15 @@ Command = Callable[..., Outcome]
 
 
 def commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return a function that runs `penstock ARGUMENTS...` on a wide terminal, and knows of no broker."""
+    """Return a function that runs `penstock ARGUMENTS...` on a wide terminal, and knows of no broker.
+
+    The machine may be busy: brokers get more time to answer than an operator's patience is.
+    """
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("PENSTOCK_DEBUG", "0")
     monkeypatch.delenv("PENSTOCK_BOOTSTRAP_SERVERS", raising=False)
     monkeypatch.delenv("PENSTOCK_CONFIG", raising=False)
+    monkeypatch.setenv("PENSTOCK_CONNECT_TIMEOUT", "60")
 
     def call(*arguments: str) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["penstock", *arguments])

@@ -6,9 +6,8 @@ import pytest
 
 from penstock.errors import ConfigurationError
 from penstock.fleet.page.messages import _shown
-from penstock.group_offsets.oldest import _Reading
-from penstock.group_offsets.positions import Position
-from penstock.message import FixedRecord, Message
+from penstock.group_offsets.oldest import Oldest
+from penstock.message import FixedRecord, Message, timestamp_of
 from penstock.transactions.messages import Terms, a_half
 
 
@@ -29,13 +28,9 @@ class Unreadable(FixedRecord):
 @pytest.mark.parametrize("kind", [FixedRecord, Timed])
 def test_a_record_without_a_time_has_none_and_no_age(kind: type[FixedRecord]) -> None:
     record = kind("t", 0, 5, b"k", b"v", (), None)
-    reading = _Reading([Position("t", 0, 5, range(6))], "User:me")
 
     assert Message(record).timestamp is None
-    assert reading.take(("t", 0), record) is None  # type: ignore[arg-type] # has what is asked
-    found = reading.found["t", 0]
-    assert found is not None
-    assert found.age_s(1e9) is None
+    assert Oldest(5, timestamp_of(record)).age_s(1e9) is None
     assert _shown(record)["timestamp"] is None
 
 

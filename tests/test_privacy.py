@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import importlib
+import json
 import logging
 import pickle
 import pkgutil
@@ -21,7 +22,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import penstock
 from penstock.app import App
-from penstock.cli.dlq.text import lines
+from penstock.cli.dlq import row_of
 from penstock.consumer import retry
 from penstock.consumer.failures.failure_text import failure_text
 from penstock.dead_letters.headers import read
@@ -194,11 +195,11 @@ def test_a_dead_letter_shows_what_quotes_the_message_only_where_it_is_asked_for(
         test.settle()
         (found,) = test.dead_letters("t")
     letter = DeadLetter(found.topic, 0, 0, found.key, found.value, list(found.headers), 0, read(list(found.headers)))
-    plain, full = "\n".join(lines(letter, payload=False)), "\n".join(lines(letter, payload=True))
+    plain, full = (json.dumps(row_of(letter, None, payload=payload)) for payload in (False, True))
 
     assert canaries([("plain", plain), ("repr", repr(letter))]) == []
-    assert "exception  test_privacy.PoisonError" in plain
-    assert re.search(r'File ".*test_privacy.py", line \d+, in fail', plain)
+    assert '"exception": "test_privacy.PoisonError"' in plain
+    assert re.search(r'File \\".*test_privacy.py\\", line \d+, in fail', plain)
     assert all(word in full for word in (KEY, VALUE, TEXT))
 
 

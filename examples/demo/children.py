@@ -13,12 +13,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from penstock.errors import PenstockError
 from penstock.supervisor.lifeline import Lifeline, end_with_parent
-from penstock.supervisor.signal_event import SignalEvent
 
 #: Seconds a child has to end after SIGTERM.
 _END_TIMEOUT_S = 20.0
@@ -101,12 +102,37 @@ class Child:
                     log.write(line)
 
 
+class _SignalEvent:
+    """An event that a signal handler may set: `threading.Event` would wait there for a lock of its own thread."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._token: SimpleQueue[None] = SimpleQueue()  # its `put` may be called by signal handlers
+
+    def set(self) -> None:
+        """Set it, for good."""
+        self._is_set = True
+        self._token.put(None)
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._is_set
+
+    def wait(self, timeout: float) -> bool:
+        """Wait at most `timeout` seconds until it is set; return whether it is."""
+        with suppress(Empty):
+            if not self._is_set:
+                self._token.get(timeout=timeout)
+                self._token.put(None)  # for the next thread that waits
+        return self._is_set
+
+
 class Reporter:
     """The child's side: prints reports, and knows when it is to end. Made by the main thread, used by any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.ending = SignalEvent()
+        self.ending = _SignalEvent()
         signal.signal(signal.SIGTERM, lambda _number, _frame: self.ending.set())
         end_with_parent()
 

@@ -88,7 +88,7 @@ def column(records: Sequence[Record], method: str) -> list[Any]:
 
 def position_of(record: Record) -> str:
     """Return the topic, partition and offset of a record, as errors and logs name them."""
-    return f"{record.topic()}[{record.partition()}]@{record.offset()}"
+    return f"{record.topic()}:{record.partition()}@{record.offset()}"
 
 
 def headers_of(record: Record) -> list[tuple[str, bytes | None]] | None:
@@ -228,7 +228,7 @@ class Message:
 
     def __repr__(self) -> str:
         """Name the place, never the key or the value."""
-        return f"<Message {self.topic}[{self.partition}]@{self.offset}>"
+        return f"<Message {self.topic}:{self.partition}@{self.offset}>"
 
 
 class FetchedMessage(Message):

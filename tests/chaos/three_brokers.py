@@ -43,8 +43,7 @@ _PLAIN_PRODUCERS = ("a plain transactional producer", "a second", "a third")
 PLAIN = (_PLAIN_CONSUMER, *_PLAIN_PRODUCERS)
 _STORES = ("kafka", "sql")
 _LOADS = (
-    "import sys, penstock.cli, penstock.cli.frame, penstock.cli.tx.text, "
-    "penstock.transactions.stores.kafka.administration"
+    "import sys, penstock.cli, penstock.cli.frame, penstock.cli.tx, penstock.transactions.stores.kafka.administration"
 )
 
 

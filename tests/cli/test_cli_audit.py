@@ -35,16 +35,16 @@ def test_what_was_done_is_printed_a_line_each_and_nothing_planted_runs(
     writer.tell(record(Kind.OUTCOME, 1, said="paused"), "sms")
     at = ("--bootstrap-servers", broker.bootstrap_servers, "--audit-topic", topic)
 
-    code, out, err = penstock_command("audit", *at)
+    code, out, _ = penstock_command("audit", *at)
     _, detailed, _ = penstock_command("audit", "--details", *at)
     _, as_json, _ = penstock_command("audit", "--json", "--last", "1", *at)
     missing = penstock_command("audit", "--bootstrap-servers", broker.bootstrap_servers, "--audit-topic", "none-such")
 
-    assert (code, len(out.splitlines())) == (0, 3)
+    assert (code, len(out.splitlines())) == (0, 4)
     assert out.splitlines()[0].startswith("1970-01-01 00:00:00 00000000 pause asked by somebody [topic=<script>")
     assert "\x1b" not in out + detailed + as_json
     assert r"\x1b[2J\r\n2026-01-01 forged" in out
-    assert "1 records that are none of the audit were passed over" in err
+    assert "1 records that are none of the audit were passed over" in out
     assert "penstock-poll-sms:" in detailed
-    assert [json.loads(line)["said"] for line in as_json.splitlines()] == ["paused"]
+    assert [record["said"] for record in json.loads(as_json)["records"]] == ["paused"]
     assert (missing.code, "no such topic" in missing.err) == (1, True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commands import Command
-from penstock.cli.options.connection import client_settings
+from penstock.cli.options import client_settings
 from penstock.devbroker import DevBroker, User
 from penstock.errors import ConfigurationError
 

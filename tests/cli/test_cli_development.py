@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from commands import Command
-from penstock.cli.output import print_table
-from penstock.cli.run.reload import run_again_on_change
+from penstock.cli.output import Result, Table, show
+from penstock.cli.run import run_again_on_change
 from settings_tools import clean_settings
 
 
@@ -21,7 +22,12 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
 
 
-HEAD, ROWS = ("topic", "committed", "done above"), [("orders-of-the-year", "1000", "17"), ("a", "2", "")]
+ROWS = [("orders-of-the-year", "1000", "17"), ("a", "2", "")]
+
+
+def print_rows(rows: Sequence[Sequence[str]]) -> None:
+    names = ("topic", "committed", "done_above")
+    show(Result([Table("partitions", [dict(zip(names, row, strict=True)) for row in rows])]), as_json=False)
 
 
 def test_what_starts_an_app_again_and_how_it_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -41,7 +47,7 @@ def test_what_starts_an_app_again_and_how_it_ends(monkeypatch: pytest.MonkeyPatc
 
 def test_an_app_that_starts_again_keeps_its_page(penstock_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[object] = []
-    monkeypatch.setattr("penstock.cli.run.reload.run_again_on_change", lambda *of: given.extend(of) or 0)
+    monkeypatch.setattr("penstock.cli.run.run_again_on_change", lambda *of: given.extend(of) or 0)
 
     outcome = penstock_command(
         "run", "shop:app", "--reload", "--http", "a:1", "--handler-limit", "9", "--show-messages"
@@ -73,14 +79,14 @@ def test_a_table_fits_the_terminal_and_a_row_into_a_pipe_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
-    print_table(HEAD, [("x" * 300, "1", "y z " * 100)])
+    print_rows([("x" * 300, "1", "y z " * 100)])
     piped = printed(capsys)
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     shown = {}
     for columns in (100, 40, 25):
         monkeypatch.setenv("COLUMNS", str(columns))
-        print_table(HEAD, ROWS)
+        print_rows(ROWS)
         shown[columns] = printed(capsys)
 
     assert len(piped) == 2

@@ -120,7 +120,7 @@ def test_a_replay_begins_where_it_is_asked_to_and_sends_as_many_and_a_dry_run_no
 
     code, dry, _ = replay(letters, "--dry-run", "--limit", "2")
     none, before = read_all(servers, original), committed(servers, REPLAY_GROUP, letters, 1)[0].offset
-    replay(letters, "--from", "1:2", "--limit", "2")
+    replay(letters, "--from", "1@2", "--limit", "2")
     some = values(read_all(servers, original))
     replay(letters)
 
@@ -139,7 +139,7 @@ def test_a_replay_to_another_topic_takes_letters_without_an_origin_too(
     put(broker.bootstrap_servers, letters, value=b"known", headers=origin_headers(original))
     put(broker.bootstrap_servers, letters, value=b"unknown")
 
-    refused = [replay(letters, *to) for to in (("--to", letters), ("--to", "no-such-topic"), ("--from", "9:0"))]
+    refused = [replay(letters, *to) for to in (("--to", letters), ("--to", "no-such-topic"), ("--from", "9@0"))]
     code, _, _ = replay(letters, "--to", other)
 
     assert [one[0] for one in refused] == [2, 2, 2]
@@ -189,13 +189,13 @@ def test_a_message_the_broker_refuses_stops_the_replay_and_the_next_goes_on_from
     sent = len(read_all(servers, small))
 
     assert code == 1
-    assert f"{letters}[0]@{BATCH} could not be sent to {small}" in err
+    assert f"{letters}:0@{BATCH} could not be sent to {small}" in err
     assert "run the same command again" in err
     assert f"{sent} sent" in out
     assert BATCH <= sent <= BATCH + 1
     assert replay(letters)[0] == 1
     assert len(read_all(servers, small)) <= BATCH + 1
-    assert replay(letters, "--from", f"0:{BATCH + 1}")[0] == 0
+    assert replay(letters, "--from", f"{letters}:0@{BATCH + 1}")[0] == 0
     assert values(read_all(servers, small)) == [*(b"%d" % number for number in range(BATCH)), b"last"]
 
 

@@ -76,11 +76,11 @@ def test_a_process_answers_explain_and_http_and_names_what_holds_a_partition(
 
     first, partition = str(out).splitlines()
     assert (code, first) == (0, f"{topic}, process {process.pid}: 1 partition")
-    assert f"{topic}[0]: lag" in partition
+    assert f"{topic}:0: lag" in partition
     assert "held by offset 0, in handler handle on penstock-worker-" in partition
     assert "the key" not in out
     assert ", key the key" in str(with_keys)
-    said = json.loads(str(as_json))
+    (said,) = json.loads(str(as_json))["processes"]
     assert (said["process"], said["group"], said["partitions"][0]["blocking_offset"]) == (process.pid, topic, 0)
     assert (others_code, "no app called another-group" in str(others)) == (1, True)
     assert (silent_code, f"process {process.pid} did not answer" in str(silent)) == (1, True)

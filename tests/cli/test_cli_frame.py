@@ -4,29 +4,92 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
 from commands import Command
 from penstock.cli import main
+from penstock.cli.frame import frame
 from penstock.devbroker import KAFKA_VERSION, DevBroker
 from penstock.errors import BrokerConnectionError, ConfigurationError, DevBrokerError, WorkersBlockedError
 from settings_tools import clean_settings
 
-OF_TRANSACTIONS = [f"tx {name}" for name in ("ls", "show", "commit", "rollback", "discard", "resume")]
-OF_DEAD_LETTERS = [f"dlq {name}" for name in ("ls", "show", "replay")]
-OF_SINKS = [f"sink {name}" for name in ("ls", "show", "reset", "rename")]
+#: Commands that run until they are stopped: all others print what they found, as JSON too.
+RUN_ON = {"run", "demo", "broker", "coordinator", "dashboard"}
+#: Commands that need no broker.
+WITHOUT_BROKER = {"new", "demo", "broker", "tx create-tables"}
+_ID = "018f4e9c-5c1e-7abc-8def-0123456789ab"
+#: What each command that reads from Kafka asks for, and what it says that it could not do; a service says only where.
+READS = {
+    "lag sms": "the offsets of group sms cannot be read",
+    "offsets ls sms": "the offsets of group sms cannot be read",
+    "offsets reset sms --to earliest": "the offsets of group sms cannot be read",
+    "offsets skip sms orders:0@1": "the offsets of group sms cannot be read",
+    "dlq ls --all": "dead letters cannot be read",
+    "dlq show dlq.orders": "dead letters cannot be read",
+    "dlq replay dlq.orders": "dead letters cannot be read",
+    "tx ls": "the transactions of penstock cannot be read",
+    **{f"tx {verb} {_ID}": "the transactions of penstock cannot" for verb in ("show", "commit", "rollback", "discard")},
+    f"tx resume {_ID}": "the transactions of penstock cannot be read",
+    "sink ls --kafka": "the ledger in penstock.spark-ledger cannot be read",
+    "sink show orders --kafka": "the ledger in penstock.spark-ledger cannot be read",
+    "sink reset orders --kafka --to 3": "the ledger in penstock.spark-ledger cannot be read",
+    "sink rename orders others --kafka": "the ledger in penstock.spark-ledger cannot be read",
+    "status": "the reports in penstock.reports cannot be read",
+    "explain sms --reports": "the reports in penstock.reports cannot be read",
+    "audit": "the audit in penstock.audit cannot be read",
+    "doctor": "the topics cannot be read",
+    "check no_broker:app": "",
+    "topics create no_broker:app": "",
+    "run no_broker:app": "",
+    "coordinator": "",
+}
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["demo", "run", "lag", "coordinator", "broker", "doctor", *OF_DEAD_LETTERS, *OF_TRANSACTIONS, *OF_SINKS],
-)
+def leaves(command: Any, name: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for word, child in command.commands.items():
+        full = f"{name} {word}".strip()
+        found |= leaves(child, full) if hasattr(child, "commands") else {full: child}
+    return found
+
+
+COMMANDS = leaves(typer.main.get_command(frame()))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_every_command_ends_with_an_example(penstock_command: Command, command: str) -> None:
     outcome = penstock_command(*command.split(), "--help")
 
     assert outcome.code == 0
     assert outcome.out.rstrip().splitlines()[-1].strip().startswith(f"Example: penstock {command}")
+    assert ("--json" in outcome.out) == (command not in RUN_ON)
+
+
+def test_the_same_option_has_the_same_name_and_meaning_everywhere() -> None:
+    texts: dict[str, set[str]] = {}
+    for command in COMMANDS.values():
+        for option in command.params:
+            for name in {"--bootstrap-servers", "--config", "--config-file", "--connect-timeout", "--json"} & {
+                *option.opts
+            }:
+                texts.setdefault(name, set()).add(option.help or "")
+
+    assert {name: len(found) for name, found in texts.items()} == {
+        "--bootstrap-servers": 2,  # an app names brokers itself
+        "--config": 1,
+        "--config-file": 1,
+        "--connect-timeout": 1,
+        "--json": 1,
+    }
+    assert not [
+        name
+        for name, command in COMMANDS.items()
+        for it in command.params
+        if it.required and it.opts[0] == "--bootstrap-servers"
+    ]
 
 
 def test_the_version_is_printed_and_help_names_tables_as_they_are_written(
@@ -70,14 +133,21 @@ def test_help_loads_no_engine() -> None:
         "dlq ls",
         "dlq ls dlq.orders --all",
         "dlq ls dlq.orders --limit 0",
-        "dlq show dlq.orders 17",
-        "dlq show dlq.orders 0:-1",
-        "dlq show dlq.orders 0:\u0661",
-        "dlq show dlq.orders 0:1 --last 2",
+        "dlq show dlq.orders:17",
+        "dlq show dlq.orders:0:1",
+        "dlq show dlq.orders:0@1",
+        "dlq show dlq.orders:0@-1",
+        "dlq show dlq.orders:0@\u0661",
+        "dlq show dlq.orders:0@1 --last 2",
+        "lag sms",
+        "explain --reports",
+        "offsets skip sms orders:3",
         "dlq replay dlq.orders --where colour=red",
         "dlq replay dlq.orders --where topic=",
         "dlq replay dlq.orders --where topic=a --where topic=b",
         "dlq replay dlq.orders --from 0",
+        "dlq replay dlq.orders --from dlq.others:0@1",
+        "dlq replay dlq.orders:0@1 --from 0@1",
         "demo --no-spark --input no-such-file.csv",
     ],
 )
@@ -126,20 +196,16 @@ def test_doctor_reports_packages_java_and_a_broker_that_answers(penstock_command
         assert part in outcome.out
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "doctor",
-        "lag sms",
-        "offsets ls sms",
-        "dlq ls --all",
-        "dlq show dlq.orders",
-        "dlq replay dlq.orders",
-        "run no_broker:app",
-        "coordinator",
-    ],
-)
-def test_without_a_broker_a_command_ends_with_code_3(
+def test_what_a_command_does_without_a_broker_is_known_of_all() -> None:
+    known = {name for command in READS for name in COMMANDS if command.startswith(name)}
+
+    assert known | WITHOUT_BROKER | {"dashboard"} == set(COMMANDS)
+    (seconds,) = {it.default for command in COMMANDS.values() for it in command.params if it.name == "connect_timeout"}
+    assert seconds <= 5
+
+
+@pytest.mark.parametrize("command", READS)
+def test_without_a_broker_a_command_ends_with_code_3_and_says_what_it_wanted(
     penstock_command: Command, command: str, hasty: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "no_broker.py").write_text(
@@ -147,9 +213,11 @@ def test_without_a_broker_a_command_ends_with_code_3(
     )
     clean_settings(monkeypatch, tmp_path)
 
-    outcome = penstock_command(*command.split(), "--bootstrap-servers", "127.0.0.1:1")
+    soon = ("--connect-timeout", "0.3") if READS[command] else ()
+    outcome = penstock_command(*command.split(), "--bootstrap-servers", "127.0.0.1:1", *soon)
 
     assert outcome.code == 3, outcome.err
+    assert f"penstock: {READS[command]}" in outcome.err
     assert "127.0.0.1:1" in outcome.err
     assert "Traceback" not in outcome.err
 

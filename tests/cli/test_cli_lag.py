@@ -81,13 +81,13 @@ def test_the_oldest_message_that_is_not_done_is_found_behind_what_is_done(
         (3, 1, 2, 4, 5),
         (3, 1, 2, 3, 2),
         (0, 0, 0, None, 0),
-        (None, 0, None, None, 0),
+        (None, None, None, None, 0),
     ]
     assert (told["group"], told["lag"], told["not_done"], told["unknown"]) == (group, 10, 6, 1)
     assert round(told["oldest_age_s"] / 3600) == 7
     assert [topic, "0", "2", "6", "4", "2", "2", "2", "7", "h", "0", "min"] in rows(printed.out)
     assert "lag 10 in 4 partitions (and 1 whose lag is not known), 6 of it not done" in printed.out
-    assert f"; the oldest, {topic}[0]@2, is 7 h 0 min old" in printed.out
+    assert f"; the oldest, {topic}:0@2, is 7 h 0 min old" in printed.out
 
 
 def test_what_no_reader_of_committed_messages_sees_has_no_age_and_what_does_not_arrive_is_said(
@@ -111,4 +111,4 @@ def test_what_no_reader_of_committed_messages_sees_has_no_age_and_what_does_not_
 
     assert rows(committed.out) == [[topic, "0", "0", "4", "4", "0", "4", "-", "-"]]
     assert rows(uncommitted.out)[0][:8] == [topic, "0", "0", "4", "4", "0", "4", "0"]
-    assert (silent.code, f"no record of {topic}[0] arrived within 0.2 s" in silent.err) == (1, True)
+    assert (silent.code, f"no record of {topic}:0 arrived within 0.2 s" in silent.err) == (1, True)

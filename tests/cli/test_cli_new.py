@@ -58,7 +58,7 @@ def test_a_new_project_passes_its_test_is_checked_and_runs(
     assert own.returncode == 0, own.stdout
     assert absent.code == 1
     assert "no topic order-worker.accepted" in absent.err
-    assert "kafka-topics.sh" in absent.err
+    assert "penstock topics create" in absent.err
     assert {"name": "workers", "value": "2", "origin": "penstock.toml"} in json.loads(absent.out)["settings"]
     assert "dlq.orders" in checked.out
     assert "made at the start" in checked.out

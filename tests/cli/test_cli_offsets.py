@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -79,45 +77,40 @@ def test_what_a_group_has_committed_and_done_is_listed_and_what_is_odd_is_said(
     assert code == 0
     assert rows(listed) == [[topic, "0", "5", "0", "20", "15", "5", "-"], [topic, "1", "-", "0", "0", "-", "-", "-"]]
     assert f"group {group} is empty, with 0 members" in listed
-    assert f"{topic}[1]: no offset is committed" in listed
+    assert f"{topic}:1: no offset is committed" in listed
     assert [topic, "0", "5", "0", "20", "15", "?", "(foreign)", "-"] in rows(foreign)
-    assert f"{topic}[0]: the commit's metadata is no offset map of this group" in foreign
+    assert f"{topic}:0: the commit's metadata is no offset map of this group" in foreign
     assert "leader" not in foreign
     assert [topic, "1", "5", "0", "0", "-", "0", "-"] in rows(foreign)
-    assert f"{topic}[1]: the committed offset lies past the end of the log" in foreign
+    assert f"{topic}:1: the committed offset lies past the end of the log" in foreign
     assert [topic, "0", "5", "9", "20", "11", "?", "(foreign)", "-"] in rows(deleted)
-    assert f"{topic}[0]: the committed offset lies before the start of the log" in deleted
+    assert f"{topic}:0: the committed offset lies before the start of the log" in deleted
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_group_with_members_is_listed_with_them_and_is_not_moved(
-    offsets: Offsets, broker: DevBroker, topic: str, tmp_path: Path, protocol: str
+    offsets: Offsets, broker: DevBroker, topic: str, protocol: str
 ) -> None:
     group, servers = f"g-{topic}", broker.bootstrap_servers
     stand(servers, group, topic, 0, 5, done=DONE)
-    file = tmp_path / "offsets.json"
     known = Group(servers, {}, group)
     counts = known.topics()
     before = known.state(counts, [(topic, 0)])
 
     with member(broker, group, topic, **{"group.protocol": protocol}):
         listed = offsets("ls", group)
-        exported = offsets("export", group, str(file))
-        refused = [offsets("reset", group, "--to", "earliest"), offsets("import", group, str(file))]
+        refused = offsets("reset", group, "--to", "earliest")
         tried = offsets("reset", group, "--to", "earliest", "--dry-run")
         # As a member that joins while a command is at work.
         with pytest.raises(GroupHasMembersError, match="a member joined meanwhile"):
             known.write(plan(group, before.positions, {(topic, 0): Wanted(0)}))
-    left = offsets("import", group, str(file))
 
     assert listed.out.count("counter on 127.0.0.1") == 2
     assert f"group {group} is stable, with 1 member\n" in listed.out
-    for one in refused:
-        assert one.code == 1
-        assert "it has 1 member: counter on 127.0.0.1; stop what runs in the group" in one.err
-    assert (tried.code, exported.code, left.code) == (0, 0, 0), (tried, exported, left)
+    assert refused.code == 1
+    assert "it has 1 member: counter on 127.0.0.1; stop what runs in the group" in refused.err
+    assert tried.code == 0, tried
     assert "it would be refused now" in tried.out
-    assert "has members, so these offsets are those of a moment" in exported.err
     assert stands(servers, group, topic) == (5, DONE)
 
 
@@ -196,7 +189,7 @@ def test_members_that_run_give_the_message_up_that_is_to_be_skipped(
 
     assert (refused.code, done.code) == (1, 0), (refused, done)
     assert "it does not hold" in refused.err
-    assert f"{topic}[0]@0 was given up: dlq.{topic} has it" in done.out
+    assert f"{topic}:0@0 was given up: dlq.{topic} has it" in done.out
 
 
 def test_a_reset_to_a_time_finds_its_first_message_and_one_to_the_end_passes_over_no_open_transaction(
@@ -234,8 +227,8 @@ def test_what_cannot_be_meant_is_refused_and_changes_nothing(offsets: Offsets, b
     stand(servers, group, topic, 0, 5, done=DONE)
 
     wrong = {
-        ("--to", "21"): (2, f"{topic}[0] cannot begin at 21: its log begins at 0 and ends at 20"),
-        ("--to", "-6"): (2, f"{topic}[0] cannot begin at -1"),
+        ("--to", "21"): (2, f"{topic}:0 cannot begin at 21: its log begins at 0 and ends at 20"),
+        ("--to", "-6"): (2, f"{topic}:0 cannot begin at -1"),
         ("--to", "yesterday"): (2, "is no place in a log"),
         ("--to", "earliest", "--topic", "no-such-topic"): (1, "no such topic"),
         ("--to", "earliest", "--topic", f"{topic}:2"): (2, "has no partition 2; its 2 are 0 to 1"),
@@ -252,7 +245,7 @@ def test_a_group_that_is_not_there_is_an_error_and_can_be_given_offsets(
     offsets: Offsets, broker: DevBroker, topic: str
 ) -> None:
     group = f"new-{topic}"
-    absent = [offsets("ls", group), offsets("export", group, "-"), offsets("reset", group, "--to", "earliest")]
+    absent = [offsets("ls", group), offsets("reset", group, "--to", "earliest")]
     given = offsets("reset", group, "--to", "latest", "--topic", topic)
 
     for outcome in absent:
@@ -260,59 +253,6 @@ def test_a_group_that_is_not_there_is_an_error_and_can_be_given_offsets(
         assert f"group {group} has no members, and no offsets" in outcome.err
     assert given.code == 0, given
     assert stands(broker.bootstrap_servers, group, topic) == (20, ())
-
-
-def test_an_export_brings_a_group_back_and_another_one_to_the_same_place(
-    offsets: Offsets, broker: DevBroker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group, servers = f"g-{topic}", broker.bootstrap_servers
-    stand(servers, group, topic, 0, 5, done=DONE)
-    file = tmp_path / "offsets.json"
-
-    exported = offsets("export", group, str(file))
-    printed = offsets("export", group, "-")
-    offsets("reset", group, "--to", "latest")
-    tried = offsets("import", group, str(file), "--dry-run")
-    between = stands(servers, group, topic)
-    back = offsets("import", group, str(file))
-    with file.open(encoding="utf-8") as opened:
-        monkeypatch.setattr("sys.stdin", opened)
-        copied = offsets("import", f"copy-{topic}", "-")
-
-    assert (exported.code, printed.code, tried.code, back.code, copied.code) == (0, 0, 0, 0, 0)
-    assert json.loads(printed.out)["partitions"] == [
-        {"topic": topic, "partition": 0, "offset": 5, "done": [[7, 8], [12, 14]]}
-    ]
-    assert between == (20, ())
-    assert rows(tried.out) == rows(back.out) == [[topic, "0", "20", "5", "10", "0", "0", "5"]]
-    assert stands(servers, group, topic) == stands(servers, f"copy-{topic}", topic) == (5, DONE)
-    assert f"these are the offsets of group {group}" in copied.out
-
-
-def test_a_file_that_is_none_or_of_another_topic_is_refused(
-    offsets: Offsets, broker: DevBroker, topic: str, tmp_path: Path
-) -> None:
-    stand(broker.bootstrap_servers, f"g-{topic}", topic, 0, 0)
-    file, wrong = tmp_path / "offsets.json", tmp_path / "wrong.json"
-    offsets("export", f"g-{topic}", str(file))
-    exported = json.loads(file.read_text())
-
-    def refusal(text: str | None) -> tuple[object, str]:
-        wrong.unlink(missing_ok=True)
-        if text is not None:
-            wrong.write_text(text)
-        outcome = offsets("import", f"g-{topic}", str(wrong))
-        return outcome.code, outcome.err
-
-    cases = {
-        None: (2, "cannot be read: FileNotFoundError"),
-        "{}": (2, "give a file that `penstock offsets export` wrote"),
-        file.read_text().replace(topic, "no-such-topic"): (1, "no-such-topic"),
-        file.read_text().replace(exported["topic_ids"][topic], "made-again"): (2, f"topic {topic} is not the one of"),
-    }
-    for text, (code, says) in cases.items():
-        found, err = refusal(text)
-        assert (found, says in err) == (code, True), err
 
 
 def test_offsets_of_an_open_transaction_are_waited_for(

@@ -32,7 +32,7 @@ def url(tmp_path: Path) -> str:
 
 def test_what_ledgers_have_is_listed_and_shown(penstock_command: Command, url: str) -> None:
     listed = penstock_command("sink", "ls", "--sql", url)
-    (summary,) = json.loads(penstock_command("sink", "ls", "--sql", url, "--target", "totals", "--json").out)
+    (summary,) = json.loads(penstock_command("sink", "ls", "--sql", url, "--target", "totals", "--json").out)["queries"]
     shown = json.loads(penstock_command("sink", "show", "shop", "--sql", url, "--json").out)
 
     assert rows(listed.out) == [
@@ -57,7 +57,7 @@ def test_what_ledgers_have_is_listed_and_shown(penstock_command: Command, url: s
 def test_a_reset_says_what_comes_again_and_what_is_left_out_and_changes_only_what_is_chosen(
     penstock_command: Command, url: str
 ) -> None:
-    arguments = ("sink", "reset", "shop", "--sql", url, "--to", "orders:0=12,orders:1=9", "--target", "orders")
+    arguments = ("sink", "reset", "shop", "--sql", url, "--to", "orders:0@12,orders:1@9", "--target", "orders")
     tried = penstock_command(*arguments, "--dry-run")
     unchanged = SqlSink(url, "orders").ledger()["shop"]
     outcome = penstock_command(*arguments)
@@ -117,7 +117,7 @@ def test_the_sinks_of_an_app_lead_to_their_ledgers(
         ("reset shop --sql {url} --to 3 --forget", 2, "give --to, or --forget"),
         ("reset shop --sql {url} --to latest", 2, "--bootstrap-servers is missing"),
         ("reset shop --sql {url} --to soon", 2, "is no position"),
-        ("reset shop --sql {url} --to orders:7=1", 2, r"orders[7], of which the ledger has no entry"),
+        ("reset shop --sql {url} --to orders:7@1", 2, r"orders:7, of which the ledger has no entry"),
         ("reset shop --sql {url} --to 3 --topic payments", 1, "no entry of payments"),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_ledger_in_kafka_is_changed_and_the_ends_of_logs_are_asked_for(
         options = ("--kafka", "--ledger-topic", ledger, "--bootstrap-servers", servers, "--json")
         return json.loads(penstock_command("sink", *arguments, *options).out)
 
-    (listed,) = penstock("ls")
+    (listed,) = penstock("ls")["queries"]
     (changed,) = penstock("reset", sink.name, "--to", "latest")["partitions"]
     entry = sink.ledger()[sink.name][topic, 0]
     penstock("reset", sink.name, "--forget")

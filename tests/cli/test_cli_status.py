@@ -53,7 +53,7 @@ def test_the_true_causes_of_stalls_are_named_elsewhere_and_on_the_page(
 
         def told() -> str:
             _, out, _ = penstock_command("status", hung, *at(broker, reports))
-            causes = ("in handler hangs", "parked", "dead letter", "is open at offset 0")
+            causes = ("Handler hangs has had", "Handler fails failed once", "given up", "is open at offset 0")
             return out if all(word in out for word in causes) else ""
 
         def on_page() -> str:
@@ -64,22 +64,21 @@ def test_the_true_causes_of_stalls_are_named_elsewhere_and_on_the_page(
 
         out, problems = wait_until(told, 120), wait_until(on_page, 120)
         _, as_json, _ = penstock_command("status", hung, "--json", *at(broker, reports))
-        code, explained, _ = penstock_command("explain", "--group", hung, *at(broker, reports))
+        code, explained, _ = penstock_command("explain", hung, "--reports", *at(broker, reports))
         gone_code, _, gone = penstock_command("status", "no-such-group", *at(broker, reports))
 
-    assert f"{hung}[0]: lag 1, watermark 0, 1 in flight" in out
-    assert "held by offset 0, in handler hangs on penstock-worker-" in out
+    assert f"{hung}:0: lag 1, watermark 0, 1 in flight" in explained
+    assert "held by offset 0, in handler hangs on penstock-worker-" in explained
     assert "time.sleep(0.02)" in out
-    assert f"{poison}[0]:" in out
-    assert "parked (fails)" in out
-    assert "after 1 failed tries, next try in 3" in out
-    assert letters in next(line for line in out.splitlines() if line.strip().startswith(f"{refused}[0]:"))
+    assert f"{poison}:0" in out
+    assert letters in next(line for line in explained.splitlines() if line.strip().startswith(f"{refused}:0:"))
     # Nothing of it can be read yet, so it has no position.
     assert (
-        f"{held_back}[0]: position not known yet, a transaction that another producer began is open at offset 0" in out
+        f"{held_back}:0: position not known yet, a transaction that another producer began is open at offset 0"
+        in explained
     )
     assert f"describe-producers --topic {held_back} --partition 0" in out
-    assert f"key hash {key_hash('hung key', hung)}" in out
+    assert f"key hash {key_hash('hung key', hung)}" in explained
     assert not [one for one in ("hung key", "poison key", "secret") if one in out + as_json + explained + problems]
     [member] = json.loads(as_json)["members"]
     assert (member["process"], member["is_silent"], member["counts"]["parked_keys"]) == (process.pid, False, 2)
@@ -120,9 +119,8 @@ def test_a_killed_member_is_told_as_silent_and_a_stopped_one_is_gone(
     left = reports_of(broker, reports, topic)
 
     assert code == 1
-    assert out.startswith(f"{topic}: 1 member and 1 silent")
-    [line] = [line for line in out.splitlines() if "silent for" in line]
-    assert f"-{killed.pid}-" in line
+    assert f"{topic}: 1 member and 1 silent" in out
+    assert any("silent for" in line and f"-{killed.pid}-" in line for line in out.splitlines())
     assert [one.report.process for one in left] == [killed.pid]
 
 

@@ -248,7 +248,7 @@ def test_a_commit_of_a_revocation_that_is_not_answered_in_time_is_said_to_be_unk
     (waited,) = consumer.asked
     assert 0 < waited <= 5
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "the commit of topic[0], which were revoked" in line
+    assert "the commit of topic:0, which were revoked" in line
     assert "the next owner handles again" in line
 
 

@@ -107,9 +107,9 @@ def behind_its_key(test: TestApp) -> None:
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (no_such_partition, r"orders\[7\]@0 was not given up: this member does not have orders\[7\]"),
-        (another_offset, r"orders\[0\]@1 was not given up: it does not hold orders\[0\]; offset 0, parked, does"),
-        (behind_its_key, r"orders\[0\]@0 was not given up: it does not hold orders\[0\]; nothing does"),
+        (no_such_partition, r"orders:7@0 was not given up: this member does not have orders:7"),
+        (another_offset, r"orders:0@1 was not given up: it does not hold orders:0; offset 0, parked, does"),
+        (behind_its_key, r"orders:0@0 was not given up: it does not hold orders:0; nothing does"),
     ],
 )
 def test_what_does_not_hold_its_partition_is_not_given_up(ask: Callable[[TestApp], None], said: str) -> None:

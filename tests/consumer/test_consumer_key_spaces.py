@@ -102,7 +102,7 @@ def test_a_key_that_is_parked_in_a_shared_space_holds_the_key_of_all_its_handler
 
     assert seen == [("users", b"user")] * 2 + [("orders", b"order")]
     assert held.state == "behind its key"
-    assert held.detail == "it waits for users[0]@0 of its key"
+    assert held.detail == "it waits for users:0@0 of its key"
 
 
 def test_a_message_without_a_key_waits_for_those_of_its_handler_only() -> None:

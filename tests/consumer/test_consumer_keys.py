@@ -285,7 +285,7 @@ def test_a_key_function_that_hangs_is_named_with_its_message_and_goes_on_with_ea
         slow.go.set()
         wait_until(lambda: len(seen.calls) == 100)
 
-    assert str(longest) == "t[0]@23 has been in Handled for 5.0 s on penstock-poll-group-t"
+    assert str(longest) == "t:0@23 has been in Handled for 5.0 s on penstock-poll-group-t"
     assert slow.calls == 100
     for key in range(7):
         places = [int(value.split("-")[1]) for value in seen.calls if value.startswith(f"{key}-")]
@@ -322,5 +322,5 @@ def test_a_key_function_that_keeps_the_poll_thread_from_its_commits_is_logged(
     stepped.feed("t", [(b"k", b"x")] * 5)
 
     assert not quick
-    assert caplog.text.count("<lambda> took 1.2 s for 4 messages of t[0], and the poll thread, which calls it") == 1
+    assert caplog.text.count("<lambda> took 1.2 s for 4 messages of t:0, and the poll thread, which calls it") == 1
     assert caplog.text.count("<lambda> took") == 1

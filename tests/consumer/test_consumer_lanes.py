@@ -85,7 +85,7 @@ def test_a_retry_policy_that_raises_stops_the_consumer_by_name_and_keeps_the_off
     (stop,) = stepped.failures
     assert isinstance(stop, PenstockError)
     assert "the retry policy of" in str(stop)
-    assert "t[0]@0" in str(stop)
+    assert "t:0@0" in str(stop)
     assert isinstance(stop.__cause__, LookupError)
     assert stepped.of("t").tracker.in_flight == 2
 

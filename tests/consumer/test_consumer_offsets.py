@@ -152,7 +152,7 @@ def test_an_offset_below_the_start_of_the_log_goes_on_at_the_first_message_that_
     with consumer_of(broker, {topic: handler(seen)}, config={"auto.offset.reset": reset}):
         wait_until(lambda: at(broker, topic).offset == 20)
 
-    assert f"{topic}[0] stood at offset 4, and its log begins at 10 by now" in caplog.text
+    assert f"{topic}:0 stood at offset 4, and its log begins at 10 by now" in caplog.text
     # The group's map still tells what of the rest was done.
     assert seen.by_key().get(b"old") == [10, 11, *range(15, 20)]
 

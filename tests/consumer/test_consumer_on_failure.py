@@ -104,7 +104,7 @@ def test_a_message_that_waits_behind_a_held_one_of_another_topic_says_so() -> No
 
         (said,) = [explanation for explanation in test.explain() if explanation.topic == "b"]
         assert said.state == "behind its key"
-        assert said.detail == "it waits for a[0]@0 of its key, which its handler holds"
+        assert said.detail == "it waits for a:0@0 of its key, which its handler holds"
         test.crash()
 
 

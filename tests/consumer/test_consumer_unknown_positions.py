@@ -106,7 +106,7 @@ def test_a_partition_that_is_added_to_a_topic_is_read_from_its_first_message(cap
 
     assert (before, len(seen)) == (1, 11)
     assert committed[2] == 10
-    assert "first[2] were added to topics that the group reads" in caplog.text
+    assert "first:2 were added to topics that the group reads" in caplog.text
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
@@ -134,7 +134,7 @@ def test_a_position_below_the_start_of_the_log_goes_on_at_the_first_message_that
 
     assert [offset for _, offset in seen] == [0, *range(101, 201)]
     assert broker.committed("group")["first", 0].offset == 201
-    assert "first[0] stood at offset 1, and its log begins at 101 by now" in caplog.text
+    assert "first:0 stood at offset 1, and its log begins at 101 by now" in caplog.text
 
 
 def test_where_all_is_deleted_the_group_is_committed_at_the_start_of_the_log() -> None:

@@ -64,8 +64,8 @@ def test_a_handler_that_is_stuck_is_named_with_its_stack_and_what_it_holds(caplo
         wait_until(lambda: consumer.statistics().stalls >= 3 and "in waits_for_what_never_comes" in caplog.text)
 
     said = [record.getMessage() for record in caplog.records if "has been in" in record.getMessage()]
-    assert "t[0]@0 has been in" in said[0]
-    assert "the watermark of t[0] is 0, held by this message" in said[0]
+    assert "t:0@0 has been in" in said[0]
+    assert "the watermark of t:0 is 0, held by this message" in said[0]
     assert "in waits_for_what_never_comes" in said[-1]
     assert "penstock-worker-" in said[0]
     # Again only when the time has doubled, and never with what the message holds.
@@ -125,7 +125,7 @@ def test_what_is_asked_before_the_handler_and_never_answers_is_named_like_a_hand
     # Of a batch nothing is done before it was handed over.
     assert said.blocking_offset == (1 if batch == 1 else 0)
     assert said.state == "in handler" or batch > 1
-    assert "t[0]@1 has been in" in caplog.text
+    assert "t:0@1 has been in" in caplog.text
 
 
 def test_every_state_of_the_message_that_holds_the_watermark_is_told() -> None:

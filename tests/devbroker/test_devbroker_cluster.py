@@ -11,10 +11,10 @@ from confluent_kafka import Consumer, KafkaException, Producer
 
 from commands import commands
 from penstock import App, Coordinator, SqlStore, clients
-from penstock.cli.check.findings import look
+from penstock.clients import admin
 from penstock.clients.answers import asked_until_ready
 from penstock.clients.factory import REPLICATION_FACTOR
-from penstock.clients.topics import log_ends
+from penstock.clients.topics import log_ends, single_copies
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, DevBrokerError
 from support.replication import elect_preferred, reassign, replicas
@@ -161,12 +161,12 @@ def test_check_and_doctor_name_a_topic_with_one_copy_unless_it_is_wanted(
         app.handler(TOPIC, on_failure="dead_letter")(lambda _message: None)
     apps[0].start().stop()
 
-    wanted, found = (look(app).single_copies for app in apps)
+    wanted, found = (single_copies(admin(servers, config), {TOPIC, f"dlq.{TOPIC}"}) for config in configs)
     printed = commands(monkeypatch, capsys)("doctor", "--bootstrap-servers", servers)
 
     assert {len(nodes) for nodes in replicas(cluster, f"dlq.{TOPIC}").values()} == {1}
     assert [text.split(" on ")[0] for text in found] == [f"topic dlq.{TOPIC} has replication factor 1"]
-    assert wanted == ()
+    assert wanted == []
     assert f"warning: {found[0]}" in printed.out
 
 

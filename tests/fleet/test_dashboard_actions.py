@@ -167,8 +167,8 @@ def test_offsets_move_only_where_nobody_is_in_the_group(shop: Shop) -> None:
     status, moved = act(shop.address, "offsets", group=group, to="1", topics=[f"{shop.topic}:1"])
 
     assert (refused[0], "it has 2 members" in refused[1]["said"]) == (409, True)
-    assert would[1]["said"].startswith(f"group {group} would begin elsewhere: {shop.topic}[1] from nothing to 1;")
-    assert (status, moved["said"].startswith(f"group {group} begins elsewhere: {shop.topic}[1] from nothing to 1")) == (
+    assert would[1]["said"].startswith(f"group {group} would begin elsewhere: {shop.topic}:1 from nothing to 1;")
+    assert (status, moved["said"].startswith(f"group {group} begins elsewhere: {shop.topic}:1 from nothing to 1")) == (
         200,
         True,
     )

@@ -185,7 +185,7 @@ class Backend:
         if body.pop("dry_run", False):
             return JSONResponse({"said": f"would {request.path_params['name']} <b>{body.get('topic')}</b>"})
         if body.get("offset") == 48_228:
-            return JSONResponse({"said": "payments[1]@48228 is in its handler"}, 409)
+            return JSONResponse({"said": "payments:1@48228 is in its handler"}, 409)
         return JSONResponse({"id": "a-17", "outcome": "done", "said": "paused orders in 2 members", "details": "stack"})
 
 
@@ -208,10 +208,10 @@ def test_an_action_asks_for_the_token_then_once_more_and_names_what_was_done(ope
         expect(dialog).to_contain_text(re.compile("done.*paused orders in 2 members"))
         dialog.get_by_role("button", name="Close").click()
 
-        page.locator("li", has_text="payments[1] waits for a parked key").get_by_role("button", name="Give up").click()
+        page.locator("li", has_text="payments:1 waits for a parked key").get_by_role("button", name="Give up").click()
         expect(dialog).to_contain_text("would give-up")
         dialog.get_by_role("button", name="Give up").click()
-        expect(dialog).to_contain_text("payments[1]@48228 is in its handler")
+        expect(dialog).to_contain_text("payments:1@48228 is in its handler")
 
     assert backend.asked[1] == ("pause", {"group": "shop", "topic": "orders"})
     given = {"group": "shop", "member": "vm-7f22-1c", "topic": "payments", "partition": 1, "offset": 48_228}
@@ -299,7 +299,7 @@ def test_one_process_shows_itself_and_the_message_in_its_way_to_whom_that_is_swi
             produce(broker.bootstrap_servers, topic, [(b"<b>the key</b>", b"\x1b[2Jthe value")])
             try:
                 expect(page.get_by_text("offset 0, in handler")).to_be_visible()
-                page.get_by_role("button", name=f"{topic}[0]").click()
+                page.get_by_role("button", name=f"{topic}:0").click()
                 page.get_by_role("button", name="Show the message").click()
                 expect(page.locator("#message")).to_contain_text("<b>the key</b>")
                 expect(page.locator("#message pre")).to_have_text("\\u001b[2Jthe value")

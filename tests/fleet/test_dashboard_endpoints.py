@@ -120,7 +120,7 @@ def test_a_handler_that_hangs_fails_healthz_which_names_it_and_readyz_where_noth
         go_on.set()
         wait_until(lambda: not reasons(endpoints, "/healthz") and not reasons(endpoints, "/readyz"))
 
-    assert hung.startswith(f"{topic}[0]@0 has been in ")
+    assert hung.startswith(f"{topic}:0@0 has been in ")
     assert "hang for " in hung
     assert f"on penstock-worker-{topic}-" in hung
     assert hung.endswith("the limit is 0.5 s")

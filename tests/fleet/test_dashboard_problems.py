@@ -45,7 +45,7 @@ def told(*partitions: dict[str, Any], **more: Any) -> list[Problem]:
         ("bad", "Offset 17 exhausted its tries (5 failed) and handler charge holds", {"state": "held", "attempt": 5}),
         ("bad", "A message was given up: dlq.o is gone.", {"state": "dead letter", "detail": "dlq.o is gone"}),
         ("warn", "put the completion of offset 17 off 20 s ago", {"state": "put off", "age": 20.0}),
-        ("warn", "It waits for a[1]@3.", {"state": "behind its key", "detail": "it waits for a[1]@3"}),
+        ("warn", "It waits for a:1@3.", {"state": "behind its key", "detail": "it waits for a:1@3"}),
         ("note", "waits for the rate of charge, 5/s", {"state": "held by rate", "rate": 5.0}),
         ("warn", "No broker takes it.", {"state": "publishing", "detail": "no broker takes it"}),
         ("note", "Paused: byte limit.", {"state": "queued", "paused": "byte limit"}),

@@ -125,8 +125,8 @@ def test_messages_are_hidden_unless_switched_on_and_what_is_wrong_is_said() -> N
 
     def read(topic: str, number: int, offset: int) -> dict[str, Any]:
         if topic == "gone":
-            raise PenstockError("there is no message at gone[3]@7")
-        return {"key": f"{topic}[{number}]@{offset}"}
+            raise PenstockError("there is no message at gone:3@7")
+        return {"key": f"{topic}:{number}@{offset}"}
 
     with serving(Scene()) as url:
         hidden = get(url, place)
@@ -151,8 +151,8 @@ def test_messages_are_hidden_unless_switched_on_and_what_is_wrong_is_said() -> N
         ]
 
     assert (hidden[0], "--show-messages" in hidden[2]) == (403, True)
-    assert (shown[0], json.loads(shown[2])) == (200, {"key": "payments[1]@48228"})
-    assert (gone[0], json.loads(gone[2])) == (404, {"said": "there is no message at gone[3]@7"})
+    assert (shown[0], json.loads(shown[2])) == (200, {"key": "payments:1@48228"})
+    assert (gone[0], json.loads(gone[2])) == (404, {"said": "there is no message at gone:3@7"})
     assert (unseen[0], others) == (404, [404, 404])
     assert wrong == [422] * 6
 

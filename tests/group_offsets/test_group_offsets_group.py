@@ -64,7 +64,7 @@ def test_what_may_pass_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             KafkaError.COORDINATOR_NOT_AVAILABLE,
             BrokerConnectionError,
-            r"those of orders\[0\] were refused, and 0 written",
+            r"those of orders:0 were refused, and 0 written",
         ),
         (KafkaError._INVALID_ARG, PenstockError, "group sms are not known to be changed: "),
         (KafkaError.UNKNOWN_MEMBER_ID, GroupHasMembersError, "stop all members"),

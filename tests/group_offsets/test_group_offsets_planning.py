@@ -97,7 +97,7 @@ def test_an_offset_outside_of_the_log_is_refused_with_its_range(before: Position
     if log.start <= offset <= log.stop:
         assert change_of(before, offset).offset == offset
     else:
-        with pytest.raises(ConfigurationError, match=rf"orders\[0\].* begins at {log.start} and ends at {log.stop}"):
+        with pytest.raises(ConfigurationError, match=rf"orders:0.* begins at {log.start} and ends at {log.stop}"):
             change_of(before, offset)
 
 
@@ -108,10 +108,10 @@ def test_all_that_lies_outside_is_named_and_nothing_is_planned() -> None:
     with pytest.raises(ConfigurationError) as refused:
         plan(GROUP, before, wanted)
 
-    assert "orders[0] cannot begin at 11" in str(refused.value)
-    assert "orders[1]" not in str(refused.value)
-    assert "11 of orders[2] cannot be done" in str(refused.value)
-    with pytest.raises(ConfigurationError, match=r"there is no orders\[0\] any more"):
+    assert "orders:0 cannot begin at 11" in str(refused.value)
+    assert "orders:1" not in str(refused.value)
+    assert "11 of orders:2 cannot be done" in str(refused.value)
+    with pytest.raises(ConfigurationError, match=r"there is no orders:0 any more"):
         change_of(Position(TOPIC, 0, 5, None), 3)
 
 

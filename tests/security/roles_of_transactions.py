@@ -16,7 +16,7 @@ from penstock.transactions import CoordinatorStatistics, FileStore, HalfMessage,
 from waiting import wait_until
 
 #: The machine is busy, and each connection has TLS.
-PATIENT = ("--wait", "60")
+PATIENT = ("--connect-timeout", "60")
 
 
 def make_topic(world: World) -> None:

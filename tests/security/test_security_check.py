@@ -22,7 +22,7 @@ from world import STEP_S, World
 import penstock
 from canary import PASSWORD
 from commands import Outcome
-from penstock.cli.check.needs import commands, needs_of_app
+from penstock.cli.needs import commands, needs_of_app
 from penstock.fleet.commands.command import Command
 from penstock.fleet.commands.sender import CommandSender
 from penstock.spark_sink import DeadLetters, KafkaSink, SqlSink
@@ -107,7 +107,7 @@ def test_an_app_starts_and_works_with_the_rights_that_check_printed(
     assert (allowed.code, after.code) == (0, 0), allowed.err + after.err
     assert answer.outcome.value == "done"
     states = Counter(one["state"] for one in json.loads(after.out)["rights"])
-    assert states == {"ok": 9, "not told": 1}  # that on transactional ids
+    assert states == {"ok": 9, "unknown": 1}  # that on transactional ids
     assert {one["partitions"] for one in json.loads(after.out)["topics"]} == {1, 2}
     assert PASSWORD not in before.out + allowed.out + after.out
     assert {"name": "config['sasl.password']", "value": "***", "origin": "the code"} in found["settings"]

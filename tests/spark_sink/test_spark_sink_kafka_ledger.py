@@ -265,7 +265,7 @@ def test_what_a_topic_refuses_is_named_without_its_value_and_holds_no_reader_bac
 ) -> None:
     one, topic = worker(), new_topic(1, {"max.message.bytes": "500"})
 
-    with pytest.raises(SinkError, match=r"rows from orders\[0\] offset 7 .*MSG_SIZE_TOO_LARGE.*tries: 1;") as caught:
+    with pytest.raises(SinkError, match=r"rows from orders:0@7 .*MSG_SIZE_TOO_LARGE.*tries: 1;") as caught:
         one.publish([Row(SOURCE, 7, topic, b"k", b"canary-4711" * 100, ())])
 
     assert "4711" not in str(caught.value)
@@ -281,5 +281,5 @@ def test_a_record_that_is_no_ledger_is_named(worker: Callable[[], Worker], new_t
     producer.produce(one.target.ledger, b"nonsense", key, ledger_partition(key))
     assert producer.flush(30) == 0
 
-    with pytest.raises(SinkError, match=rf"\[{ledger_partition(key)}\] offset \d+ is no record of a ledger"):
+    with pytest.raises(SinkError, match=rf":{ledger_partition(key)}@\d+ is no record of a ledger"):
         one.publish([one.row(0)])

@@ -71,7 +71,7 @@ def test_a_row_without_a_topic_ends_its_batch_and_is_named(
 ) -> None:
     sink = sink_to(new_topic(), topic=None)
 
-    with pytest.raises(SinkError, match=r"batch 3: target_topic is NULL in a row from orders\[0\] offset 1 for sink"):
+    with pytest.raises(SinkError, match=r"batch 3: target_topic is NULL in a row from orders:0@1 for sink"):
         sink(frame_of("value STRING, target_topic STRING", [(0, 1, "a", None)]), 3)
 
 

@@ -60,7 +60,7 @@ def test_a_topic_that_was_gone_for_a_while_is_read_on_where_it_was(
     assert without == again == after_a_restart == at(kept=30, lost=20)
     assert read_without == [("kept", 20, 30)]
     assert rows(reader, again, back) == [("lost", 20, 25)]
-    assert sum("lost[0] was read up to offset 20" in line for line in caplog.messages) == 2  # once a run
+    assert sum("lost:0 was read up to offset 20" in line for line in caplog.messages) == 2  # once a run
     # Known to be missing, it is not asked for with patience, which the others would have to have.
     assert brokers.expected[1:3] == [{"kept", "lost"}, {"kept"}]
 
@@ -80,9 +80,9 @@ def test_a_topic_that_is_not_to_be_seen_ends_the_query(code: int, kind: type[Exc
 
     # One that is only hidden does, whatever is said of losses.
     for options in ({},) if code == UNKNOWN else ({}, LENIENT):
-        with pytest.raises(kind, match=rf"lost\[0\] was read up to offset 20 {said}"):
+        with pytest.raises(kind, match=rf"lost:0 was read up to offset 20 {said}"):
             stream_over(brokers, **options).latestOffset(end, ALL)
-        with pytest.raises(kind, match=rf"lost\[0\] was to be read up to offset 20 {said}"):
+        with pytest.raises(kind, match=rf"lost:0 was to be read up to offset 20 {said}"):
             stream_over(brokers, **options).partitions(at(kept=5, lost=5), end)
     assert rows(stream_over(brokers), at(kept=5, lost=20), end) == [("kept", 5, 20)]
     if code == UNKNOWN:
@@ -93,9 +93,9 @@ def test_a_checkpoint_of_other_topics_is_refused_as_that() -> None:
     brokers = FakeBrokers(orders=Log(0, 3, 3))
     clear = "as this query has subscribe=orders; give the query a checkpointLocation of its own, or set failOnDataLoss"
 
-    with pytest.raises(DataLossError, match=rf"gone\[0\] was read up to offset 2 and is read no more, {clear}"):
+    with pytest.raises(DataLossError, match=rf"gone:0 was read up to offset 2 and is read no more, {clear}"):
         stream_over(brokers).latestOffset(at(orders=1, gone=2), ALL)
-    with pytest.raises(DataLossError, match=rf"gone\[0\] was to be read up to offset 2 and is read no more, {clear}"):
+    with pytest.raises(DataLossError, match=rf"gone:0 was to be read up to offset 2 and is read no more, {clear}"):
         stream_over(brokers).partitions(at(gone=1), at(gone=2))
     assert stream_over(brokers, **LENIENT).latestOffset(at(gone=2), ALL) == at(orders=3)
 
@@ -106,7 +106,7 @@ def test_what_a_log_has_lost_is_reported_and_no_limit_is_spent_on_it(caplog: pyt
     assert reader.latestOffset(at(orders=10), ReadMaxRows(50)) == at(orders=450)
     assert reader.latestOffset({}, ReadMaxRows(50)) == at(orders=450), "of a partition that is new"
     assert rows(reader, at(orders=10), at(orders=450)) == [("orders", 400, 450)]
-    assert "orders[0]: offsets 10 to 399 are gone" in caplog.text
+    assert "orders:0: offsets 10 to 399 are gone" in caplog.text
 
 
 def test_a_position_past_the_log_is_a_loss(caplog: pytest.LogCaptureFixture) -> None:
@@ -118,15 +118,15 @@ def test_a_position_past_the_log_is_a_loss(caplog: pytest.LogCaptureFixture) -> 
         stream_over(brokers).partitions(at(orders=10), at(orders=1_000))
     assert stream_over(brokers, **LENIENT).latestOffset(at(orders=31), ALL) == at(orders=30)
     assert rows(stream_over(brokers, **LENIENT), at(orders=10), at(orders=1_000)) == [("orders", 10, 30)]
-    assert "orders[0] is to be read up to offset 1000, but its log ends at 30" in caplog.text
+    assert "orders:0 is to be read up to offset 1000, but its log ends at 30" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({"endingOffsets": "99"}, "orders[0] is to be read up to offset 99, but its log ends at 11"),
+        ({"endingOffsets": "99"}, "orders:0 is to be read up to offset 99, but its log ends at 11"),
         ({"endingOffsets": "99", **LENIENT}, [(0, 5)]),
-        ({"startingOffsets": "12"}, "orders[0] is to be read from offset 12, but its log ends at 11"),
+        ({"startingOffsets": "12"}, "orders:0 is to be read from offset 12, but its log ends at 11"),
         ({"startingOffsets": "12", **LENIENT}, []),
         ({"startingOffsets": "8"}, []),
         ({"startingOffsets": "4", "endingOffsets": "2"}, "its start lies past its end; give an earlier start"),
@@ -163,7 +163,7 @@ def test_a_stream_ahead_of_an_open_transaction_waits_where_it_is(
     assert start == waits == reader.latestOffset(waits, limit) == at(orders=8)
     assert reader.reportLatestOffset() == at(orders=5)
     assert reader.partitions(start, waits) == stream_over(brokers, **options).partitions(start, waits) == []
-    assert "orders[0] waits at offset 5: a transaction is open there; 6 offsets wait behind it" in caplog.text
+    assert "orders:0 waits at offset 5: a transaction is open there; 6 offsets wait behind it" in caplog.text
     # A batch that is done again, planned over uncommitted reads, would be cut short for ever.
     with pytest.raises(
         SourceError, match=r"up to offset 11, but a transaction is open at offset 5.*; start the query again"
@@ -202,6 +202,6 @@ def test_only_a_log_that_stands_still_with_something_behind_is_named_and_not_aga
         stalled.watch({**still, ("idle", 0): Log(0, 7, 7), ("moving", 0): Log(0, second, 900)})
 
     assert len(caplog.messages) == 2
-    assert "still[0] waits at offset 3: a transaction is open there; 117 offsets wait behind it" in caplog.messages[0]
+    assert "still:0 waits at offset 3: a transaction is open there; 117 offsets wait behind it" in caplog.messages[0]
     assert "; so do 99 other partitions. To find the producer" in caplog.messages[0]
     assert "--topic still --partition 0" in caplog.messages[0]

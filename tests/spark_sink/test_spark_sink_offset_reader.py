@@ -89,11 +89,11 @@ def test_what_a_broker_cannot_tell_just_now_is_asked_for_again(view: Callable[..
 @pytest.mark.parametrize(
     ("code", "kind", "said", "asked"),
     [
-        (KafkaError.LEADER_NOT_AVAILABLE, SourceError, r"orders\[0\] could not be read at .*LEADER_NOT_AVAILABLE", 3),
+        (KafkaError.LEADER_NOT_AVAILABLE, SourceError, r"orders:0 could not be read at .*LEADER_NOT_AVAILABLE", 3),
         (
             KafkaError.TOPIC_AUTHORIZATION_FAILED,
             MissingRightError,
-            r"offsets of orders\[0\] .* Read on topic",
+            r"offsets of orders:0 .* Read on topic",
             1,
         ),
     ],

@@ -77,7 +77,7 @@ def test_a_timestamp_that_spark_cannot_hold_is_named_or_null(monkeypatch: pytest
         strange, latest = record(1, stamp_ms=claimed), record(2, stamp_ms=2**63 // 1_000)
         return values_read(monkeypatch, FixedConsumer(record(0), strange, latest), 3, "timestamp", **options)
 
-    with pytest.raises(MessageFormatError, match=rf"orders\[0\] offset 1 has the timestamp {claimed}.*OutOfRange=null"):
+    with pytest.raises(MessageFormatError, match=rf"orders:0@1 has the timestamp {claimed}.*OutOfRange=null"):
         read()
     assert read(timestampOutOfRange="null") == [1_000_000, None, 2**63 // 1_000 * 1_000]
 

@@ -66,19 +66,19 @@ def batch(start: int, end: int, number: int = 4) -> Batch:
         (
             batch(25, 30),
             (
-                "batch 4 starts at offset 25 of orders[0], but table orders holds only what lies below 20: offsets 20 "
+                "batch 4 starts at offset 25 of orders:0, but table orders holds only what lies below 20: offsets 20 "
                 "to 24 would be missing, for example because the target was restored from a backup; to store them as "
                 "well, start the query by start_sink with a new checkpoint_location: it begins where the ledger ends, "
-                "if Kafka still holds them; to go on without them, run `penstock sink reset q --to orders:0=25`"
+                "if Kafka still holds them; to go on without them, run `penstock sink reset q --to orders:0@25`"
             ),
         ),
         (
             replace(batch(25, 30), planned={PART: (25, 30), ("new", 0): (3, 4), ("orders", 1): (9, 9)}),
-            "run `penstock sink reset q --to orders:0=25,orders:1=9`",
+            "run `penstock sink reset q --to orders:0@25,orders:1@9`",
         ),
         (
             batch(15, 0),
-            "batch 4 goes back from offset 15 of orders[0] to 0, as the topic was created again or its log was cut",
+            "batch 4 goes back from offset 15 of orders:0 to 0, as the topic was created again or its log was cut",
         ),
     ],
 )
@@ -101,9 +101,7 @@ def test_a_batch_that_does_not_fit_the_ledger_is_refused_before_its_rows_are_tou
 )
 def test_rows_of_an_earlier_batch_are_refused_and_named(held: LedgerEntry | None, late: Batch, span: Span) -> None:
     ledger = {} if held is None else {PART: held}
-    with pytest.raises(
-        SinkError, match=r"for table orders holds a row of orders\[0\] offset \d+, but .* holds rows back"
-    ):
+    with pytest.raises(SinkError, match=r"for table orders holds a row of orders:0@\d+, but .* holds rows back"):
         late.entries_after(ledger, {PART: span})
 
 

@@ -112,6 +112,6 @@ def test_secrets_stay_out_of_plans_logs_events_errors_and_checkpoints(
     ] * 2
     assert "batch 0 was refused by table t at postgresql+psycopg://127.0.0.1:1/db" in told["sinks"][0]
     assert any(topic.encode() in note for note in checkpoint)
-    assert f"{topic}[0] waits at offset 0: a transaction is open there" in child.stderr
+    assert f"{topic}:0 waits at offset 0: a transaction is open there" in child.stderr
     for place in (child.stderr, child.stdout, events.decode(errors="replace"), *map(repr, checkpoint)):
         assert CANARY not in place

@@ -104,7 +104,7 @@ def test_frames_a_sink_cannot_store_are_refused_with_a_sentence(database: TestDa
     lost.rows = lost.rows.append_column("offset", pa.nulls(1, pa.int64()))
 
     with pytest.raises(
-        SinkError, match=r"a row from orders\[0\] offset 3 \(column id is part of the key and is NULL\).*dead_letters"
+        SinkError, match=r"a row from orders:0@3 \(column id is part of the key and is NULL\).*dead_letters"
     ):
         sink(null, 0)
     with pytest.raises(SinkError, match="lacks offset"):

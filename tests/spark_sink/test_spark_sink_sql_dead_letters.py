@@ -56,7 +56,7 @@ def test_dead_letters_that_cannot_be_written_hold_the_batch(
     batch.rows = batch.rows.set_column(places, "topic", [[topic, topic]])
     sink = SqlSink(database.url, "prices", ["id"], dead_letters=DeadLetters(broker.bootstrap_servers, small))
 
-    with pytest.raises(SinkError, match=rf"could not be written to {small}: {topic}\[0\] offset 0.*MSG_SIZE") as caught:
+    with pytest.raises(SinkError, match=rf"could not be written to {small}: {topic}:0@0.*MSG_SIZE") as caught:
         sink(batch, 0)
 
     assert "4711" not in str(caught.value)

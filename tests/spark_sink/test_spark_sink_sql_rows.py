@@ -168,7 +168,7 @@ def test_more_refused_rows_than_allowed_end_the_batch_and_write_nothing(way: tup
     database.execute("CREATE TABLE prices (id VARCHAR(9) PRIMARY KEY, price INTEGER CHECK (price < 10))")
     sink = SqlSink(database.url, "prices", ["id"], dead_letters=letters, max_rejects=2, staging=staged)  # type: ignore[arg-type] # as above
 
-    with pytest.raises(SinkError, match=r"a row from orders\[0\] offset 1 .* max_rejects=2") as caught:
+    with pytest.raises(SinkError, match=r"a row from orders:0@1 .* max_rejects=2") as caught:
         sink(frame(PRICES, [(0, n, f"key-{n}", 4711 if n else 1) for n in range(9)]), 0)
 
     assert "4711" not in str(caught.value)

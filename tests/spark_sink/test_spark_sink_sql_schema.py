@@ -65,7 +65,7 @@ def test_a_row_that_is_refused_before_it_is_merged_is_named(postgresql: TestData
     sink.check(frame(columns, []).schema)
     with pytest.raises(
         SinkError,
-        match=r"a row from orders\[0\] offset 1 \(column price would not be kept as numeric\(9,2\)\); nothing of the",
+        match=r"a row from orders:0@1 \(column price would not be kept as numeric\(9,2\)\); nothing of the",
     ):
         sink(frame(columns, [(0, n, f"key-{n}", Decimal(n).scaleb(-3)) for n in range(9)]), 0)
     sink(frame(columns, [(0, 0, "a", Decimal("1.25"))]), 0)

@@ -88,7 +88,7 @@ def test_a_log_made_anew_while_no_coordinator_runs_is_told_and_counted_and_read_
     wait_until(lambda: seen(bench) >= {*first, *second}, PATIENCE_S)
 
     assert coordinator.statistics().lost > 0
-    assert f"{topic}[0] was deleted and made again" in caplog.text
+    assert f"{topic}:0 was deleted and made again" in caplog.text
     if log != "done":
         assert sorted(value for _, value in bench.visible() if value) == sorted([*first, *second]), "each once"
 
@@ -106,7 +106,7 @@ def test_a_log_made_anew_while_a_coordinator_runs_loses_nothing_that_was_acknowl
         third = sent(bench, 200, 30)
         wait_until(lambda: seen(bench) >= {*first, *second, *third}, PATIENCE_S)
         assert sorted(value for _, value in bench.visible() if value) == sorted([*first, *second, *third])
-        wait_until(lambda: f"{topic}[0] was deleted and made again" in caplog.text, PATIENCE_S)
+        wait_until(lambda: f"{topic}:0 was deleted and made again" in caplog.text, PATIENCE_S)
         coordinator.stop()
     again = bench.coordinator()
     bench.settled(again)
@@ -147,7 +147,7 @@ def test_records_cut_while_no_coordinator_runs_are_told_and_counted(
     wait_until(lambda: seen(bench) >= set(later), PATIENCE_S)
 
     assert coordinator.statistics().lost >= 20 if log == "half" else coordinator.statistics().lost > 0
-    assert f"{topic}[0]: records below offset" in caplog.text
+    assert f"{topic}:0: records below offset" in caplog.text
 
 
 @pytest.mark.parametrize("log", ["half", pytest.param("op", marks=pytest.mark.thorough)])
@@ -163,7 +163,7 @@ def test_a_log_cut_while_a_coordinator_runs_loses_what_lay_there_alone_and_is_re
     if log == "half":
         # All decisions were applied: nothing of the op log is needed.
         wait_until(lambda: coordinator.statistics().lost >= len(stored), PATIENCE_S)
-        assert f"{topic}[" in caplog.text
+        assert f"{topic}:" in caplog.text
     sent(bench, 200, 6)
     wait_until(lambda: len(bench.visible()) == 18, PATIENCE_S)
 
@@ -184,4 +184,4 @@ def test_an_operators_list_does_not_read_past_a_log_made_anew(
         pending = hands.pending()
 
     assert [one.topics for one in pending] == [(bench.topic,)]
-    assert f"{topic}[0] was deleted and made again" in caplog.text
+    assert f"{topic}:0 was deleted and made again" in caplog.text

@@ -251,7 +251,7 @@ def test_tx_ls_names_the_target_that_takes_nothing_and_the_brokers_reason(
     bench.write(bench.topics.status, 0, b"c1", encode_status(status))
 
     listed = commands(monkeypatch, capsys)(
-        "tx", "ls", "--wait", "60", "--bootstrap-servers", bench.servers, "--prefix", bench.topics.prefix
+        "tx", "ls", "--connect-timeout", "60", "--bootstrap-servers", bench.servers, "--prefix", bench.topics.prefix
     )
 
     rows = {line.split()[0]: line for line in listed.out.splitlines() if line.strip()}

@@ -13,7 +13,7 @@ _NAMES = {"d": "done", "p": "parked", "w": "in hand", "m": "marker", ".": "new"}
 def offset_map() -> str:
     """Return the picture."""
     canvas = Canvas(960, 430, "What is committed: the lowest offset not done, and a map of what is done above it")
-    canvas.text(40, 36, "orders[0], before a crash", kind="h")
+    canvas.text(40, 36, "orders:0, before a crash", kind="h")
     _row(canvas, 70, _LOG)
     watermark = 40 + 3 * 63
     canvas.arrow((watermark + 28, 176), (watermark + 28, 134), role="wait")

@@ -10,13 +10,14 @@ from typing import Annotated
 import typer
 
 from penstock.cli.output import log_to_stderr
-from penstock.cli.signals import until_signal
 from penstock.errors import DevBrokerError
+from penstock.supervisor.stopping import until_signal
 
 _LOOK_INTERVAL_S = 0.2
 
 
-def broker(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
+def broker(
+    *,
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0 takes a free one.")] = 9092,
     nodes: Annotated[
         int,

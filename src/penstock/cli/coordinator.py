@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from penstock.cli.options.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
+from penstock.cli.options import Cluster
 from penstock.cli.output import log_to_stderr
-from penstock.cli.signals import until_signal
-from penstock.cli.tx.store_location import Sql
+from penstock.cli.tx_store import Sql, require_one_store
 from penstock.errors import ConfigurationError
+from penstock.supervisor.stopping import until_signal
 
 if TYPE_CHECKING:
     from penstock.fleet import PrometheusMetrics
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 _POLL_S = 0.2
 
 
-def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
-    bootstrap_servers: BootstrapServers,
+def coordinator(
+    cluster: Cluster,
+    *,
     sql: Sql = None,
     file: Annotated[
         Path | None,
@@ -70,14 +71,12 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
     ] = False,
     commands: Annotated[
         bool,
-        typer.Option("--commands", help="Settle and resume transactions as it is told in the topic penstock.commands."),
+        typer.Option("--commands", help="Settle and resume transactions as the topic penstock.commands asks."),
     ] = False,
     http: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Serve a page, /healthz, /readyz and /metrics there."),
     ] = None,
-    config: ClientSettings = None,
-    config_file: ConfigFile = None,
 ) -> None:
     """Publish what producers committed, settle what they left undecided; until SIGTERM or Ctrl-C.
 
@@ -85,17 +84,15 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
     `penstock.Coordinator` in a program of yours.
 
     With --http, /healthz fails where it has ended, and /readyz as long as it has taken no partition over.
-
-    Exit codes: 0 ended in order, 1 failed, 2 wrong use, 3 no broker.
     """
     from penstock.transactions import Coordinator
 
     log_to_stderr()
-    settings = client_settings(config, config_file)
+    servers, settings = cluster.servers, cluster.settings
     given: dict[str, Any] = {}
     metrics = None if http is None else _metrics(given)
-    store = _store(bootstrap_servers, prefix, settings, sql, file)
-    kafka: dict[str, Any] = {"bootstrap_servers": bootstrap_servers, "prefix": prefix, "config": settings}
+    kafka: dict[str, Any] = {"bootstrap_servers": servers, "prefix": prefix, "config": settings}
+    store = _store(kafka, sql, file)
     with (
         until_signal(),
         Coordinator(
@@ -113,18 +110,18 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
             commands=commands,
             **given,
         ) as running,
-        ExitStack() as beside,
+        ExitStack() as services,
     ):
         name = repr(prefix) if store is None else store.label
-        typer.echo(f"The coordinator of {name} runs at {bootstrap_servers}; Ctrl-C stops it.")
+        typer.echo(f"The coordinator of {name} runs at {servers}; Ctrl-C stops it.")
         if report:
             from penstock.fleet.reports.reporter import coordinator_reporter
 
-            reporter = coordinator_reporter(f"{prefix}.coordinator", running, bootstrap_servers, settings)
-            beside.callback(reporter.stop)
+            reporter = coordinator_reporter(f"{prefix}.coordinator", running, servers, settings)
+            services.callback(reporter.stop)
             reporter.start()
         if http is not None and metrics is not None:
-            beside.enter_context(_endpoints(running, http, metrics, settings))
+            services.enter_context(_endpoints(running, http, metrics, settings))
         while not running.wait(_POLL_S):
             pass  # leaving the block raises what ended it
 
@@ -150,20 +147,17 @@ def _endpoints(
     return Endpoints(CoordinatorHealth(running), sender, Address.parse(http), lambda: metrics)
 
 
-def _store(
-    bootstrap_servers: str, prefix: str, settings: dict[str, str], sql: str | None, file: Path | None
-) -> SqlStore | FileStore | None:
+def _store(kafka: dict[str, Any], sql: str | None, file: Path | None) -> SqlStore | FileStore | None:
     """Return the store that `--sql` or `--file` names; None: it is in Kafka."""
-    if sql is not None and file is not None:
-        raise ConfigurationError("--sql and --file name two stores; leave one of them out")
+    require_one_store(sql, file)
     if file is not None:
         from penstock.transactions import FileStore
 
-        return FileStore(file, bootstrap_servers=bootstrap_servers, prefix=prefix, config=settings)
+        return FileStore(file, **kafka)
     if sql is None:
         return None
     try:
         from penstock.transactions import SqlStore
     except ImportError as error:
         raise ConfigurationError("--sql needs the extra sql: pip install 'penstock[sql]'") from error
-    return SqlStore(sql, bootstrap_servers=bootstrap_servers, prefix=prefix, config=settings)
+    return SqlStore(sql, **kafka)

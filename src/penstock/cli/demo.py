@@ -15,7 +15,8 @@ from penstock.errors import ConfigurationError
 _YOURS = "With --input: "
 
 
-def demo(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
+def demo(
+    *,
     whole_year: Annotated[bool, typer.Option("--all", help="All departures of 2013, not those of January.")] = False,
     input_file: Annotated[
         Path | None, typer.Option("--input", metavar="FILE.csv", help="Your own CSV file instead of the flights.")

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Annotated
 
-import typer
-
-from penstock.cli.options.connection import ClientSettings, ConfigFile, client_settings
-from penstock.cli.output import AsJson, print_json, print_table
+from penstock.cli.options import Reading
+from penstock.cli.output import Result, Table
 from penstock.errors import BrokerConnectionError, PenstockError
 
 _PACKAGES = (
@@ -23,108 +19,69 @@ _PACKAGES = (
     ("opentelemetry-sdk", "spans and metrics", "otel"),
     ("httpx2", "serializers with a schema registry", "schema-registry"),
 )
-
-
 #: Topics that are named one by one.
 _MOST_NAMED = 10
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report."""
-
-    what: str
-    good: bool
-    found: str
-    #: Whether its absence makes the command fail.
-    required: bool = False
+#: A line of the report: state, what, and what was found.
+_Row = dict[str, str]
 
 
-def doctor(
-    bootstrap_servers: Annotated[
-        str | None,
-        typer.Option(
-            "--bootstrap-servers", envvar="PENSTOCK_BOOTSTRAP_SERVERS", help="Also ask these brokers for an answer."
-        ),
-    ] = None,
-    config: ClientSettings = None,
-    config_file: ConfigFile = None,
-    as_json: AsJson = False,
-) -> None:
+def doctor(cluster: Reading) -> Result:
     """Report what penstock finds on this machine: Java, Kafka's jars, packages and, if named, a broker.
 
-    Whether an app can start is what `penstock check MODULE:APP` says.
-
-    Exit codes: 0 what is required is there, 1 it is not, 3 the broker did not answer.
+    Whether an app can start is what `penstock check MODULE:APP` says. Ends with 1 where something required is missing.
     """
-    findings = [*_packages(), _java(), _jars()]
-    if as_json:
-        topics, single = None, list[str]()
-        if bootstrap_servers is not None:
-            topics, single = _topics(bootstrap_servers, client_settings(config, config_file))
-        broker = {"broker": bootstrap_servers, "topics": topics, "single_copies": single}
-        print_json({"found": [asdict(finding) for finding in findings], **broker})
-    else:
-        print_table(("", "what", "found"), [(_mark(finding), finding.what, finding.found) for finding in findings])
-        if bootstrap_servers is not None:
-            _ask_broker(bootstrap_servers, client_settings(config, config_file))
-    if any(finding.required and not finding.good for finding in findings):
-        raise PenstockError("something that penstock requires is missing; install what the report names")
+    rows = [*_packages(), _java(), _jars()]
+    failure: PenstockError | None = None
+    notes: list[str] = []
+    facts: dict[str, object] = {}
+    if cluster.bootstrap_servers is not None:
+        from penstock.clients.topics import partition_counts, single_copies
+
+        what = f"broker at {cluster.servers}"
+        try:
+            admin = cluster.admin("the topics cannot be read")
+            facts = {"topics": len(partition_counts(admin, cluster.servers)), "single_copies": single_copies(admin)}
+        except BrokerConnectionError as error:
+            rows.append({"state": "missing", "what": what, "found": "no answer"})
+            failure = error
+        else:
+            rows.append({"state": "ok", "what": what, "found": f"answers, {facts['topics']} topics"})
+            notes = [f"warning: {text}" for text in facts["single_copies"][:_MOST_NAMED]]  # type: ignore[index] # a list
+            if more := len(facts["single_copies"]) - len(notes):  # type: ignore[arg-type] # a list
+                notes.append(f"warning: {more} more topics have one copy; --json names them")
+    if any(row["state"] == "missing" for row in rows) and failure is None:
+        failure = PenstockError("something that penstock requires is missing; install what the report names")
+    return Result([Table("found", rows)], facts, notes=notes, failure=failure)
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[_Row]:
     for name, purpose, extra in _PACKAGES:
         what = f"{name} ({purpose})"
         try:
-            yield Finding(what, good=True, found=importlib.metadata.version(name))
+            yield {"state": "ok", "what": what, "found": importlib.metadata.version(name)}
         except importlib.metadata.PackageNotFoundError:
-            wanted = "penstock" if extra is None else f"'penstock[{extra}]'"
-            yield Finding(what, good=False, found=f"pip install {wanted}", required=extra is None)
+            wanted, state = ("penstock", "missing") if extra is None else (f"'penstock[{extra}]'", "none")
+            yield {"state": state, "what": what, "found": f"pip install {wanted}"}
 
 
-def _java() -> Finding:
+def _java() -> _Row:
     from penstock.devbroker import find_java
 
     what = "Java 17+ (embedded broker, Spark)"
     try:
         java = find_java()
     except PenstockError as error:
-        return Finding(what, good=False, found=str(error))
-    return Finding(what, good=True, found=f"{java.version} from {java.source}, {java.home}")
+        return {"state": "none", "what": what, "found": str(error)}
+    return {"state": "ok", "what": what, "found": f"{java.version} from {java.source}, {java.home}"}
 
 
-def _jars() -> Finding:
+def _jars() -> _Row:
     from penstock.devbroker import KAFKA_VERSION, jars_folder
     from penstock.devbroker.java.jars import is_whole
 
     folder = jars_folder()
     what = f"Kafka {KAFKA_VERSION} jars (embedded broker)"
     if is_whole(folder):
-        return Finding(what, good=True, found=str(folder))
-    return Finding(what, good=False, found="fetched at the first start of the embedded broker")
-
-
-def _mark(finding: Finding) -> str:
-    return "ok" if finding.good else "missing" if finding.required else "none"
-
-
-def _ask_broker(bootstrap_servers: str, config: dict[str, str]) -> None:
-    try:
-        count, single = _topics(bootstrap_servers, config)
-    except BrokerConnectionError:
-        typer.echo(f"broker at {bootstrap_servers}: no answer")
-        raise
-    typer.echo(f"broker at {bootstrap_servers}: answers, {count} topics")
-    for text in single[:_MOST_NAMED]:
-        typer.echo(f"warning: {text}")
-    if len(single) > _MOST_NAMED:
-        typer.echo(f"warning: {len(single) - _MOST_NAMED} more topics have one copy; --json names them")
-
-
-def _topics(bootstrap_servers: str, config: dict[str, str]) -> tuple[int, list[str]]:
-    """Return how many topics there are, and what is said of those that have one copy."""
-    from penstock import clients
-    from penstock.clients.topics import partition_counts, single_copies
-
-    admin = clients.admin(bootstrap_servers, config)
-    return len(partition_counts(admin, bootstrap_servers, timeout_s=5)), single_copies(admin)
+        return {"state": "ok", "what": what, "found": str(folder)}
+    return {"state": "none", "what": what, "found": "fetched at the first start of the embedded broker"}

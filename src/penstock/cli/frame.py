@@ -12,42 +12,76 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli import dlq, offsets, sink, topics, tx
+from penstock.cli.audit import audit
 from penstock.cli.broker import broker
-from penstock.cli.check.command import check
+from penstock.cli.check import check
 from penstock.cli.coordinator import coordinator
 from penstock.cli.dashboard import dashboard
 from penstock.cli.demo import demo
-from penstock.cli.dlq.command import dlq
 from penstock.cli.doctor import doctor
-from penstock.cli.new.command import new
-from penstock.cli.offsets.command import offsets
-from penstock.cli.offsets.lag import lag
-from penstock.cli.options.connection import servers_from_settings
+from penstock.cli.explain import explain
+from penstock.cli.lag import lag
+from penstock.cli.new import new
+from penstock.cli.options import as_command, servers_from_settings
 from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
-from penstock.cli.run.command import run
-from penstock.cli.sink.command import sink
-from penstock.cli.status.audit import audit
-from penstock.cli.status.command import status
-from penstock.cli.status.explain import explain
-from penstock.cli.tx.command import tx
+from penstock.cli.run import run
+from penstock.cli.status import status
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, WorkersBlockedError
 from penstock.settings.sources import PROFILE_VARIABLE
 from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_RESTART, EXIT_USAGE
 
+_TRANSACTION = "018f4e9c-5c1e-7abc-8def-0123456789ab"
+
+#: Each command and an example of it, which begins with its name.
 _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
-    (demo, "penstock demo --no-spark"),
-    (new, "penstock new order-worker"),
-    (run, "penstock run orders:app"),
-    (check, "penstock check orders:app"),
-    (explain, "penstock explain"),
-    (status, "penstock status sms --watch"),
-    (dashboard, "penstock dashboard --bootstrap-servers 127.0.0.1:9092"),
-    (lag, "penstock lag sms"),
-    (audit, "penstock audit --follow"),
-    (coordinator, "penstock coordinator --bootstrap-servers 127.0.0.1:9092"),
-    (broker, "penstock broker --port 9092"),
-    (doctor, "penstock doctor --bootstrap-servers 127.0.0.1:9092"),
+    (demo, "demo --no-spark"),
+    (new, "new order-worker"),
+    (run, "run orders:app"),
+    (check, "check orders:app"),
+    (topics.create, "topics create orders:app --dry-run"),
+    (explain, "explain"),
+    (status, "status sms --watch"),
+    (dashboard, "dashboard --bootstrap-servers 127.0.0.1:9092"),
+    (lag, "lag sms"),
+    (audit, "audit --follow"),
+    (coordinator, "coordinator --bootstrap-servers 127.0.0.1:9092"),
+    (broker, "broker --port 9092"),
+    (doctor, "doctor --bootstrap-servers 127.0.0.1:9092"),
+    (offsets.ls, "offsets ls sms"),
+    (offsets.reset, "offsets reset sms --to 2026-01-31T08:00:00Z --topic orders --dry-run"),
+    (offsets.skip, "offsets skip sms orders:3@1204"),
+    (dlq.ls, "dlq ls dlq.orders"),
+    (dlq.show, "dlq show dlq.orders:0@17 --payload"),
+    (dlq.replay, "dlq replay dlq.orders --where exception=TimeoutError --dry-run"),
+    (tx.ls, "tx ls --older-than 3600"),
+    (tx.show, f"tx show {_TRANSACTION} --payload"),
+    (tx.commit, f"tx commit {_TRANSACTION} --reason 'the order is in the books'"),
+    (tx.rollback, f"tx rollback {_TRANSACTION} --reason 'the order was cancelled'"),
+    (tx.discard, f"tx discard {_TRANSACTION}"),
+    (tx.resume, f"tx resume {_TRANSACTION}"),
+    (tx.create_tables, "tx create-tables --sql sqlite:///shop.db --dry-run"),
+    (sink.ls, "sink ls --sql sqlite:///shop.db"),
+    (sink.show, "sink show orders --kafka --bootstrap-servers 127.0.0.1:9092"),
+    (sink.reset, "sink reset orders --sql sqlite:///shop.db --to orders:0@4711 --dry-run"),
+    (sink.rename, "sink rename orders orders-2 --delta /data/orders"),
 )
+_GROUPS = {
+    "topics": ("Create the topics that an app needs.", "topics create orders:app --dry-run"),
+    "offsets": (
+        "Look at a group's offsets, move them, or pass over one message.",
+        "offsets ls sms --bootstrap-servers 127.0.0.1:9092",
+    ),
+    "dlq": ("Look at dead letters, and send them back to work.", "dlq ls --all --bootstrap-servers 127.0.0.1:9092"),
+    "tx": (
+        "Look at pending transactions, decide them, bring discarded ones back.",
+        "tx ls --bootstrap-servers 127.0.0.1:9092",
+    ),
+    "sink": (
+        "Look at what Spark sinks have stored of their topics, by their ledgers; store again, or leave out.",
+        "sink ls --sql sqlite:///shop.db",
+    ),
+}
 
 
 def frame() -> typer.Typer:
@@ -55,19 +89,23 @@ def frame() -> typer.Typer:
     app = typer.Typer(
         name="penstock",
         help="Ordered, concurrent consumption of Kafka with transactional messages and Spark sinks.",
-        epilog="Exit codes: 0 all went well, 1 failed, 2 wrong use, 3 no broker, 4 start it again. "
+        epilog="Exit codes of all commands: 0 all went well, 1 failed, 2 wrong use, 3 no broker, 4 start it again. "
         "Example: penstock demo",
         no_args_is_help=True,
         pretty_exceptions_enable=False,  # errors are printed as sentences, by main()
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    for command, example in _COMMANDS:
-        app.command(epilog=f"Example: {example}")(command)
-    app.add_typer(offsets())
-    app.add_typer(dlq())
-    app.add_typer(tx())
-    app.add_typer(sink())
+    groups = {
+        name: typer.Typer(name=name, help=text, epilog=f"Example: penstock {example}", no_args_is_help=True)
+        for name, (text, example) in _GROUPS.items()
+    }
+    for function, example in _COMMANDS:
+        first, second, *_ = (*example.split(), "")
+        parent, name = (groups[first], second) if first in groups else (app, first)
+        parent.command(name, epilog=f"Example: penstock {example}")(as_command(function))
+    for group in groups.values():
+        app.add_typer(group)
     return app
 
 

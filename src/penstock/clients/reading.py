@@ -281,7 +281,7 @@ class PartitionReader:
     def late(self, seconds: float) -> NotReadInTimeError:
         """Return the error of a reader that has come only so far within so many seconds."""
         places = sorted(self.behind)
-        read = ", ".join(f"{place[0]}[{place[1]}] to {self.positions[place]} of {self.ends[place]}" for place in places)
+        read = ", ".join(f"{place[0]}:{place[1]} to {self.positions[place]} of {self.ends[place]}" for place in places)
         why = "" if self.trouble is None else f" ({self.trouble})"
         return NotReadInTimeError(f"reading came only so far within {seconds:.3g} s: {read}{why}")
 

@@ -109,7 +109,7 @@ class Assignment:
         return max(0, self.end - watermark)
 
     def __repr__(self) -> str:
-        return f"{self.topic}[{self.partition}]"
+        return f"{self.topic}:{self.partition}"
 
 
 @dataclass(slots=True, eq=False, repr=False)

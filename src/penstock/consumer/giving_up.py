@@ -49,13 +49,13 @@ class GivingUp:
 
     def ask(self, topic: str, partition: int, offset: int) -> GiveUp:
         """Ask for a message to be given up; raise `NotGivenUpError` where it cannot be."""
-        place = f"{topic}[{partition}]@{offset}"
+        place = f"{topic}:{partition}@{offset}"
         assignment = next(
             (each for each in self._engine.assignments.all() if (each.topic, each.partition) == (topic, partition)),
             None,
         )
         if assignment is None:
-            raise NotGivenUpError(f"{place} was not given up: this member does not have {topic}[{partition}]")
+            raise NotGivenUpError(f"{place} was not given up: this member does not have {topic}:{partition}")
         found = self._require_blocking(assignment, place, offset)
         parked = self._parked(assignment, offset)
         if parked is None and not self._is_in_handler(topic, partition, offset):

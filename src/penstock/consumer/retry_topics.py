@@ -155,7 +155,7 @@ def _number(record: Record, name: str) -> int | None:
     found = _last(record, name)
     if found is None or not _DIGITS.fullmatch(found):
         _log.warning(
-            "%s[%d]@%d carries no readable %s; it was not written by penstock, and is handled as due and in its last "
+            "%s:%d@%d carries no readable %s; it was not written by penstock, and is handled as due and in its last "
             "round",
             record.topic(),
             record.partition(),

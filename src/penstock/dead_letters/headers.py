@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Self
+from typing import Any, Self
 
 from penstock.message import Record, readable_headers
 from penstock.outgoing import is_topic_name
@@ -35,8 +35,6 @@ RETRY_PREFIX = "penstock-retry-"
 _KAFKA = "__dlq.errors."
 _PENSTOCK = "penstock-exception-"
 _SPRING = "kafka_dlt-"
-_SPRING_ORIGINAL = "kafka_dlt-original-"
-_SPRING_EXCEPTION = "kafka_dlt-exception-"
 #: Spring wraps what a listener raised in this class; the cause says more.
 _SPRING_WRAPPER = "ListenerExecutionFailedException"
 #: `TimestampType.name` of Kafka's Java client, by the number of `Record.timestamp()`.
@@ -54,6 +52,14 @@ class DeadLetterFormat(Enum):
 
     KAFKA = "kafka"
     SPRING = "spring"
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    """How a field stands in a header, and is read back: None where it cannot be what it claims to be."""
+
+    encode: Callable[[Any], bytes | None] = field(repr=False)
+    decode: Callable[[HeaderValue], Any] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,13 @@ def write(letter_format: DeadLetterFormat, record: Record, origin: DeadLetterOri
 
     Headers of an earlier death are left out, and so are fields of `origin` that are None.
     """
-    fields = _kafka_fields(origin) if letter_format is DeadLetterFormat.KAFKA else _spring_fields(origin, record)
+    values = ((name, getattr(origin, field), codec) for name, field, codec in _FIELDS[letter_format])
+    fields = [(name, codec.encode(value)) for name, value, codec in values if value is not None]
+    if letter_format is DeadLetterFormat.SPRING:
+        kind, milliseconds = record.timestamp()
+        known = kind if 0 <= kind < len(_TIMESTAMP_TYPES) else 0
+        fields.append((f"{_SPRING}original-timestamp", _binary(_LONG_BYTES).encode(milliseconds)))
+        fields.append((f"{_SPRING}original-timestamp-type", _encoded(_TIMESTAMP_TYPES[known])))
     return [*own_headers(record), *((name, value) for name, value in fields if value is not None)]
 
 
@@ -130,7 +142,10 @@ def read(headers: Iterable[tuple[str, HeaderValue]]) -> DeadLetterOrigin | None:
             letter_format = DeadLetterFormat.SPRING
     if letter_format is None:
         return None
-    return _read_kafka(last) if letter_format is DeadLetterFormat.KAFKA else _read_spring(last)
+    found = {field: codec.decode(last.get(name)) for name, field, codec in _FIELDS[letter_format]}
+    if letter_format is DeadLetterFormat.SPRING and (found["exception"] or _SPRING_WRAPPER).endswith(_SPRING_WRAPPER):
+        found["exception"] = _decoded(last.get(f"{_SPRING}exception-cause-fqcn")) or found["exception"]
+    return DeadLetterOrigin(**found)
 
 
 def strip(headers: Iterable[tuple[str, HeaderValue]]) -> HeaderList:
@@ -147,81 +162,14 @@ def replayed(headers: Iterable[tuple[str, HeaderValue]], topic: str, partition: 
     return [*kept, (REPLAYED_FROM, f"{topic}/{partition}/{offset}")]
 
 
-def _kafka_fields(origin: DeadLetterOrigin) -> HeaderList:
-    return [
-        (f"{_KAFKA}topic", _encoded(origin.topic)),
-        (f"{_KAFKA}partition", _digits(origin.partition)),
-        (f"{_KAFKA}offset", _digits(origin.offset)),
-        (f"{_KAFKA}group", _encoded(origin.group)),
-        (f"{_KAFKA}delivery.count", _digits(origin.attempts)),
-        (f"{_KAFKA}message", _encoded(origin.message)),
-        (f"{_PENSTOCK}class", _encoded(origin.exception)),
-        (f"{_PENSTOCK}stack", _encoded_stack(origin.stack)),
-    ]
-
-
-def _spring_fields(origin: DeadLetterOrigin, record: Record) -> HeaderList:
-    kind, milliseconds = record.timestamp()
-    known = 0 <= kind < len(_TIMESTAMP_TYPES)
-    return [
-        (f"{_SPRING_EXCEPTION}fqcn", _encoded(origin.exception)),
-        (f"{_SPRING_EXCEPTION}message", _encoded(origin.message)),
-        (f"{_SPRING_EXCEPTION}stacktrace", _encoded_stack(origin.stack)),
-        (f"{_SPRING_ORIGINAL}topic", _encoded(origin.topic)),
-        (f"{_SPRING_ORIGINAL}partition", _binary(origin.partition, _INT_BYTES)),
-        (f"{_SPRING_ORIGINAL}offset", _binary(origin.offset, _LONG_BYTES)),
-        (f"{_SPRING_ORIGINAL}timestamp", _binary(milliseconds, _LONG_BYTES)),
-        (f"{_SPRING_ORIGINAL}timestamp-type", _encoded(_TIMESTAMP_TYPES[kind] if known else _TIMESTAMP_TYPES[0])),
-        (f"{_SPRING_ORIGINAL}consumer-group", _encoded(origin.group)),
-    ]
-
-
-def _read_kafka(headers: Mapping[str, HeaderValue]) -> DeadLetterOrigin:
-    return DeadLetterOrigin(
-        topic=_topic(headers.get(f"{_KAFKA}topic")),
-        partition=_number(headers.get(f"{_KAFKA}partition"), _MAX_INT),
-        offset=_number(headers.get(f"{_KAFKA}offset"), _MAX_LONG),
-        group=_decoded(headers.get(f"{_KAFKA}group")),
-        attempts=_number(headers.get(f"{_KAFKA}delivery.count"), _MAX_INT),
-        exception=_decoded(headers.get(f"{_PENSTOCK}class")),
-        message=_decoded(headers.get(f"{_KAFKA}message")),
-        stack=_decoded(headers.get(f"{_PENSTOCK}stack"), MAX_STACK_CHARS),
-    )
-
-
-def _read_spring(headers: Mapping[str, HeaderValue]) -> DeadLetterOrigin:
-    exception = _decoded(headers.get(f"{_SPRING_EXCEPTION}fqcn"))
-    if exception is None or exception.endswith(_SPRING_WRAPPER):
-        exception = _decoded(headers.get(f"{_SPRING_EXCEPTION}cause-fqcn")) or exception
-    return DeadLetterOrigin(
-        topic=_topic(headers.get(f"{_SPRING_ORIGINAL}topic")),
-        partition=_integer(headers.get(f"{_SPRING_ORIGINAL}partition"), _INT_BYTES),
-        offset=_integer(headers.get(f"{_SPRING_ORIGINAL}offset"), _LONG_BYTES),
-        group=_decoded(headers.get(f"{_SPRING_ORIGINAL}consumer-group")),
-        exception=exception,
-        message=_decoded(headers.get(f"{_SPRING_EXCEPTION}message")),
-        stack=_decoded(headers.get(f"{_SPRING_EXCEPTION}stacktrace"), MAX_STACK_CHARS),
-    )
-
-
-def _encoded(text: str | None) -> bytes | None:
+def _encoded(text: str) -> bytes:
     """Return UTF-8, whatever surrogates the text holds."""
-    return None if text is None else text[:MAX_TEXT_CHARS].encode("utf-8", "backslashreplace")
+    return text[:MAX_TEXT_CHARS].encode("utf-8", "backslashreplace")
 
 
-def _encoded_stack(text: str | None) -> bytes | None:
+def _encoded_stack(text: str) -> bytes:
     """Return the end of a stack: what was called last stands there."""
-    return None if text is None else text[-MAX_STACK_CHARS:].encode("utf-8", "backslashreplace")
-
-
-def _digits(number: int | None) -> bytes | None:
-    return None if number is None else str(number).encode()
-
-
-def _binary(number: int | None, size: int) -> bytes | None:
-    """Return a big-endian two's complement; None for a number that does not fit."""
-    limit = 1 << (8 * size - 1)
-    return None if number is None or not -limit <= number < limit else number.to_bytes(size, "big", signed=True)
+    return text[-MAX_STACK_CHARS:].encode("utf-8", "backslashreplace")
 
 
 def _decoded(value: HeaderValue, limit: int = MAX_TEXT_CHARS) -> str | None:
@@ -237,16 +185,53 @@ def _topic(value: HeaderValue) -> str | None:
     return text if text is not None and is_topic_name(text) else None
 
 
-def _number(value: HeaderValue, highest: int) -> int | None:
-    text = _decoded(value)
-    if text is None or not _DIGITS.fullmatch(text):
-        return None
-    number = int(text)
-    return number if number <= highest else None
+def _digits(highest: int) -> _Codec:
+    def decoded(value: HeaderValue) -> int | None:
+        text = _decoded(value)
+        return int(text) if text is not None and _DIGITS.fullmatch(text) and int(text) <= highest else None
+
+    return _Codec(lambda number: str(number).encode(), decoded)
 
 
-def _integer(value: HeaderValue, size: int) -> int | None:
-    if not isinstance(value, bytes) or len(value) != size:
-        return None
-    number = int.from_bytes(value, "big", signed=True)
-    return number if number >= 0 else None
+def _binary(size: int) -> _Codec:
+    """Return the codec of a big-endian two's complement; what does not fit is left out."""
+    limit = 1 << (8 * size - 1)
+
+    def encoded(number: int) -> bytes | None:
+        return number.to_bytes(size, "big", signed=True) if -limit <= number < limit else None
+
+    def decoded(value: HeaderValue) -> int | None:
+        if not isinstance(value, bytes) or len(value) != size:
+            return None
+        number = int.from_bytes(value, "big", signed=True)
+        return number if number >= 0 else None
+
+    return _Codec(encoded, decoded)
+
+
+_TEXT = _Codec(_encoded, _decoded)
+_TOPIC = _Codec(_encoded, _topic)
+_STACK = _Codec(_encoded_stack, lambda value: _decoded(value, MAX_STACK_CHARS))
+
+#: Of each format: the header of each field of `DeadLetterOrigin`, in the order in which they are written.
+_FIELDS: Mapping[DeadLetterFormat, tuple[tuple[str, str, _Codec], ...]] = {
+    DeadLetterFormat.KAFKA: (
+        (f"{_KAFKA}topic", "topic", _TOPIC),
+        (f"{_KAFKA}partition", "partition", _digits(_MAX_INT)),
+        (f"{_KAFKA}offset", "offset", _digits(_MAX_LONG)),
+        (f"{_KAFKA}group", "group", _TEXT),
+        (f"{_KAFKA}delivery.count", "attempts", _digits(_MAX_INT)),
+        (f"{_KAFKA}message", "message", _TEXT),
+        (f"{_PENSTOCK}class", "exception", _TEXT),
+        (f"{_PENSTOCK}stack", "stack", _STACK),
+    ),
+    DeadLetterFormat.SPRING: (
+        (f"{_SPRING}exception-fqcn", "exception", _TEXT),
+        (f"{_SPRING}exception-message", "message", _TEXT),
+        (f"{_SPRING}exception-stacktrace", "stack", _STACK),
+        (f"{_SPRING}original-topic", "topic", _TOPIC),
+        (f"{_SPRING}original-partition", "partition", _binary(_INT_BYTES)),
+        (f"{_SPRING}original-offset", "offset", _binary(_LONG_BYTES)),
+        (f"{_SPRING}original-consumer-group", "group", _TEXT),
+    ),
+}

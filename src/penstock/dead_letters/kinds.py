@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.dead_letters.reader import DeadLetter, DeadLetterLog
+from penstock.places import place_text
 
 _UNKNOWN = "?"
-#: Kinds counted apart; forged headers must not fill the memory.
+#: Kinds counted separately; forged headers must not fill the memory.
 _MAX_KINDS = 10_000
 
 
@@ -20,9 +21,10 @@ class Kind:
     #: Class of the error as the header has it, which anybody may have written; "?" where there is none.
     exception: str
     count: int = 0
-    #: How many of them a replay sent; None where this user may not know.
+    #: How many of them wait, and how many a replay sent; None where this user may not know.
+    pending: int | None = 0
     replayed: int | None = 0
-    #: Time of the earliest, milliseconds since the epoch; -1 where none has a time.
+    #: Time of the earliest and the latest, milliseconds since the epoch; -1 where none has a time.
     first_ms: int = -1
     last_ms: int = -1
 
@@ -30,36 +32,32 @@ class Kind:
         """Count one more."""
         self.count += 1
         if was_replayed is None or self.replayed is None:
-            self.replayed = None
+            self.replayed = self.pending = None
         else:
             self.replayed += was_replayed
+            self.pending = self.count - self.replayed
         if timestamp_ms >= 0:
             self.first_ms = timestamp_ms if self.first_ms < 0 else min(self.first_ms, timestamp_ms)
             self.last_ms = max(self.last_ms, timestamp_ms)
 
 
-def count(log: DeadLetterLog, topic: str, partitions: int, *, knows_replays: bool = True) -> list[Kind]:
-    """Read a topic to its end and count. Raises what `DeadLetterLog.read` raises.
-
-    `knows_replays`: whether this user may read the offsets of the group `REPLAY_GROUP`.
-    """
+def count(log: DeadLetterLog, topic: str) -> list[Kind]:
+    """Read a topic to its end and count. Raises as `DeadLetterLog` does."""
     kinds: dict[tuple[str, str], Kind] = {}
-    for number in range(partitions):
+    for number in range(log.partitions(topic)):
         low, high = log.bounds(topic, number)
-        base, done = log.replayed(topic, number) if knows_replays else (None, None)
         for batch in log.read(topic, number, low, high):
             for letter in batch:
                 kind = _kind_of(letter)
                 if kind not in kinds and len(kinds) >= _MAX_KINDS:
                     kind = ("(others)", "(others)")
-                sent = None if base is None else letter.offset < base or (done is not None and letter.offset in done)
-                kinds.setdefault(kind, Kind(*kind)).add(letter.timestamp_ms, was_replayed=sent)
+                kinds.setdefault(kind, Kind(*kind)).add(letter.timestamp_ms, was_replayed=log.was_replayed(letter))
     return list(kinds.values())
 
 
 def _kind_of(letter: DeadLetter) -> tuple[str, str]:
     origin = letter.origin
-    if origin is None:
-        return _UNKNOWN, _UNKNOWN
-    partition = "" if origin.partition is None else f" {origin.partition}"
-    return f"{origin.topic or _UNKNOWN}{partition}", origin.exception or _UNKNOWN
+    if origin is None or origin.topic is None:
+        return _UNKNOWN, _UNKNOWN if origin is None else origin.exception or _UNKNOWN
+    place = origin.topic if origin.partition is None else place_text(origin.topic, origin.partition)
+    return place, origin.exception or _UNKNOWN

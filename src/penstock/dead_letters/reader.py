@@ -1,4 +1,4 @@
-"""A dead-letter topic as the commands read it: letters by partition, and how far a replay got.
+"""A dead-letter topic as operators read it: letters by partition, counts by cause, and how far a replay got.
 
 Reading joins no group, so it disturbs nobody. How far a replay got is kept as the offsets of a group without members,
 with the offset map in their metadata: what was sent from above the commit point is known too.
@@ -12,15 +12,18 @@ from typing import Self, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from penstock import clients
 from penstock.clients.answers import CONNECT_TIMEOUT_S
 from penstock.clients.kafka_errors import ErrorKind, concerns_a_group, is_missing_right, reason
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
-from penstock.clients.rights import MissingRightError, Operation, group_right, principal_of, topic_right
+from penstock.clients.rights import MissingRightError, Operation, group_right, missing_rights, principal_of, topic_right
+from penstock.clients.topics import partition_counts, require_topics
 from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, read
-from penstock.errors import BrokerConnectionError, PenstockError
+from penstock.errors import BrokerConnectionError, PenstockError, TopicNotFoundError
 from penstock.message import Record, readable_headers
 from penstock.offsets import CommitPoint, OffsetMap, decode, owner_of
 from penstock.options import ClientConfig
+from penstock.places import place_text
 
 #: The group whose offsets say what was replayed, of every dead-letter topic.
 REPLAY_GROUP = "penstock-dlq-replay"
@@ -47,7 +50,7 @@ class DeadLetter:
     @property
     def place(self) -> str:
         """Where it lies, for messages: topic, partition and offset."""
-        return f"{self.topic}[{self.partition}]@{self.offset}"
+        return place_text(self.topic, self.partition, self.offset)
 
     @property
     def is_metadata_alone(self) -> bool:
@@ -56,39 +59,80 @@ class DeadLetter:
         return self.key is None and self.value is None and origin is not None and origin.exception is None
 
 
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """How far a partition was replayed."""
+
+    #: All below it was; -1 where nothing was.
+    base: int
+    #: What was above it.
+    above: OffsetMap | None
+
+    def has(self, offset: int) -> bool:
+        """Tell whether the letter at an offset was replayed."""
+        return offset < self.base or (self.above is not None and offset in self.above)
+
+
 class DeadLetterLog:
-    """Reads one dead-letter topic after another; a context manager. For one thread."""
+    """Reads one dead-letter topic after another; a context manager. For one thread.
+
+    All raise `BrokerConnectionError` where a broker does not answer, `MissingRightError` where this user may not, and
+    `TopicNotFoundError` where there is no such topic.
+    """
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
-        self._bootstrap_servers = bootstrap_servers
-        self._principal = principal_of(config or {})
-        self._reader = PartitionReader(bootstrap_servers, config or {}, REPLAY_GROUP, self._not_read)
+        self.bootstrap_servers = bootstrap_servers
+        self.config = config or {}
+        self.principal = principal_of(self.config)
+        self._reader = PartitionReader(bootstrap_servers, self.config, REPLAY_GROUP, self._not_read)
+        self._counts: dict[str, int] | None = None
+        self._replayed: dict[Place, Replayed] = {}
+        self._may_know_replays: bool | None = None
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics that this user may see."""
+        if self._counts is None:
+            admin = clients.admin(self.bootstrap_servers, self.config)
+            self._counts = partition_counts(admin, self.bootstrap_servers)
+        return sorted(self._counts)
+
+    def partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has, which need not be a dead-letter topic."""
+        self.topics()
+        counts = cast("dict[str, int]", self._counts)
+        if topic not in counts:
+            # It is distinguished from a hidden one; the right may have been given since the first question.
+            admin = clients.admin(self.bootstrap_servers, self.config)
+            try:
+                counts |= require_topics(admin, self.bootstrap_servers, [topic], principal=self.principal)
+            except TopicNotFoundError:
+                raise TopicNotFoundError(
+                    f"no topic {topic} at {self.bootstrap_servers}; `penstock dlq ls --all` names those of dead letters"
+                ) from None
+        return counts[topic]
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """Return the first offset of a partition and the one after its last.
-
-        Raises `BrokerConnectionError`, and `MissingRightError` where this user may not know of the topic.
-        """
+        """Return the first offset of a partition and the one after its last."""
+        what = f"the ends of {place_text(topic, partition)}"
         try:
             return self._reader.bounds(topic, [partition], CONNECT_TIMEOUT_S)[partition]
         except KafkaException as error:
-            self._require_right(error.args[0], f"the ends of {topic}[{partition}] are not told", topic)
-            raise self._unanswered(f"the ends of {topic}[{partition}]", reason(error)) from error
+            self._require_right(error.args[0], f"{what} cannot be read", topic)
+            raise self._unanswered(what, reason(error)) from error
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[list[DeadLetter]]:
-        """Read what lies from `start` to before `end`, in batches that are not empty. One reading at a time.
-
-        Raises `BrokerConnectionError` where nothing arrived for too long, `PenstockError` where the broker refused.
-        """
+        """Read what lies from `start` to before `end`, in batches that are not empty. One reading at a time."""
         place = topic, partition
         try:
             for batch in self._reader.read({place: start}, {place: end}, silence_s=CONNECT_TIMEOUT_S, most=BATCH):
                 yield [_letter(message) for message in batch]
         except NotReadInTimeError as error:
-            raise self._unanswered(f"{topic}[{partition}]", f"nothing for {CONNECT_TIMEOUT_S:g} s") from error
+            raise self._unanswered(place_text(*place), f"nothing for {CONNECT_TIMEOUT_S:g} s") from error
 
     def at(self, topic: str, partition: int, offset: int) -> DeadLetter | None:
-        """Return the letter at an offset, or None when there is none. Errors as `read`."""
+        """Return the letter at an offset, or None where there is none."""
+        if partition >= self.partitions(topic):
+            return None
         low, high = self.bounds(topic, partition)
         if not low <= offset < high:  # the client would begin again from the first
             return None
@@ -96,9 +140,9 @@ class DeadLetterLog:
             return batch[0]
         return None
 
-    def newest(self, topic: str, partitions: int, count: int) -> list[DeadLetter]:
-        """Return the last `count` letters of a topic by their time, the newest last. Errors as `read`."""
-        found = [letter for number in range(partitions) for letter in self._tail(topic, number, count)]
+    def newest(self, topic: str, count: int) -> list[DeadLetter]:
+        """Return the last `count` letters of a topic by their time, the newest last."""
+        found = [letter for number in range(self.partitions(topic)) for letter in self._tail(topic, number, count)]
         return sorted(found, key=lambda letter: (letter.timestamp_ms, letter.partition, letter.offset))[-count:]
 
     def _tail(self, topic: str, partition: int, count: int) -> list[DeadLetter]:
@@ -111,12 +155,21 @@ class DeadLetterLog:
                 return found[-count:]
             width *= 4  # markers and compaction leave offsets without a message: look further back
 
-    def replayed(self, topic: str, partition: int) -> tuple[int, OffsetMap | None]:
-        """Return the offset below which all was replayed, -1 where nothing was, and the map of what was above it.
+    def was_replayed(self, letter: DeadLetter) -> bool | None:
+        """Tell whether a replay sent a letter; None where this user may not read the offsets of `REPLAY_GROUP`."""
+        if self._may_know_replays is None:  # asked first, for the client waits long where it may not
+            admin = clients.admin(self.bootstrap_servers, self.config)
+            self._may_know_replays = not missing_rights(admin, [group_right(REPLAY_GROUP, Operation.DESCRIBE)])
+        if not self._may_know_replays:
+            return None
+        place = letter.topic, letter.partition
+        if place not in self._replayed:
+            self._replayed[place] = self.replayed(*place)
+        return self._replayed[place].has(letter.offset)
 
-        Raises `BrokerConnectionError`, and `MissingRightError` where this user may not read the group's offsets.
-        """
-        what = f"what was replayed of {topic}[{partition}] is not told by group {REPLAY_GROUP}"
+    def replayed(self, topic: str, partition: int) -> Replayed:
+        """Return how far a partition was replayed."""
+        what = f"group {REPLAY_GROUP} does not say what was replayed of {place_text(topic, partition)}"
         try:
             (found,) = self._reader.consumer.committed([TopicPartition(topic, partition)], timeout=CONNECT_TIMEOUT_S)
         except KafkaException as error:
@@ -124,17 +177,15 @@ class DeadLetterLog:
             raise self._unanswered(f"the offsets of group {REPLAY_GROUP}", reason(error)) from error
         if found.error is not None:
             self._require_right(found.error, what, topic)
-            raise PenstockError(
-                f"group {REPLAY_GROUP} does not tell what was replayed of {topic}[{partition}]: {reason(found.error)}"
-            )
+            raise PenstockError(f"{what}: {reason(found.error)}")
         if found.offset < 0:
-            return -1, None
-        return found.offset, decode(found.offset, found.metadata, owner_of(REPLAY_GROUP, topic, partition))
+            return Replayed(-1, None)
+        return Replayed(found.offset, decode(found.offset, found.metadata, owner_of(REPLAY_GROUP, topic, partition)))
 
     def remember(self, topic: str, partition: int, point: CommitPoint) -> None:
         """Write down what was replayed, durably; `PenstockError` where that was not possible."""
         place = TopicPartition(topic, partition, point.offset, metadata=point.metadata)
-        what = f"what was sent of {topic}[{partition}] could not be written down in group {REPLAY_GROUP}"
+        what = f"what was sent of {place_text(topic, partition)} could not be written down in group {REPLAY_GROUP}"
         repeated = f"the last {BATCH} messages at most are sent again by the next replay"
         try:
             answer = self._reader.consumer.commit(offsets=[place], asynchronous=False) or ()
@@ -159,9 +210,8 @@ class DeadLetterLog:
         """Raise what does not pass; what was replayed is asked for elsewhere, and says what that lacks."""
         if kind in {ErrorKind.PASSING, ErrorKind.GROUP}:
             return
-        topic, partition = place
-        what = f"{topic}[{partition}] at {self._bootstrap_servers} cannot be read"
-        self._require_right(error, what, topic)
+        what = f"{place_text(*place)} at {self.bootstrap_servers} cannot be read"
+        self._require_right(error, what, place[0])
         raise PenstockError(f"{what}: {reason(error)}; check that the topic is still there")
 
     def _require_right(self, error: KafkaError, what: str, topic: str) -> None:
@@ -169,11 +219,11 @@ class DeadLetterLog:
         if is_missing_right(error):
             is_group = concerns_a_group(error)
             right = group_right(REPLAY_GROUP) if is_group else topic_right(Operation.READ, topic)
-            raise MissingRightError(what, [right], self._principal)
+            raise MissingRightError(what, [right], self.principal)
 
     def _unanswered(self, what: str, why: str) -> BrokerConnectionError:
         return BrokerConnectionError(
-            f"no Kafka broker at {self._bootstrap_servers} told {what}: {why}; "
+            f"no Kafka broker at {self.bootstrap_servers} answered for {what}: {why}; "
             "check the address and that the broker runs, and run the command again"
         )
 

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from penstock import clients
+from penstock.clients.answers import CONNECT_TIMEOUT_S
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.renewal import cause_of
-from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
-from penstock.clients.topics import require_topics
+from penstock.clients.rights import MissingRightError, Operation, group_right, require_rights, topic_right
 from penstock.dead_letters.headers import replayed
-from penstock.dead_letters.reader import REPLAY_GROUP, DeadLetter, DeadLetterLog
+from penstock.dead_letters.reader import REPLAY_GROUP, DeadLetter, DeadLetterLog, Replayed
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TopicNotFoundError
-from penstock.offsets import OffsetMap, Tracker, decode, owner_of
-from penstock.options import ClientConfig
+from penstock.offsets import Tracker, decode, owner_of
 
 #: Seconds a message may take to be acknowledged.
 _DELIVERY_S = 30
@@ -99,43 +98,38 @@ class Replay:
     """Sends the dead letters of one topic back to work. For one thread, and used once.
 
     They go to the topics they came from, or all `to` one, `limit` of them at most. With `again`, those that an earlier
-    replay sent are sent too; in a dry run nothing is sent and nothing written down. `partitions` says how many every
-    topic has. Raises `ConfigurationError` where the target or the place cannot be.
+    replay sent are sent too; in a dry run nothing is sent and nothing written down. Raises `ConfigurationError` where
+    the target or the place cannot be, and `MissingRightError` for all rights that are missing, save those on original
+    topics, which are not known yet.
     """
 
     def __init__(
         self,
         log: DeadLetterLog,
-        *,
-        bootstrap_servers: str,
-        config: ClientConfig | None = None,
         topic: str,
-        partitions: Mapping[str, int],
         choice: Choice,
+        *,
         to: str | None = None,
         limit: int | None = None,
         again: bool = False,
         dry_run: bool = False,
     ) -> None:
+        count = log.partitions(topic)
         if to == topic:
             raise ConfigurationError(f"{topic} would be replayed to itself for ever; name another topic after --to")
-        if to is not None and to not in partitions:
+        if to is not None and to not in log.topics():
             raise ConfigurationError(f"there is no topic {to} to replay to; create it first, or correct the name")
-        if choice.place is not None and choice.place[0] >= partitions[topic]:
-            raise ConfigurationError(f"{topic} has no partition {choice.place[0]}; its last is {partitions[topic] - 1}")
+        if choice.place is not None and choice.place[0] >= count:
+            raise ConfigurationError(f"{topic} has no partition {choice.place[0]}; its last is {count - 1}")
         self._log = log
-        self._bootstrap_servers = bootstrap_servers
-        self._config = config or {}
         self._topic = topic
-        self._partitions = dict(partitions)
         self._choice = choice
         self._to = to
         self._limit = limit
         self._again = again
-        self._principal = principal_of(self._config)
         self._producer = None if dry_run else self._connect()
         self.outcome = Outcome()
-        # Why nothing can go to topics that were not listed, by name.
+        # Why nothing can go to original topics, by name; None where something can. Asked once.
         self._asked: dict[str, Left | None] = {}
 
     def run(self) -> None:
@@ -143,7 +137,8 @@ class Replay:
 
         Raises `PenstockError` where a message could not be sent, or what was sent not be written down.
         """
-        numbers = range(self._partitions[self._topic]) if self._choice.place is None else [self._choice.place[0]]
+        all_numbers = range(self._log.partitions(self._topic))
+        numbers = all_numbers if self._choice.place is None else [self._choice.place[0]]
         for number in numbers:
             if self._full:
                 return
@@ -153,11 +148,27 @@ class Replay:
     def _full(self) -> bool:
         return self._limit is not None and self.outcome.sent.total() >= self._limit
 
+    def failure(self) -> PenstockError | None:
+        """Return the error of what was chosen and could not go anywhere, or None."""
+        outcome = self.outcome
+        if not outcome.left:
+            return None
+        each = "; ".join(f"{count} {why.value}, as {outcome.first_left[why]}" for why, count in outcome.left.items())
+        what = f"{outcome.left.total()} of {self._topic} could not go anywhere and stay: {each}"
+        if outcome.hidden:
+            rights = [topic_right(Operation.WRITE, name) for name in sorted(outcome.hidden)]
+            return MissingRightError(what, rights, self._log.principal)
+        return PenstockError(f"{what}; look at them with `penstock dlq show`, or name a topic for them with --to")
+
     def _connect(self) -> Producer:
+        log, needed = self._log, [topic_right(Operation.READ, self._topic), group_right(REPLAY_GROUP)]
+        needed += [topic_right(Operation.WRITE, self._to)] if self._to is not None else []
+        admin = clients.admin(log.bootstrap_servers, log.config)
+        require_rights(admin, f"{self._topic} cannot be replayed", needed, log.principal, CONNECT_TIMEOUT_S)
         return clients.producer(
-            self._bootstrap_servers,
+            log.bootstrap_servers,
             {
-                **self._config,
+                **log.config,
                 "enable.idempotence": True,
                 "linger.ms": 0,
                 # A topic's limit of size holds for a batch: what fits in alone must not fail in company.
@@ -169,19 +180,19 @@ class Replay:
 
     def _run_partition(self, number: int) -> None:
         low, high = self._log.bounds(self._topic, number)
-        base, done = self._log.replayed(self._topic, number)
-        if not 0 <= base <= high:  # nothing was replayed yet, or the topic was made again since
-            base, done = low, None
+        sent = self._log.replayed(self._topic, number)
+        if not 0 <= sent.base <= high:  # nothing was replayed yet, or the topic was made again since
+            sent = Replayed(low, None)
         if self._choice.alone and self._choice.place is not None:
             # Those before it are read all the same: what is written down tells of them, too.
             high = min(high, self._choice.place[1] + 1)
-        tracker = Tracker(base, done, owner_of(REPLAY_GROUP, self._topic, number))
-        for batch in self._log.read(self._topic, number, low if self._again else max(base, low), high):
-            self._take(tracker, base, done, batch)
+        tracker = Tracker(sent.base, sent.above, owner_of(REPLAY_GROUP, self._topic, number))
+        for batch in self._log.read(self._topic, number, low if self._again else max(sent.base, low), high):
+            self._take(tracker, sent, batch)
             if self._full:
                 return
 
-    def _take(self, tracker: Tracker, base: int, done: OffsetMap | None, batch: Sequence[DeadLetter]) -> None:
+    def _take(self, tracker: Tracker, sent: Replayed, batch: Sequence[DeadLetter]) -> None:
         """Decide on each letter, up to the limit; then send, and write down what was acknowledged."""
         looked_at: list[int] = []
         chosen: list[tuple[DeadLetter, str]] = []
@@ -189,9 +200,9 @@ class Replay:
         for letter in batch:
             if len(chosen) >= room:
                 break
-            if letter.offset >= base:
+            if letter.offset >= sent.base:
                 looked_at.append(letter.offset)
-            target = self._decide(letter, before=letter.offset < base or (done is not None and letter.offset in done))
+            target = self._decide(letter, before=sent.has(letter.offset))
             if target is not None:
                 chosen.append((letter, target))
         acknowledged, failure = self._send(chosen)
@@ -213,33 +224,22 @@ class Replay:
         if not self._choice.takes(letter):
             self.outcome.not_chosen += 1
             return None
-        if letter.is_metadata_alone:
-            self._leave(letter, Left.NOT_COPIED)
-            return None
-        if self._to is not None:
-            return self._to
-        target = None if letter.origin is None else letter.origin.topic
-        why: Left | None
-        if target is None or target == self._topic:
-            why = Left.NO_ORIGIN if target is None else Left.ITSELF
-        else:
-            why = None if target in self._partitions else self._unlisted(target)
+        target = self._to or (None if letter.origin is None else letter.origin.topic)
+        why = Left.NOT_COPIED if letter.is_metadata_alone else self._why_not(target)
         if why is None:
             return target
-        self._leave(letter, why)
-        return None
-
-    def _leave(self, letter: DeadLetter, why: Left) -> None:
         self.outcome.left[why] += 1
         self.outcome.first_left.setdefault(why, letter.place)
+        return None
 
-    def _unlisted(self, target: str) -> Left | None:
-        """Return why a topic is not among those that were listed; None where it can be seen now. Asked once."""
+    def _why_not(self, target: str | None) -> Left | None:
+        """Return why nothing can go to a topic, or None."""
+        if target is None or target == self._topic:
+            return Left.NO_ORIGIN if target is None else Left.ITSELF
         if target not in self._asked:
             self._asked[target] = None
-            admin = clients.admin(self._bootstrap_servers, self._config)
             try:
-                self._partitions |= require_topics(admin, self._bootstrap_servers, [target])
+                self._log.partitions(target)
             except MissingRightError:
                 self._asked[target] = Left.HIDDEN
                 self.outcome.hidden.add(target)
@@ -274,7 +274,7 @@ class Replay:
         if self._flush(self._producer, chosen, failures) and not failures:
             failures.append(
                 BrokerConnectionError(
-                    f"no answer from {self._bootstrap_servers} to what was sent of {self._topic}; "
+                    f"no answer from {self._log.bootstrap_servers} to what was sent of {self._topic}; "
                     "check that the broker runs, and run the same command again"
                 )
             )
@@ -316,7 +316,7 @@ class Replay:
         origin = letter.origin
         if origin is None or origin.topic != target or origin.partition is None:
             return -1
-        return origin.partition if origin.partition < self._partitions[target] else -1
+        return origin.partition if origin.partition < self._log.partitions(target) else -1
 
     def _write_down(self, tracker: Tracker, partition: int, failure: PenstockError | None) -> None:
         point = tracker.commit_point()
@@ -334,10 +334,10 @@ class Replay:
             what = (
                 f"{letter.place} could not be sent to {target}; what was sent is written down in group {REPLAY_GROUP}"
             )
-            return MissingRightError(what, [topic_right(Operation.WRITE, target)], self._principal)
+            return MissingRightError(what, [topic_right(Operation.WRITE, target)], self._log.principal)
         text = (
             f"{letter.place} could not be sent to {target}: {reason(error)}; what was sent is written down in group "
-            f"{REPLAY_GROUP}: mend the cause and run the same command again, or pass it by with --from or --where"
+            f"{REPLAY_GROUP}: fix the cause and run the same command again, or pass it by with --from or --where"
         )
         gone = {KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # noqa: SLF001 - public codes of the library
         return BrokerConnectionError(text) if error.code() in gone else PenstockError(text)

@@ -46,7 +46,7 @@ class Replication(ABC):
             running = {node.number for node in cluster.brokers if node.runs}
             return found.pop() if len(found) == 1 and found <= running else None
 
-        return self._until(f"which node leads {topic}[{partition}]", named)
+        return self._until(f"which node leads {topic}:{partition}", named)
 
     def wait_in_sync(self) -> None:
         """Return when every partition has a leader and all its replicas are in sync."""

@@ -34,12 +34,13 @@ from penstock.clients.rights import (
     require_rights,
     topic_right,
 )
-from penstock.clients.topics import FIRST, LAST, described, id_of, known_offsets
+from penstock.clients.topics import FIRST, LAST, known_offsets
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.group_offsets.planning import Change
 from penstock.group_offsets.positions import Member, Part, Position, position
 from penstock.group_offsets.targets import AtTime, Edge
 from penstock.options import ClientConfig
+from penstock.places import place_text
 
 #: Seconds for one answer, those in which a question that may be answered in a moment is asked again, and in between.
 _ANSWER_S = 15.0
@@ -152,21 +153,6 @@ class Group:
         found = self._offsets(dict.fromkeys(places, OffsetSpec.for_timestamp(target.ms)))
         return {part: latest[part] if offset < 0 else offset for part, offset in found.items()}
 
-    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """Return the ids of the topics, of those that have one: older brokers have none. Errors as `state`."""
-        names = sorted(set(topics))
-
-        def ask() -> dict[str, str]:
-            found, failed = described(self._admin, names, _ANSWER_S)
-            if failed:
-                raise next(iter(failed.values()))
-            return {
-                name: topic_id for name, description in found.items() if (topic_id := id_of(description)) is not None
-            }
-
-        rights = [topic_right(Operation.DESCRIBE, name) for name in names]
-        return self._answer(ask, f"the ids of {', '.join(names)} are not told", rights)
-
     def write(self, changes: Sequence[Change]) -> None:
         """Commit offsets and offset maps for the group, of all these partitions in one request.
 
@@ -194,7 +180,7 @@ class Group:
                 f"the offsets of group {self._group} were not changed: a member joined meanwhile; stop all members of "
                 "the group, and run the command again"
             ) from error
-        places = ", ".join(f"{partition.topic}[{partition.partition}]" for partition in refused)
+        places = ", ".join(place_text(partition.topic, partition.partition) for partition in refused)
         written = len(changes) - len(refused)
         what = f"of the offsets of group {self._group} those of {places} were refused, and {written} written"
         if code_of(error) == KafkaError.OFFSET_METADATA_TOO_LARGE:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError
 
 from penstock.clients.kafka_errors import ErrorKind, reason
 from penstock.clients.reading import PartitionReader
@@ -15,6 +15,7 @@ from penstock.clients.rights import Operation, missing_right_text, principal_of,
 from penstock.group_offsets.positions import Part, Position
 from penstock.message import Record, timestamp_of
 from penstock.options import ClientConfig
+from penstock.places import place_text
 
 _POLL_S = 0.5
 
@@ -53,75 +54,57 @@ def oldest_not_done(
     All of it takes `limit_s` seconds at most; what has not arrived by then is a failure. `ConfigurationError`
     where the client library refused a setting.
     """
-    reading = _Reading([position for position in positions if position.left], principal_of(config))
-    if not reading.left:
+    wanted = {position.part: position for position in positions if position.left}
+    #: The offset from which on a record is looked for, by partition.
+    left = {part: _first(position) for part, position in wanted.items()}
+    found: dict[Part, Oldest | None] = {}
+    failures: set[str] = set()
+
+    def failed(kind: ErrorKind, error: KafkaError, part: Part) -> None:
+        text = _why_unknown(kind, error, part, config)
+        if text is not None and left.pop(part, None) is not None:
+            failures.add(text)
+
+    if not left:
         return OldestFound({})
-    # The group is not joined: the client library wants a name, and this user may look at this group.
-    with PartitionReader(
-        bootstrap_servers,
-        config,
-        group,
-        reading.take_error,
-        isolation=config.get("isolation.level", "read_committed"),
-        # One record of each is wanted.
-        given={"queued.min.messages": 1, "fetch.message.max.bytes": 65_536},
-    ) as reader:
-        reader.start(reading.left)
+    isolation = config.get("isolation.level", "read_committed")
+    # One record of each is wanted. The group is not joined: the client library wants a name, and this user may look at
+    # this group.
+    few = {"queued.min.messages": 1, "fetch.message.max.bytes": 65_536}
+    with PartitionReader(bootstrap_servers, config, group, failed, isolation=isolation, given=few) as reader:
+        reader.start(left)
         deadline = time.monotonic() + limit_s
-        while reading.left and (rest := deadline - time.monotonic()) > 0:
-            before = set(reading.left)
+        while left and (rest := deadline - time.monotonic()) > 0:
+            before = set(left)
             for message in reader.poll(min(rest, _POLL_S), 100):
-                part = (message.topic() or "", message.partition() or 0)
-                again = reading.take(part, message)
-                if again is not None:
-                    reader.move(part, again)
-            for part in reader.exhausted & reading.left.keys():
-                reading.end(part, None)
-            reader.pause(before - reading.left.keys())
-    late = ", ".join(f"{topic}[{partition}]" for topic, partition in sorted(reading.left))
-    failures = [f"no record of {late} arrived within {limit_s:g} s, so its age is not known"] if late else []
-    return OldestFound(reading.found, (*sorted(reading.failures), *failures))
+                part, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
+                if part not in left or offset < left[part]:
+                    continue  # fetched before the place was changed
+                following = wanted[part].next_not_done(offset)
+                if following > offset:
+                    left[part] = following
+                    reader.move(part, following)
+                else:
+                    found[part] = Oldest(offset, timestamp_of(cast("Record", message)))
+                    del left[part]
+            for part in reader.exhausted & left.keys():
+                found[part] = None
+                del left[part]
+            reader.pause(before - left.keys())
+    if left:
+        late = ", ".join(place_text(*part) for part in sorted(left))
+        failures.add(f"no record of {late} arrived within {limit_s:g} s, so its age is not known")
+    return OldestFound(found, tuple(sorted(failures)))
 
 
-class _Reading:
-    """What is still looked for, and where."""
-
-    def __init__(self, positions: Iterable[Position], principal: str) -> None:
-        self._principal = principal
-        self._positions = {position.part: position for position in positions}
-        #: The offset from which on a record is looked for, by partition.
-        self.left = {part: _first(position) for part, position in self._positions.items()}
-        self.found: dict[Part, Oldest | None] = {}
-        self.failures: set[str] = set()
-
-    def take_error(self, kind: ErrorKind, error: KafkaError, part: Part) -> None:
-        """Give up a partition that cannot be read."""
-        if kind is ErrorKind.MISSING_RIGHT:
-            what = f"the age of messages of {part[0]} is not known"
-            text = missing_right_text(what, [topic_right(Operation.READ, part[0])], self._principal)
-        elif kind is ErrorKind.FATAL:
-            text = f"{part[0]}[{part[1]}] cannot be read: {reason(error)}; so its age is not known"
-        else:
-            return
-        if self.left.pop(part, None) is not None:
-            self.failures.add(text)
-
-    def take(self, part: Part, message: Message) -> int | None:
-        """Take a record; return where to look on, if that is elsewhere."""
-        offset = message.offset() or 0
-        if part not in self.left or offset < self.left[part]:
-            return None  # fetched before the place was changed
-        following = self._positions[part].next_not_done(offset)
-        if following > offset:
-            self.left[part] = following
-            return following
-        self.end(part, Oldest(offset, timestamp_of(cast("Record", message))))
-        return None
-
-    def end(self, part: Part, oldest: Oldest | None) -> None:
-        """Note what was found of a partition."""
-        self.found[part] = oldest
-        del self.left[part]
+def _why_unknown(kind: ErrorKind, error: KafkaError, part: Part, config: ClientConfig) -> str | None:
+    """Return why the age of a partition's messages is not known; None for an error that passes."""
+    if kind is ErrorKind.MISSING_RIGHT:
+        what, right = f"the age of messages of {part[0]} is not known", topic_right(Operation.READ, part[0])
+        return missing_right_text(what, [right], principal_of(config))
+    if kind is ErrorKind.FATAL:
+        return f"{place_text(*part)} cannot be read: {reason(error)}; so its age is not known"
+    return None
 
 
 def _first(position: Position) -> int:

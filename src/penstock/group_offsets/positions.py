@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from penstock.offsets import decode, owner_of
+from penstock.places import place_text
 
 #: Topic and partition.
 Part = tuple[str, int]
@@ -55,7 +56,7 @@ class Position:
     @property
     def place(self) -> str:
         """Topic and partition, for messages."""
-        return f"{self.topic}[{self.partition}]"
+        return place_text(self.topic, self.partition)
 
     @property
     def is_past_the_end(self) -> bool:

@@ -251,7 +251,7 @@ class AckedProducer:
                 if now >= deadline:
                     raise StoppedError(
                         f"the send buffer stayed full for {self._send_timeout_s:g} s while sending to {topic}"
-                        f"[{partition}]; the broker does not keep up or is not there"
+                        f":{partition}; the broker does not keep up or is not there"
                     ) from error
                 # The delivery thread makes room. Where this is that thread, nobody else does.
                 if self.in_delivery_thread:
@@ -264,7 +264,7 @@ class AckedProducer:
     def _check_refusing(self, topic: str, partition: int) -> None:
         self.require_own()
         if self._refusing:
-            raise StoppedError(f"nothing is sent to {topic}[{partition}] any more: {self._name} was stopped")
+            raise StoppedError(f"nothing is sent to {topic}:{partition} any more: {self._name} was stopped")
 
     def why(self, topic: str, error: KafkaError) -> str:
         """Return why a record for a topic was not stored, with the right that is missing if that is the reason."""

@@ -149,17 +149,17 @@ def test_the_worst_answer_tells_what_came_of_a_command() -> None:
         return AuditRecord(Kind.ANSWER, command.id, "pause", {}, member, "here", 1, outcome, f"it is {outcome.value}")
 
     done, refused = answer("one", Outcome.DONE), answer("two", Outcome.REFUSED)
-    assert summary(command, [done]) == (Outcome.DONE, "pause orders[3]: one: it is done")
+    assert summary(command, [done]) == (Outcome.DONE, "pause orders:3: one: it is done")
     assert summary(command, [done, refused])[0] is Outcome.REFUSED
     assert summary(command, [done], ["one", "two"]) == (
         Outcome.SENT,
-        "pause orders[3]: one: it is done; no answer in time from two",
+        "pause orders:3: one: it is done; no answer in time from two",
     )
     assert summary(command, [])[0] is Outcome.SENT
     give_up = Command("give-up", "sms", None, {"topic": "orders", "partition": 3, "offset": 5})
     assert summary(give_up, [refused, done], ["one", "two"]) == (
         Outcome.DONE,  # one has it, and the others do not
-        "give-up orders[3]@5: one: it is done",
+        "give-up orders:3@5: one: it is done",
     )
 
 

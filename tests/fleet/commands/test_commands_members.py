@@ -91,7 +91,7 @@ def test_a_message_that_holds_its_partition_is_given_up_by_command(
 
     assert (answer.outcome, answer.said) == (
         Outcome.DONE,
-        f"{topic}[0]@0 was given up: dlq.{topic} has it, and its key goes on",
+        f"{topic}:0@0 was given up: dlq.{topic} has it, and its key goes on",
     )
     wait_until(lambda: running.explain()[0].lag == 0 and running.explain()[0].watermark == 2, 60)
     assert running._listener is not None
@@ -108,7 +108,7 @@ def test_who_gives_a_message_up_is_waited_for_though_others_refuse_at_once(
 
     def refuse(*_: object) -> str:
         refused.set()
-        raise ConfigurationError("orders[0] is not here")
+        raise ConfigurationError("orders:0 is not here")
 
     def give_up(*_: object) -> str:
         assert refused.wait(60)

@@ -84,7 +84,7 @@ def rows_come_below_a_later_batch(sink: SinkUnderTest) -> None:
     """As from an operator that holds rows back. They are refused in whichever run."""
     sink.store(rows(0, 5))
     for run in ("first", "second"):
-        with refused(r"batch 1 for .* holds a row of orders\[0\] offset 3, but batch 0 has stored what lies below 6"):
+        with refused(r"batch 1 for .* holds a row of orders:0@3, but batch 0 has stored what lies below 6"):
             sink.store(rows(3, 6), 1, run)
 
     assert sink.stored() == rows(0, 5)
@@ -197,7 +197,7 @@ def a_filter_leaves_rows_out(sink: SinkUnderTest) -> None:
 def a_target_was_restored(sink: SinkUnderTest) -> None:
     """What the checkpoint has and the restored ledger has not is a hole that nobody would fill."""
     sink.store(rows(0, 2), 0, plan={ORDERS: (0, 3)})
-    with refused(r"starts at offset 6 of orders\[0\].* below 3: offsets 3 to 5 would be missing.* --to orders:0=6`"):
+    with refused(r"starts at offset 6 of orders:0.* below 3: offsets 3 to 5 would be missing.* --to orders:0@6`"):
         sink.store(rows(6, 8), 2, "second", plan={ORDERS: (6, 9)})
     sink.store(rows(*range(3, 7)), 0, "third", checkpoint="new", plan={ORDERS: (3, 7)})
 

@@ -60,4 +60,4 @@ def test_rows_that_are_left_out_are_reported(
 
     (line,) = (line for line in caplog.messages if "left out" in line)
     assert line.startswith("batch 5: 2 of 4 rows for ")
-    assert "orders[0]" in line
+    assert "orders:0" in line

@@ -137,9 +137,7 @@ def test_what_a_restored_database_lacks_is_named_and_read_again_from_its_ledger_
     run(range(10, 20))
     database.write_bytes(backup)
 
-    with pytest.raises(
-        StreamingQueryException, match=r"offset 20 of .*\[0\].* offsets 10 to 19 would be missing"
-    ) as hole:
+    with pytest.raises(StreamingQueryException, match=r"offset 20 of .*:0.* offsets 10 to 19 would be missing") as hole:
         run(range(20, 30))
     restored = database.read_bytes()
     run(range(30, 30), "another")

@@ -152,7 +152,7 @@ def test_an_async_handler_that_fails_for_good_ends_what_is_under_way_and_what_su
             raise
 
     rows = [Row(b"a", 0), Row(b"b", 1)]
-    with pytest.raises(SinkError, match=r"failed orders\[0\]@1"):
+    with pytest.raises(SinkError, match=r"failed orders:0@1"):
         run_task(rows, {"orders": handler(work, retry=ONCE)}, lifespans=(span,))
 
     assert ended == [0, "lifespan"]

@@ -60,8 +60,8 @@ def test_an_operator_takes_back_what_is_not_due_is_told_what_stands_and_is_found
 
     statistics = coordinator.statistics()
     assert (statistics.rolled_back, statistics.delayed, statistics.pending) == (1, 1, 1)
-    assert f"{later.transaction_id}  settled" in shown.out
-    assert "rollback by ann@host: the customer called" in shown.out
+    assert f"{later.transaction_id}\n  state       settled\n" in shown.out
+    assert "rollback  ann@host  the customer called" in shown.out
 
 
 def test_a_claim_that_came_to_nothing_is_taken_up_again_and_what_is_forged_or_in_part_is_not_brought_back(
@@ -191,7 +191,7 @@ def test_the_command_line_looks_into_a_folder_and_says_where_to_decide(
     assert (listed.code, of_shop.code, shown.code) == (0, 0, 0), listed.err
     assert f"2 pending transactions in {tmp_path / 'store'}" in listed.out
     assert "1 pending transaction in" in of_shop.out
-    assert "waits for  its process, to publish it" in shown.out
+    assert "waits for   its process, to publish it" in shown.out
     assert (unknown.code, "is neither pending nor discarded" in unknown.err) == (1, True)
     assert [one.code for one in refused] == [2] * 4
     assert (

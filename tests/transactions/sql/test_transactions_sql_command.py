@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from conformance.store_cases import SqlBench, settled
 
 from commands import Command, commands
-from penstock.transactions import new_id
+from penstock.errors import ConfigurationError
+from penstock.transactions import SqlStore, new_id
 from penstock.transactions.wire.ops import Verdict
 
 
@@ -35,8 +38,8 @@ def test_a_store_in_a_database_is_shown_and_decided_on(sql_bench: SqlBench, tx: 
     assert (listed.code, shown.code) == (0, 0), listed.err
     assert "2 pending transactions" in listed.out
     assert {yes, no} <= set(listed.out.split())
-    assert "waits for  a decision" in shown.out
-    assert f"message    to {sql_bench.topic}" in shown.out
+    assert "waits for   a decision" in shown.out
+    assert f"messages    to {sql_bench.topic}" in shown.out
     assert (committed.code, dropped.code, resumed.code, second.code, rolled_back.code) == (0, 0, 0, 1, 0)
     assert "committed: visible" in committed.out
     assert "moved to the discarded topic" in dropped.out
@@ -75,10 +78,10 @@ def test_what_was_discarded_is_listed_and_shown_with_who_did_so_and_leaves_the_l
     assert "1 discarded message in the database" in listed.out
     assert {gone, "orders", sql_bench.topic, "operator"} <= set(listed.out.split())
     assert "0 discarded messages" in of_others.out
-    assert "reason     by an operator, 0 checks answered" in shown.out
-    assert "discard by " in shown.out
-    assert f"{done}  settled" in after.out
-    assert ": by phone" in after.out
+    assert "reason      by an operator\n  check count 0\n" in shown.out
+    assert "  discard  " in shown.out
+    assert f"{done}\n  state       settled\n" in after.out
+    assert "by phone" in after.out
     assert (unknown.code, "never was" in unknown.err) == (1, True)
     assert "0 discarded messages" in left.out
 
@@ -91,6 +94,43 @@ def test_a_decision_that_nobody_publishes_says_what_it_waits_for(sql_bench: SqlB
     assert waits.code == 0
     assert "stored, not seen to take effect; it waits for a coordinator" in waits.out
     assert Verdict.COMMIT.name in tx("ls", "--sql", sql_bench.database.url).out
+
+
+def test_an_outbox_without_tables_names_the_command_that_makes_them(tmp_path: Path, tx: Command) -> None:
+    url, other = f"sqlite:///{tmp_path / 'shop.db'}", f"sqlite:///{tmp_path / 'other.db'}"
+
+    def send(place: str) -> None:
+        store = SqlStore(place, bootstrap_servers="127.0.0.1:1")
+        with sa.create_engine(place).begin() as connection:
+            store.outbox(connection).send("orders", value=b"v")
+
+    with pytest.raises(ConfigurationError, match="penstock tx create-tables --sql URL"):
+        send(url)
+    made, again = tx("create-tables", "--sql", url), tx("create-tables", "--sql", url)
+    send(url)
+    listed = tx("ls", "--sql", url)
+    statements = json.loads(tx("create-tables", "--sql", other, "--dry-run", "--json").out)["statements"]
+    is_untouched = not (tmp_path / "other.db").exists()
+    with sa.create_engine(other).begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    send(other)
+
+    assert (made.code, again.code) == (0, 0), made.err
+    assert "1 pending transaction" in listed.out
+    assert is_untouched
+    assert "1 pending transaction" in tx("ls", "--sql", other).out
+
+
+@pytest.mark.parametrize("kind", ["postgresql+psycopg", "mysql+pymysql"])
+def test_the_statements_for_an_administrator_are_those_of_the_database(tx: Command, kind: str) -> None:
+    outcome = tx("create-tables", "--sql", f"{kind}://ann@nowhere.example/shop", "--dry-run")
+
+    assert outcome.code == 0, outcome.err
+    assert "CREATE TABLE penstock_tx" in outcome.out
+    assert ("CREATE SEQUENCE" in outcome.out) == kind.startswith("postgresql")
+    assert ("penstock_number" in outcome.out) == kind.startswith("mysql")
+    assert outcome.out.count("INSERT INTO") == 2
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ class Explanation(PartitionStatistics):
         if self.partition < 0:
             besides = "" if self.trouble in (None, self.paused) else f"; {self.trouble}"
             return f"{self.topic}: no partition; {self.paused}{besides}"
-        place = f"{self.topic}[{self.partition}]"
+        place = f"{self.topic}:{self.partition}"
         besides = "" if self.paused is None else f", paused ({self.paused})"
         besides += "" if self.trouble is None else f", {self.trouble}"
         if self.state == UNKNOWN:

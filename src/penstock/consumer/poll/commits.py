@@ -293,7 +293,7 @@ class ConsumerCommits(Commits):
 
     def _note_failure(self, error: KafkaError, partitions: Sequence[TopicPartition]) -> None:
         why = reason(error)
-        places = ", ".join(f"{partition.topic}[{partition.partition}]" for partition in partitions)
+        places = ", ".join(f"{partition.topic}:{partition.partition}" for partition in partitions)
         for partition in partitions:
             assignment = self._assignments.get(partition.topic, partition.partition)
             if assignment is not None:

@@ -216,4 +216,4 @@ class Rebalance:
 
 
 def _names(partitions: Sequence[TopicPartition]) -> str:
-    return ", ".join(f"{partition.topic}[{partition.partition}]" for partition in partitions)
+    return ", ".join(f"{partition.topic}:{partition.partition}" for partition in partitions)

@@ -82,8 +82,8 @@ class Needs:
     consumed: tuple[str, ...]
     #: Topics that its handlers name for what they return.
     results: tuple[str, ...]
-    #: Topics for dead letters and retries; its start makes those that are absent.
-    outputs: tuple[str, ...]
+    #: Topics for dead letters and retries, each with those that it takes messages of; its start makes them.
+    outputs: Mapping[str, tuple[str, ...]]
     #: Those of them that are for retries.
     retries: tuple[str, ...]
     #: The least that brokers must allow, Create for what is to be made included.
@@ -94,7 +94,7 @@ def needs_of(
     group: str, consumed: Iterable[str], handlers: Mapping[str, Handler], there: Collection[str], *, exactly_once: bool
 ) -> Needs:
     """Return what a consumer asks of a cluster where the topics `there` are."""
-    consumed, outputs = tuple(consumed), tuple(output_topics(group, handlers))
+    consumed, outputs = tuple(consumed), output_topics(group, handlers)
     rights = rights_of(group, consumed, handlers)
     rights += [topic_right(Operation.CREATE, name) for name in outputs if name not in there]
     if exactly_once:

@@ -9,9 +9,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock import clients
-from penstock.clients.rights import principal_of
-from penstock.clients.topics import partition_counts, require_topics
 from penstock.dead_letters.reader import DeadLetterLog
 from penstock.dead_letters.replay import Choice, Replay
 from penstock.errors import PenstockError
@@ -126,23 +123,11 @@ def _offsets(command: Command, around: Surroundings, *, dry_run: bool) -> Answer
 def _replay(command: Command, around: Surroundings, *, dry_run: bool) -> Answer:
     """Send one dead letter back to the topic that it came from."""
     topic, partition, offset = (command.parameters[name] for name in ("topic", "partition", "offset"))
-    admin = clients.admin(around.bootstrap_servers, around.config)
-    counts = partition_counts(admin, around.bootstrap_servers)
-    if topic not in counts:
-        counts |= require_topics(admin, around.bootstrap_servers, [topic], principal=principal_of(around.config))
     with DeadLetterLog(around.bootstrap_servers, around.config) as log:
-        if partition >= counts[topic] or log.at(topic, partition, offset) is None:
+        if log.at(topic, partition, offset) is None:
             raise PenstockError(f"there is no message at {command.place}; look at the topic again")
-        work = Replay(
-            log,
-            bootstrap_servers=around.bootstrap_servers,
-            config=around.config,
-            topic=topic,
-            partitions=counts,
-            choice=Choice(place=(partition, offset), alone=True),
-            limit=1,
-            dry_run=dry_run,
-        )
+        choice = Choice(place=(partition, offset), alone=True)
+        work = Replay(log, topic, choice, limit=1, dry_run=dry_run)
         work.run()
     found = work.outcome
     if found.sent:

@@ -148,7 +148,7 @@ class Command:
             decision = f" ({parameters['decision']})" if "decision" in parameters else ""
             return f"transaction {parameters['transaction_id']}{decision}"
         place = str(parameters.get("topic", ""))
-        place += f"[{parameters['partition']}]" if "partition" in parameters else ""
+        place += f":{parameters['partition']}" if "partition" in parameters else ""
         return f"{place}@{parameters['offset']}" if "offset" in parameters else place
 
 

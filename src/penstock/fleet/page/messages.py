@@ -26,7 +26,7 @@ def read_message(bootstrap_servers: str, config: ClientConfig, topic: str, parti
         PenstockError: there is none at that offset, or it may not be read.
         BrokerConnectionError: no broker answered in time.
     """
-    place = f"{topic}[{partition}]@{offset}"
+    place = f"{topic}:{partition}@{offset}"
     isolation = config.get("isolation.level", "read_committed")
     with PartitionReader(bootstrap_servers, config, _GROUP, isolation=isolation) as reader:
         try:

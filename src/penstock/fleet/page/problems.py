@@ -124,7 +124,7 @@ def _of_member(member: Member) -> Iterator[tuple[tuple[Any, ...], Problem]]:
 
 def _of_partition(part: Mapping[str, Any], report: Report) -> Problem | None:
     """Return what is the matter with a partition, or None."""
-    place = part["topic"] if part["partition"] < 0 else f"{part['topic']}[{part['partition']}]"
+    place = part["topic"] if part["partition"] < 0 else f"{part['topic']}:{part['partition']}"
     common: dict[str, Any] = {
         "member": report.member,
         "topic": part["topic"],
@@ -250,7 +250,7 @@ def _parked(report: Report, held: Iterable[tuple[str, int, int | None]]) -> Iter
                 "keys",
                 BAD if part["state"] == "held" else NOTE,
                 f"{part['handler']} has keys of {part['topic']} parked",
-                f"Offset {part['offset']} of {part['topic']}[{part['partition']}] failed {_times(part['attempt'])} and "
+                f"Offset {part['offset']} of {part['topic']}:{part['partition']} failed {_times(part['attempt'])} and "
                 f"{again}; other keys go on.",
                 report.member,
                 part["topic"],

@@ -189,7 +189,7 @@ class Batch:
             elif batch.end > held.end or (rule is Rule.NEXT and held.start is None):
                 changed[part] = replace(batch, topic_id=held.topic_id)
             if held is None and self.batch_id > 0 and batch.start:
-                taken_for_stored.append(f"{part[0]}[{part[1]}] below offset {batch.start}")
+                taken_for_stored.append(f"{part[0]}:{part[1]} below offset {batch.start}")
         if taken_for_stored:
             known = ", ".join(taken_for_stored)
             _log.warning("batch %d: the ledger of %s takes for stored: %s", self.batch_id, self.target, known)
@@ -215,10 +215,10 @@ class Batch:
             self._refuse_other_results(held, batch, rule)
         if held is None or rule not in {Rule.GAP, Rule.ANOTHER_LOG}:
             return rule
-        place = f"{part[0]}[{part[1]}]"
+        place = f"{part[0]}:{part[1]}"
         if rule is Rule.GAP:
             starts = [
-                f"{other[0]}:{other[1]}={self.planned[other][0]}"
+                f"{other[0]}:{other[1]}@{self.planned[other][0]}"
                 for other in sorted(self.planned)
                 if rule_of(ledger.get(other), self._plan(other, None)) is Rule.GAP
             ]
@@ -265,7 +265,7 @@ class Batch:
             return
         if is_late:
             raise SinkError(
-                f"batch {self.batch_id} for {self.target} holds a row of {part[0]}[{part[1]}] offset {offset}, but "
+                f"batch {self.batch_id} for {self.target} holds a row of {part[0]}:{part[1]}@{offset}, but "
                 f"{where}: an operator with state (a window, a join of streams, dropDuplicates) holds rows back, or "
                 f"the frame has rows of another source: {remedy}"
             )
@@ -280,5 +280,5 @@ def warn_left_out(batch_id: int, target: str, statistics: OffsetStatistics) -> N
             sum(statistics.applied.values()),
             statistics.rows,
             target,
-            ", ".join(f"{topic}[{partition}]" for topic, partition in sorted(statistics.applied)),
+            ", ".join(f"{topic}:{partition}" for topic, partition in sorted(statistics.applied)),
         )

@@ -14,6 +14,7 @@ from penstock.clients.reading import without_membership
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.group_offsets.targets import topic_choice
 from penstock.options import ClientConfig
+from penstock.places import place_of, place_text
 from penstock.spark_sink.ledger.rules import BATCHES, LedgerEntry
 from penstock.spark_sink.sinks.sink import LedgerSink
 from penstock.spark_sink.source.brokers import OffsetReader
@@ -21,7 +22,6 @@ from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
 _OFFSET = re.compile(r"\d{1,18}", re.ASCII)
-_PLACE = re.compile(r"([\w.-]+):(\d{1,9})=(\d{1,18})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +105,15 @@ def positions(
     if _OFFSET.fullmatch(text):
         offsets: Offsets = dict.fromkeys(parts, int(text))
     else:
-        places = [_PLACE.fullmatch(place) for place in text.split(",")]
-        offsets = {(place[1], int(place[2])): int(place[3]) for place in places if place is not None}
-        if None in places:
+        try:
+            places = [place_of(place) for place in text.split(",")]
+        except ConfigurationError as error:
             raise ConfigurationError(
-                f"--to {text!r} is no position; write earliest, latest, an offset, or orders:0=4711,orders:1=4712"
-            )
+                f"--to {text!r} is no position; write earliest, latest, an offset, or orders:0@4711,orders:1@4712"
+            ) from error
+        offsets = {(topic, partition): offset for topic, partition, offset in places}
         if unknown := sorted(offsets.keys() - set(parts)):
-            names = ", ".join(f"{topic}[{partition}]" for topic, partition in unknown)
+            names = ", ".join(place_text(*part) for part in unknown)
             raise ConfigurationError(f"--to names {names}, of which the ledger has no entry; leave it out")
     return {part: LedgerEntry(at, at) for part, at in offsets.items()}
 

@@ -219,7 +219,7 @@ class KafkaLedger:
         except NotReadInTimeError as late:
             place = min(self._reader.behind)
             raise SinkError(
-                f"the ledger {place[0]}[{place[1]}] was not read to offset {ends[place]} within "
+                f"the ledger {place[0]}:{place[1]} was not read to offset {ends[place]} within "
                 f"{_LEDGER_TIMEOUT_S:g} s: a transaction holds it back at {self._reader.positions[place]}; find its "
                 "producer and stop it"
             ) from late
@@ -234,7 +234,7 @@ class KafkaLedger:
                 self._known[key] = decode_entry(value)
             except MessageFormatError as bad:
                 raise SinkError(
-                    f"{self._target.ledger}[{record.partition()}] offset {record.offset()} is no record of a ledger; "
+                    f"{self._target.ledger}:{record.partition()}@{record.offset()} is no record of a ledger; "
                     "give the sink a ledger_topic of its own"
                 ) from bad
 

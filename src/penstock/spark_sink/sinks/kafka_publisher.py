@@ -85,7 +85,7 @@ class Row(NamedTuple):
     target_partition: int = -1
 
     def __repr__(self) -> str:
-        return f"Row({self.source[0]}[{self.source[1]}] offset {self.offset} to {self.target_topic})"
+        return f"Row({self.source[0]}:{self.source[1]}@{self.offset} to {self.target_topic})"
 
 
 def topics_of(rows: Iterable[Row]) -> set[str]:
@@ -299,8 +299,8 @@ def _warn_retry(transactional_id: str, state: tenacity.RetryCallState) -> None:
 def _places(rows: Sequence[Row]) -> str:
     first, last = rows[0], rows[-1]
     return (
-        f"rows from {first.source[0]}[{first.source[1]}] offset {first.offset} to {last.source[0]}[{last.source[1]}] "
-        f"offset {last.offset} were not published to {', '.join(sorted(topics_of(rows))) or 'the ledger'}"
+        f"rows from {first.source[0]}:{first.source[1]}@{first.offset} to {last.source[0]}:{last.source[1]}@"
+        f"{last.offset} were not published to {', '.join(sorted(topics_of(rows))) or 'the ledger'}"
     )
 
 

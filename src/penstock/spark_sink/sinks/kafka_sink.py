@@ -134,7 +134,7 @@ def rows_of(batches: Iterable[pa.RecordBatch], name: str, reports: list[bytes]) 
                 if place != MARK and (target is None or (pairs and any(header is None for header, _ in pairs))):
                     raise SinkError(
                         f"{'target_topic' if target is None else 'headers.key'} is NULL in a row from "
-                        f"{topic}[{partition}] offset {offset} for sink {name}; give it a value in the query, or "
+                        f"{topic}:{partition}@{offset} for sink {name}; give it a value in the query, or "
                         "filter such rows out"
                     )
                 yield Row((topic, partition), offset, target, key, value, pairs, target_partition)

@@ -318,7 +318,7 @@ class LakeSink(LedgerSink, Generic[TableT]):
                 topic, partition, offset = (first[column][0].as_py() for column in POSITION)
                 raise SinkError(
                     f"column {name} {why} {self._target} and is NULL in {count} rows, the first "
-                    f"from {topic}[{partition}] offset {offset}; filter such rows out in the query"
+                    f"from {topic}:{partition}@{offset}; filter such rows out in the query"
                 )
 
 

@@ -131,7 +131,7 @@ class Rows:
         ends = accumulate(count for _, count in self.places)
         part = next(part for (part, _), end in zip(self.places, ends, strict=True) if row < end)
         raise MessageFormatError(
-            f"{place(part)} offset {self.offsets[row]} has the timestamp {milliseconds[row]}, which is no time "
+            f"{place(part)}@{self.offsets[row]} has the timestamp {milliseconds[row]}, which is no time "
             "in milliseconds that Spark can hold; correct its producer, and set the source's option "
             "timestampOutOfRange=null to read such timestamps as NULL"
         )

@@ -68,7 +68,7 @@ class OffsetRange:
 
 def place(part: TopicPartition) -> str:
     """Return a partition as texts show it."""
-    return f"{part[0]}[{part[1]}]"
+    return f"{part[0]}:{part[1]}"
 
 
 def to_json(offsets: Mapping[TopicPartition, T]) -> dict[str, dict[str, T]]:

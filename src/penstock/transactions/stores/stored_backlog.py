@@ -114,7 +114,7 @@ class DoneLog:
         elif isinstance(error, KafkaException) and is_missing_right(error):
             self._rights.refused(f"topic {self.topic} cannot be truncated, so that it grows", right)
         else:
-            _log.warning("%s[%d] could not be truncated: %s; it is tried again", self.topic, self.partition, error)
+            _log.warning("%s:%d could not be truncated: %s; it is tried again", self.topic, self.partition, error)
 
 
 def create_done_log(bootstrap_servers: str, config: ClientConfig, topic: str, partitions: int) -> int:
@@ -153,7 +153,7 @@ def _ids(message: Message) -> list[str]:
     try:
         return decode_ids(message.value())
     except MessageFormatError as bad:
-        _log.error("%s[%s]@%s: %s", message.topic(), message.partition(), message.offset(), bad)
+        _log.error("%s:%s@%s: %s", message.topic(), message.partition(), message.offset(), bad)
         return []
 
 

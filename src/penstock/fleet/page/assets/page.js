@@ -85,7 +85,7 @@ function span(s) {
   return Math.round(s / 86400) + " d";
 }
 const many = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
-const place = (one) => (one.partition === undefined || one.partition < 0 ? one.topic : `${one.topic}[${one.partition}]`);
+const place = (one) => (one.partition === undefined || one.partition < 0 ? one.topic : `${one.topic}:${one.partition}`);
 
 // ---- What is known, and where it comes from. ----
 

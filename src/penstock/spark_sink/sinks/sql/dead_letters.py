@@ -53,7 +53,7 @@ class Rejected:
 
     def __str__(self) -> str:
         """Return place and reason."""
-        return f"{self.topic}[{self.partition}] offset {self.offset} ({self.reason})"
+        return f"{self.topic}:{self.partition}@{self.offset} ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class DeadLetters:
             self.bootstrap_servers, settings, self.group, _not_read, isolation="read_uncommitted"
         ) as reader:
             for (topic, partition, offset), why in reasons.items():
-                record, place = _read(reader, topic, partition, offset), f"{topic}[{partition}] offset {offset}"
+                record, place = _read(reader, topic, partition, offset), f"{topic}:{partition}@{offset}"
                 origin = DeadLetterOrigin(
                     topic=topic,
                     partition=partition,

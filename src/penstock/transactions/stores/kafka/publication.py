@@ -343,7 +343,7 @@ class DoneWatch:
         try:
             notes = decode_done(message.value()).notes
         except MessageFormatError as bad:
-            _log.warning("%s[%s]@%s: %s", self._topics.done, message.partition(), message.offset(), bad)
+            _log.warning("%s:%s@%s: %s", self._topics.done, message.partition(), message.offset(), bad)
             return
         for note in notes:
             if note.verdict is not Verdict.UNKNOWN:

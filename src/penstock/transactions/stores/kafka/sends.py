@@ -143,7 +143,7 @@ class OpBatches:
             callback(
                 DecisionNotStoredError(
                     f"transaction {op.transaction_id}: its {op.verdict.name} is not known to be stored in "
-                    f"{self._topic}[{op.half_partition}]: {cause}"
+                    f"{self._topic}:{op.half_partition}: {cause}"
                 )
             )
 
@@ -271,5 +271,5 @@ class HalfSends:
             self._ops.add(op, _log_lost)
         return HalfNotStoredError(
             f"transaction {half.transaction_id} for {half.topic}: its half is not known to be stored in "
-            f"{self._half_topic}[{partition}]: {cause}; the local transaction did not run, send it again"
+            f"{self._half_topic}:{partition}: {cause}; the local transaction did not run, send it again"
         )

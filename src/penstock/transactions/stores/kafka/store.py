@@ -83,7 +83,7 @@ class KafkaCheckSource:
         try:
             return decode_check_request(message.key(), message.value(), wire_headers(message))
         except MessageFormatError as bad:
-            _log.warning("%s[%s]@%s: %s", self._topics.check, message.partition(), message.offset(), bad)
+            _log.warning("%s:%s@%s: %s", self._topics.check, message.partition(), message.offset(), bad)
             return None
 
     def _report_not_read(self, error: KafkaError) -> None:

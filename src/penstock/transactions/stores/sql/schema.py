@@ -174,9 +174,8 @@ def create(database: Database, shards: int) -> tuple[str, int]:
         row = connection.execute(sa.select(store)).one_or_none()
         if row is None:
             own = uuid.uuid4().hex[:12]
-            connection.execute(store.insert().values(one=1, version=_VERSION, uuid=own, shards=shards))
-            rows = [{"number": number, "lease_until": 0.0, "epoch": 0} for number in range(shards)]
-            connection.execute(shard.insert(), rows)
+            for insert in _first_rows(own, shards):
+                connection.execute(insert)
             return own, shards
         if row.version != _VERSION:
             raise ConfigurationError(
@@ -186,6 +185,28 @@ def create(database: Database, shards: int) -> tuple[str, int]:
         return str(row.uuid), int(row.shards)
 
 
+def _first_rows(own: str, shards: int) -> tuple[sa.Insert, sa.Insert]:
+    rows = [{"number": number, "lease_until": 0.0, "epoch": 0} for number in range(shards)]
+    return store.insert().values(one=1, version=_VERSION, uuid=own, shards=shards), shard.insert().values(rows)
+
+
+def statements(database: Database, shards: int) -> list[str]:
+    """Return what `create` does to an empty database, for somebody else who may; nothing is asked or changed."""
+    found = ["CREATE SEQUENCE IF NOT EXISTS penstock_seq"] if database.kind == "postgresql" else []
+    dialect = database.engine.dialect
+
+    def take(statement: sa.schema.ExecutableDDLElement, *_: object) -> None:
+        found.append(str(statement.compile(dialect=dialect)).strip())
+
+    mock = sa.create_mock_engine(database.engine.url, take)
+    if database.kind == "mysql":
+        create_numbers(mock)  # type: ignore[arg-type] # it takes what a connection takes
+    metadata.create_all(mock, checkfirst=False)
+    literal = {"literal_binds": True}
+    inserts = _first_rows(uuid.uuid4().hex[:12], shards)
+    return [*found, *(str(it.compile(dialect=dialect, compile_kwargs=literal)) for it in inserts)]
+
+
 def shards_of(database: Database) -> int:
     """Return the number of shards that the tables have. Raises `ConfigurationError` where there are no tables."""
     with database.read() as connection:
@@ -193,8 +214,8 @@ def shards_of(database: Database) -> int:
         found = connection.execute(sa.select(store.c.shards)).scalar() if is_there else None
     if found is None:
         raise ConfigurationError(
-            "the tables of the SQL store are not there; start the store, or "
-            "start a coordinator or a producer on it once, which makes them"
+            "the tables of the SQL store are not there: start the store, a coordinator or a producer on it, or run "
+            "`penstock tx create-tables --sql URL`, which makes them; with --dry-run it prints the statements"
         )
     return int(found)
 

@@ -322,7 +322,7 @@ class LogFeed:
             self._counts.refused += 1
         self._log.warn(
             refusal.name,
-            "transaction %s: the record at %s[%d]@%d is refused: %s",
+            "transaction %s: the record at %s:%d@%d is refused: %s",
             transaction_id,
             "half" if forged else "op",
             self._number,

@@ -164,7 +164,7 @@ class LogUpkeep:
             if fate is not Fate.INTACT:
                 # Where the end of the same topic was cut off, no position that is committed tells the next owner.
                 self._counts.lost += is_cut
-                self.give_up(partition, explained(log, f"{self._names[log]}[{number}]", needed, fate))
+                self.give_up(partition, explained(log, f"{self._names[log]}:{number}", needed, fate))
                 return
             if topic_id is not None:
                 partition.ids[log] = topic_id
@@ -223,7 +223,7 @@ class LogUpkeep:
             self._rights.refused(what, topic_right(Operation.DELETE, topic))
             return
         what = "what is settled stays in it, and it grows; it is tried again"
-        text = "%s[%d] cannot be truncated below offset %d: %s; %s"
+        text = "%s:%d cannot be truncated below offset %d: %s; %s"
         self._ration.warn(f"truncate {topic}", text, topic, number, point, reason(error), what)
 
 

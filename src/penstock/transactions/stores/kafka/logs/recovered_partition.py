@@ -185,7 +185,7 @@ def recovered_partition(
         if fate is not Fate.INTACT:
             position, low, _, _ = committed[log]
             lost += low - position if fate is Fate.CUT and position is not None else 1
-            _log.error(explained(log, f"{names[log]}[{number}]", committed[log], fate))
+            _log.error(explained(log, f"{names[log]}:{number}", committed[log], fate))
     notes, snapshots = done.notes, done.snapshots
     # What it says of a log that is gone would be taken for the new one: offsets begin again there.
     if fates[HALF] is Fate.REPLACED:

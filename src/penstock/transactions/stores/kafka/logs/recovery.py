@@ -233,7 +233,7 @@ class RecoveryReader:
                     found[partition].records.append((offset, without_payloads(decode_done(message.value()))))
                 except MessageFormatError as bad:
                     found[partition].unreadable.append(offset)
-                    self._ration.warn("done", "%s[%d]@%d: %s", log, partition, offset, bad)
+                    self._ration.warn("done", "%s:%d@%d: %s", log, partition, offset, bad)
         return found
 
     def _not_read(self, kind: ErrorKind, error: KafkaError, _place: Place) -> None:

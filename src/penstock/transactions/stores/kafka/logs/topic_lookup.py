@@ -79,7 +79,7 @@ def look_at_logs(admin: AdminClient, topics: StoreTopics, partitions: Iterable[i
         for (topic, number), low in lows.items()
         if (topic, number) in ends
     }
-    failures = {f"{topic}[{number}]": reason(why) for (topic, number), why in {**no_lows, **no_ends}.items()}
+    failures = {f"{topic}:{number}": reason(why) for (topic, number), why in {**no_lows, **no_ends}.items()}
     ids = {logs[name]: topic_id for name, topic_id in found.ids.items()}
     return Look(asked_at, bounds, ids, {**failures, **found.failures})
 

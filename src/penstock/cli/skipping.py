@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import cast
 
@@ -20,8 +19,8 @@ from penstock.group_offsets.group import Group, GroupState
 from penstock.group_offsets.planning import Change, plan, refuse_coordinators, skip_wanted
 from penstock.message import Record
 from penstock.options import ClientConfig
+from penstock.places import place_of
 
-_PLACE = re.compile(r"(.+):([0-9]{1,9})@([0-9]{1,18})")
 #: Seconds that reading the message may take.
 _LIMIT_S = 15.0
 #: The topic's own limit decides.
@@ -31,16 +30,13 @@ _ANY_SIZE = {"message.max.bytes": 1_000_000_000}
 class Skipping:
     """One message that a group is to pass over. `ConfigurationError` where `place` names none."""
 
-    def __init__(self, bootstrap_servers: str, config: ClientConfig, group: str, place: str) -> None:
-        named = _PLACE.fullmatch(place)
-        if named is None:
-            raise ConfigurationError(f"{place!r} names no message; write TOPIC:PARTITION@OFFSET, as in orders:3@1204")
+    def __init__(self, bootstrap_servers: str, config: ClientConfig, known: Group, group: str, place: str) -> None:
         self._servers = bootstrap_servers
         self._config = config
         self._group = group
-        self._known = Group(bootstrap_servers, config, group)
-        self.topic, self.partition, self.offset = named[1], int(named[2]), int(named[3])
-        self.place = f"{self.topic}[{self.partition}]@{self.offset}"
+        self._known = known
+        self.place = place
+        self.topic, self.partition, self.offset = place_of(place)
 
     def state(self) -> GroupState:
         """Return where the group stands in that partition; errors as `Group.state`."""

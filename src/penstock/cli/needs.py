@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ from penstock.spark_sink.queries.sink_specs import group_of_sinks
 if TYPE_CHECKING:
     from penstock.app import App
 
+#: What topics of a transaction store are for.
+TRANSACTIONS = "transactions"
 #: What contains the right to Describe, by Kafka's rules.
 _WITH_DESCRIBE = frozenset({Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER})
 
@@ -24,6 +26,8 @@ class AppNeeds:
     topics: dict[str, str]
     #: Topics that the start makes where they are absent.
     made: dict[str, str]
+    #: Those of them that are for dead letters and retries, each with the topics that it takes messages of.
+    outputs: Mapping[str, Sequence[str]]
     rights: tuple[Right, ...]
     #: What cannot be told from the app alone.
     notes: tuple[str, ...]
@@ -32,10 +36,12 @@ class AppNeeds:
 def needs_of_app(app: App, there: Collection[str]) -> AppNeeds:
     """Return what an app asks of a cluster where the topics `there` are. Raises as `LitePushConsumer.needs`."""
     topics, made, rights, notes = dict[str, str](), dict[str, str](), list[Right](), list[str]()
+    outputs: Mapping[str, Sequence[str]] = {}
     if app.consumes:
         needs = app.consumer().needs(there)
         topics |= dict.fromkeys(needs.results, "results") | dict.fromkeys(needs.consumed, "read")
-        made |= {name: "retries" if name in needs.retries else "dead letters" for name in needs.outputs}
+        outputs = needs.outputs
+        made |= {name: "retries" if name in needs.retries else "dead letters" for name in outputs}
         rights += needs.rights
         if app.patterns:
             notes.append("patterns: rights on topics that they match later are missing from the list")
@@ -46,7 +52,7 @@ def needs_of_app(app: App, there: Collection[str]) -> AppNeeds:
         rights += [topic_right(Operation.READ, name) for name in spec.topics]
         rights += [] if spec.group is None else [group_right(spec.group)]
         rights += _of_sink(spec.name, spec.function, spec.topics, app, notes)
-    rights += _of_coordinator(app, there, notes)
+    rights += _of_coordinator(app, there, made, notes)
     if app.report is not None:
         made[app.report.topic] = "reports"
         rights += [topic_right(operation, app.report.topic) for operation in (Operation.WRITE, Operation.CREATE)]
@@ -60,7 +66,7 @@ def needs_of_app(app: App, there: Collection[str]) -> AppNeeds:
     wanted = dict.fromkeys(
         right for right in rights if right.operation is not Operation.CREATE or right.name not in there
     )
-    return AppNeeds(topics, made, tuple(_without_contained(wanted)), tuple(notes))
+    return AppNeeds(topics, made, outputs, tuple(_without_contained(wanted)), tuple(notes))
 
 
 def _of_sink(name: str, sink: Any, topics: Iterable[str], app: App, notes: list[str]) -> list[Right]:
@@ -76,7 +82,7 @@ def _of_sink(name: str, sink: Any, topics: Iterable[str], app: App, notes: list[
     return found
 
 
-def _of_coordinator(app: App, there: Collection[str], notes: list[str]) -> list[Right]:
+def _of_coordinator(app: App, there: Collection[str], made: dict[str, str], notes: list[str]) -> list[Right]:
     from penstock.transactions.wire.topics import StoreTopics
 
     given = app.effective["coordinator"]
@@ -86,7 +92,9 @@ def _of_coordinator(app: App, there: Collection[str], notes: list[str]) -> list[
     if given is not True:
         notes.append("coordinator: it has arguments of its own; its rights by its store are in docs/security.md")
         return []
-    return StoreTopics(app.effective["prefix"]).coordinator_rights(there)
+    topics = StoreTopics(app.effective["prefix"])
+    made |= dict.fromkeys(sorted(topics.all - {topics.audit}), TRANSACTIONS)
+    return topics.coordinator_rights(there)
 
 
 def _without_contained(rights: Iterable[Right]) -> Iterator[Right]:

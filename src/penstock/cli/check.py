@@ -1,0 +1,155 @@
+"""`penstock check`: the settings of an app, its connection, its topics and its rights, before it is started."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.options import AppOptions
+from penstock.cli.output import Result, Table
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.cli.needs import AppNeeds
+    from penstock.clients.rights import Right, Rights
+
+#: Seconds that the first use of groups on a cluster may take, and between two looks.
+_READY_S, _LOOK_S = 10.0, 0.3
+
+
+def check(
+    app_options: AppOptions,
+    *,
+    principal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="User:NAME", help="For whom the commands are; left out: whom brokers take this client for."
+        ),
+    ] = None,
+) -> Result:
+    """Tell what an app would run with and whether its cluster lets it; starts nothing and changes nothing.
+
+    It prints each setting with where it stands, secrets hidden; asks the brokers for the app's topics and rights; and
+    prints the least rights that the app needs as commands of kafka-acls, sinks and coordinator included. Ends with 1
+    where a topic or a right is missing.
+    """
+    from penstock import clients
+    from penstock.cli.needs import commands, needs_of_app
+    from penstock.clients.cluster import KafkaCluster
+    from penstock.clients.rights import Resource, principal_of
+    from penstock.clients.topics import single_copies
+    from penstock.errors import BrokerConnectionError
+
+    app = app_options.load()
+    config, servers = app.effective["config"], app.bootstrap_servers
+    user = principal or principal_of(config)
+    cluster = KafkaCluster(servers, config)
+    settings = Table("settings", list(_settings(app)))
+    try:
+        there = cluster.topics()
+        needs = needs_of_app(app, there)
+        rights = _asked(cluster, needs)
+    except BrokerConnectionError as error:
+        needs = needs_of_app(app, ())
+        notes = ["The least rights that it needs:", *commands(needs.rights, user, servers)]
+        facts = {"app": app.name, "ok": False, "bootstrap_servers": servers, "principal": user}
+        return Result([settings], facts, lines=[f"app {app.name}"], notes=notes, failure=error)
+    topics = list(_topics(needs, there))
+    named = {row["topic"] for row in topics} | {it.name for it in needs.rights if it.resource is Resource.TOPIC}
+    failure = _failure(app, topics, rights, user)
+    acls = commands(needs.rights, user, servers)
+    facts = {
+        "app": app.name,
+        "ok": failure is None,
+        "bootstrap_servers": servers,
+        "principal": user,
+        "commands": acls,
+    }
+    warnings = [f"warning: {text}" for text in single_copies(clients.admin(servers, config), named)]
+    notes = [
+        f"brokers at {servers} answer, as {user}",
+        *warnings,
+        *(
+            ["unknown: brokers tell nothing of rights on transactional ids and on absent topics"]
+            if rights.unknown
+            else []
+        ),
+        "The least rights that it needs:",
+        *acls,
+        *(f"# {note}" for note in needs.notes),
+    ]
+    tables = [settings, Table("topics", topics), Table("rights", list(_rights(rights)), ("state", "right"))]
+    return Result(tables, facts, lines=[f"app {app.name}"], notes=notes, failure=failure)
+
+
+def _settings(app: App) -> Iterator[dict[str, str]]:
+    """Return the options of an app that can be set outside of its code, each with where it stands."""
+    from penstock.settings import shown_value
+
+    defaults = {name: parameter.default for name, parameter in inspect.signature(type(app)).parameters.items()}
+    for name, value in app.effective.values.items():
+        origin = app.effective.origin(name)
+        if name == "config":
+            for key in sorted(value):
+                text = shown_value(key, value[key])
+                yield {"name": f"config[{key!r}]", "value": text, "origin": app.effective.origin(key)}
+            continue
+        is_default = name not in app.effective.origins and value == defaults[name]
+        text = shown_value(name, value) if isinstance(value, str) else _plain(value)
+        yield {"name": name, "value": text, "origin": "default" if is_default else origin}
+
+
+def _plain(value: object) -> str:
+    return str(value) if isinstance(value, bool | int | float) else f"<{type(value).__name__}>"
+
+
+def _asked(cluster: Any, needs: AppNeeds) -> Rights:
+    """Return what brokers tell of rights; a group's coordinator that is not ready yet is asked again for a while."""
+    from penstock.clients.bounded_calls import ask_again
+    from penstock.clients.rights import Resource
+
+    def is_ready(rights: Rights) -> bool:
+        return all(right.resource is not Resource.GROUP for right in rights.unknown)
+
+    found: Rights = ask_again(lambda: cluster.ask_rights(needs.rights).wait(), _READY_S, _LOOK_S, until=is_ready)
+    return found
+
+
+def _topics(needs: AppNeeds, there: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    for uses, absent in ((needs.topics, "missing"), (needs.made, "made at the start")):
+        for name, use in sorted(uses.items()):
+            yield {
+                "topic": name,
+                "for": use,
+                "partitions": there.get(name),
+                "state": "there" if name in there else absent,
+            }
+
+
+def _rights(rights: Rights) -> Iterator[dict[str, Any]]:
+    def rows(found: Iterable[Right], state: str) -> Iterator[dict[str, Any]]:
+        for right in found:
+            fields = {"operation": right.operation, "resource": right.resource, "name": right.name}
+            yield {"state": state, "right": str(right), **fields, "prefix": right.is_prefix}
+
+    yield from rows(rights.held, "ok")
+    yield from rows(rights.missing, "missing")
+    yield from rows(rights.unknown, "unknown")
+
+
+def _failure(app: App, topics: list[dict[str, Any]], rights: Rights, user: str) -> PenstockError | None:
+    from penstock.clients.rights import MissingRightError
+    from penstock.errors import TopicNotFoundError
+
+    if rights.missing:
+        return MissingRightError(f"app {app.name} cannot start", rights.missing, user)
+    if absent := [row["topic"] for row in topics if row["state"] == "missing"]:
+        return TopicNotFoundError(
+            f"app {app.name} cannot start: no topic {', '.join(absent)} at {app.bootstrap_servers}; create it, as by "
+            "`penstock topics create MODULE:APP --all`, or correct the name"
+        )
+    return None

@@ -1,1 +1,0 @@
-"""`penstock check`: what an app would run with, and whether its cluster lets it."""

@@ -1,0 +1,200 @@
+"""`penstock dlq`: what lies in dead-letter topics, why, and the way back to work.
+
+Key, value, headers' contents and the exception's text are printed only where they are asked for; of the stack its
+places alone are: file, line and function.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.options import DryRun, Reading
+from penstock.cli.output import Result, Table, content_text, counted, log_to_stderr
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.places import place_of, place_text, topic_or_place
+
+if TYPE_CHECKING:
+    from penstock.dead_letters.reader import DeadLetter, DeadLetterLog
+    from penstock.dead_letters.replay import Choice, Outcome
+
+_ROW_LIMIT = 50
+#: A place in a stack: Python's, and Java's of Spring's dead letters. All else in a stack may be text of an exception.
+_STACK_LINE = re.compile(r'\s*File "[^"]*", line \d+(, in \S+)?|\s+at [\w.$/<>@-]+\([\w.$: ]*\)')
+
+Letters = Annotated[
+    str,
+    typer.Argument(metavar="TOPIC[:PARTITION@OFFSET]", help="The dead-letter topic, or one message: dlq.orders:0@17."),
+]
+
+
+def ls(
+    cluster: Reading,
+    *,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="The dead-letter topic.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All topics called dlq.* or *-dlt that you may see.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Rows to print, the largest counts first.")] = _ROW_LIMIT,
+) -> Result:
+    """Count dead letters by where they come from and why they died: pending, and replayed since."""
+    from penstock.dead_letters.kinds import count
+
+    if every == (topic is not None):
+        raise ConfigurationError("name one dead-letter topic, or give --all; not both")
+    with _log(cluster) as log:
+        if topic is None:
+            names = [name for name in log.topics() if name.startswith("dlq.") or name.endswith("-dlt")]
+        else:
+            names = [topic]
+        kinds = {name: count(log, name) for name in names}
+    rows = [{"dead_letter_topic": name, **asdict(kind)} for name, found in kinds.items() for kind in found]
+    rows.sort(key=lambda row: (-row["count"], row["dead_letter_topic"]))
+    lines = [f"{name}: {counted(sum(kind.count for kind in found), 'dead letter')}" for name, found in kinds.items()]
+    return Result([Table("kinds", rows, limit=limit)], lines=lines or ["there is no topic called dlq.* or *-dlt"])
+
+
+def show(
+    cluster: Reading,
+    *,
+    topic: Letters,
+    last: Annotated[int | None, typer.Option(min=1, help="The newest so many, in the order of their time.")] = None,
+    payload: Annotated[
+        bool, typer.Option("--payload", help="Print key, value, values of headers and the exception's text, too.")
+    ] = False,
+) -> Result:
+    """Print dead letters: where they come from, what they died of and where, their headers; the newest by default."""
+    name, place = topic_or_place(topic)
+    if place is not None and last is not None:
+        raise ConfigurationError("name one dead letter by TOPIC:PARTITION@OFFSET, or give --last; not both")
+    with _log(cluster) as log:
+        letters = log.newest(name, last or 1) if place is None else [_at(log, name, *place)]
+        rows = [row_of(letter, log.was_replayed(letter), payload=payload) for letter in letters]
+    notes = [] if rows else [f"{name} is empty"]
+    if rows and not payload:
+        notes.append("keys, values and texts are shown with --payload")
+    return Result([Table("dead_letters", rows, blocks=True)], notes=notes)
+
+
+def replay(
+    cluster: Reading,
+    *,
+    topic: Letters,
+    to: Annotated[str | None, typer.Option(help="Send all to this topic, not to their original ones.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only those with exception=CLASS, with or without its module, or topic=ORIGINAL. Repeatable."
+        ),
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="PARTITION@OFFSET", help="Only this partition, from there on.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Send so many at most.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Send also what an earlier replay sent.")] = False,
+    dry_run: DryRun = False,
+) -> Result:
+    """Send dead letters back to work, with their keys, values and own headers; at least once.
+
+    What was sent is remembered in the offsets of group penstock-dlq-replay, so that the next replay goes on from
+    there, as long as the broker keeps them: 7 days after the last replay unless it was set up otherwise. Ends with 1
+    where some cannot go anywhere.
+    """
+    from penstock.dead_letters.replay import Replay
+
+    name, place = topic_or_place(topic)
+    choice = _choice(where or (), name, place, start)
+    log_to_stderr()
+    with _log(cluster) as log:
+        work = Replay(log, name, choice, to=to, limit=limit, again=again, dry_run=dry_run)
+        failure: PenstockError | None = None
+        try:
+            work.run()
+        except PenstockError as error:  # what was sent until then is printed first
+            failure = error
+    return _replayed(work.outcome, name, failure or work.failure(), dry_run=dry_run)
+
+
+@contextmanager
+def _log(cluster: Reading) -> Iterator[DeadLetterLog]:
+    from penstock.dead_letters.reader import DeadLetterLog
+
+    cluster.admin("dead letters cannot be read")
+    with DeadLetterLog(cluster.servers, cluster.settings) as log:
+        yield log
+
+
+def _at(log: DeadLetterLog, topic: str, partition: int, offset: int) -> DeadLetter:
+    letter = log.at(topic, partition, offset)
+    if letter is None:
+        raise PenstockError(
+            f"there is no message at {place_text(topic, partition, offset)}; `penstock dlq show {topic} --last 10` "
+            "names some that are there"
+        )
+    return letter
+
+
+def _choice(where: list[str] | tuple[()], topic: str, place: tuple[int, int] | None, start: str | None) -> Choice:
+    from penstock.dead_letters.replay import Choice
+
+    wanted: dict[str, str] = {}
+    for condition in where:
+        name, _, value = condition.partition("=")
+        if name not in {"exception", "topic"} or not value:
+            raise ConfigurationError(f"--where {condition!r} is none; write exception=CLASS or topic=NAME")
+        if name in wanted:
+            raise ConfigurationError(f"--where {name}=... stands twice; a dead letter has one {name}")
+        wanted[name] = value
+    if place is not None and start is not None:
+        raise ConfigurationError(f"{topic}:{place[0]}@{place[1]} names one message; leave --from out")
+    first = place if start is None else place_of(start, topic)[1:]
+    return Choice(wanted.get("exception"), wanted.get("topic"), place=first, alone=place is not None)
+
+
+def row_of(letter: DeadLetter, was_replayed: bool | None, *, payload: bool) -> dict[str, Any]:
+    """Return what is printed of a dead letter: key, value and texts only with its payload."""
+    from penstock.dead_letters.headers import DeadLetterOrigin, strip
+
+    origin, own = letter.origin or DeadLetterOrigin(), strip(letter.headers)
+    stack = (origin.stack or "").splitlines()
+    partition, offset = ("?" if it is None else it for it in (origin.partition, origin.offset))
+    return {
+        "place": letter.place,
+        "at_ms": letter.timestamp_ms,
+        "state": None if was_replayed is None else "replayed" if was_replayed else "pending",
+        "from": None if origin.topic is None else place_text(origin.topic, partition, offset),
+        "group": origin.group,
+        "tries": origin.attempts,
+        "exception": origin.exception,
+        "message": (origin.message or "").splitlines() if payload else None,
+        "headers": [f"{header}: {content_text(value)}" if payload else header for header, value in own],
+        "stack": [line for line in stack if payload or _STACK_LINE.fullmatch(line)],
+        "key": content_text(letter.key) if payload else None,
+        "value": content_text(letter.value) if payload else None,
+    }
+
+
+def _replayed(outcome: Outcome, topic: str, failure: PenstockError | None, *, dry_run: bool) -> Result:
+    done = "would be sent" if dry_run else "sent"
+    lines = [f"{count} {done} from {topic} to {target}" for target, count in outcome.sent.most_common()]
+    lines += [] if outcome.sent else [f"nothing {done} from {topic}"]
+    if outcome.sent_before:
+        lines.append(f"{outcome.sent_before} passed by: sent by an earlier replay (--again sends them too)")
+    if outcome.not_chosen:
+        lines.append(f"{outcome.not_chosen} passed by: not chosen")
+    for number in sorted(outcome.forgetful):
+        text = "too many were passed by to remember all that was sent; a later replay repeats some"
+        lines.append(f"{place_text(topic, number)}: {text}")
+    facts = {
+        "topic": topic,
+        "dry_run": dry_run,
+        "sent": [{"topic": target, "count": count} for target, count in outcome.sent.most_common()],
+        "left": [{"reason": why.value, "count": count} for why, count in outcome.left.items()],
+        "sent_before": outcome.sent_before,
+        "not_chosen": outcome.not_chosen,
+        "forgetful": sorted(outcome.forgetful),
+    }
+    return Result(facts=facts, lines=lines, failure=failure)

@@ -1,1 +1,0 @@
-"""`penstock dlq`: dead letters, shown and replayed."""

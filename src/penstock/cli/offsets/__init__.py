@@ -1,1 +1,0 @@
-"""The commands that show a group's offsets and move them."""

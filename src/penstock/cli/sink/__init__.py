@@ -1,1 +1,0 @@
-"""`penstock sink`: what the ledgers of sinks have, and its change on purpose."""

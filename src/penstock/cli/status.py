@@ -1,0 +1,184 @@
+"""`penstock status`: all members of a group, or of all groups, from what they reported to Kafka."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.options import Reading
+from penstock.cli.output import Result, Table, age_text, counted
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.fleet.page.problems import Problem
+    from penstock.fleet.reports.group_state import Group, Member
+    from penstock.fleet.reports.reader import ReportReader
+
+#: As in `fleet_member.py`, which needs no Kafka client but more than help does.
+REPORTS_TOPIC = "penstock.reports"
+ReportTopic = Annotated[str, typer.Option("--report-topic", help="Topic that the members report to.")]
+
+#: Seconds that it takes at most to learn whether a member lives, and between two looks with --watch.
+_SETTLE_S = 9.0
+_LOOK_S = 1.0
+#: Problems that are shown of each group.
+_MOST_SHOWN = 20
+#: Of the table; JSON has the whole report.
+_COLUMNS = (
+    "member",
+    "group",
+    "state",
+    "partition_count",
+    "lag",
+    "handled_per_second",
+    "failed_per_second",
+    "in_flight",
+    "parked",
+)
+
+
+def status(
+    cluster: Reading,
+    *,
+    group: Annotated[str | None, typer.Argument(metavar="GROUP", help="Only this group.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on, until Ctrl-C.")] = False,
+    topic: ReportTopic = REPORTS_TOPIC,
+) -> Iterator[Result]:
+    """Tell how the members of a group do, wherever they run, from their reports; and which of them fell silent.
+
+    Members report with `penstock run --report`, or App(report=True). It waits for the next report of each member, so
+    that what it shows is of now: 2 seconds, and up to 9 where one is silent. Ends with 1 where none reports, or one is
+    silent whose partitions no other member has. With --watch, each look is a JSON object of its own.
+    """
+    with _reader(cluster, topic) as reader:
+        if not watch:
+            yield _shown(_settled(reader, group, topic), reader)
+        while watch:
+            yield _shown([found for found in reader.groups() if group in {None, found.name}], reader, watch=True)
+            next_at = time.monotonic() + _LOOK_S
+            while (left := next_at - time.monotonic()) > 0:
+                reader.follow(left)
+
+
+def explain_members(cluster: Reading, topic: str, group: str) -> Result:
+    """Return what holds each partition of a group's members, as `penstock explain` does for those that run here."""
+    with _reader(cluster, topic) as reader:
+        (found,) = _settled(reader, group, topic)
+    rows = [
+        {"member": member.report.member, **_partition(partition)}
+        for member in found.members
+        for partition in member.report.partitions
+    ]
+    lines = [text for member in found.members for text in explained(member)]
+    facts = {"group": group, "partitions": rows}
+    return Result(facts=facts, lines=lines, code=int(any(it.is_missed for it in found.members)))
+
+
+def _reader(cluster: Reading, topic: str) -> ReportReader:
+    from penstock.fleet.reports.reader import ReportReader
+
+    cluster.admin(f"the reports in {topic} cannot be read")
+    return ReportReader(cluster.servers, cluster.settings, topic)
+
+
+def _settled(reader: ReportReader, group: str | None, topic: str) -> list[Group]:
+    reader.settle(_SETTLE_S, group)
+    if found := [found for found in reader.groups() if group in {None, found.name}]:
+        return found
+    whose = "no member" if group is None else f"no member of {group}"
+    raise PenstockError(
+        f"{whose} reports to {topic}; start apps with `penstock run --report` or App(report=True), or correct the name"
+    )
+
+
+def _shown(groups: Sequence[Group], reader: ReportReader, *, watch: bool = False) -> Result:
+    from penstock.fleet.page.problems import as_json, problems_of
+
+    rows = [_member_row(member) for group in groups for member in group.members]
+    problems = {group.name: problems_of(group) for group in groups}
+    facts = {"problems": [{"group": name, **as_json(it)} for name, found in problems.items() for it in found]}
+    lines = [text for group in groups for text in group_lines(group, problems[group.name])]
+    notes = []
+    if ignored := reader.states.ignored:
+        each = ", ".join(f"{count} {why}" for why, count in sorted(ignored.items()))
+        notes.append(f"records that are no reports were passed over: {each}")
+    if watch and reader.trouble is not None:
+        notes.append(f"no broker answers, so nothing newer is known: {reader.trouble}")
+    is_missed = any(member.is_missed for group in groups for member in group.members)
+    tables, code = [Table("members", rows, _COLUMNS)], int(is_missed and not watch)
+    return Result(tables, facts, lines=lines, notes=notes, code=code, clear=watch)
+
+
+def _member_row(member: Member) -> dict[str, Any]:
+    report = member.report
+    return {
+        **asdict(report),
+        "partitions": [_partition(partition) for partition in report.partitions],
+        "parked_messages": report.parked,
+        "age_s": round(member.age_s, 3),
+        "is_silent": member.is_silent,
+        "is_replaced": member.is_replaced,
+        "state": _state(member),
+        "partition_count": report.partition_count,
+        "lag": report.lag,
+        "handled_per_second": round(report.rates.get("handled", 0.0), 1),
+        "failed_per_second": round(report.rates.get("failed", 0.0), 1),
+        "in_flight": report.counts.get("in_flight"),
+        "parked": report.counts.get("parked_keys"),
+    }
+
+
+def _partition(partition: Mapping[str, Any]) -> dict[str, Any]:
+    return {**partition, "text": _sentence(partition)}
+
+
+def _state(member: Member) -> str:
+    if not member.is_silent:
+        return "reports"
+    return f"silent for {age_text(member.age_s)}" + (", others have its partitions" if member.is_replaced else "")
+
+
+def explained(member: Member) -> Iterator[str]:
+    """Return what holds each partition of a member."""
+    report = member.report
+    silent = f", silent for {age_text(member.age_s)}" if member.is_silent else ""
+    yield f"{report.group}, {report.member}: {counted(report.partition_count, 'partition')}{silent}"
+    for partition in report.partitions:
+        yield f"  {_sentence(partition)}" + (f", key hash {partition['key_hash']}" if partition["key_hash"] else "")
+    if sums := report.left_out:
+        yield (
+            f"  {counted(int(sums.get('partitions', 0)), 'partition')} more, with lag {sums.get('lag', 0):.0f} and "
+            f"{sums.get('in_flight', 0):.0f} in flight, did not fit into the report"
+        )
+
+
+def _sentence(partition: Mapping[str, Any]) -> str:
+    """Return the sentence that `penstock explain` prints."""
+    from penstock.consumer.inspect.explain import Explanation
+
+    return str(Explanation(**{name: value for name, value in partition.items() if name not in {"key_hash", "stack"}}))
+
+
+def group_lines(group: Group, problems: Sequence[Problem]) -> Iterator[str]:
+    """Return how a group does together, and what holds it up, the worst first: as the page shows it."""
+    from penstock.fleet.reports.report import total_lag
+
+    living = [member.report for member in group.members if not member.is_silent]
+    silent = sum(member.is_missed for member in group.members)
+    handled = sum(report.rates.get("handled", 0.0) for report in living)
+    lag = total_lag(living)
+    yield (
+        f"{group.name}: {counted(len(living), 'member')}"
+        + (f" and {silent} silent" if silent else "")
+        + f", {counted(sum(report.partition_count for report in living), 'partition')}, "
+        + f"{'lag unknown' if lag is None else f'lag {lag}'}, {handled:.0f} messages/s"
+    )
+    for problem in problems[:_MOST_SHOWN]:
+        yield f"  {problem.level:<5}{problem.title}: {problem.text}"
+        yield from (f"           {line}" for line in (problem.stack or "").splitlines())
+    if len(problems) > _MOST_SHOWN:
+        yield f"  and {len(problems) - _MOST_SHOWN} more: see `penstock explain {group.name} --reports`"

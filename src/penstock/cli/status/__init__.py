@@ -1,1 +1,0 @@
-"""The commands that show what processes report."""

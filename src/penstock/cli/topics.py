@@ -1,0 +1,75 @@
+"""`penstock topics`: the topics that an app needs, made before it is started."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.options import AppOptions, DryRun
+from penstock.cli.output import Result, Table, counted
+
+Partitions = Annotated[
+    int, typer.Option(min=1, help="With --all: partitions of the topics that the app reads or writes results to.")
+]
+
+
+def create(
+    app_options: AppOptions,
+    *,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also the topics that the app reads, and those that it writes results to.")
+    ] = False,
+    partitions: Partitions = 1,
+    dry_run: DryRun = False,
+) -> Result:
+    """Create what an app needs and is not there: for dead letters, retries, transactions, reports and commands.
+
+    The app makes them by itself where it may. This is for a cluster on which it may not: run it as a user who has
+    Create. Topics that are there are left as they are.
+    """
+    from penstock import clients
+    from penstock.cli.needs import TRANSACTIONS, needs_of_app
+    from penstock.clients.cluster import KafkaCluster
+    from penstock.clients.topics import TopicSpec
+    from penstock.consumer.poll.topics import create_outputs
+    from penstock.fleet.commands.audit_log import audit_spec, commands_spec
+    from penstock.fleet.reports.reporter import topic_spec
+    from penstock.transactions.wire.topics import DEFAULT_PARTITIONS, open_topics
+
+    app = app_options.load()
+    config, servers = app.effective["config"], app.bootstrap_servers
+    cluster = KafkaCluster(servers, config)
+    there = cluster.topics()
+    needs = needs_of_app(app, there)
+    uses = needs.topics | needs.made
+    wanted = [name for name in uses if name not in there and (every or name in needs.made)]
+    if not dry_run:
+        cluster.ensure_topics(TopicSpec(name, partitions) for name in wanted if name in needs.topics)
+        counts = cluster.topics()
+        outputs = {name: tuple(sources) for name, sources in needs.outputs.items() if name in wanted}
+        create_outputs(cluster, {**{name: 1 for sources in outputs.values() for name in sources}, **counts}, outputs)
+        if any(needs.made.get(name) == TRANSACTIONS for name in wanted):
+            open_topics(clients.admin(servers, config), servers, app.effective["prefix"], DEFAULT_PARTITIONS)
+        specs = {}
+        if app.report is not None:
+            specs[app.report.topic] = topic_spec(app.report.topic)
+        if app.commands is not None:
+            specs[app.commands.topic] = commands_spec(app.commands.topic)
+            specs[app.commands.audit_topic] = audit_spec(app.commands.audit_topic)
+        cluster.ensure_topics(spec for name, spec in specs.items() if name in wanted)
+    now = there if dry_run else cluster.topics()
+    made = "missing" if dry_run else "created"
+    rows = [
+        {
+            "topic": name,
+            "for": use,
+            "partitions": now.get(name),
+            "state": "there" if name in there else made if name in wanted else "missing: see --all",
+        }
+        for name, use in sorted(uses.items())
+    ]
+    count = counted(len(wanted), "topic")
+    notes = [f"a dry run: {count} would be created" if dry_run else f"{count} created"]
+    notes += [f"{note}" for note in needs.notes if note.startswith("sink ")]
+    return Result([Table("topics", rows)], {"app": app.name, "dry_run": dry_run}, notes=notes)

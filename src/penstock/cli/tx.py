@@ -1,0 +1,305 @@
+"""`penstock tx`: what is pending in a store of transactions, what it waits for, and an operator's decision on it.
+
+Key, value and headers are printed only where they are asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.output import Result, Table, content_text, counted, log_to_stderr, time_text
+from penstock.cli.tx_store import Store, database, groups_without_producers
+from penstock.errors import ConfigurationError, PenstockError, TransactionError
+
+if TYPE_CHECKING:
+    from penstock.transactions.model import DiscardedTransaction, PendingTransaction
+    from penstock.transactions.operator.audit import Audited
+    from penstock.transactions.operator.inspection import Discarded
+    from penstock.transactions.stores.kafka.inspection import Found
+    from penstock.transactions.wire.half import Half
+
+_ROW_LIMIT = 50
+#: Who decided, by the name of `Author`.
+_AUTHORS = {
+    "PRODUCER": "its producer",
+    "CHECK": "a check",
+    "OPERATOR": "an operator",
+    "COORDINATOR": "the coordinator, by the discard policy",
+}
+
+TransactionId = Annotated[str, typer.Argument(metavar="ID", help="Id of the transaction.")]
+TransactionIds = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of transactions.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; it stands in the audit log.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait until it took effect.")]
+
+
+def ls(
+    store: Store,
+    *,
+    group: Annotated[str | None, typer.Option(help="Only those of this producer group.")] = None,
+    older_than: Annotated[float, typer.Option("--older-than", min=0, help="Only those of so many seconds.")] = 0.0,
+    discarded: Annotated[bool, typer.Option("--discarded", help="Those that were discarded instead.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="With --discarded: also what was brought back since.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Rows to print, the oldest first.")] = _ROW_LIMIT,
+) -> Result:
+    """List what is not settled: age, checks, decision, and what it waits for. Needs no running coordinator."""
+    from penstock.transactions.stores.kafka.administration import KafkaAdministration
+
+    if discarded and store.file is not None:
+        raise ConfigurationError(
+            "what a file store has discarded lies in Kafka, in the topic of its prefix: name that by --prefix instead "
+            "of --file"
+        )
+    notes: list[str] = []
+    # An operator soon hears of a broker that is away.
+    with store.open(store.connect_timeout) as opened:
+        if discarded:
+            now_ms = time.time() * 1000
+            entries = [
+                row
+                for row in map(_discarded_row, opened.discarded())
+                if now_ms - row["at_ms"] >= older_than * 1000 and group in {None, row["group"]}
+            ]
+            rows = [row for row in entries if every or not row["resumed_by"]]
+            if len(rows) < len(entries):
+                notes = [f"{len(entries) - len(rows)} more were brought back since; see them with --all"]
+        else:
+            found = [it for it in opened.pending() if it.age_s >= older_than and group in {None, it.group}]
+            rows = [_pending_row(pending) for pending in found]
+            if isinstance(opened, KafkaAdministration):
+                notes = [*_alone(store, found), *opened.coordinator_notices()]
+    columns = ("group", "topics", "reason", "check_count", "at_ms") if discarded else (
+        "group", "topics", "age_s", "check_count", "decided", "waits_for"
+    )  # fmt: skip
+    table = Table("transactions", rows, ("transaction_id", *columns), limit=limit)
+    kind = "discarded message" if discarded else "pending transaction"
+    return Result([table], {"store": store.name}, notes=[f"{counted(len(rows), kind)} in {store.name}", *notes])
+
+
+def show(
+    store: Store,
+    *,
+    transaction_id: TransactionId,
+    payload: Annotated[bool, typer.Option("--payload", help="Print keys and values, too.")] = False,
+) -> Result:
+    """Print one transaction: its messages, its state, and what operators did to it."""
+    from penstock.transactions.operator.inspection import Discarded
+    from penstock.transactions.stores.kafka.administration import KafkaAdministration
+
+    _check_ids([transaction_id])
+    if payload:
+        store.require_kafka("--payload")
+    states: list[dict[str, Any]] = []
+    with store.open() as opened:
+        if isinstance(opened, KafkaAdministration):
+            found = opened.find(transaction_id)
+            if found is not None:
+                halves = zip(found.pending.halves, found.pending.offsets, strict=True)
+                messages = [_message(half, f"half {found.half_partition}:{offset}", payload) for half, offset in halves]
+                row = _pending_row(opened.describe(found))
+                states.append({**row, "decided": _decision(found), "messages": messages})
+        elif (pending := opened.show(transaction_id)) is not None:
+            states.append({**_pending_row(pending), "messages": [f"to {topic}" for topic in pending.topics]})
+        for gone in opened.discarded():
+            if (row := _discarded_row(gone))["transaction_id"] != transaction_id:
+                continue
+            where = f"discarded {gone.partition}:{gone.offset}" if isinstance(gone, Discarded) else ""
+            text = [_message(gone.half, where, payload)] if isinstance(gone, Discarded) else row["topics"]
+            states.append({**row, "messages": text})
+        acts = [_act(act) for act in opened.acts(transaction_id)]
+    if not states and not acts:
+        text = "is neither pending nor discarded: it is settled, or never was in"
+        raise PenstockError(f"transaction {transaction_id} {text} {store.name}")
+    states = states or [{"transaction_id": transaction_id, "state": "settled"}]
+    tables = [Table(state["state"], [state], blocks=True) for state in states]
+    return Result([*tables, Table("acts", acts)])
+
+
+def commit(store: Store, *, transaction_ids: TransactionIds, reason: Reason = "", timeout: Timeout = 30.0) -> Result:
+    """Publish pending transactions, if nobody decided before. Ends with 1 where a decision does not stand.
+
+    Each act is in the audit log.
+    """
+    return _decided(store, transaction_ids, "COMMIT", reason, timeout)
+
+
+def rollback(store: Store, *, transaction_ids: TransactionIds, reason: Reason = "", timeout: Timeout = 30.0) -> Result:
+    """Roll back transactions that nobody decided before, or that are committed and not due yet.
+
+    Each act is in the audit log. Ends with 1 where a decision does not stand.
+    """
+    return _decided(store, transaction_ids, "ROLLBACK", reason, timeout)
+
+
+def discard(store: Store, *, transaction_ids: TransactionIds, reason: Reason = "", timeout: Timeout = 30.0) -> Result:
+    """Move undecided transactions, and those their target refuses, to the discarded topic.
+
+    Each act is in the audit log. Ends with 1 where a decision does not stand.
+    """
+    return _decided(store, transaction_ids, "DISCARD", reason, timeout)
+
+
+def resume(
+    store: Store,
+    *,
+    transaction_id: TransactionId,
+    reason: Reason = "",
+    again: Annotated[
+        bool, typer.Option("--again", help="Also what was brought back before; it may become visible twice.")
+    ] = False,
+) -> Result:
+    """Bring a discarded transaction back, undecided: its group is asked again, with a fresh count."""
+    from penstock.transactions.stores.kafka.administration import KafkaAdministration
+
+    _check_ids([transaction_id])
+    log_to_stderr()
+    if again:
+        store.require_kafka("--again")
+    with store.open() as opened:
+        if isinstance(opened, KafkaAdministration):
+            count = opened.resume(transaction_id, _actor(), reason, again=again)
+            what = f"{counted(count, 'message')} brought back"
+        else:
+            opened.resume(transaction_id, _actor(), reason)
+            what = "brought back"
+    line = f"{transaction_id}: {what}; its group is asked again"
+    return Result(facts={"transaction_id": transaction_id, "outcome": what}, lines=[line])
+
+
+def create_tables(
+    *,
+    sql: Annotated[
+        str, typer.Option("--sql", help="The database: sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME.")
+    ],
+    shards: Annotated[
+        int, typer.Option(min=1, help="Parts that coordinators can share, where the tables are new.")
+    ] = 4,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the statements, and create nothing.")] = False,
+) -> Result:
+    """Create the tables of a store in a database, where they are absent: for a user of producers that may not.
+
+    With --dry-run, the statements are printed for an administrator of the database.
+    """
+    with database(sql) as opened:
+        from penstock.transactions.stores.sql import schema
+
+        if dry_run:
+            statements = schema.statements(opened, shards)
+            return Result(facts={"statements": statements}, lines=[f"{text};" for text in statements])
+        _, count = schema.create(opened, shards)
+    return Result(facts={"shards": count}, lines=[f"the tables of the store are there, with {counted(count, 'shard')}"])
+
+
+def _decided(store: Store, ids: Sequence[str], verdict: str, reason: str, timeout_s: float) -> Result:
+    """Store an operator's decisions one by one; it fails if one of them does not stand."""
+    from penstock.transactions.operator.administration import Effect
+    from penstock.transactions.wire.ops import Verdict
+
+    _check_ids(ids)
+    outcomes: list[dict[str, Any]] = []
+    failure: PenstockError | None = None
+    with store.open() as opened:
+        log_to_stderr()
+        for transaction_id in ids:
+            stands, text = False, ""
+            try:
+                decided = opened.decide(transaction_id, Verdict[verdict], _actor(), reason, timeout_s)
+                stands, text = decided.effect is not Effect.REFUSED, decided.text(Verdict[verdict])
+            except TransactionError as error:
+                text = str(error)
+            except PenstockError as error:  # what was decided before it is printed first
+                failure = error
+                break
+            outcomes.append({"transaction_id": transaction_id, "stands": stands, "outcome": text})
+    if failure is None and (lost := [it for it in outcomes if not it["stands"]]):
+        failure = PenstockError(f"{len(lost)} of {len(outcomes)} decisions do not stand; the lines above say why")
+    lines = [f"{it['transaction_id']}: {it['outcome']}" for it in outcomes]
+    return Result(facts={"decisions": outcomes}, lines=lines, failure=failure)
+
+
+def _alone(store: Store, found: Sequence[PendingTransaction]) -> list[str]:
+    """Say which groups have undecided transactions and no living producer to ask about them."""
+    waiting = sorted({it.group for it in found if it.decided is None and not it.waits_for})
+    return [
+        f"no producer of group {group} is alive that answers checks: its undecided transactions wait until one with a "
+        "check function starts, or for `penstock tx commit` or `rollback`"
+        for group in (groups_without_producers(store, waiting) if waiting else ())
+    ]
+
+
+def _pending_row(pending: PendingTransaction) -> dict[str, Any]:
+    waits = pending.waits_for or "a decision"
+    if pending.held_by is not None:
+        waits = f"{pending.held_by}, before it in its key"
+    elif pending.waits_for == "its time" and pending.deliver_at_ms is not None:
+        waits = time_text(pending.deliver_at_ms)
+    decided = None if pending.decided is None else pending.decided.name
+    row = {**asdict(pending), "topics": _distinct(pending.topics), "decided": decided, "waits_for": waits}
+    return {"transaction_id": row.pop("transaction_id"), "state": "pending", **row}
+
+
+def _discarded_row(gone: Discarded | DiscardedTransaction) -> dict[str, Any]:
+    from penstock.transactions.model import DiscardedTransaction
+
+    if isinstance(gone, DiscardedTransaction):
+        by, about = "", asdict(gone)
+    else:
+        half, by = gone.half, gone.resumed_by
+        about = {"transaction_id": half.transaction_id, "group": half.group, "topics": (half.topic,)}
+        about |= {"reason": gone.reason, "check_count": gone.check_count, "at_ms": gone.at_ms}
+    about["topics"] = _distinct(about["topics"])
+    about["reason"] += f"; brought back by {by}" if by else ""
+    return {"transaction_id": about.pop("transaction_id"), "state": "discarded", **about, "resumed_by": by or None}
+
+
+def _distinct(topics: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(topics))
+
+
+def _decision(found: Found) -> str | None:
+    if found.pending.verdict is None:
+        return None
+    decision = found.decision
+    by = "" if decision is None else f" by {_AUTHORS[decision.author.name]}"
+    return found.pending.verdict.name + by + ("" if decision is None or not decision.actor else f" ({decision.actor})")
+
+
+def _message(half: Half, place: str, payload: bool) -> str:
+    part = "" if half.part is None else f", part {half.part[0]} of {half.part[1]}"
+    where = half.topic if half.partition is None else f"{half.topic}:{half.partition}"
+    text = f"to {where}{part}, at {place}, {len(half.value or b'')} bytes"
+    if not payload:
+        return text
+    headers = "".join(f", header {name} {content_text(value)}" for name, value in half.headers)
+    return f"{text}, key {content_text(half.key)}, value {content_text(half.value)}{headers}"
+
+
+def _act(audited: Audited) -> dict[str, Any]:
+    return {"at_ms": audited.at_ms, "what": audited.act.what, "by": audited.act.who, "why": audited.act.why or None}
+
+
+def _actor() -> str:
+    """Return who runs this command: the user of the machine, and the machine."""
+    import getpass
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may have no name for its user
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"[:200]
+
+
+def _check_ids(ids: Sequence[str]) -> None:
+    from penstock.transactions.wire.ids import is_id
+
+    for transaction_id in ids:
+        if not is_id(transaction_id):
+            raise ConfigurationError(
+                f"{transaction_id!r} is no transaction id; `penstock tx ls` names those that are pending"
+            )

@@ -1,0 +1,230 @@
+"""Where commands find a store of transactions, in Kafka, a database or a folder, and what an operator can do there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from penstock.cli.options import Reading
+from penstock.cli.output import print_error
+from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, StoreConnectionError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from penstock.transactions.model import DiscardedTransaction, PendingTransaction
+    from penstock.transactions.operator.administration import Decided
+    from penstock.transactions.operator.audit import Audited
+    from penstock.transactions.stores.kafka.administration import KafkaAdministration
+    from penstock.transactions.stores.sql.database import Database
+    from penstock.transactions.wire.ops import Verdict
+
+#: Seconds that a statement may take: all that is pending may be much.
+_STATEMENT_S = 60.0
+
+Sql = Annotated[
+    str | None,
+    typer.Option("--sql", help="A store in a database instead: sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME."),
+]
+Prefix = Annotated[str, typer.Option(help="First part of the names of the store's topics.")]
+
+
+@dataclass(frozen=True)
+class Store(Reading):
+    """Where the store is: in Kafka, in a database, or in a folder. A store that is not in Kafka needs no broker."""
+
+    sql: Sql = None
+    file: Annotated[Path | None, typer.Option("--file", help="A file store instead, by its folder: to look at.")] = None
+    prefix: Prefix = "penstock"
+
+    @property
+    def name(self) -> str:
+        """What the store is called."""
+        return "the database" if self.sql is not None else str(self.file or self.prefix)
+
+    def open(self, wait_s: float = 15.0) -> AbstractContextManager[KafkaAdministration | SqlOperator | FileOperator]:
+        """Return what can be done there, for a `with` block that closes it.
+
+        Brokers that do not answer at once are waited for about `wait_s` seconds in all.
+        """
+        require_one_store(self.sql, self.file)
+        if self.file is not None:
+            return nullcontext(FileOperator(self, self.file))
+        if self.sql is not None:
+            return closing(SqlOperator(self.sql))
+        if self.bootstrap_servers is None:
+            raise ConfigurationError(
+                "--bootstrap-servers is missing; or name a store in a database by --sql, or one in a folder by --file"
+            )
+        from penstock.transactions.stores.kafka.administration import KafkaAdministration
+
+        self.admin(f"the transactions of {self.prefix} cannot be read")
+        return KafkaAdministration(self.servers, self.prefix, self.settings, wait_s=wait_s)
+
+    def require_kafka(self, option: str) -> None:
+        """Refuse an option for what only a store in Kafka can tell or do."""
+        if self.sql is not None or self.file is not None:
+            raise ConfigurationError(f"{option} is for a store in Kafka: leave it out, or --sql and --file")
+
+
+def require_one_store(sql: str | None, file: Path | None) -> None:
+    """Raise `ConfigurationError` where two stores are named."""
+    if sql is not None and file is not None:
+        raise ConfigurationError("--sql and --file name two stores; leave one of them out")
+
+
+@contextmanager
+def database(url: str) -> Iterator[Database]:
+    """Connect to a database, for the block; `StoreConnectionError` where it does not answer."""
+    try:
+        import sqlalchemy as sa
+
+        from penstock.transactions.stores.sql.database import Database
+    except ImportError as error:
+        raise ConfigurationError("--sql needs the extra sql: pip install 'penstock[sql]'") from error
+    found = Database(url, _STATEMENT_S)
+    try:
+        yield found
+    except sa.exc.SQLAlchemyError as error:
+        raise StoreConnectionError(
+            f"the database {found.engine.url.database or ''} cannot be used: {type(error).__name__}; see whether it "
+            "runs, and what this user may do there"
+        ) from error
+    finally:
+        found.close()
+
+
+class SqlOperator:
+    """What `penstock tx` does on a SQL store, by the database's address. Used by one thread.
+
+    `ConfigurationError` where it is no such address, `StoreConnectionError` where the database does not answer,
+    `PenstockError` where there is no store.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._stack = ExitStack()
+        with ExitStack() as opening:
+            opened = opening.enter_context(database(url))
+            _require_tables(opened)
+            self._stack = opening.pop_all()
+        from penstock.transactions.stores.sql.administration import SqlAdministration
+
+        self._administration = administration = SqlAdministration(opened)
+        # What a look asks for is the administration's own.
+        self.pending, self.show = administration.pending, administration.show
+        self.discarded, self.acts = administration.discarded, administration.acts
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._stack.close()
+
+    def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str, timeout_s: float) -> Decided:
+        """Store a decision and wait until it took effect. Raises as `SqlAdministration.decide`."""
+        from penstock.transactions.operator.administration import await_effect
+
+        self._administration.decide(transaction_id, verdict, actor, why)
+        return await_effect(self.show, transaction_id, verdict, timeout_s)
+
+    def resume(self, transaction_id: str, actor: str, why: str) -> None:
+        """Bring a discarded transaction back. Raises as `SqlAdministration.resume`."""
+        self._administration.resume(transaction_id, actor, why)
+
+
+def _require_tables(opened: Database) -> None:
+    import sqlalchemy as sa
+
+    name = opened.engine.url.database or ""
+    # SQLite would make the file.
+    has_database = opened.kind != "sqlite" or Path(name).exists()
+    if not has_database or not sa.inspect(opened.engine).has_table("penstock_tx"):
+        raise PenstockError(
+            f"there is no store of transactions in database {name}; a SqlStore makes one, and so does "
+            "`penstock tx create-tables --sql URL`"
+        )
+
+
+class FileOperator:
+    """What `penstock tx` does on a file store: it looks, and needs neither Kafka nor the store's lock.
+
+    The folder belongs to the process that has the store open: whatever changes something is done there.
+    """
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self._store = store
+        self._folder = folder
+
+    def pending(self) -> Sequence[PendingTransaction]:
+        """Return what is not settled, oldest first. Raises as `reader.read_pending`."""
+        from penstock.transactions.stores.file.administration import read_pending
+
+        return read_pending(self._folder)
+
+    def show(self, transaction_id: str) -> PendingTransaction | None:
+        """Return one pending transaction, or None."""
+        from penstock.transactions.stores.file.administration import read_pending
+
+        return next(iter(read_pending(self._folder, transaction_id)), None)
+
+    def discarded(self) -> Sequence[DiscardedTransaction]:
+        """Return nothing: what was discarded lies in Kafka, in the topic of the store's prefix."""
+        return ()
+
+    def acts(self, transaction_id: str) -> Sequence[Audited]:
+        """Return what operators did to a transaction, oldest first, where it is known which Kafka has that."""
+        if self._store.bootstrap_servers is None:
+            return ()
+        from penstock.transactions.operator.audit import read_audit
+        from penstock.transactions.operator.inspection import Inspection
+        from penstock.transactions.wire.topics import StoreTopics
+
+        topics = StoreTopics(self._store.prefix)
+        inspection = Inspection(self._store.servers, self._store.settings, topics)
+        try:
+            return read_audit(inspection, topics.audit, transaction_id)
+        except BrokerConnectionError as error:
+            # The store itself needs no Kafka to be looked at.
+            print_error(f"what operators did is not shown: {error}")
+            return ()
+
+    def decide(self, transaction_id: str, verdict: Verdict, *_others: object) -> NoReturn:
+        """Refuse, and say what to do."""
+        self._refuse(f"decide({transaction_id!r}, Verdict.{verdict.name}, actor)")
+
+    def resume(self, transaction_id: str, *_others: object) -> NoReturn:
+        """Refuse, and say what to do."""
+        self._refuse(f"resume({transaction_id!r}, actor)")
+
+    def _refuse(self, call: str) -> NoReturn:
+        raise ConfigurationError(
+            f"the file store in {self._folder} is changed by the process that has it, and from here only looked at: "
+            f"call store.administration().{call} there"
+        )
+
+
+def groups_without_producers(store: Store, groups: Sequence[str]) -> list[str]:
+    """Return those producer groups of a store in Kafka of which no producer that answers checks is alive."""
+    from penstock import clients
+    from penstock.clients.groups import describe_groups
+    from penstock.transactions.wire.topics import StoreTopics
+
+    checkers: dict[str, str] = {StoreTopics(store.prefix).checkers(group): group for group in groups}
+    admin = clients.admin(store.servers, store.settings)  # it lives until it has answered
+    asked = describe_groups(admin, checkers)
+    return [group for name, group in checkers.items() if _is_empty(asked[name], store.connect_timeout)]
+
+
+def _is_empty(asked: Future[Any], timeout_s: float) -> bool:
+    """Tell whether a group is known to have no members; what brokers do not tell is not known."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    from penstock.clients.answers import answered
+
+    try:
+        return not answered(asked, timeout_s).members
+    except KafkaException as error:
+        return bool(error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND)

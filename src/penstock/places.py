@@ -1,0 +1,39 @@
+"""Places in topics, as they are printed and written everywhere: `orders:1` is a partition, `orders:1@15` a message."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.errors import ConfigurationError
+
+_PLACE = re.compile(r"(?:([\w.-]+):)?([0-9]{1,9})@([0-9]{1,18})", re.ASCII)
+_WITHOUT_OFFSET = re.compile(r"[\w.-]+", re.ASCII)
+
+
+def place_text(topic: str, partition: object, offset: object = None) -> str:
+    """Return a place as it is printed: `orders:1@15`, or `orders:1` without an offset."""
+    return f"{topic}:{partition}" if offset is None else f"{topic}:{partition}@{offset}"
+
+
+def place_of(text: str, topic: str | None = None) -> tuple[str, int, int]:
+    """Return topic, partition and offset of a place.
+
+    With a `topic` that is known already, the place may be without it, as `1@15`, and must be of no other.
+    `ConfigurationError` says what to write where it is none.
+    """
+    found = _PLACE.fullmatch(text)
+    named = found[1] or topic if found is not None else None
+    if found is None or named is None or (topic is not None and named != topic):
+        raise ConfigurationError(
+            f"{text!r} is no place of a message; write {'TOPIC' if topic is None else topic}:PARTITION@OFFSET, as in "
+            f"{topic or 'orders'}:0@17"
+        )
+    return named, int(found[2]), int(found[3])
+
+
+def topic_or_place(text: str) -> tuple[str, tuple[int, int] | None]:
+    """Return a topic, and partition and offset where the text names a message of it. Raises as `place_of`."""
+    if _WITHOUT_OFFSET.fullmatch(text):
+        return text, None
+    topic, partition, offset = place_of(text)
+    return topic, (partition, offset)
