@@ -153,6 +153,19 @@ def test_an_undecided_half_holds_later_halves_of_its_key_and_no_others(store_ben
     assert store_bench.seen()[2:] == [b"1", b"3"]
 
 
+def test_halves_of_a_key_that_were_decided_in_another_order_are_published_in_theirs(store_bench: StoreBench) -> None:
+    first, second, third = (
+        store_bench.prepare(store_bench.half(value, order_key=b"k")) for value in (b"1", b"2", b"3")
+    )
+
+    # The second waits for the first, which was decided later; the third was decided after both.
+    for prepared in (second, first, third):
+        store_bench.decide(prepared, COMMIT)
+    settled(store_bench.coordinator(**NO_CHECKS), committed=3)
+
+    assert store_bench.seen() == [b"1", b"2", b"3"]
+
+
 def test_an_undecided_half_holds_its_key_in_its_own_group_alone(
     store_bench: StoreBench, new_topic: Callable[..., str]
 ) -> None:

@@ -7,7 +7,7 @@ to be published, what is held, and what was settled.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -166,7 +166,11 @@ class SqlBacklog:
         # No less than the queue takes them for: headers are in hexadecimal digits.
         lengths = (sa.func.coalesce(sa.func.length(message.c[name]), 0) for name in ("key", "value", "headers"))
         sizes = sa.select(sa.func.sum(sum(lengths, sa.literal_column("0")))).where(message.c.tx == tx.c.id)
-        found = sa.select(tx, sizes.scalar_subquery().label("size")).where(self._ready)
+        earlier = tx.alias("before_it")
+        is_decided = earlier.c.state.in_((schema.COMMIT, schema.DISCARD))
+        before = sa.select(sa.func.count()).select_from(earlier).where(schema.before_it(earlier), is_decided)
+        sums = sizes.scalar_subquery().label("size"), before.scalar_subquery().label("before")
+        found = sa.select(tx, *sums).where(self._ready)
         with self._database.read() as connection:
             # With the ownership, after the relay was opened: whoever takes the shard from now on fences this one.
             self.is_lost = not self._is_mine(connection)
@@ -174,9 +178,9 @@ class SqlBacklog:
                 return ()
             rows = connection.execute(found.order_by(_DECIDED).limit(min(limit, GROUP))).all()
             rolled_back = [row.id for row in rows if row.state == schema.ROLLBACK]
-            rows = [row for row in rows if row.state != schema.ROLLBACK]
-            before = accumulate((row.size or 0 for row in rows), initial=0)
-            fitting = [row for row, taken in zip(rows, before, strict=False) if taken + (row.size or 0) <= room_bytes]
+            rows = _in_line([row for row in rows if row.state != schema.ROLLBACK])
+            total = accumulate((row.size or 0 for row in rows), initial=0)
+            fitting = [row for row, taken in zip(rows, total, strict=False) if taken + (row.size or 0) <= room_bytes]
             entries = self._decided(connection, fitting or rows[:1])
         if rolled_back:
             self._settle(tx.c.id.in_(rolled_back))
@@ -266,6 +270,22 @@ class SqlBacklog:
         for row in settled:
             self._counts.answered_checks += row.answered
             self._counts.settled(Verdict(row.state), row.age)
+
+
+def _in_line(rows: Sequence[Any]) -> list[Any]:
+    """Return the rows before which all that stand before them in their line are returned.
+
+    A row may be ready together with an earlier one of its line that was decided before it. Another one in between may
+    not: it was decided first, and waits for the earlier one. Then the row waits for both.
+    """
+    found: list[Any] = []
+    taken = Counter[tuple[str, bytes | None]]()
+    for row in rows:
+        line = row.producer_group, None if row.order_key is None else bytes(row.order_key)
+        if row.order_key is None or row.before == taken[line]:
+            taken[line] += 1
+            found.append(row)
+    return found
 
 
 def _in_groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
