@@ -11,7 +11,7 @@ UV_VERSION := 0.13.8
 # Tests start hundreds of processes: each would compile all that it imports where an environment forbids to keep it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all chaos simulate lint docs format lock bench clean
+.PHONY: help demo test test-all chaos simulate endurance lint docs format lock bench clean
 help: ## what can be made here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
@@ -37,6 +37,9 @@ chaos: .venv/.installed ## what is restarted, killed, frozen and cut off, at len
 
 simulate: .venv/.installed ## ten thousand simulated runs of the consumer, on a clock moved by hand, and of stores, on a disk that tears
 	PENSTOCK_SIMULATIONS=10000 $(BIN)/python -m pytest --numprocesses 2 tests/simulation $(ARGS)
+
+endurance: .venv/.installed ## thirty campaigns of everything under faults, and docs/endurance.md from all that ran (hours; ARGS="--campaigns 2")
+	PYTHONPATH=src:tests $(BIN)/python -m endurance $(ARGS)
 
 lint: .venv/.installed ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

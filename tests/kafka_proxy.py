@@ -135,6 +135,10 @@ class KafkaProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="kafka-proxy", daemon=True)
         self._faults: list[Fault] = []
         self._lines: set[asyncio.Task[None]] = set()
+        #: The proxy's port by the broker's, and where each broker of a cluster has a proxy, those of the others too.
+        self.ports: dict[int, int] = {}
+        #: Whether the line is cut: what is connected was disconnected, and nobody is let in. `cut` and `heal` set it.
+        self.is_cut = False
         #: Seconds that an answer of an api is late by: a slow broker.
         self.late: dict[int, float] = {}
         #: How many requests of each api clients sent.
@@ -150,6 +154,7 @@ class KafkaProxy:
         ).result(30)
         self._server = server
         self.own_port = server.sockets[0].getsockname()[1]
+        self.ports[self._port] = self.own_port
         #: Where clients connect to.
         self.bootstrap_servers = f"{self._host}:{self.own_port}"
         return self
@@ -159,6 +164,20 @@ class KafkaProxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
         self._loop.close()
+
+    def cut(self) -> int:
+        """Disconnect all clients, and let none in until `heal`. Returns how many there were."""
+        self.is_cut, connected = True, len(self._lines)
+        self._loop.call_soon_threadsafe(self._disconnect)
+        return connected
+
+    def heal(self) -> None:
+        """Let clients in again."""
+        self.is_cut = False
+
+    def _disconnect(self) -> None:
+        for line in self._lines:
+            line.cancel()
 
     @contextlib.contextmanager
     def fault(
@@ -193,13 +212,15 @@ class KafkaProxy:
 
     async def _end(self) -> None:
         self._server.close()
-        for line in self._lines:
-            line.cancel()
+        self._disconnect()
         await asyncio.gather(*self._lines, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if self.is_cut:
+            writer.close()
+            return
         self._lines.add(task)
         try:
             broker_reader, broker_writer = await asyncio.open_connection(self._host, self._port)
@@ -276,7 +297,9 @@ class KafkaProxy:
 
     def _readdressed(self, frame: bytes) -> bytes:
         host = self._host.encode()
-        return frame.replace(host + struct.pack(">i", self._port), host + struct.pack(">i", self.own_port))
+        for port, mine in self.ports.items():
+            frame = frame.replace(host + struct.pack(">i", port), host + struct.pack(">i", mine))
+        return frame
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes:
