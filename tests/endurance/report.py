@@ -41,7 +41,7 @@ A supervisor starts what ended. One worker, one coordinator and one sender reach
 {campaigns}
 
 *Records* are messages fed to the workers and messages of transactions that were sent. *Done after*: from the end of
-feeding until every message was where it belongs.
+feeding until every message was where it belongs.{notes}
 
 {sent}
 
@@ -163,6 +163,7 @@ def page(ran: list[dict[str, Any]]) -> str:
         campaigns=_table(
             "seed, day, `group.protocol`, seconds, records, faults, done after (s), violations", campaigns
         ),
+        notes="".join(f" Seed {result['seed']}: {result['note']}." for result in ran if "note" in result),
         sent=_listed("Messages of transactions by how their send ended", sent),
         faults=_table("fault, what it is, times, worst standstill (s), of what", faults),
         not_met=_listed("Not counted so", not_met),
@@ -185,7 +186,7 @@ def _listed(what: str, counts: Counter[str]) -> str:
 
 
 def _fixed(result: dict[str, Any]) -> str:
-    """Return what was done about a campaign's violations: a field that whoever fixes them adds to its line."""
+    """Return what was done about violations: `fixed`, which whoever fixes them adds to the line, as `note`."""
     return f" Fixed since: {result['fixed']}." if "fixed" in result else " **Open.**"
 
 
