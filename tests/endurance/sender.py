@@ -62,7 +62,9 @@ class Sending(threading.Thread):
     def _send(self, name: str, key: str, number: int) -> tuple[str, int]:
         chance = self._chance
         parts = 3 if chance.random() < 0.25 else 1
-        due_s = time.time() + chance.uniform(0, _LONGEST_DELAY_S) if self._delays and chance.random() < 0.3 else None
+        # By the machine's clock: what this process's clock says may be an hour off.
+        due_s = time.clock_gettime(time.CLOCK_REALTIME) + chance.uniform(0, _LONGEST_DELAY_S)
+        due_s = due_s if self._delays and chance.random() < 0.3 else None
         value = {"id": name, "of": parts, "number": number, "due": due_s, "padding": _PADDING}
         store = options["store"]
         messages = [
