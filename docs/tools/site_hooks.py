@@ -23,6 +23,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security-policy.md",
     "deploy/README.md": "deployment.md",
+    "benchmarks/NOTES.md": "measurements.md",
     "examples": "examples.md",
 }
 #: Files that are shown with their text, on one page of their folder.

@@ -13,6 +13,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
     ROOT / "deploy" / "README.md",
+    ROOT / "benchmarks" / "NOTES.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 _BLOCK = re.compile(

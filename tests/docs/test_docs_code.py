@@ -36,7 +36,7 @@ from penstock.spark_sink import KafkaSink, SqlSink
 from penstock.transactions import FileStore
 
 #: Pages whose programs run as a whole, by tests of their own.
-WHOLE = {"tutorial.md", "testing.md"}
+WHOLE = {"tutorial.md", "testing.md", *(page.name for page in (ROOT / "docs" / "jobs").iterdir())}
 PYTHON = [one for page in PAGES if page.name not in WHOLE for one in blocks(page) if one.language == "python"]
 NOT_RUN = re.compile(r"not run: \w.{9,}")
 #: What names on the pages stand for, where they are used and not made.

@@ -1,20 +1,15 @@
-"""The examples run: totals that a lost checkpoint does not change, and a cluster of two workers."""
+"""The example of a cluster of two workers runs."""
 
 from __future__ import annotations
 
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
-
-from penstock.devbroker import DevBroker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -46,20 +41,3 @@ def test_two_workers_read_with_the_package_that_was_shipped_to_them(tmp_path: Pa
     assert {re.sub(r".*/(worker-[12])/.*", r"\1", place) for _, place, _ in read} == {"worker-1", "worker-2"}
     assert all("penstock.zip" in package for _, _, package in read)
     assert [line for line in printed.splitlines() if line.startswith("total")] == TOTALS
-
-
-@pytest.mark.thorough
-def test_the_example_keeps_totals_that_a_lost_checkpoint_does_not_change(
-    spark: SparkSession,
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    runpy.run_path(str(EXAMPLES / "spark_totals.py"))["main"](
-        broker.bootstrap_servers, new_topic(partitions=2), tmp_path
-    )
-
-    printed = capsys.readouterr().out.splitlines()
-    totals = ["N14228 3 13 5", "N24211 1 20 20", "N619AA 1 33 33"]
-    assert printed == [f"first {row}" for row in totals] + [f"second {row}" for row in totals]

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 from transaction_tools import Bench
 
-from penstock.transactions import TransactionState, barrier, barrier_check, create_barrier_table
+from penstock.transactions import (
+    FileStore,
+    TransactionalProducer,
+    TransactionState,
+    barrier,
+    barrier_check,
+    create_barrier_table,
+)
 
 
 class AnswerLostError(Exception):
@@ -41,3 +48,19 @@ def test_a_commit_that_raised_though_it_took_hold_is_published_and_one_that_did_
 
     assert [one.result.state for one in results] == [TransactionState.UNKNOWN] * 2
     assert [value for _, value in bench.visible()] == [b"took hold"]
+
+
+def test_who_knows_that_nothing_was_committed_rolls_back_behind_a_barrier(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        create_barrier_table(connection)
+        store = FileStore(str(tmp_path / "store"), bootstrap_servers="127.0.0.1:1")
+        with (
+            TransactionalProducer("shop", store=store) as producer,
+            suppress(ValueError),
+            producer.transaction("orders", value=b"") as transaction,
+        ):
+            barrier(connection, transaction)
+            transaction.rollback()
+            raise ValueError
+
+    assert transaction.result.state is TransactionState.ROLLBACK

@@ -80,13 +80,14 @@ class Transaction:
         self._state = TransactionState.UNKNOWN
 
     def rollback(self) -> None:
-        """Roll the message back when the block is left, without an exception.
+        """Roll the message back when the block is left, by an exception too, also behind a barrier.
 
         Raises:
             TransactionError: it was left already.
         """
         self._require_open()
         self._state = TransactionState.ROLLBACK
+        self._errors_roll_back = True
 
     def leave_errors_to_check(self) -> None:
         """Leave the decision to a check where the block is left with an exception; without this it is ROLLBACK.

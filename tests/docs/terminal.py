@@ -1,0 +1,130 @@
+"""A reader's terminal: the commands of a page run in order, in one folder, and print what the page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pages import Block
+
+#: What a reader does once and the tests have done.
+DONE_BEFORE = ("python3 -m venv", "pip install")
+#: What may be asked again until it answers as the page says: it looks, and changes nothing.
+LOOKS = ("cat ", "grep ", "psql ", "penstock tx ls", "penstock lag", "penstock dlq ls", "penstock explain", "curl ")
+#: Seconds that a command may take, and that an answer may be waited for, on a busy machine.
+COMMAND_S, ANSWER_S = 300.0, 180.0
+
+
+@dataclass
+class Terminal:
+    """A folder, an environment, and commands in the background.
+
+    Attributes:
+        folder: where programs are written and commands run.
+        environment: variables of the commands; `export` on the page adds to them, save those in `given`.
+        given: text of the page by what stands for it here, such as addresses, and names that other tests use.
+        started: beginnings of commands in the background that have been started already.
+    """
+
+    folder: Path
+    environment: dict[str, str]
+    given: Mapping[str, str] = field(default_factory=dict)
+    started: tuple[str, ...] = ()
+    background: list[subprocess.Popen[bytes] | None] = field(default_factory=list)
+    ran: int = 0
+
+    def follow(self, page: list[Block]) -> None:
+        """Write each program of a page with a title, and run each command."""
+        for block in page:
+            if block.title:
+                (self.folder / block.title).write_text(self._here(block.text))
+            elif block.language == "console":
+                for command, said in steps(block):
+                    if not command.startswith(DONE_BEFORE):
+                        self._do(self._here(command), [self._here(line) for line in said])
+                        self.ran += 1
+
+    def _here(self, text: str) -> str:
+        for name, value in self.given.items():
+            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", lambda _, value=value: value, text)  # type: ignore[misc]
+        return text
+
+    def _do(self, command: str, said: list[str]) -> None:
+        if command.startswith("export "):
+            name, _, value = command.removeprefix("export ").partition("=")
+            self.environment[name] = value.strip("'\"")
+        elif command.startswith("kill "):
+            for number in re.findall(r"%(\d)", command):
+                self._stop(self.background[int(number) - 1], signal.SIGKILL if " -9 " in command else signal.SIGTERM)
+        elif command.endswith(" &"):
+            done = command.startswith(self.started) if self.started else False
+            self.background.append(None if done else self._start(f"exec {command.removesuffix(' &')}"))
+        else:
+            self._run(command, said)
+
+    def _stop(self, process: subprocess.Popen[bytes] | None, by: signal.Signals) -> None:
+        assert process is not None
+        process.send_signal(by)
+        process.wait(COMMAND_S)
+
+    def _start(self, command: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["bash", "-c", command], cwd=self.folder, env=self.environment)
+
+    def _run(self, command: str, said: list[str]) -> None:
+        until = time.monotonic() + ANSWER_S
+        while True:
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=self.folder,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_S,
+                check=False,
+            )
+            if in_order(said, done.stdout):
+                return
+            again = command.startswith(LOOKS) and time.monotonic() < until
+            assert again, f"$ {command}\nprinted:\n{done.stdout}{done.stderr[-3000:]}\nand not:\n" + "\n".join(said)
+            time.sleep(0.5)
+
+
+@contextmanager
+def terminal(folder: Path, given: Mapping[str, str], started: tuple[str, ...] = ()) -> Iterator[Terminal]:
+    """Open a terminal in a folder; what runs in its background ends with it."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    # The JVMs of the pages live for seconds: their second compiler would take more than it gives.
+    quick = {"COLUMNS": "200", "SPARK_LOCAL_IP": "127.0.0.1", "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}
+    opened = Terminal(folder, {**os.environ, "PATH": path, **quick}, given, started)
+    try:
+        yield opened
+    finally:
+        for process in opened.background:
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait(30)
+
+
+def in_order(wanted: list[str], printed: str) -> bool:
+    """Tell whether all that is wanted stands in what was printed, in that order; blanks count as one."""
+    rest = re.sub(r"[ \t]+", " ", printed)
+    for line in wanted:
+        _, found, rest = rest.partition(re.sub(r"[ \t]+", " ", line))
+        if not found:
+            return False
+    return True
+
+
+def steps(block: Block) -> Iterator[tuple[str, list[str]]]:
+    """Yield each command of a block, with the lines that it prints."""
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        command, *said = part.rstrip("\n").split("\n")
+        yield command, said

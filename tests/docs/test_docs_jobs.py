@@ -1,0 +1,94 @@
+"""The pages of the five jobs do what they say: their programs and commands run in order, on the Kafka of the run."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from pages import ROOT, blocks
+from terminal import terminal
+
+from databases import new_database
+from penstock.devbroker import DevBroker
+
+JOBS = ROOT / "docs" / "jobs"
+
+
+def names(new_name: Callable[..., str], *topics: str, app: str) -> dict[str, str]:
+    """Give the topics and the app of a page names that no other test uses."""
+    group = new_name(app)
+    topics_here = {name: name.replace(name.strip('"'), new_name(name.strip('"'))) for name in topics}
+    return topics_here | {f'"{app}"': f'"{group}"', f"lag {app}": f"lag {group}"}
+
+
+@pytest.fixture
+def given(broker: DevBroker) -> dict[str, str]:
+    """The address of Kafka, as the pages have it."""
+    return {"127.0.0.1:9092": broker.bootstrap_servers}
+
+
+def test_messages_of_a_key_are_handled_in_order_and_dead_letters_replayed(
+    tmp_path: Path, given: dict[str, str], new_name: Callable[..., str]
+) -> None:
+    given |= names(new_name, "balance-changes", app="sms")
+
+    with terminal(tmp_path, given, started=("penstock broker",)) as reader:
+        reader.follow(blocks(JOBS / "in-order.md"))
+
+        assert reader.ran > 10
+
+
+def test_each_trip_has_one_invoice_though_the_app_was_killed(
+    tmp_path: Path, given: dict[str, str], new_name: Callable[..., str]
+) -> None:
+    given |= names(new_name, '"trips"', '"invoices"', app="billing")
+
+    with terminal(tmp_path, given, started=("penstock broker",)) as reader:
+        reader.follow(blocks(JOBS / "results.md"))
+
+        assert reader.ran > 7
+
+
+def test_each_order_has_one_delivery_whoever_crashes(
+    tmp_path: Path, given: dict[str, str], new_name: Callable[..., str], postgresql_url: str
+) -> None:
+    prefix = new_name("shop")
+    given |= names(new_name, '"orders"', app="warehouse")
+    given |= {"--prefix shop": f"--prefix {prefix}", 'prefix="shop"': f'prefix="{prefix}"'}
+    given |= {"postgresql://shop@127.0.0.1/shop": new_database(postgresql_url).url.replace("+psycopg", "")}
+
+    with terminal(tmp_path, given, started=("penstock broker",)) as reader:
+        reader.follow(blocks(JOBS / "orders.md"))
+
+        assert reader.ran > 15
+
+
+def test_each_sale_counts_once_in_postgresql_though_the_checkpoint_is_lost(
+    tmp_path: Path, given: dict[str, str], new_name: Callable[..., str], postgresql_url: str
+) -> None:
+    given |= {"book-sales": new_name("book-sales")}
+    given |= {"postgresql://shop@127.0.0.1/shop": new_database(postgresql_url).url.replace("+psycopg", "")}
+
+    with terminal(tmp_path, given, started=("penstock broker",)) as reader:
+        reader.follow(blocks(JOBS / "totals.md"))
+
+        assert reader.ran > 8
+
+
+def test_an_app_goes_live_on_a_secured_kafka_and_is_freed_of_what_hangs(tmp_path: Path) -> None:
+    ports = dict(zip(("9093", "8400"), map(str, free_ports(2)), strict=True))
+
+    with terminal(tmp_path, ports) as reader:
+        reader.follow(blocks(JOBS / "night.md"))
+
+        assert reader.ran > 15
+
+
+def free_ports(count: int) -> list[int]:
+    """Find ports that are free now."""
+    with ExitStack() as opened:
+        sockets = [opened.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
