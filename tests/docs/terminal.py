@@ -78,6 +78,11 @@ class Terminal:
     def _start(self, command: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(["bash", "-c", command], cwd=self.folder, env=self.environment)
 
+    def _spark_was_late(self) -> bool:
+        """Tell whether Spark gave Python up, which has ten seconds to start there: too few on a busy machine."""
+        log = self.folder / "spark.log"
+        return log.exists() and "Python worker failed to connect back" in log.read_text()
+
     def _run(self, command: str, said: list[str]) -> None:
         until = time.monotonic() + ANSWER_S
         while True:
@@ -90,9 +95,11 @@ class Terminal:
                 timeout=COMMAND_S,
                 check=False,
             )
-            if in_order(said, done.stdout):
-                return
             again = command.startswith(LOOKS) and time.monotonic() < until
+            if done.returncode and self._spark_was_late():
+                again = True
+            elif in_order(said, done.stdout):
+                return
             assert again, f"$ {command}\nprinted:\n{done.stdout}{done.stderr[-3000:]}\nand not:\n" + "\n".join(said)
             time.sleep(0.5)
 

@@ -15,6 +15,8 @@ from databases import new_database
 from penstock.devbroker import DevBroker
 
 JOBS = ROOT / "docs" / "jobs"
+#: Seconds for a page that starts Spark three times, on a busy machine.
+SPARK_S = 1200
 
 
 def names(new_name: Callable[..., str], *topics: str, app: str) -> dict[str, str]:
@@ -66,6 +68,7 @@ def test_each_order_has_one_delivery_whoever_crashes(
         assert reader.ran > 15
 
 
+@pytest.mark.timeout(SPARK_S)
 def test_each_sale_counts_once_in_postgresql_though_the_checkpoint_is_lost(
     tmp_path: Path, given: dict[str, str], new_name: Callable[..., str], postgresql_url: str
 ) -> None:
