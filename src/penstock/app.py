@@ -75,7 +75,7 @@ class App(HandlerRegistry, SinkRegistry):
             least once all the same.
         transaction_interval: seconds between two such transactions.
         report: whether each process tells the topic `penstock.reports` how it does, for `penstock status`; or how.
-        commands: whether each process does what it is told in the topic `penstock.commands`, as by the dashboard: who
+        commands: whether each process carries out commands in the topic `penstock.commands`, as by the dashboard: who
             may write there commands it; or which topic, and with which token.
 
     Raises:

@@ -80,7 +80,7 @@ def _details(consumer: LitePushConsumer) -> dict[str, object]:
 def _fields(described: Explanation | ParkedMessage) -> dict[str, Any]:
     """Return the fields of a value that has no values within, with its key as text."""
     # Not `asdict`, which copies deeply: of a thousand partitions that is most of what a report costs.
-    told = {field.name: getattr(described, field.name) for field in fields(described)}
+    shown = {field.name: getattr(described, field.name) for field in fields(described)}
     key = described.key.decode(errors="backslashreplace") if isinstance(described.key, bytes) else described.key
-    told["key"] = None if key is None else str(key)
-    return told
+    shown["key"] = None if key is None else str(key)
+    return shown

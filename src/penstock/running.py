@@ -165,8 +165,8 @@ class RunningApp:
 
         Whoever shows it to others takes the keys out.
         """
-        told = description(name, self.explain(), self._consumer, self.sinks(), self._coordinator)
-        return {**told, "commands": self._listener is not None}
+        described = description(name, self.explain(), self._consumer, self.sinks(), self._coordinator)
+        return {**described, "commands": self._listener is not None}
 
     def stacks(self, workers: Iterable[str] | None = None) -> dict[str, str]:
         """Return the stacks of the handlers on these workers, or on all, by the name of each, the call last."""
@@ -209,7 +209,7 @@ class RunningApp:
 
         What was taken in is finished and committed. A partition that goes to another member and comes back is paused
         still, and partitions that come later to a paused topic are paused, too. Retry topics are paused with their
-        topic, not with a partition of it. Other members are not told: call it in each.
+        topic, not with a partition of it. It does not reach other members: call it in each.
 
         Raises:
             ConfigurationError: the topic has no handler in this app, or the partition is no number.

@@ -186,6 +186,6 @@ def test_what_only_a_run_can_tell_is_said() -> None:
     notes = " ".join(needs_of_app(app, ["orders.eu"]).notes)
 
     assert "topics that they match later" in notes
-    assert "sink by-hand: what its function asks Kafka for by itself cannot be told" in notes
+    assert "sink by-hand: what its function asks Kafka for by itself is not known" in notes
     assert "sink far writes to the brokers at b:1: give its rights there" in notes
     assert Right("topic", "orders.eu", "READ") in least(app, ["orders.eu"])

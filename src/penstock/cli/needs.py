@@ -29,7 +29,7 @@ class AppNeeds:
     #: Those of them that are for dead letters and retries, each with the topics that it takes messages of.
     outputs: Mapping[str, Sequence[str]]
     rights: tuple[Right, ...]
-    #: What cannot be told from the app alone.
+    #: What the app alone does not show.
     notes: tuple[str, ...]
 
 
@@ -57,11 +57,11 @@ def needs_of_app(app: App, there: Collection[str]) -> AppNeeds:
         made[app.report.topic] = "reports"
         rights += [topic_right(operation, app.report.topic) for operation in (Operation.WRITE, Operation.CREATE)]
     if app.commands is not None:
-        heard, told = app.commands.topic, app.commands.audit_topic
-        made |= {heard: "commands", told: "the audit"}
+        heard, audit = app.commands.topic, app.commands.audit_topic
+        made |= {heard: "commands", audit: "the audit"}
         rights += [topic_right(operation, heard) for operation in (Operation.READ, Operation.CREATE)]
-        rights += [topic_right(operation, told) for operation in (Operation.WRITE, Operation.CREATE)]
-        notes.append(f"commands: who has Write on {heard} commands the app; the dashboard needs Read on {told}, too")
+        rights += [topic_right(operation, audit) for operation in (Operation.WRITE, Operation.CREATE)]
+        notes.append(f"commands: who has Write on {heard} commands the app; the dashboard needs Read on {audit}, too")
         notes.append("commands: to give up what has no dead letters, give Write, and Create, on dlq.* of its topic")
     wanted = dict.fromkeys(
         right for right in rights if right.operation is not Operation.CREATE or right.name not in there
@@ -73,7 +73,7 @@ def _of_sink(name: str, sink: Any, topics: Iterable[str], app: App, notes: list[
     """Return the rights of what stores the batches, where it is one of ours, on the app's cluster."""
     servers = getattr(sink, "bootstrap_servers", app.bootstrap_servers)
     if not hasattr(sink, "least_rights"):
-        notes.append(f"sink {name}: what its function asks Kafka for by itself cannot be told")
+        notes.append(f"sink {name}: what its function asks Kafka for by itself is not known")
         return []
     if servers not in {None, app.bootstrap_servers}:
         notes.append(f"sink {name} writes to the brokers at {servers}: give its rights there")

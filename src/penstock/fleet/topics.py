@@ -208,24 +208,24 @@ class RecordWriter:
             MissingRightError: this user may not write there.
             PenstockError: it was refused.
         """
-        told: list[KafkaError | None] = []
+        reported: list[KafkaError | None] = []
 
         def delivered(error: KafkaError | None, _message: Message) -> None:
-            told.append(error)
+            reported.append(error)
 
         signed = [] if self._token is None else [(SIGNATURE, signature(self._token, topic, value or b""))]
         try:
             self._producer.produce(topic, value, key=key, headers=[*headers, *signed], on_delivery=delivered)
             deadline = time.monotonic() + timeout
-            while not told and time.monotonic() < deadline and not (stopping and stopping.is_set()):
+            while not reported and time.monotonic() < deadline and not (stopping and stopping.is_set()):
                 self._producer.poll(_POLL_S)
         except (KafkaException, BufferError) as error:
             raise PenstockError(f"nothing could be written to {topic}: {type(error).__name__}") from error
-        if not told and stopping is not None and stopping.is_set():
+        if not reported and stopping is not None and stopping.is_set():
             return
-        if not told:
+        if not reported:
             raise BrokerConnectionError(f"no broker at {self._servers} took a record for {topic} in {timeout:g} s")
-        if (failure := told[0]) is None:
+        if (failure := reported[0]) is None:
             return
         if is_missing_right(failure):
             right = topic_right(Operation.WRITE, topic)

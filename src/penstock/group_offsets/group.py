@@ -231,7 +231,7 @@ class Group:
             return found
 
         try:
-            what = f"the offsets of group {self._group} are not told"
+            what = f"the offsets of group {self._group} are not known"
             committed = self._answer(ask, what, self._rights(Operation.DESCRIBE))
         except _NoSuchGroupError:
             return {}
@@ -251,7 +251,7 @@ class Group:
             return known_offsets(self._admin, specs, _ANSWER_S, isolation)
 
         topics = {topic for topic, _ in specs}
-        what = f"the ends of the logs of {', '.join(sorted(topics))} are not told"
+        what = f"the ends of the logs of {', '.join(sorted(topics))} are not known"
         return self._answer(ask, what, [topic_right(Operation.DESCRIBE, topic) for topic in sorted(topics)])
 
     def _rights(self, operation: Operation, topics: Iterable[str] = ()) -> list[Right]:

@@ -20,7 +20,7 @@ def looked_at(known: Group, topics: Sequence[str] | None, *, to_change: bool = F
     if not state.positions and not state.members:
         raise PenstockError(
             f"group {state.group} has no members, and no offsets of topics that this user may see; correct its name, "
-            "which is that of the App, or name a topic with --topic to be told which right is missing"
+            "which is that of the App, or name a topic with --topic to see which permission is missing"
         )
     return state
 

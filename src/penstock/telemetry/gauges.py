@@ -107,7 +107,7 @@ class Observed:
 
 
 class GaugeRegistry:
-    """The observable instruments of one provider, and the consumers they show, told apart by a label. Thread-safe."""
+    """The observable instruments of one provider, and their consumers, distinguished by a label. Thread-safe."""
 
     def __init__(self, metrics: Sequence[ObservedMetric], label: str) -> None:
         self._metrics = metrics

@@ -65,7 +65,7 @@ class Executor:
     def abandon(self, _seen: SeenCall, _failure: Failed) -> bool:
         """Go on without a call that does not return, as if it had failed so; return whether that can be.
 
-        `failure.call` is told when it returns.
+        `failure.call` is notified when it returns.
         """
         return False
 

@@ -118,8 +118,8 @@ class _ActionEndpoints:
         answer = await self._answered(name, partial(plan if is_dry else perform, command, self._around))
         head = {} if is_dry else {"id": command.id}
         details = {} if answer.details is None else {"details": answer.details}
-        told = {**head, "outcome": answer.outcome.value, "said": answer.said, **details}
-        return _answer(_STATUS.get(answer.outcome, 200), told)
+        shown = {**head, "outcome": answer.outcome.value, "said": answer.said, **details}
+        return _answer(_STATUS.get(answer.outcome, 200), shown)
 
     async def _answered(self, name: str, work: partial[Answer]) -> Answer:
         try:
@@ -164,13 +164,13 @@ class _ActionEndpoints:
         raise _RefusedError(401, "the token is wrong: send Authorization: Bearer TOKEN")
 
     def _tell(self, command: Command, said: str) -> None:
-        """Have the audit told of something that was refused before it was an action."""
+        """Write into the audit that something was refused before it was an action."""
         around = self._around
         try:
             writer = AuditWriter(around.bootstrap_servers, around.config, around.commands.with_token())
             writer.tell(AuditRecord.of(Kind.OUTCOME, command, command.by, Answer(Outcome.REFUSED, said)))
         except PenstockError as error:
-            _log.warning("the audit was not told: %s; it is: %s", one_line(str(error)), said)
+            _log.warning("nothing was written into the audit: %s; it would be: %s", one_line(str(error)), said)
 
 
 async def _body(request: Request) -> bytes:

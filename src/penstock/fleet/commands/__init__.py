@@ -1,1 +1,1 @@
-"""What members are told to do while they run, through a topic, and the audit of it."""
+"""What members are asked to do while they run, through a topic, and the audit of it."""

@@ -74,7 +74,7 @@ class AuditRecord:
     def of(cls, kind: Kind, command: Command, by: str, answer: Answer | None = None) -> AuditRecord:
         """Return a record of a command, written here and now."""
         came = () if answer is None else (answer.outcome, answer.said, answer.details)
-        about = (command.id, command.name, command.told, by)
+        about = (command.id, command.name, command.asked, by)
         return cls(kind, *about, socket.gethostname(), int(time.time() * 1000), *came)
 
 
@@ -94,18 +94,18 @@ _FIELDS = {
 
 def encode_audit(record: AuditRecord) -> bytes:
     """Return the value of a record; texts are cut to what is read."""
-    told = asdict(record)
-    told |= {name: str(told[name])[:TEXT] for name in ("name", "by", "host")}
-    told |= {
+    written = asdict(record)
+    written |= {name: str(written[name])[:TEXT] for name in ("name", "by", "host")}
+    written |= {
         "version": _VERSION,
         "kind": record.kind.value,
         "outcome": None if record.outcome is None else record.outcome.value,
         "said": record.said[: 4 * TEXT],
         "details": None if record.details is None else record.details[:MOST_DETAILS],
     }
-    value = json.dumps(told).encode()
+    value = json.dumps(written).encode()
     # A character may take six bytes.
-    return value if len(value) <= MOST_BYTES else json.dumps(told | {"details": None}).encode()
+    return value if len(value) <= MOST_BYTES else json.dumps(written | {"details": None}).encode()
 
 
 def decode_audit(value: bytes | None) -> AuditRecord:

@@ -135,7 +135,7 @@ class Command:
         return self.subject.encode(errors="replace")
 
     @property
-    def told(self) -> dict[str, Any]:
+    def asked(self) -> dict[str, Any]:
         """What the audit says of it."""
         whom = {"group": self.group or None, "member": self.member}
         return {name: value for name, value in whom.items() if value is not None} | dict(self.parameters)

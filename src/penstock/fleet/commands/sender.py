@@ -109,8 +109,8 @@ def summary(command: Command, answers: Collection[AuditRecord], members: Collect
         # The others do not have it.
         worst, missing = Outcome.DONE, set()
         answers = [answer for answer in answers if answer.outcome is Outcome.DONE]
-    told = "; ".join(f"{answer.by}: {answer.said}" for answer in answers)
+    said = "; ".join(f"{answer.by}: {answer.said}" for answer in answers)
     if missing:
-        told += f"; no answer in time from {', '.join(sorted(missing))}"
+        said += f"; no answer in time from {', '.join(sorted(missing))}"
         worst = Outcome.SENT if worst is Outcome.DONE else worst
-    return worst, f"{what}: {told}"
+    return worst, f"{what}: {said}"

@@ -1,1 +1,1 @@
-"""The page: what groups told of themselves, kept for half an hour, and shown live in a browser."""
+"""The page: what groups reported, kept for half an hour, and shown live in a browser."""

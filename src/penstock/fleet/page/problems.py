@@ -1,6 +1,6 @@
 """What holds a group up, in sentences, the worst first: from reports alone. Pure.
 
-A sentence names the cause and what becomes of it. What many partitions have in common is told once, with their number.
+A sentence names the cause and what becomes of it. What many partitions have in common is one problem.
 Texts of reports may be anybody's: they are shown as text.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 from penstock.fleet.reports.group_state import Group, Member
 from penstock.fleet.reports.report import Report
 
-#: Seconds in a handler after which that is told, and after which it counts as bad.
+#: Seconds in a handler after which it is a problem, and after which it counts as bad.
 _SLOW_S = 3.0
 _HUNG_S = 60.0
-#: Seconds after which a transaction without a decision is told, and the checks after which it counts as bad.
+#: Seconds after which a transaction without a decision is a problem, and the checks after which it counts as bad.
 _UNDECIDED_S = 10.0
 _CHECKS = 3
 _MOST = 60
@@ -149,10 +149,10 @@ def _of_partition(part: Mapping[str, Any], report: Report) -> Problem | None:
 
 def _blocked(part: Mapping[str, Any], place: str, common: Mapping[str, Any]) -> Problem | None:
     """Return what the message that holds a partition waits for, where that is not its turn."""
-    told = _CAUSES.get(part["state"])
-    if part["blocking_offset"] is None or told is None:
+    cause = _CAUSES.get(part["state"])
+    if part["blocking_offset"] is None or cause is None:
         return None
-    kind, title, tell = told
+    kind, title, tell = cause
     found = tell(part)
     if found is None:
         return None
@@ -202,7 +202,7 @@ def _put_off(part: Mapping[str, Any]) -> _Told:
 
 
 def _dead_letter(part: Mapping[str, Any]) -> _Told:
-    # Without the offset: so all of a topic are told as one.
+    # Without the offset: so all of a topic are one problem.
     return (
         BAD,
         f"A message was given up: {part['detail'] or 'it is on its way to another topic'}. Its offset is held.",
@@ -238,7 +238,7 @@ _CAUSES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], _Told]]] = {
 
 
 def _parked(report: Report, held: Iterable[tuple[str, int, int | None]]) -> Iterator[tuple[tuple[Any, ...], Problem]]:
-    """Return parked keys whose head does not hold a watermark, for those are told already: one for each handler."""
+    """Return parked keys whose head does not hold a watermark, for those are problems already: one for each handler."""
     for part in report.parked:
         if (part["topic"], part["partition"], part["offset"]) in held or not part["attempt"]:
             continue
@@ -315,6 +315,6 @@ def seconds(number: float) -> str:
     return f"{number / part:.{1 if below in _PRECISE else 0}f} {unit}"
 
 
-#: Durations below so many seconds are told in parts of so many, of that name; some with a decimal.
+#: Durations below so many seconds are written in parts of so many, of that name; some with a decimal.
 _UNITS = ((10.0, 1, "s"), (120.0, 1, "s"), (7_200.0, 60, "min"), (float("inf"), 3_600, "h"))
 _PRECISE = frozenset({10.0, float("inf")})

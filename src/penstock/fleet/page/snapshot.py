@@ -129,7 +129,7 @@ def _of_group(group: Group) -> dict[str, Any]:
 
 
 def _sums(members: Sequence[Member]) -> dict[str, Any]:
-    """Return the sums of those that live; of counts that were not told, 0."""
+    """Return the sums of those that live; of counts that were not reported, 0."""
     living = [member.report for member in members if not member.is_silent]
     sums: dict[str, Any] = {name: sum(report.counts.get(name, 0) for report in living) for name in _COUNTS}
     return {
@@ -186,10 +186,10 @@ def _lanes(reports: Sequence[Report]) -> list[dict[str, Any]]:
     """Return the lanes by handler: those of all members laid over one another, depths added, the oldest age."""
     found: dict[str, dict[str, list[float]]] = {}
     for name in sorted({name for report in reports for name in report.lanes})[:_MOST_ENTRIES]:
-        told = [report.lanes[name] for report in reports if name in report.lanes]
-        buckets = max(len(depths["depth"]) for depths in told)
+        reported = [report.lanes[name] for report in reports if name in report.lanes]
+        buckets = max(len(depths["depth"]) for depths in reported)
         depth, age = [0.0] * buckets, [0.0] * buckets
-        for depths in told:
+        for depths in reported:
             # A member with fewer lanes has each in the first of the buckets that it stands for.
             for number, (deep, old) in enumerate(zip(depths["depth"], depths["age"], strict=True)):
                 at = number * buckets // len(depths["depth"])

@@ -21,7 +21,7 @@ _MOST_COUNTS = 100
 _MOST_TEXTS = 16
 _MOST_ENTRIES = 2_000
 _MOST_NUMBER = 1 << 63
-#: Handlers of which the lanes are told, and in how many buckets at most.
+#: Handlers whose lanes are reported, and in how many buckets at most.
 MOST_HANDLERS = 8
 _MOST_BUCKETS = 64
 

@@ -39,7 +39,7 @@ _WAITS_BYTES = 8 << 10
 #: Where a message is when it moves by itself; all other states need a look.
 MOVING = frozenset({"idle", "queued", "in handler", "behind a call", "publishing"})
 _NAMES = ("group", "member", "host")
-#: Of the counts, those whose rates are told.
+#: Of the counts, those whose rates are reported.
 _RATED = ("received", "handled", "failed", "retried", "dead_letters", "published", "committed", "checks")
 
 

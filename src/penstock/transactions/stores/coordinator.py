@@ -96,7 +96,7 @@ class Coordinator:
             database, to the others. More than a broker's own session (`broker.session.timeout.ms`, 9 s): as long as a
             broker that died counts as in sync, the others answer no heartbeat. The broker's least is 6 s.
         telemetry: metrics `penstock.transactions.*`, by OpenTelemetry; None (default) for none, at no cost.
-        commands: whether it settles and resumes transactions of its store as it is told in the topic
+        commands: whether it settles and resumes transactions of its store as commands in the topic
             `penstock.commands`, as by the dashboard: who may write there commands it; or which topic, and with which
             token. It hears what is for the group `<prefix>.coordinator`.
         config: settings of the Kafka clients, by librdkafka's names.
@@ -243,7 +243,7 @@ class Coordinator:
 
     @property
     def hears_commands(self) -> bool:
-        """Whether it was told to carry out commands."""
+        """Whether it carries out commands."""
         return self._fleet.commands is not None
 
     def pending(self, most: int) -> list[PendingTransaction]:

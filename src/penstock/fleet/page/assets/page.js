@@ -114,11 +114,11 @@ async function follow() {
     try {
       const answer = await fetch("api/groups?" + query, { signal: own.signal });
       if (!answer.ok) throw new Error(String(answer.status));
-      const told = await answer.json();
+      const reply = await answer.json();
       if (following !== own) return;
-      query.set("after", told.made);
-      if (told.history) known.history = told.history;
-      known.state = told;
+      query.set("after", reply.made);
+      if (reply.history) known.history = reply.history;
+      known.state = reply;
       known.at = Date.now();
       known.link = "live";
     } catch {
@@ -194,9 +194,9 @@ function area(points, width, height, most) {
   return text;
 }
 function spark(points, label) {
-  const told = (points || []).filter((one) => one !== null);
-  if (told.length < 2) return h("span", { class: "dim" }, "");
-  const most = Math.max(...told, 1e-9), w = Math.max(12, points.length);
+  const reported = (points || []).filter((one) => one !== null);
+  if (reported.length < 2) return h("span", { class: "dim" }, "");
+  const most = Math.max(...reported, 1e-9), w = Math.max(12, points.length);
   return h("svg", { class: "spark", viewBox: `0 0 ${w} 24`, preserveAspectRatio: "none", role: "img", "aria-label": label },
     h("path", { class: "area", d: area(points, w, 24, most) }), h("path", { class: "line", d: path(points, w, 24, most) }));
 }
@@ -204,8 +204,8 @@ function chart(key, title, show, series, dots) {
   const longest = Math.max(...series.map(([, points]) => (points || []).length), 1);
   // A young history is drawn over the whole width.
   const step = known.history.step || 5, width = Math.max(24, longest), height = 66;
-  const told = series.flatMap(([, points]) => points || []).filter((one) => one !== null);
-  const most = Math.max(...told, 0);
+  const reported = series.flatMap(([, points]) => points || []).filter((one) => one !== null);
+  const most = Math.max(...reported, 0);
   const back = known.hover && known.hover.key === key ? known.hover.back : null;
   const valueOf = (points) => {
     if (!points || !points.length) return null;
@@ -225,13 +225,13 @@ function chart(key, title, show, series, dots) {
   return h("div", { class: "card chart", key },
     h("div", { class: "title" }, h("h2", null, title), h("span", null, shown)),
     h("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", onPointerMove: over, onPointerLeave: out,
-      "aria-label": `${title}, the last half hour: now ${series.map(([name, points]) => name + " " + show(valueOf(points))).join(", ")}; highest ${show(told.length ? most : null)}` },
+      "aria-label": `${title}, the last half hour: now ${series.map(([name, points]) => name + " " + show(valueOf(points))).join(", ")}; highest ${show(reported.length ? most : null)}` },
       h("line", { class: "grid", x1: 0, x2: width, y1: height - 0.5, y2: height - 0.5 }),
       h("line", { class: "grid", x1: 0, x2: width, y1: 2, y2: 2 }),
       series.length === 1 && !dots && h("path", { class: "area", d: area(series[0][1] || [], width, height, most) }),
       series.map(([, points, kind]) => h("path", { class: `line ${kind}${dots ? " dots" : ""}`, d: path(points || [], width, height, most, dots) })),
       x !== null && h("line", { class: "cursor", x1: x, x2: x, y1: 0, y2: height })),
-    h("div", { class: "axis" }, h("span", null, span((back === null ? width : back) * step) + " ago"), h("span", null, told.length ? "highest " + show(most) : "nothing yet"), h("span", null, "now")));
+    h("div", { class: "axis" }, h("span", null, span((back === null ? width : back) * step) + " ago"), h("span", null, reported.length ? "highest " + show(most) : "nothing yet"), h("span", null, "now")));
 }
 
 function problemItem(one, group, number) {
@@ -457,10 +457,10 @@ async function loadMessage(one) {
   let kids;
   try {
     const answer = await fetch("api/message?" + new URLSearchParams({ topic: one.topic, partition: one.partition, offset: one.offset }));
-    const told = await answer.json();
+    const reply = await answer.json();
     kids = answer.ok
-      ? [facts([["Key", told.key === null ? "none" : told.key], ["Written", told.timestamp === null ? "no time" : writtenAt(told.timestamp)], ["Bytes", told.bytes], ...told.headers.map(([name, value]) => ["Header " + name, value])]), h("pre", { pre: told.value === null ? "(no value)" : told.value })]
-      : [h("p", { class: "bad-text" }, told.said)];
+      ? [facts([["Key", reply.key === null ? "none" : reply.key], ["Written", reply.timestamp === null ? "no time" : writtenAt(reply.timestamp)], ["Bytes", reply.bytes], ...reply.headers.map(([name, value]) => ["Header " + name, value])]), h("pre", { pre: reply.value === null ? "(no value)" : reply.value })]
+      : [h("p", { class: "bad-text" }, reply.said)];
   } catch (error) { kids = [h("p", { class: "bad-text" }, "It could not be read: " + error.message)]; }
   if (into.isConnected) patch(into, kids);
 }
@@ -485,7 +485,7 @@ function action(label, name, given, fields) {
   return can(name) ? h("button", { class: "act", onClick: () => ask(label.replace(" …", ""), name, given, fields || []) }, label) : null;
 }
 
-// Asked for what is missing, then told what would be done, then once more; then told what was done.
+// Asks for what is missing, shows what would be done, asks once more, and then shows what was done.
 function ask(label, name, given, fields, said) {
   const field = ([key, title, kind, of]) => kind === "check"
     ? h("label", { class: "check", key }, h("input", { type: "checkbox", name: key }), title)
@@ -510,27 +510,27 @@ function ask(label, name, given, fields, said) {
     h("div", { class: "buttons" }, h("button", { type: "button", onClick: () => dialog.close() }, "Cancel"), h("button", { class: "main" }, "Go on"))));
 }
 async function post(label, name, given, fields, body, dry) {
-  let answer, told;
+  let answer, reply;
   openDialog(label, h("p", { class: "dim" }, dry ? "Asking what it would do …" : "Doing it …"));
   try {
     answer = await fetch("api/actions/" + name, { method: "POST", headers: { "Content-Type": "application/json", Authorization: "Bearer " + token }, body: JSON.stringify(dry ? { ...body, dry_run: true } : body) });
-    told = await answer.json();
+    reply = await answer.json();
   } catch (error) { openDialog(label, h("p", { class: "bad-text" }, "No answer: " + error.message + ". Whether it was done is not known; the audit topic tells."), buttons()); return; }
-  if (answer.status === 401) { token = ""; ask(label, name, given, fields, told.said); return; }
-  if (!answer.ok) { openDialog(label, h("p", { class: "bad-text" }, told.said), buttons()); return; }
+  if (answer.status === 401) { token = ""; ask(label, name, given, fields, reply.said); return; }
+  if (!answer.ok) { openDialog(label, h("p", { class: "bad-text" }, reply.said), buttons()); return; }
   if (dry) {
-    openDialog(label, h("p", null, told.said), told.details && h("pre", { pre: told.details }), h("div", { class: "buttons" }, h("button", { onClick: () => dialog.close() }, "Cancel"),
+    openDialog(label, h("p", null, reply.said), reply.details && h("pre", { pre: reply.details }), h("div", { class: "buttons" }, h("button", { onClick: () => dialog.close() }, "Cancel"),
       h("button", { class: "danger", onClick: () => post(label, name, given, fields, body, false) }, label)));
     return;
   }
-  const level = told.outcome === "done" || told.outcome === "sent" ? "ok" : "bad";
-  openDialog(label, h("p", null, pill(level, told.outcome), " ", told.said), told.details && h("pre", { pre: told.details }), told.id && h("p", { class: "dim" }, "In the audit topic as " + told.id), buttons());
+  const level = reply.outcome === "done" || reply.outcome === "sent" ? "ok" : "bad";
+  openDialog(label, h("p", null, pill(level, reply.outcome), " ", reply.said), reply.details && h("pre", { pre: reply.details }), reply.id && h("p", { class: "dim" }, "In the audit topic as " + reply.id), buttons());
 }
 async function learnActions() {
   try {
     const answer = await fetch("api/actions");
-    const told = answer.ok ? await answer.json() : {};
-    known.actions = told.enabled ? told.actions : [];
+    const reply = answer.ok ? await answer.json() : {};
+    known.actions = reply.enabled ? reply.actions : [];
     draw();
   } catch { known.actions = []; }
 }
