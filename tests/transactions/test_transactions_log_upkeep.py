@@ -44,9 +44,12 @@ class Admin:
         offsets = self.ends if is_end else self.lows
         return {place: done(SimpleNamespace(offset=offsets[place.topic])) for place in places}
 
-    def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Future[Any]]:
+    def describe_topics(self, topics: Any, request_timeout: float, **_: object) -> dict[str, Future[Any]]:
         assert request_timeout
-        return {name: done(SimpleNamespace(topic_id=f"{name} {self.made[name]}")) for name in topics.topic_names}
+        return {
+            name: done(SimpleNamespace(topic_id=f"{name} {self.made[name]}", authorized_operations=None))
+            for name in topics.topic_names
+        }
 
     def delete_records(self, points: list[TopicPartition], request_timeout: float) -> dict[Any, Future[Any]]:
         assert request_timeout

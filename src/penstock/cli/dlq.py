@@ -16,7 +16,7 @@ import typer
 
 from penstock.cli.options import DryRun, Reading
 from penstock.cli.output import Result, Table, content_text, counted, log_to_stderr
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.errors import ConfigurationError, PenstockError, TopicNotFoundError
 from penstock.places import place_of, place_text, topic_or_place
 
 if TYPE_CHECKING:
@@ -50,7 +50,13 @@ def ls(
             names = [name for name in log.topics() if name.startswith("dlq.") or name.endswith("-dlt")]
         else:
             names = [topic]
-        kinds = {name: count(log, name) for name in names}
+        kinds = {}
+        for name in names:
+            try:
+                kinds[name] = count(log, name)
+            except TopicNotFoundError:
+                if topic is not None:
+                    raise  # else it was deleted since the names were listed
     rows = [{"dead_letter_topic": name, **asdict(kind)} for name, found in kinds.items() for kind in found]
     rows.sort(key=lambda row: (-row["count"], row["dead_letter_topic"]))
     lines = [f"{name}: {counted(sum(kind.count for kind in found), 'dead letter')}" for name, found in kinds.items()]

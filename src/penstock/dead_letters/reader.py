@@ -27,6 +27,8 @@ from penstock.places import place_text
 
 #: The group whose offsets say what was replayed, of every dead-letter topic.
 REPLAY_GROUP = "penstock-dlq-replay"
+#: What brokers, and the client by itself, say of a topic that is gone.
+_DELETED = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001 - the library's public constants look so
 #: Dead letters handed over in one go, at most. A replay that is killed repeats so many.
 BATCH = 500
 
@@ -118,6 +120,8 @@ class DeadLetterLog:
             return self._reader.bounds(topic, [partition], CONNECT_TIMEOUT_S)[partition]
         except KafkaException as error:
             self._require_right(error.args[0], f"{what} cannot be read", topic)
+            if error.args[0].code() in _DELETED:
+                raise TopicNotFoundError(f"{what} cannot be read: {topic} was deleted meanwhile") from error
             raise self._unanswered(what, reason(error)) from error
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[list[DeadLetter]]:

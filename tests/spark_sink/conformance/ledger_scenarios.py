@@ -241,7 +241,7 @@ def an_operator_changes_the_ledger(sink: SinkUnderTest) -> None:
         administration.write(found, administration.changes(found, wanted))
 
     sink.store(rows(0, 1, 2, 3))
-    reset("orders:0=2")
+    reset("orders:0@2")
     back = sink.position(ORDERS)
     sink.store(rows(2, 3, 4), 0, "second", checkpoint="new")
     reset("7")

@@ -56,7 +56,7 @@ def test_an_outbox_without_the_stores_tables_says_what_makes_them(sql_bench: Sql
     with closing(connect_by(way, sql_bench.database)()) as connection:
         with pytest.raises(
             ConfigurationError,
-            match=r"tables of the SQL store are not there.*start a coordinator or a producer on it once",
+            match=r"tables of the SQL store are not there.*penstock tx create-tables --sql URL",
         ):
             store.outbox(connection).send(sql_bench.topic, value="v")
         connection.rollback()

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -57,7 +57,7 @@ class _Asked:
     #: When that was made, by the hub's own count; 0 where it has nothing.
     after: float
     loop: asyncio.AbstractEventLoop
-    answer: asyncio.Future[bytes | None]
+    answer: asyncio.Future[bytes | None] = field(repr=False)
 
     def give(self, content: bytes | None) -> None:
         """Hand over what was made, None where nothing comes any more; the browser may have gone meanwhile."""
