@@ -23,6 +23,7 @@ from endurance.checker import Fault
 from endurance.plan import INPUTS, KINDS, OUTPUTS, PARTITIONS, TARGETS, Planned
 from endurance.stage import SEGMENT_BYTES, Stage
 from kafka_tools import limit
+from support.replication import reassign
 
 _log = logging.getLogger(__name__)
 
@@ -102,8 +103,10 @@ def moved_partitions(stage: Stage, _: str, chance: random.Random) -> Iterator[No
     """Give all partitions of some topics other leaders and another order of replicas."""
     for topic in chance.sample((*INPUTS, *OUTPUTS, *TARGETS), 4):
         nodes = chance.sample((1, 2, 3), 3)
-        stage.cluster.reassign(
-            topic, {number: [nodes[(number + place) % 3] for place in range(3)] for number in range(PARTITIONS)}
+        reassign(
+            stage.cluster,
+            topic,
+            {number: [nodes[(number + place) % 3] for place in range(3)] for number in range(PARTITIONS)},
         )
     yield
 
