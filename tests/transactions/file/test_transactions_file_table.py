@@ -185,19 +185,25 @@ def test_what_is_due_soon_comes_out_of_the_table_and_is_published_in_its_time(
 def test_undecided_transactions_are_found_by_the_scan_when_their_time_has_come_and_wait_in_the_table_then(
     bench: FileBench,
 ) -> None:
-    prepared = [bench.prepare(bench.half(b"%d" % number)) for number in range(3)]
-    immune = bench.prepare(bench.half(b"immune", immunity_ms=600_000))
+    prepared = [bench.prepare(bench.half(b"%d" % number)).halves[0].transaction_id for number in range(3)]
+    immune = bench.prepare(bench.half(b"immune", immunity_ms=600_000)).halves[0].transaction_id
     journal = bench.file_store.opened.journal
     bench.coordinator(transaction_timeout=0.2)
 
+    def state_of(transaction_id: str) -> int:
+        with journal.lock:
+            return next(
+                row[4] for number, row in journal.table if journal.table.key(number)[0] == id_bytes(transaction_id)
+            )
+
     with bench.answering(lambda _: Verdict.UNKNOWN) as asked:
         wait_until(lambda: len({one.half.transaction_id for one in asked}) == 3)
-    states = {journal.table.key(number)[0]: row[4] for number, row in journal.table}
+        # It was born after the others, so that the scan may find it later.
+        wait_until(lambda: state_of(immune) == State.IMMUNE)
 
-    assert len(states) == 4
-    assert states.pop(id_bytes(immune.halves[0].transaction_id)) == State.IMMUNE
-    assert set(states.values()) <= {State.ASKED, State.ANSWERED}
-    assert {one.halves[0].transaction_id for one in prepared}.isdisjoint(journal.live)
+    assert {state_of(waiting) for waiting in prepared} <= {State.ASKED, State.ANSWERED}
+    assert journal.live.keys().isdisjoint(prepared)
+    assert immune not in {one.half.transaction_id for one in asked}
 
 
 def test_a_decision_that_is_being_written_counts_though_its_transaction_leaves_the_memory_meanwhile(
