@@ -32,7 +32,7 @@ from penstock.clients.client_log import ClientWords, client_log
 from penstock.clients.kafka_errors import reason
 from penstock.clients.tokens import with_tokens
 from penstock.errors import ConfigurationError
-from penstock.options import ClientConfig, not_empty, positive_int
+from penstock.options import ClientConfig, is_classic, not_empty, positive_int
 
 _log = logging.getLogger("penstock.clients.factory")
 
@@ -44,6 +44,9 @@ _LOOK_S = 0.01
 #: of a program that stopped its broker on a busy machine), and nothing of it is lost with the process.
 _LAST_LOOKS = 10
 LAST_S = 1.0
+
+#: Seconds that brokers may take to say which topics a member asks for.
+_TOPICS_S = 5.0
 
 #: Adds a reference that nobody takes back, so that the destructor is never called.
 _keep_for_ever = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
@@ -118,10 +121,35 @@ def _close(client: Any) -> None:
         client.__exit__(None, None, None)
 
 
+class TopicsNotKnownError(KafkaException):
+    """Brokers did not say in time which topics a member asks for: it has not joined its group; join again later."""
+
+
 class Consumer(DestroyedElsewhere, confluent_kafka.Consumer):
     """The library's, with what it said last."""
 
     words: ClientWords
+    #: Whether it joins groups by `group.protocol=consumer` (KIP-848).
+    is_assigned_by_brokers: bool
+
+    def subscribe(self, topics: list[str], *arguments: Any, **callbacks: Any) -> None:
+        """Join the group, or change what it reads. `TopicsNotKnownError`: nothing was done, for want of an answer.
+
+        With KIP-848, brokers assign topics by their ids. A member that does not know the name of one yet asks for it,
+        and a heartbeat that falls due meanwhile, as when the last one was answered late, says that the member owns
+        nothing. To the brokers that is a partition given back: they give it to another member while this one begins
+        with it, and both commit (librdkafka 2.16, Kafka 4.3; seen as results that came twice). A member that knows the
+        names takes what it is assigned before its next heartbeat. The library itself asks for them again every
+        `topic.metadata.refresh.interval.ms`, before it forgets them.
+        """
+        if self.is_assigned_by_brokers:
+            deadline = time.monotonic() + _TOPICS_S
+            for topic in topics:
+                try:
+                    self.list_topics(topic, timeout=max(_LOOK_S, deadline - time.monotonic()))
+                except KafkaException as error:
+                    raise TopicsNotKnownError(*error.args) from None
+        super().subscribe(topics, *arguments, **callbacks)
 
 
 class Producer(DestroyedElsewhere, confluent_kafka.Producer):
@@ -197,7 +225,9 @@ def consumer(bootstrap_servers: str, config: ClientConfig) -> Consumer:
     `ConfigurationError` where the client library refused a setting; `BrokerConnectionError`, which is a
     `KafkaException`, too, where `oauth_cb` gave no token.
     """
-    return _made(Consumer, settings(Kind.CONSUMER, bootstrap_servers, config))
+    client = _made(Consumer, settings(Kind.CONSUMER, bootstrap_servers, config))
+    client.is_assigned_by_brokers = not is_classic(config)
+    return client
 
 
 def producer(bootstrap_servers: str, config: ClientConfig) -> Producer:

@@ -125,7 +125,7 @@ class PollLoop:
         self.lost_positions.restart(client, self.topic_watch.check(now), now)
         self.log_ends.note(client, now)
         self.open_transactions.check(now)
-        self.membership.renew_ended_client(now)
+        self.membership.check(now)
         self._workers_wanted = self.executor.wake_idle()
         self.time_limits.check(now)
         self.watchdog.check(now)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import KafkaException, TopicPartition
 
 from penstock.clients.cluster import Clock, ConsumerClient
+from penstock.clients.factory import TopicsNotKnownError
 from penstock.clients.kafka_errors import reason
 from penstock.consumer.assignments import Assignments
 from penstock.consumer.poll.commits import Commits
@@ -20,6 +21,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds until a new client takes the place of one that has ended, and between two.
 _RENEW_S = 5.0
+#: Seconds until a member joins again that could not.
+_JOIN_AGAIN_S = 1.0
 #: Seconds that leaving by name may take beyond the revocation, and between two looks.
 _UNSUBSCRIBE_S = 1.0
 _LOOK_S = 0.02
@@ -49,6 +52,8 @@ class Membership:
     leaving: threading.Event = field(default_factory=threading.Event, init=False)
     # When a new client takes the place of one that has ended, on the engine's clock; None where none has.
     _renew_at: float | None = field(default=None, init=False)
+    # When it is tried again to join; None where that is not to be done.
+    _join_at: float | None = field(default=None, init=False)
     # When leaving was seen to have begun, and whether it was logged that nobody waits for its end. Both by the thread
     # that waits for it.
     _leaving_since: float | None = field(default=None, init=False)
@@ -72,15 +77,20 @@ class Membership:
             _log.warning("the topics of group %s could not be subscribed to: %s", self.group, reason(error))
 
     def join(self) -> None:
-        """Ask to join the group, as soon as there is a topic to consume."""
+        """Ask to join the group, as soon as there is a topic to consume and brokers know it."""
+        self._join_at = None
         if not self.topics:
             return
-        self.client.subscribe(
-            self.topics,
-            on_assign=self.rebalance.on_assign,
-            on_revoke=self.rebalance.on_revoke,
-            on_lost=self.rebalance.on_lost,
-        )
+        try:
+            self.client.subscribe(
+                self.topics,
+                on_assign=self.rebalance.on_assign,
+                on_revoke=self.rebalance.on_revoke,
+                on_lost=self.rebalance.on_lost,
+            )
+        except TopicsNotKnownError as error:
+            self._join_at = self.clock.monotonic() + _JOIN_AGAIN_S
+            _log.warning("group %s is not joined yet: %s; that is tried again", self.group, reason(error))
 
     def client_ended(self) -> None:
         """Give up what a client had that has ended: nothing of that can be committed any more."""
@@ -91,14 +101,15 @@ class Membership:
         if assigned:
             self.rebalance.on_lost(self.client, assigned)
 
-    def renew_ended_client(self, now: float) -> None:
-        """Join with a new client where the last has ended for want of a right."""
-        if self._renew_at is None or now < self._renew_at:
-            return
-        self.client = self.make_client()
-        self.commits.forget_answers()
-        self._renew_at = None
-        self.join()
+    def check(self, now: float) -> None:
+        """Join where that could not be done before, and with a new client where the last has ended."""
+        if self._renew_at is not None and now >= self._renew_at:
+            self.client = self.make_client()
+            self.commits.forget_answers()
+            self._renew_at = None
+            self.join()
+        elif self._renew_at is None and self._join_at is not None and now >= self._join_at:
+            self.join()
 
     def leave(self) -> None:
         """Leave the group and close the client, which waits for an absent coordinator and knows no bound but its own.
