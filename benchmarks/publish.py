@@ -142,7 +142,7 @@ class Bench:
                 send(producer, topic, count)
                 count += 1
             producer.poll(0)
-            time.sleep(max(0.001, begun + (count + 1) / rate - time.monotonic()))
+            time.sleep(max(0.001, begun + count / rate - time.monotonic()))
         assert producer.flush(60) == 0
         return count
 

@@ -39,13 +39,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from peers.rocketmq.runner import measure_rocketmq
 from transaction_trace import STAMP, Trace, report
 
@@ -239,7 +240,7 @@ def paced(rate: float, end: float, submit: Callable[[bytes, bytes], Callable[[],
             count += 1
         while len(open_ones) > 10_000:
             open_ones.popleft()()
-        time.sleep(max(0.001, begin + (count + 1) / rate - time.monotonic()))
+        time.sleep(max(0.001, begin + count / rate - time.monotonic()))
     while open_ones:
         open_ones.popleft()()
     return count
@@ -276,8 +277,16 @@ class Bench:
     def submit_plain(self, key: bytes, value: bytes) -> Callable[[], object]:
         """Send without a transaction."""
         self._plain_sent += 1
-        receipt = self.plain.send(self.topic, self._plain_sent % PARTITIONS, key, value)
-        return lambda: receipt.wait(60)
+        sent = Future[None]()
+
+        def report(error: KafkaError | None, _: object) -> None:
+            if error is None:
+                sent.set_result(None)
+            else:
+                sent.set_exception(KafkaException(error))
+
+        self.plain.post(self.topic, self._plain_sent % PARTITIONS, key, value, headers=None, report=report)
+        return lambda: sent.result(60)
 
     def measure(self, seconds: float, work: Callable[[float], int]) -> Figures:
         """Send, wait until the reader has all of it, and return the rate, the latencies in ms and the group size."""
