@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from handler_rows import ONCE, Row, batches_of, quickly, run_task
 
@@ -19,7 +18,7 @@ from penstock.consumer import CallNext, WorkerResource, handler
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.errors import SinkError
 from penstock.message import Message, handler_thread
-from penstock.spark_sink.sinks.handlers.rows import lane_numbers
+from penstock.spark_sink.sinks.handlers.rows import lanes_by_keys
 
 
 def test_a_row_is_a_message_with_all_that_the_source_tells_of_it() -> None:
@@ -158,9 +157,11 @@ def test_an_async_handler_that_fails_for_good_ends_what_is_under_way_and_what_su
     assert ended == [0, "lifespan"]
 
 
-def columns_of(rows: list[Row]) -> dict[str, pa.Array]:
+def lanes_of(rows: list[Row], **topics: Ordering) -> list[int]:
+    """Return the lanes of rows, as Spark would ask for them."""
     (batch,) = batches_of(rows, size=len(rows))
-    return {name: batch.column(name) for name in batch.schema.names}
+    lanes: list[int] = lanes_by_keys(topics, batch.schema.names)(*batch.columns).to_pylist()
+    return lanes
 
 
 def test_rows_of_a_key_share_a_lane_whatever_topic_they_come_from_and_keyless_ones_that_of_their_partition() -> None:
@@ -170,7 +171,7 @@ def test_rows_of_a_key_share_a_lane_whatever_topic_they_come_from_and_keyless_on
         *(Row(None, 4, partition=1), Row(b"a", 5, "payments"), Row(None, 6, "payments")),
     ]
 
-    lanes = lane_numbers({"orders": ordering, "payments": ordering}, columns_of(rows)).to_pylist()
+    lanes = lanes_of(rows, orders=ordering, payments=ordering)
 
     assert lanes[0] == lanes[5]
     assert lanes[1] == lanes[3]
@@ -179,12 +180,12 @@ def test_rows_of_a_key_share_a_lane_whatever_topic_they_come_from_and_keyless_on
 
 def test_rows_without_a_place_or_a_handler_are_refused_with_a_sentence() -> None:
     ordering = Ordering(Order.KEY, Keyless.PARTITION, 8)
-    columns = columns_of([Row(b"a", 0), Row(b"a", 1)])
+    nowhere: Any = None
 
     with pytest.raises(SinkError, match="rows of topic orders, which has no handler in this sink"):
-        lane_numbers({"payments": ordering}, columns)
+        lanes_of([Row(b"a", 0)], payments=ordering)
     with pytest.raises(SinkError, match="column offset of the frame for handlers is NULL in 1 rows"):
-        lane_numbers({"orders": ordering}, {**columns, "offset": pa.array([1, None], pa.int64())})
+        lanes_of([Row(b"a", 0), Row(b"a", nowhere)], orders=ordering)
 
 
 def test_the_inbox_knows_the_group_of_handlers_of_a_task(tmp_path: Path) -> None:

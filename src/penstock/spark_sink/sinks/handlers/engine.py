@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,7 +42,6 @@ from penstock.errors import PenstockError, SinkError
 from penstock.message import Record, calling_handlers_of
 from penstock.offsets import Block, Tracker
 from penstock.routing import Run, Scheduler
-from penstock.spark_sink.sinks.handlers.pickling import unpack
 from penstock.spark_sink.sinks.handlers.results import BatchReport, ResultRows
 from penstock.spark_sink.sinks.handlers.rows import TaskRows
 
@@ -104,7 +103,6 @@ class TaskSettings:
     max_parked: int = field(default=1_000, kw_only=True)
     max_parked_bytes: int = field(default=32 * 1024 * 1024, kw_only=True)
     dead_letter_limit: DeadLetterLimit | None = field(default=None, kw_only=True)
-    atomic_batches: bool = field(default=False, kw_only=True)
 
 
 class TaskEngine:
@@ -325,7 +323,7 @@ def run_task(work: TaskSettings, batches: Iterator[pa.RecordBatch], *, publishes
     `publishes` says whether the sink may publish anything. Raises as `TaskEngine.run` and `TaskEngine.finish`.
     """
     rows = TaskRows(batches, work.handlers.keys(), publishes=publishes)
-    results = ResultRows(publishes=publishes, whole=work.atomic_batches)
+    results = ResultRows(publishes=publishes)
     engine = TaskEngine(work, rows.stretches(), results)
     with ExitStack() as around:
         engine.enter(around)
@@ -334,19 +332,20 @@ def run_task(work: TaskSettings, batches: Iterator[pa.RecordBatch], *, publishes
     yield from results.end(rows.last, engine.finish())
 
 
-def handling(packed: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what Spark calls in each task, given the packed work."""
+@dataclass(frozen=True, slots=True)
+class HandlingTask:
+    """Handles the rows of one Spark task; yields as `run_task`. Picklable by Spark."""
 
-    def handle(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        first = next((batch for batch in batches if batch.num_rows), None)
-        if first is None:
-            # No lifespan for nothing.
-            return
-        sink = unpack(packed)
-        yield from run_task(sink, chain((first,), batches), publishes=sink.has_ledger)
-        imports_set_aside("handling")
+    work: TaskSettings
+    publishes: bool
 
-    return handle
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Handle them; nothing begins, no lifespan either, where there are none."""
+        given = iter(batches)
+        first = next((batch for batch in given if batch.num_rows), None)
+        if first is not None:
+            yield from run_task(self.work, chain((first,), given), publishes=self.publishes)
+            imports_set_aside("handling")
 
 
 def _places(fetch: Fetch, records: Sequence[Record]) -> dict[int, list[int]]:

@@ -113,12 +113,11 @@ class HandlerMetrics:
 class ResultRows:
     """The outbox of a task: takes what handlers return, and dead letters; then their messages are done. Thread-safe.
 
-    `publishes` says whether the sink may publish anything, `whole` whether the batch is one transaction.
+    `publishes` says whether the sink may publish anything.
     """
 
-    def __init__(self, *, publishes: bool, whole: bool) -> None:
+    def __init__(self, *, publishes: bool) -> None:
         self.publishes = publishes
-        self._whole = whole
         # Guards the fields below: holders of lanes add, the task's thread takes.
         self._lock = threading.Lock()
         self._rows: list[tuple[Any, ...]] = []
@@ -129,8 +128,8 @@ class ResultRows:
     ) -> None:
         """Take what handlers returned for messages, or a dead letter; the messages are done then.
 
-        Raises `SinkError` where the sink publishes nothing, and for results of several messages together where a batch
-        is not one transaction: of their source partitions one may be published and another not.
+        Raises `SinkError` where the sink publishes nothing, and for results of several messages together: of their
+        source partitions one may be published and another not.
         """
         name = items[0][0].assignment.route.handler.name
         if not self.publishes:
@@ -138,10 +137,10 @@ class ResultRows:
                 f"{name} returned messages, and this HandlerSink has no name under which it could remember what it "
                 "has published; give it name=... (and bootstrap_servers), or return None"
             )
-        if len(items) > 1 and not self._whole:
+        if len(items) > 1:
             raise SinkError(
                 f"{name} returned messages for its batch as a whole, which the ledger cannot publish once: return a "
-                "list with what is for each message, as [[...], None, ...], or make the sink with atomic_batches=True"
+                "list with what is for each message, as [[...], None, ...]"
             )
         record = items[-1][2]
         position = (record.topic(), record.partition(), record.offset())

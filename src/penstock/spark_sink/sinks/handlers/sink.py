@@ -17,11 +17,12 @@ import inspect
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Literal
 
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Row as SparkRow
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -42,8 +43,7 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.frames import require_columns, run_job
-from penstock.spark_sink.sinks.handlers.engine import TaskSettings, handling
-from penstock.spark_sink.sinks.handlers.pickling import made_by, pack, require_packable, unpack
+from penstock.spark_sink.sinks.handlers.engine import HandlingTask, TaskSettings
 from penstock.spark_sink.sinks.handlers.results import BatchReport, HandlerMetrics
 from penstock.spark_sink.sinks.handlers.rows import spread
 from penstock.spark_sink.sinks.kafka_ledger import LEDGER_TOPIC, Target, require_settings, require_target
@@ -159,8 +159,6 @@ class HandlerSink(TaskSettings, PublishingSink):
         name: of the query, as `KafkaSink`'s; needed where a handler publishes or has dead letters, which are
             published under it, each once for readers of committed messages.
         ledger_topic: topic of the ledger, made if it does not exist; many sinks may share it.
-        atomic_batches: whether what a batch publishes is one transaction, as `KafkaSink`'s. It lets handlers with
-            `batch=` return messages for their batch as a whole.
         overlap: `"refused"`: a batch fails where Spark's settings could let two handlers of one key run at once.
             `"allowed"`: it runs all the same; handlers must be idempotent then.
 
@@ -295,7 +293,7 @@ class HandlerSink(TaskSettings, PublishingSink):
     def _handled(self, batch: DataFrame) -> DataFrame:
         """Return the frame whose job handles a batch, with what its handlers return and reports of its tasks."""
         rows = spread(batch, self.handlers, self.parallelism)
-        return rows.mapInArrow(handling(pack(self)), from_arrow_schema(PUBLISHED))
+        return rows.mapInArrow(HandlingTask(self, self.has_ledger), from_arrow_schema(PUBLISHED))
 
     def _run(self, kill_delay_s: float, job: DataFrame, before: str) -> list[SparkRow]:
         """Run Spark's job; where it fails, return when no task of it handles anything any more."""
@@ -329,7 +327,7 @@ class HandlerSink(TaskSettings, PublishingSink):
         config.pop("isolation.level", None)
         # As an app's results: a key of one topic goes to the same partition from either engine.
         config = {"partitioner": "consistent_random", "compression.type": "zstd", **config}
-        return Target(self.bootstrap_servers, config, self.name, self.ledger_topic, whole=self.atomic_batches)
+        return Target(self.bootstrap_servers, config, self.name, self.ledger_topic)
 
     def _result_topics(self) -> set[str]:
         return {handler.to for handler in self.handlers.values() if handler.to is not None}
@@ -346,29 +344,27 @@ class HandlerSink(TaskSettings, PublishingSink):
         return [TopicSpec(name, max(counts.get(topic, 1) for topic in topics)) for name, topics in wanted.items()]
 
     def _require_picklable(self) -> None:
-        for topic, handler in self.handlers.items():
-            for option in ("function", "filter", "decoder", "key", "encoder", "retry"):
-                require_packable(f"{option} of the handler {handler.name} of {topic}", getattr(handler, option))
-        for part in (*self.middlewares, *self.lifespans):
-            require_packable(name_of(part), part)
-        for resource in self.resources:
-            require_packable(made_by(resource).__qualname__, resource)
-        # All together: what only fails in company.
-        require_packable(f"what the tasks of {self.group} do", self)
-
-    def __reduce__(self) -> tuple[Callable[[bytes], HandlerSink], tuple[bytes]]:
-        """Be pickled as a whole, so that a resource stays the one that its handlers use; telemetry stays here."""
-        kept = {
-            option.name: getattr(self, option.name)
-            for option in fields(self)
-            if option.init and option.name != "telemetry"
+        parts: dict[str, object] = {
+            f"{option} of the handler {handler.name} of {topic}": getattr(handler, option)
+            for topic, handler in self.handlers.items()
+            for option in ("function", "filter", "decoder", "key", "encoder", "retry")
         }
-        return _rebuilt, (pack(kept),)
+        parts |= {name_of(part): part for part in (*self.middlewares, *self.lifespans)}
+        parts |= {repr(resource): resource for resource in self.resources}
+        # All together: what only fails in company.
+        parts[f"what the tasks of {self.group} do"] = self
+        for called, part in parts.items():
+            try:
+                cloudpickle.dumps(part)  # type: ignore[no-untyped-call] # it ships no types
+            except Exception as error:
+                raise ConfigurationError(
+                    f"{called} cannot be sent to Spark's executors: {type(error).__name__}: {error}; it refers to "
+                    "something that lives in this process only, such as a lock, a connection, a session or a "
+                    "serializer: make that inside the handler, in a worker_resource or in a lifespan, or write a "
+                    "function that uses it into a module that executors import, which travels by its name"
+                ) from error
 
-
-def _rebuilt(packed: bytes) -> HandlerSink:
-    """Return a sink of settings that were checked where it was made."""
-    made = object.__new__(HandlerSink)
-    for name, value in {**unpack(packed), "telemetry": None, "_process": _ProcessState()}.items():
-        object.__setattr__(made, name, value)
-    return made
+    def __getstate__(self) -> list[object]:
+        """Leave behind what belongs to this process: telemetry, and what the last batch came to."""
+        own = {"telemetry": None, "_process": _ProcessState()}
+        return [own[option.name] if option.name in own else getattr(self, option.name) for option in fields(self)]
