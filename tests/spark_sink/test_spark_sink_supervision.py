@@ -166,15 +166,9 @@ def test_the_type_of_an_error_is_found_in_the_stack_that_spark_keeps_of_it(error
 
 
 def test_an_error_is_told_in_one_line_out_of_sparks_wrapping() -> None:
-    lacking = re.sub(r"penstock\.errors\.T.*", "ModuleNotFoundError: No module named 'penstock'", TOPIC_GONE)
-
     assert summary_of(RuntimeError(TOPIC_GONE)) == (
         "TopicNotFoundError: the option subscribe names topics that do not exist: t; create them first, "
         "or correct the name"
     )
     assert summary_of(ValueError("no room\nfor two")) == "ValueError: no room"
     assert summary_of(ValueError()) == "ValueError: no text"
-    assert summary_of(RuntimeError(lacking)) == (
-        "ModuleNotFoundError: No module named 'penstock'; the Python of Spark's workers has no penstock: set "
-        "PYSPARK_PYTHON to one that has it, or ship it (docs/spark-cluster.md)"
-    )

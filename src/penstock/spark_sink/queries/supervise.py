@@ -61,9 +61,6 @@ _PLAN = "=== Streaming Query ==="
 #: The last line of a Python stack.
 _KIND_AND_TEXT = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Warning)): (.+)$", re.MULTILINE)
 
-#: A package that the source, or a sink on executors, is made of.
-_NO_MODULE = re.compile(r"No module named '(penstock|confluent_kafka|pyarrow|xxhash|psycopg|sqlalchemy)\b")
-
 #: Milliseconds of one wait of a batch behind the gate.
 _PARK_MS = 1_000
 #: Seconds between two questions for the progress of a query.
@@ -108,19 +105,7 @@ def summary_of(failure: BaseException) -> str:
         kind, line = within[-1]
     else:
         kind, line = type(failure).__name__, text.splitlines()[0] if text else "no text"
-    remedy = lacking_package(line)
-    return f"{kind}: {line.strip()}" + ("" if remedy is None else f"; {remedy}")
-
-
-def lacking_package(text: str) -> str | None:
-    """Return what to do where the Python of Spark's workers lacks a package of penstock's, or None."""
-    found = _NO_MODULE.search(text)
-    if found is None:
-        return None
-    return (
-        f"the Python of Spark's workers has no {found[1]}: set PYSPARK_PYTHON to one that has it, or ship it "
-        "(docs/spark-cluster.md)"
-    )
+    return f"{kind}: {line.strip()}"
 
 
 class BatchLeftError(Exception):
