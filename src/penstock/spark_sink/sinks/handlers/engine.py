@@ -1,10 +1,9 @@
 """What Spark calls in a task: the consumer's lanes over its rows, rows to publish and a report out.
 
 A task has its rows to itself and in order, so there is no rebalance and nothing to commit; every other rule of lanes,
-parked keys and batches is the consumer's (`consumer/execution/lanes`). Where all handlers are plain functions, the
-task's thread serves one lane of each group: a key waits for its retry, the others go on. Where some are an `async def`,
-an event loop and one more thread serve many lanes, and the task's thread fills them. It serves the timers in either
-case.
+parked keys and batches is the consumer's (`consumer/execution/lanes`). The task's thread fills the lanes and serves the
+timers; one more thread calls plain handlers, on one lane of each group: a key waits for its retry, the others go on. An
+event loop serves many lanes, where some handler is an `async def`.
 """
 
 from __future__ import annotations
@@ -25,11 +24,9 @@ import pyarrow as pa
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.consumer.assignments import Assignment, Fetch
-from penstock.consumer.execution.handler_calls import serve
 from penstock.consumer.execution.lane_plan import LanePlan
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
-from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.failures.dead_letters import DeadLetterLimit, DeadLetterLimits, DeadLetterPublisher
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.environment import MiddlewareSpec, WorkerResource, enter_all
@@ -39,7 +36,7 @@ from penstock.consumer.handlers.route import Routes
 from penstock.consumer.outbox.outbox import HandlerResults
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import PenstockError, SinkError
-from penstock.message import Record, calling_handlers_of
+from penstock.message import Record
 from penstock.offsets import Block, Tracker
 from penstock.routing import Run, Scheduler
 from penstock.spark_sink.sinks.handlers.results import BatchReport, ResultRows
@@ -147,18 +144,10 @@ class TaskEngine:
             wake=self._wake,
             fail=self._fail,
         )
-        #: Where the task's thread calls handlers itself.
-        self._slot = ExecutionSlot(Kind.THREAD, f"penstock-task-{work.group}")
-        #: What calls them else.
-        self._executor: ThreadsAndTasks | None = None
-        if has_tasks:
-            self._executor = ThreadsAndTasks(
-                work.group,
-                settings,
-                plan=plan,
-                processor=self._processor,
-                closing=self._close_resources,
-            )
+        #: What calls handlers.
+        self._executor = ThreadsAndTasks(
+            work.group, settings, plan=plan, processor=self._processor, closing=self._close_resources
+        )
         self._contexts = ContextFactory(work.group)
         routes = Routes(
             work.group,
@@ -177,16 +166,13 @@ class TaskEngine:
             assignment.tracker = self._progress
 
     def enter(self, around: ExitStack) -> None:
-        """Begin the lifespans and what calls handlers; `around` ends both, worker resources in between."""
+        """Begin the lifespans and what calls handlers; `around` ends both, as a consumer does."""
         executor = self._executor
-        around.enter_context(calling_handlers_of(self._work.group))
-        if executor is not None:
-            around.callback(executor.close)
-        run_async = None if executor is None else executor.run_async
-        self._contexts.state = enter_all(self._work.lifespans, around, run_async)
-        around.callback(self._close)
-        if executor is not None:
-            executor.start()
+        around.callback(executor.close)
+        self._contexts.state = enter_all(self._work.lifespans, around, executor.run_async)
+        # However long handlers take: the batch may come again.
+        around.callback(executor.stop, threading.TIMEOUT_MAX)
+        executor.start()
 
     def run(self) -> Iterator[None]:
         """Handle all rows; yields now and then, for the caller to take results.
@@ -201,14 +187,7 @@ class TaskEngine:
     def _step(self) -> bool:
         """Do what is next, or wait for it; returns whether there was something."""
         self._progress.changed.clear()
-        try:
-            self._timers.serve(time.monotonic())
-            if self._executor is None and (lane := self._scheduler.take(0)) is not None:
-                serve(lane, self._slot, self._processor)
-                return True
-        except Exception as error:  # noqa: BLE001 - raised by `run`, as what ends a lane in another thread
-            self._fail(error)
-            return True
+        self._timers.serve(time.monotonic())
         return self._feed() or self._wait()
 
     def finish(self) -> BatchReport:
@@ -222,7 +201,7 @@ class TaskEngine:
         return counts
 
     def _counts(self) -> BatchReport:
-        slots = [self._slot] if self._executor is None else self._executor.slots
+        slots = self._executor.slots
         return BatchReport(
             rows=self._progress.taken,
             handled=self._results.handled + sum(slot.handled for slot in slots),
@@ -289,10 +268,7 @@ class TaskEngine:
         return True
 
     def _wake(self, queues: Sequence[int]) -> None:
-        if self._executor is None:
-            self._progress.changed.set()
-        else:
-            self._executor.wake(queues)
+        self._executor.wake(queues)
 
     def _fail(self, error: BaseException) -> None:
         """Handle nothing more. Any thread."""
@@ -300,17 +276,6 @@ class TaskEngine:
         for assignment in self._topics.values():
             assignment.active = False
         self._progress.changed.set()
-
-    def _close(self) -> None:
-        """End what calls handlers, however long they take: the batch may come again. Then close worker resources."""
-        if self._executor is None:
-            self._close_resources()
-            return
-        self._executor.stop(threading.TIMEOUT_MAX)
-        self._executor.run_async(self._close_on_loop())
-
-    async def _close_on_loop(self) -> None:
-        self._close_resources()
 
     def _close_resources(self) -> None:
         for resource in self._work.resources:
