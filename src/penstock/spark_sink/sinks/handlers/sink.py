@@ -49,7 +49,7 @@ from penstock.spark_sink.sinks.handlers.rows import spread
 from penstock.spark_sink.sinks.kafka_ledger import LEDGER_TOPIC, Target, require_settings, require_target
 from penstock.spark_sink.sinks.kafka_sink import PUBLISHED, PublishingSink
 from penstock.telemetry import Telemetry
-from penstock.telemetry.batches import BatchSpans, count_messages, is_within_span
+from penstock.telemetry.batches import count_messages
 
 #: Masters whose tasks run in the driver's own JVM: no executor can be lost there.
 _LOCAL = re.compile(r"local(\[.*\])?")
@@ -155,7 +155,7 @@ class HandlerSink(TaskSettings, PublishingSink):
         max_parked_bytes: bytes of values that may wait, likewise.
         dead_letter_limit: when a task fails rather than write one more dead letter, counted by task.
         headers: whether frames have the column `headers`; without it handlers and dead letters see none.
-        telemetry: metrics and a span of each batch, on the driver; None for none.
+        telemetry: metrics of each batch, on the driver, and on the span of an app's sink; None for none.
         name: of the query, as `KafkaSink`'s; needed where a handler publishes or has dead letters, which are
             published under it, each once for readers of committed messages.
         ledger_topic: topic of the ledger, made if it does not exist; many sinks may share it.
@@ -273,13 +273,6 @@ class HandlerSink(TaskSettings, PublishingSink):
             MissingRightError: dead letters or results may not be written; the batch comes again.
             ConfigurationError: a setting of Spark would have it handle a key twice at once.
         """
-        if self.telemetry is None or is_within_span():
-            self._handle(batch, batch_id)
-            return
-        with BatchSpans(self.telemetry, self.name or self.group).of(batch_id):
-            self._handle(batch, batch_id)
-
-    def _handle(self, batch: DataFrame, batch_id: int) -> None:
         if self.overlap == "refused":
             refuse_double_runs(batch.sparkSession)
         run = partial(self._run, seconds_until_killed(batch.sparkSession))
