@@ -17,12 +17,11 @@ from supervised_world import IDLE, FakeQuery, report
 
 from kafka_tools import committed, ends, produce
 from penstock.app import App
-from penstock.devbroker import DevBroker, User
+from penstock.devbroker import DevBroker
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.ledger.rules import Batch
 from penstock.spark_sink.progress import GroupOffsets, QueryProgress, SinkPartition, SinkState, SinkStatistics
 from penstock.spark_sink.sinks.sink import Origin, stored_batches
-from rights import give, on_group, on_topic, take
 from telemetry_tools import Recorded
 from waiting import wait_until
 
@@ -154,36 +153,3 @@ def test_an_apps_sink_shows_its_progress_as_statistics_metrics_and_offsets_of_a_
     assert lag == {(topic, "0"): 0, (topic, "1"): 0}
     standing = committed(broker.bootstrap_servers, group, topic, 2)
     assert {number: part.offset for number, part in standing.items()} == at_end
-
-
-@pytest.mark.thorough
-def test_offsets_of_a_group_that_may_not_be_written_are_told_once_and_written_when_they_may(
-    secured: DevBroker,
-    new_user: Callable[..., User],
-    new_secured_topic: Callable[..., str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    topic = new_secured_topic()
-    group = f"group-of-{topic}"
-    rights = [*on_group(group, "READ"), *on_topic(topic, "READ")]
-    user = new_user(*rights)
-    offsets = GroupOffsets(group, bootstrap_servers=secured.bootstrap_servers, config=user.config)
-    onlooker = Consumer({**user.config, "bootstrap.servers": secured.bootstrap_servers, "group.id": group})
-
-    def is_written(number: int) -> bool:
-        offsets.follow({(topic, 0): number})
-        (found,) = onlooker.committed([TopicPartition(topic, 0)], timeout=30)
-        return found.error is None and found.offset == number
-
-    wait_until(lambda: is_written(1))
-    assert caplog.text == ""
-    for number, right in enumerate(rights, start=2):
-        take(secured, user, [right])
-        caplog.clear()
-        wait_until(lambda number=number: offsets.follow({(topic, 0): number}) or "lacks the right" in caplog.text)
-        assert f"--allow-principal 'User:{user.name}' --operation Read --{right.resource} '{right.name}'" in caplog.text
-        offsets.follow({(topic, 0): number})
-        assert caplog.text.count("lacks the right") == 1, "it is told once"
-        give(secured, user, [right])
-        wait_until(lambda number=number: is_written(number))
-    onlooker.close()

@@ -15,13 +15,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import tenacity
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from penstock import clients
 from penstock.clients.answers import answered
 from penstock.clients.groups import HAS_MEMBERS, GroupAdmin, alter_group_offsets
-from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, is_transient, reason
-from penstock.clients.rights import Operation, group_right, missing_right_text, principal_of, topic_right
+from penstock.clients.kafka_errors import code_of, is_transient, reason
 from penstock.errors import MessageFormatError
 from penstock.options import ClientConfig, not_empty
 from penstock.spark_sink.sinks.sink import stored_batches
@@ -231,7 +230,6 @@ class GroupOffsets:
     def __init__(self, group: str, *, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
         not_empty("group", group)
         self.group = group
-        self._principal = principal_of(config or {})
         self._admin = GroupAdmin(lambda: clients.admin(bootstrap_servers, config or {}))
         #: What was warned of since it last went well.
         self._warned: set[str] = set()
@@ -242,33 +240,23 @@ class GroupOffsets:
         tries = tenacity.Retrying(
             stop=tenacity.stop_after_delay(_ANSWER_S),
             wait=tenacity.wait_fixed(0.1),
-            retry=tenacity.retry_if_result(lambda refused: any(map(is_transient, refused.values()))),
-            retry_error_callback=lambda state: state.outcome and state.outcome.result(),
+            retry=tenacity.retry_if_exception(lambda error: isinstance(error, KafkaException) and is_transient(error)),
+            reraise=True,
         )
-        if refused := tries(self._write, offsets):
-            self._warn(refused)
-        else:
-            self._warned.clear()  # what fails after it has gone well is logged again
-
-    def _write(self, offsets: list[TopicPartition]) -> dict[str, KafkaError]:
-        """Write offsets; return what was refused of them by topic, and under an empty name what concerns all."""
         try:
-            answer = answered(alter_group_offsets(self._admin.client, self.group, offsets), _ANSWER_S)
+            tries(self._write, offsets)
+            self._warned.clear()  # what fails after it has gone well is logged again
         except KafkaException as error:
             self._admin.renew()
-            return {"": error.args[0]}
-        return {part.topic: part.error for part in answer.topic_partitions if part.error is not None}
+            why = f"{reason(error)}; the next batch tries again"
+            if code_of(error) in HAS_MEMBERS:
+                why = "the group has members, and they alone may commit. Give the sink a group of its own"
+            text = f"the query's position is not written to group {self.group}: {why}"
+            _log.log(logging.DEBUG if text in self._warned else logging.WARNING, "%s", text)
+            self._warned.add(text)
 
-    def _warn(self, refused: Mapping[str, KafkaError]) -> None:
-        error = next(iter(refused.values()))
-        text = f"the query's position is not written to group {self.group}"
-        if is_missing_right(error):
-            missing = [topic_right(Operation.READ, topic) for topic in sorted(refused)]
-            rights = [group_right(self.group)] if concerns_a_group(error) else missing
-            text = missing_right_text(f"{text}, until the right is given", rights, self._principal)
-        elif error.code() in HAS_MEMBERS:
-            text += ": the group has members, and they alone may commit. Give the sink a group of its own"
-        else:
-            text += f": {reason(error)}; the next batch tries again"
-        _log.log(logging.DEBUG if text in self._warned else logging.WARNING, "%s", text)
-        self._warned.add(text)
+    def _write(self, offsets: list[TopicPartition]) -> None:
+        answer = answered(alter_group_offsets(self._admin.client, self.group, offsets), _ANSWER_S)
+        for part in answer.topic_partitions:
+            if part.error is not None:
+                raise KafkaException(part.error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 from collections import Counter
 from collections.abc import Hashable
 from typing import Any
@@ -14,7 +13,7 @@ from handler_rows import Row, publish_task, quickly, run_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.consumer import DeferredCompletion, Handler, handler, retry
+from penstock.consumer import Handler, handler, retry
 from penstock.consumer.handlers.handler import orderings_of
 from penstock.errors import BatchError, SinkError
 from penstock.message import FixedRecord, Message
@@ -182,25 +181,3 @@ def test_a_wait_without_end_fails_the_task(*, is_async: bool) -> None:
 
     with pytest.raises(SinkError, match="of 2 messages of a task 0 are accounted for: a retry policy has no end"):
         run_task([Row(b"a", 0), Row(b"a", 1)], {"orders": one})
-
-
-def test_a_handler_may_put_its_completion_off_and_what_is_behind_it_of_its_key_waits() -> None:
-    done: list[str] = []
-
-    def work(message: Message) -> DeferredCompletion | None:
-        if message.offset:
-            done.append(f"{message.key!r}")
-            return None
-        completion = DeferredCompletion()
-
-        def complete() -> None:
-            done.append("late")
-            completion.complete()
-
-        threading.Timer(0.05, complete).start()
-        return completion
-
-    report = run_task([Row(b"a", 0), Row(b"a", 1), Row(b"b", 2)], {"orders": handler(work)})
-
-    assert done == ["b'b'", "late", "b'a'"]
-    assert report.handled == 3

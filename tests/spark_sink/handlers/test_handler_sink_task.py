@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-import threading
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 from handler_rows import ONCE, Row, batches_of, quickly, run_task
 
-from penstock import create_inbox_table, inbox
 from penstock.consumer import CallNext, WorkerResource, handler
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.errors import SinkError
-from penstock.message import Message, handler_thread
+from penstock.message import Message
 from penstock.spark_sink.sinks.handlers.rows import lanes_by_keys
 
 
@@ -97,43 +92,6 @@ def test_lifespans_resources_and_middlewares_surround_a_task_and_end_in_reverse_
     ]
 
 
-def test_plain_handlers_beside_async_ones_keep_them_from_nothing() -> None:
-    """The plain one waits for the async one, which could never end if it blocked the loop."""
-    done = threading.Event()
-    log: list[tuple[str, int]] = []
-    closed: list[int] = []
-
-    def session() -> Iterator[int]:
-        ident = threading.get_ident()
-        yield ident
-        assert ident == threading.get_ident()
-        closed.append(ident)
-
-    resource = WorkerResource(session)  # type: ignore[arg-type] # a generator function, as the decorator takes it
-
-    def plain(message: Message) -> None:
-        resource.get()
-        if message.offset == 0:
-            assert done.wait(20)
-        log.append(("plain", message.offset))
-
-    async def later(message: Message) -> None:
-        resource.get()
-        log.append(("async", message.offset))
-        if message.offset == 2:
-            done.set()
-
-    report = run_task(
-        [Row(b"a", 0, "invoices"), Row(b"a", 1), Row(b"b", 2)],
-        {"invoices": handler(plain), "orders": handler(later)},
-        resources=(resource,),
-    )
-
-    assert report.handled == 3
-    assert sorted(log[:2]) == [("async", 1), ("async", 2)]
-    assert len(set(closed)) == 2
-
-
 def test_an_async_handler_that_fails_for_good_ends_what_is_under_way_and_what_surrounds_the_task() -> None:
     ended: list[object] = []
 
@@ -186,22 +144,3 @@ def test_rows_without_a_place_or_a_handler_are_refused_with_a_sentence() -> None
         lanes_of([Row(b"a", 0)], payments=ordering)
     with pytest.raises(SinkError, match="column offset of the frame for handlers is NULL in 1 rows"):
         lanes_of([Row(b"a", 0), Row(b"a", nowhere)], orders=ordering)
-
-
-def test_the_inbox_knows_the_group_of_handlers_of_a_task(tmp_path: Path) -> None:
-    def record(message: Message) -> None:
-        with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
-            assert inbox(connection, message)
-
-    async def on_loop(message: Message) -> None:
-        await asyncio.sleep(0)
-        record(message)
-
-    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
-        create_inbox_table(connection)
-        for topic, function in (("orders", record), ("refunds", on_loop)):
-            run_task([Row(b"k", 1, topic=topic)], {topic: handler(function)})
-        found = connection.execute("SELECT consumer_group, topic FROM penstock_inbox ORDER BY topic").fetchall()
-
-    assert found == [("billing", "orders"), ("billing", "refunds")]
-    assert handler_thread.group is None
