@@ -98,7 +98,7 @@ def test_only_a_committed_batch_begins_the_count_again() -> None:
             world.wait_for_restart()
 
     assert world.supervised.state is SinkState.FAILED
-    with pytest.raises(SinkError, match=r"the query orders ended: ValueError.*started again 2 times"):
+    with pytest.raises(SinkError, match=r"the query orders ended: ValueError.*as often as restarts=2 allows"):
         raise world.supervised.failure or AssertionError
 
 
@@ -113,8 +113,8 @@ def test_only_a_committed_batch_begins_the_count_again() -> None:
         (DataLossError("offsets 0 to 9 are gone"), "another start would not fix it"),
         (SessionStoppedError("Spark's session was stopped"), "another start would not fix it"),
         (TopicNotFoundError("no such topic"), "another start would not fix it"),
-        (MISSING, "User:a lacks the right Read on topic t.*another start would not give it"),
-        (RuntimeError(FORBIDDEN), "User:a lacks the right Read on topic t.*another start would not give it"),
+        (MISSING, "User:a lacks the right Read on topic t.*another start would not fix it"),
+        (RuntimeError(FORBIDDEN), "User:a lacks the right Read on topic t.*another start would not fix it"),
     ],
 )
 def test_what_another_start_cannot_fix_is_not_started_again(failure: Exception, why: str) -> None:

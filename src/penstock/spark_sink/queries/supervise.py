@@ -268,15 +268,12 @@ class SupervisedQuery:
         self._has_ever_committed |= has_committed
         if has_committed and kind is not FailureKind.RIVAL:  # the rival may have committed that batch
             self._in_a_row = 0
-        if kind is FailureKind.PERMANENT:
+        if kind is FailureKind.PERMANENT or (kind is FailureKind.MISSING_RIGHT and not self._has_ever_committed):
             self._give_up(cause, "another start would not fix it")
-        elif kind is FailureKind.MISSING_RIGHT and not self._has_ever_committed:
-            self._give_up(cause, "another start would not give it")
         elif kind is FailureKind.MISSING_RIGHT:
             self._wait(RIGHT_WAIT_S, is_known=former == self.last_error and not has_committed)
         elif self._in_a_row >= self._allowed:
-            times = f"{self._allowed} time{'' if self._allowed == 1 else 's'}"
-            why = f"it was started again {times} without a batch committed, which is all that is allowed"
+            why = f"it was started again without a batch committed as often as restarts={self._allowed} allows"
             self._give_up(None if kind is FailureKind.RIVAL else cause, why)
         else:
             wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0**self._in_a_row)

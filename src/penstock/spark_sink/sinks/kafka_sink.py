@@ -57,8 +57,8 @@ PIECE_BYTES = 8 * 1024 * 1024
 
 #: Columns by which rows are sorted: of one message, they stand by their place among what it publishes.
 ORDER = (*POSITION, "place")
-#: The place of a row that publishes nothing, and says how far a batch, or what a task has handled, goes in a source
-#: partition. Without a topic it is a report of the task that made the rows, in `value`.
+#: The place of a row that publishes nothing, and says how far a batch goes in a source partition. Without a topic it is
+#: a report of the task that made the rows, in `value`.
 MARK = -1
 #: The columns. A target partition of -1 is left to the partitioner.
 PUBLISHED = pa.schema(

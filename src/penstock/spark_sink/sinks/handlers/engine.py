@@ -40,7 +40,7 @@ from penstock.message import Record
 from penstock.offsets import Block, Tracker
 from penstock.routing import Run, Scheduler
 from penstock.spark_sink.sinks.handlers.results import BatchReport, ResultRows
-from penstock.spark_sink.sinks.handlers.rows import TaskRows
+from penstock.spark_sink.sinks.handlers.rows import stretches
 
 _log = logging.getLogger("penstock.handler_sink")
 
@@ -287,14 +287,13 @@ def run_task(work: TaskSettings, batches: Iterator[pa.RecordBatch], *, publishes
 
     `publishes` says whether the sink may publish anything. Raises as `TaskEngine.run` and `TaskEngine.finish`.
     """
-    rows = TaskRows(batches, work.handlers.keys(), publishes=publishes)
     results = ResultRows(publishes=publishes)
-    engine = TaskEngine(work, rows.stretches(), results)
+    engine = TaskEngine(work, stretches(batches, work.handlers.keys()), results)
     with ExitStack() as around:
         engine.enter(around)
         for _ in engine.run():
             yield from results.full()
-    yield from results.end(rows.last, engine.finish())
+    yield from results.end(engine.finish())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """What comes of messages: rows of `PUBLISHED` that a task makes, and counts, of a task as of a batch.
 
-Results and dead letters have the position of their message. One more row for each source partition says how far the
-task has come there: the ledger moves over messages that publish nothing too. The task's report is in a last row, so
-that one job is enough.
+Results and dead letters have the position of their message. The task's report is in a last row, so that one job is
+enough.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from penstock.consumer.outbox.outbox import Submission, Then
 from penstock.errors import SinkError
 from penstock.spark_sink.sinks.frames import STEP_BYTES, STEP_ROWS
 from penstock.spark_sink.sinks.kafka_sink import MARK, PUBLISHED
-from penstock.spark_sink.source.plan import Offsets
 from penstock.telemetry import Telemetry
 from penstock.telemetry.names import CONSUMER_GROUP_NAME
 
@@ -162,12 +160,8 @@ class ResultRows:
         if len(self._rows) >= STEP_ROWS or self._size >= STEP_BYTES:
             yield self._take()
 
-    def end(self, last: Offsets, report: BatchReport) -> Iterator[pa.RecordBatch]:
-        """Return the rest, the last offset of each of the task's source partitions, and its report. Called once, last.
-
-        Whatever the task's messages have published stands at or below these offsets.
-        """
-        self._rows += [(*part, offset, MARK, None, None, None, None, None) for part, offset in last.items()]
+    def end(self, report: BatchReport) -> Iterator[pa.RecordBatch]:
+        """Return the rest, and the task's report. Called once, last."""
         self._rows.append((None, None, None, MARK, None, None, None, report.to_json(), None))
         yield self._take()
 

@@ -21,8 +21,7 @@ from penstock.consumer.handlers.handler import Handler, SpaceNumbers, orderings_
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.message import Record
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.sinks.frames import POSITION, offset_spans, require_position, steps
-from penstock.spark_sink.source.plan import Offsets
+from penstock.spark_sink.sinks.frames import POSITION, require_position, steps
 
 #: The column that names a row's lane.
 LANE = "penstock_lane"
@@ -37,30 +36,15 @@ _NO_TIMESTAMP = (0, -1)
 _LANES_PER_TASK = 64
 
 
-class TaskRows:
-    """The rows of a task, and what is noted of them as they are taken.
+def stretches(batches: Iterable[pa.RecordBatch], topics: Collection[str]) -> Iterator[list[Record]]:
+    """Return the rows of a task in their order, each stretch of one source partition with rising offsets.
 
-    Attributes:
-        last: the last offset of each source partition, where the sink publishes.
+    `SchemaMismatchError` where a row has no position, or its topic is none of these, which have handlers.
     """
-
-    def __init__(self, batches: Iterable[pa.RecordBatch], topics: Collection[str], *, publishes: bool) -> None:
-        self._batches = batches
-        self._topics = topics
-        self._publishes = publishes
-        self.last: Offsets = {}
-
-    def stretches(self) -> Iterator[list[Record]]:
-        """Return the rows in their order, each stretch of one source partition with rising offsets.
-
-        `SchemaMismatchError` where a row has no position, or its topic no handler.
-        """
-        for batch in self._batches:
-            _require_handled({name: batch.column(name) for name in POSITION}, self._topics)
-            for part, span in offset_spans(pa.Table.from_batches([batch])).items() if self._publishes else ():
-                self.last[part] = max(span.last, self.last.get(part, span.last))
-            for part_of_batch in steps(batch):
-                yield from _by_partition({name: part_of_batch.column(name) for name in batch.schema.names})
+    for batch in batches:
+        _require_handled({name: batch.column(name) for name in POSITION}, topics)
+        for part in steps(batch):
+            yield from _by_partition({name: part.column(name) for name in batch.schema.names})
 
 
 def _require_handled(columns: Mapping[str, pa.Array], topics: Collection[str]) -> None:
