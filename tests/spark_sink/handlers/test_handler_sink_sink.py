@@ -161,10 +161,10 @@ ONCE = {"spark_master": "spark://host:7077", "spark_stage_maxConsecutiveAttempts
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"spark_speculation": "True"}, r"spark.speculation is on.*turn it off"),
-        ({"spark_master": "yarn"}, r"--conf spark.stage.maxConsecutiveAttempts=1"),
-        ({"spark_master": "local-cluster[2,1,700]"}, r"maxConsecutiveAttempts is not 1"),
-        ({**ONCE, "spark_decommission_enabled": "true"}, r"--conf spark.stage.ignoreDecommissionFetchFailure=false"),
+        ({"spark_speculation": "True"}, "spark.speculation is true:.* --conf spark.speculation=false,"),
+        ({"spark_master": "yarn"}, "--conf spark.stage.maxConsecutiveAttempts=1,"),
+        ({"spark_master": "local-cluster[2,1,700]"}, "maxConsecutiveAttempts is 4:"),
+        ({**ONCE, "spark_decommission_enabled": "true"}, "--conf spark.stage.ignoreDecommissionFetchFailure=false,"),
     ],
 )
 def test_settings_that_would_run_two_handlers_of_a_key_at_once_are_refused(settings: dict[str, str], told: str) -> None:

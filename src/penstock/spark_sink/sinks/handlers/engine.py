@@ -282,34 +282,30 @@ class TaskEngine:
             resource.close()
 
 
-def run_task(work: TaskSettings, batches: Iterator[pa.RecordBatch], *, publishes: bool) -> Iterator[pa.RecordBatch]:
-    """Handle the rows of a task; yields rows of `results`, of which the last has its report.
-
-    `publishes` says whether the sink may publish anything. Raises as `TaskEngine.run` and `TaskEngine.finish`.
-    """
-    results = ResultRows(publishes=publishes)
-    engine = TaskEngine(work, stretches(batches, work.handlers.keys()), results)
-    with ExitStack() as around:
-        engine.enter(around)
-        for _ in engine.run():
-            yield from results.full()
-    yield from results.end(engine.finish())
-
-
 @dataclass(frozen=True, slots=True)
 class HandlingTask:
-    """Handles the rows of one Spark task; yields as `run_task`. Picklable by Spark."""
+    """Handles the rows of one Spark task; `publishes` says whether the sink may publish anything. Can be pickled."""
 
     work: TaskSettings
     publishes: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Handle them; nothing begins, no lifespan either, where there are none."""
+        """Yield rows of `results`, of which the last has the task's report; nothing begins where there are no rows.
+
+        Raises as `TaskEngine.run` and `TaskEngine.finish`.
+        """
         given = iter(batches)
         first = next((batch for batch in given if batch.num_rows), None)
-        if first is not None:
-            yield from run_task(self.work, chain((first,), given), publishes=self.publishes)
-            imports_set_aside("handling")
+        if first is None:
+            return
+        results = ResultRows(publishes=self.publishes)
+        engine = TaskEngine(self.work, stretches(chain((first,), given), self.work.handlers.keys()), results)
+        with ExitStack() as around:
+            engine.enter(around)
+            for _ in engine.run():
+                yield from results.full()
+        yield from results.end(engine.finish())
+        imports_set_aside("handling")
 
 
 def _places(fetch: Fetch, records: Sequence[Record]) -> dict[int, list[int]]:

@@ -54,9 +54,6 @@ from penstock.telemetry.batches import count_messages
 #: Masters whose tasks run in the driver's own JVM: no executor can be lost there.
 _LOCAL = re.compile(r"local(\[.*\])?")
 
-_ATTEMPTS = "spark.stage.maxConsecutiveAttempts"
-_IGNORED = "spark.stage.ignoreDecommissionFetchFailure"
-
 #: Seconds between the looks of the executor's thread, and what its kill may take to come about.
 _LOOK_S = 2.0
 _GRACE_S = 2.0
@@ -76,7 +73,7 @@ _TYPES: Mapping[str, type[DataType]] = {
 
 
 def refuse_double_runs(spark: SparkSession) -> None:
-    """Raise `ConfigurationError` for settings under which two handlers of one key may run at once (I1).
+    """Raise `ConfigurationError` for a setting under which two handlers of one key may run at once (I1).
 
     Speculation runs a slow task twice. And where a task cannot fetch what a lost executor had for it, Spark runs the
     stage again while some of its tasks still run (SPARK-20163); with one attempt it gives the job up and kills them
@@ -84,30 +81,22 @@ def refuse_double_runs(spark: SparkSession) -> None:
     where a setting says so.
     """
 
-    def is_set(name: str, default: str, to: str = "true") -> bool:
-        return str(spark.conf.get(name, default)).strip().lower() == to
+    def found(name: str, default: str) -> str:
+        return str(spark.conf.get(name, default)).strip().lower()
 
-    again = "Spark would run the rest of a batch again beside its tasks that still run, and so two handlers of one key"
-    if is_set("spark.speculation", "false"):
-        what = (
-            "spark.speculation is on: Spark would run a slow task twice at once, and so two handlers of one key; turn "
-            "it off for this application"
-        )
-    elif _LOCAL.fullmatch(str(spark.conf.get("spark.master", "local"))):
-        return
-    elif not is_set(_ATTEMPTS, "4", "1"):
-        what = (
-            f"{_ATTEMPTS} is not 1: when an executor is lost, {again}; start the application with --conf {_ATTEMPTS}=1,"
-            " and the batch comes again as a whole"
-        )
-    elif is_set("spark.decommission.enabled", "false") and is_set(_IGNORED, "true"):
-        what = (
-            f"spark.decommission.enabled is on: when an executor goes, {again}; start the application with --conf "
-            f"{_IGNORED}=false as well"
-        )
-    else:
-        return
-    raise ConfigurationError(f"{what}; or give the sink overlap='allowed' if its handlers are idempotent")
+    wanted = {"spark.speculation": ("false", "false")}
+    if not _LOCAL.fullmatch(found("spark.master", "local")):
+        wanted["spark.stage.maxConsecutiveAttempts"] = ("4", "1")
+        if found("spark.decommission.enabled", "false") == "true":
+            wanted["spark.stage.ignoreDecommissionFetchFailure"] = ("true", "false")
+    for name, (default, value) in wanted.items():
+        if found(name, default) != value:
+            raise ConfigurationError(
+                f"{name} is {found(name, default)}: when a task is slow, or an executor is lost, Spark would run a "
+                "part of a batch again while some of its tasks still run, and so two handlers of one key; start the "
+                f"application with --conf {name}={value}, and the batch comes again as a whole; or give the sink "
+                "overlap='allowed' if its handlers are idempotent"
+            )
 
 
 def seconds_until_killed(spark: SparkSession) -> float:
