@@ -166,7 +166,6 @@ class App(HandlerRegistry, SinkRegistry):
         headers: bool = True,
         name: str | None = None,
         ledger_topic: str | None = None,
-        atomic_batches: bool = False,
         overlap: Literal["refused", "allowed"] = "refused",
     ) -> HandlerSink:
         """Return a sink that calls this app's handlers on Spark's executors, for `sink` or `foreachBatch`.
@@ -179,7 +178,6 @@ class App(HandlerRegistry, SinkRegistry):
             name: of the query, under which it remembers what it has published; needed where handlers publish or have
                 dead letters.
             ledger_topic: where it remembers that, `penstock.spark-ledger` when left out.
-            atomic_batches: whether what a batch publishes is one transaction.
             overlap: whether handlers of one key may run at once, in which case no setting of Spark is refused.
 
         Raises:
@@ -212,7 +210,6 @@ class App(HandlerRegistry, SinkRegistry):
             telemetry=settings.telemetry,
             name=name,
             **({} if ledger_topic is None else {"ledger_topic": ledger_topic}),
-            atomic_batches=atomic_batches,
             overlap=overlap,
         )
         self._consumed = {topic: counts for topic, counts in self._consumed.items() if topic not in chosen}

@@ -6,19 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from pyspark.sql import DataFrame
 from pyspark.sql.types import MapType, StringType, StructType
 
-from kafka_tools import read_all
-from penstock.clients import factory as making
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
 from penstock.spark_sink import KafkaSink
-from penstock.spark_sink.ledger.rules import Batch
-from penstock.spark_sink.sinks import kafka_sink
 from penstock.spark_sink.sinks.kafka_publisher import Row
-from penstock.spark_sink.sinks.kafka_sink import PIECE_BYTES, PIECE_ROWS, pieces, publish_rows
+from penstock.spark_sink.sinks.kafka_sink import PIECE_BYTES, PIECE_ROWS, pieces
 
 FrameOf = Callable[..., DataFrame]
 
@@ -32,37 +27,6 @@ def sink_to(broker: DevBroker, ledger_topic: str) -> Callable[..., KafkaSink]:
         return KafkaSink(broker.bootstrap_servers, **settings)
 
     return make
-
-
-def values(broker: DevBroker, topic: str, **how: bool) -> list[bytes | None]:
-    """Return what a plain reader sees, sorted."""
-    return sorted((one.value() for one in read_all(broker.bootstrap_servers, topic, **how)), key=lambda v: v or b"")
-
-
-def test_a_batch_that_shall_be_whole_is_seen_whole_or_not_at_all(
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    sink_to: Callable[..., KafkaSink],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    topics = [new_topic(), new_topic()]
-    target = sink_to(topics[0], topic=None, atomic_batches=True)._target()
-    looks: list[tuple[int, int]] = []
-
-    class Looking(Producer):
-        def commit_transaction(self, timeout: float = -1) -> None:
-            written = sum(len(values(broker, topic, committed_only=False)) for topic in topics)
-            looks.append((written, sum(len(values(broker, topic, left_open=True)) for topic in topics)))
-            super().commit_transaction(timeout)
-
-    monkeypatch.setattr(making, "Producer", Looking)
-    monkeypatch.setattr(kafka_sink, "PIECE_ROWS", 5)
-    rows = [Row(("orders", n // 10), n, topics[n % 2], None, b"%d" % n, ()) for n in range(30)]
-    found = [publish_rows(target, Batch("sink", 0), rows) for _ in range(2)]
-
-    assert looks == [(30, 0)]  # all of it was on the broker, and no reader saw any; the second time nothing was written
-    assert [(seen.rows, seen.applied) for seen in found] == [(30, {}), (30, {("orders", 0): 30})]
-    assert [len(values(broker, topic)) for topic in topics] == [15, 15]
 
 
 @pytest.mark.thorough

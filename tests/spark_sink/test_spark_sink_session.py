@@ -11,15 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from streams import read_to_end
 
 from kafka_tools import produce
 from penstock.devbroker import DevBroker, spark_environment
-from penstock.errors import ConfigurationError
 from penstock.spark_sink import register
-from penstock.spark_sink.queries.start import load
 from penstock.spark_sink.source import session
 from penstock.spark_sink.source.session import environment_of, use_this_python
 
@@ -103,16 +100,6 @@ def test_penstock_run_finds_its_python_and_says_in_a_sentence_why_a_sink_ended(
     assert "at org.apache.spark" not in done.stderr
     assert "INFO py4j" not in done.stderr
     assert "replaced a previously registered" not in done.stderr
-
-
-def test_a_source_that_workers_cannot_import_is_told_with_what_to_set() -> None:
-    def fail() -> None:
-        raise AnalysisException("Failed to create Python data source instance: No module named 'penstock'\n at org")
-
-    reader: Any = SimpleNamespace(load=fail)
-
-    with pytest.raises(ConfigurationError, match="Python of Spark's workers has no penstock: set PYSPARK_PYTHON"):
-        load(reader)
 
 
 @pytest.mark.thorough

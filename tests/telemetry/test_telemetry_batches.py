@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
-from penstock.telemetry.batches import BatchSpans, count_messages, is_within_span
+from penstock.telemetry.batches import BatchSpans, count_messages
 from telemetry_tools import Recorded
 
 ANY: Any = None
@@ -17,10 +17,10 @@ def test_a_batch_is_a_span_that_is_current_while_its_function_runs(recorded: Rec
     seen: list[tuple[int, bool]] = []
     spans = BatchSpans(recorded.telemetry(), "store")
 
-    spans.around(lambda _, batch_id: seen.append((batch_id, is_within_span())))(ANY, 7)
+    spans.around(lambda _, batch_id: seen.append((batch_id, get_current_span().is_recording())))(ANY, 7)
 
     assert seen == [(7, True)]
-    assert not is_within_span()
+    assert not get_current_span().is_recording()
     span = recorded.span("process store")
     assert (span.kind, span.parent, span.status.status_code) == (SpanKind.CONSUMER, None, StatusCode.UNSET)
     assert dict(span.attributes or {}) == {

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from penstock import clients
@@ -31,6 +31,16 @@ from penstock.options import ClientConfig
 
 #: The longest time-out that the library takes.
 _LONGEST_S = 3600.0
+#: What a coordinator answers to a commit from outside of a group that has members, by either protocol of groups.
+HAS_MEMBERS = frozenset(
+    {
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.FENCED_MEMBER_EPOCH,
+    }
+)
 
 
 class GroupAdmin:

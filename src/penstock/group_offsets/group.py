@@ -23,7 +23,7 @@ from penstock import clients
 from penstock.clients import topics as kafka_topics
 from penstock.clients.answers import answered
 from penstock.clients.bounded_calls import ask_again
-from penstock.clients.groups import alter_group_offsets, committed_offsets, describe_groups
+from penstock.clients.groups import HAS_MEMBERS, alter_group_offsets, committed_offsets, describe_groups
 from penstock.clients.kafka_errors import code_of, is_missing_right, is_transient, reason
 from penstock.clients.rights import (
     MissingRightError,
@@ -46,16 +46,6 @@ from penstock.places import place_text
 _ANSWER_S = 15.0
 _PASSES_S = 15.0
 _AGAIN_S = 0.2
-#: What a coordinator answers to a commit from outside of a group that has members, by either protocol of groups.
-_HAS_MEMBERS = frozenset(
-    {
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.REBALANCE_IN_PROGRESS,
-        KafkaError.STALE_MEMBER_EPOCH,
-        KafkaError.FENCED_MEMBER_EPOCH,
-    }
-)
 
 T = TypeVar("T")
 
@@ -175,7 +165,7 @@ class Group:
         if not refused:
             return
         error = KafkaException(refused[0].error)
-        if code_of(error) in _HAS_MEMBERS:
+        if code_of(error) in HAS_MEMBERS:
             raise GroupHasMembersError(
                 f"the offsets of group {self._group} were not changed: a member joined meanwhile; stop all members of "
                 "the group, and run the command again"
@@ -272,7 +262,7 @@ class Group:
             return MissingRightError(what, rights, self._principal)
         if code == KafkaError.GROUP_ID_NOT_FOUND:
             return _NoSuchGroupError(what)
-        if code in _HAS_MEMBERS:
+        if code in HAS_MEMBERS:
             return GroupHasMembersError(f"{what}: it has members; stop all members, and run the command again")
         if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
             return PenstockError(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.spark_sink.errors import DataLossError, SchemaMismatchError, SessionStoppedError
     from penstock.spark_sink.ledger.rules import LedgerEntry
     from penstock.spark_sink.progress import SinkPartition, SinkState, SinkStatistics
-    from penstock.spark_sink.queries.sink_specs import RowsFunction, SinkFunction, SinkSpec
+    from penstock.spark_sink.queries.sink_specs import QueryOptions, RowsFunction, SinkFunction, SinkOptions, SinkSpec
     from penstock.spark_sink.queries.start import start_sink
     from penstock.spark_sink.sinks.delta_sink import DeltaSink
     from penstock.spark_sink.sinks.handlers.results import BatchReport
@@ -34,7 +34,7 @@ _HOMES = {
     "ledger.rules": ("LedgerEntry",),
     "progress": ("SinkPartition", "SinkState", "SinkStatistics"),
     "queries.start": ("start_sink",),
-    "queries.sink_specs": ("RowsFunction", "SinkFunction", "SinkSpec"),
+    "queries.sink_specs": ("QueryOptions", "RowsFunction", "SinkFunction", "SinkOptions", "SinkSpec"),
     "sinks.delta_sink": ("DeltaSink",),
     "sinks.handlers.results": ("BatchReport",),
     "sinks.handlers.sink": ("HandlerSink",),
@@ -90,11 +90,13 @@ __all__ = [
     "KafkaSink",
     "LedgerEntry",
     "Offsets",
+    "QueryOptions",
     "Rejected",
     "RowsFunction",
     "SchemaMismatchError",
     "SessionStoppedError",
     "SinkFunction",
+    "SinkOptions",
     "SinkPartition",
     "SinkSpec",
     "SinkState",

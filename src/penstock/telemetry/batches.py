@@ -77,11 +77,6 @@ class BatchSpans:
             return None
 
 
-def is_within_span() -> bool:
-    """Tell whether a span is current that is recorded."""
-    return get_current_span().is_recording()
-
-
 def count_messages(messages: int) -> None:
     """Note on the current span how many messages a batch had."""
     with _suppressed.instead_of_raising():

@@ -41,9 +41,9 @@ def published(servers: str, topic: str) -> list[int]:
     return [int(message.value() or b"") for message in read_all(servers, topic)]
 
 
-def kafka(given: Given, **options: Any) -> Made:
+def kafka(given: Given) -> Made:
     servers, topic = given("broker").bootstrap_servers, given("new_topic")()
-    sink = KafkaSink(servers, topic, name=topic, ledger_topic=given("ledger_topic"), **options)
+    sink = KafkaSink(servers, topic, name=topic, ledger_topic=given("ledger_topic"))
     return sink, lambda: published(servers, topic)
 
 
@@ -72,7 +72,6 @@ SINKS: dict[str, Callable[[Given, Path, str], Made]] = {
     "postgresql": lambda given, *_: sql(new_database(given("postgresql_url"))),
     "mariadb": lambda given, *_: sql(new_database(given("mariadb_url"))),
     "kafka": lambda given, *_: kafka(given),
-    "kafka by whole batches": lambda given, *_: kafka(given, atomic_batches=True),
     "handlers": lambda given, _, topic: handlers(given, topic),
     "delta": lambda _given, folder, _: in_lake(DeltaLake(folder)),
     "iceberg": lambda _given, folder, _: in_lake(IcebergLake(folder)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 from unittest import mock
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.consumer import Handler, retry
 from penstock.message import Message
 from penstock.spark_sink import HandlerSink
-from penstock.spark_sink.sinks.handlers.engine import run_task as run_rows
+from penstock.spark_sink.sinks.handlers.engine import HandlingTask
 from penstock.spark_sink.sinks.handlers.results import BatchReport
 from penstock.spark_sink.sinks.handlers.rows import LANE
 from penstock.spark_sink.sinks.kafka_publisher import Row as Published
@@ -44,25 +44,14 @@ class Row:
     partition: int = 0
     value: bytes | None = b"v"
     headers: Sequence[tuple[str, bytes]] | None = None
-    timestamp_us: int = 1_700_000_000_123_000
-    append_time: bool = False
+    timestamp: int = 1_700_000_000_123_000
+    timestampType: int = 0  # noqa: N815 - the column's name
     lane: int = 0
 
     def columns(self) -> dict[str, Any]:
         """Return it by column."""
-        return {
-            "topic": self.topic,
-            "partition": self.partition,
-            "offset": self.offset,
-            "key": self.key,
-            "value": self.value,
-            "timestamp": self.timestamp_us,
-            "timestampType": int(self.append_time),
-            "headers": None
-            if self.headers is None
-            else [{"key": name, "value": value} for name, value in self.headers],
-            LANE: self.lane,
-        }
+        headers = self.headers and [{"key": name, "value": value} for name, value in self.headers]
+        return {**asdict(self), "headers": headers, LANE: self.lane}
 
 
 def batches_of(rows: Sequence[Row], size: int = 3) -> Iterator[pa.RecordBatch]:
@@ -86,7 +75,7 @@ def publish_task(
         options |= {"name": "billing", "bootstrap_servers": "nowhere:1"}
     with mock.patch.object(HandlerSink, "_require_picklable"):
         sink = HandlerSink(handlers, group="billing", parallelism=1, **options)
-    table = pa.Table.from_batches(list(run_rows(sink, batches_of(rows), publishes=publishes)))
+    table = pa.Table.from_batches(list(HandlingTask(sink, publishes)(batches_of(rows))))
     table = table.sort_by([(name, "ascending") for name in ORDER])
     found = list(rows_of(table.to_batches(), "billing", reports))
     return found, BatchReport.of_tasks(reports)

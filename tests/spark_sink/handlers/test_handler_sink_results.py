@@ -43,7 +43,6 @@ def test_results_stand_in_the_order_of_their_messages_and_then_as_they_were_retu
 
     assert shown(rows) == [
         *((0, "b", b"0"), (0, "a", None)),
-        (1, None, None),  # how far the task has come: it stands for all messages without results
         *((1, "b", b"1"), (1, "a", None)),
     ]
     first = rows[0]
@@ -67,7 +66,7 @@ def test_what_cannot_be_a_message_is_not_tried_again_and_dead_letters_are_publis
     rows, report = publish_task(given, {"orders": one})
 
     assert sorted(tried) == [0, 1, 2, 2]
-    first, _, _, second = rows
+    first, _, second = rows
     assert (first.target_topic, first.offset, first.key, first.value) == ("dlq.orders", 0, b"x", b"body")
     headers = dict(second.headers)
     places = [headers[f"__dlq.errors.{name}"] for name in ("topic", "partition", "offset", "group", "delivery.count")]
@@ -96,19 +95,11 @@ def test_a_task_that_loses_everything_is_stopped_by_the_limit() -> None:
         )
 
 
-def test_a_batch_as_a_whole_is_published_once_only_where_all_is_one_transaction() -> None:
-    def work(messages: list[Message]) -> Outgoing:
-        return Outgoing("a", f"{len(messages)}")
+def test_results_for_a_batch_as_a_whole_are_refused() -> None:
+    one = handler(lambda messages: Outgoing("a", f"{len(messages)}"), batch=2)
 
-    one = {"orders": handler(work, batch=2)}
-    rows = [Row(b"k%d" % n, n, partition=n % 2) for n in range(4)]
-
-    with pytest.raises(SinkError, match=r"for its batch as a whole.*atomic_batches=True"):
-        publish_task(rows, one)
-    whole, _ = publish_task(rows, one, atomic_batches=True)
-
-    # In the transaction of the whole batch, at its last message.
-    assert [(row.source[1], row.offset, row.value) for row in whole if row.target_topic] == [(1, 1, b"2"), (1, 3, b"2")]
+    with pytest.raises(SinkError, match=r"for its batch as a whole.*return a list with what is for each message"):
+        publish_task([Row(b"k%d" % n, n, partition=n % 2) for n in range(4)], {"orders": one})
 
 
 def test_a_sink_without_a_name_refuses_what_handlers_return() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -20,7 +18,6 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.message import Message
 from penstock.spark_sink.queries.supervise import FailureKind, kind_of
 from penstock.spark_sink.sinks.handlers import sink as handler_sink
-from penstock.spark_sink.sinks.handlers.pickling import pack, unpack
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.telemetry import Telemetry
 
@@ -71,36 +68,36 @@ def test_a_wrong_option_is_named(options: dict[str, Any], sentence: str) -> None
 def test_a_sink_travels_with_its_settings_and_leaves_telemetry_behind() -> None:
     sink = sink_of(handler(nothing, key="header:account"), max_parked=7, telemetry=Telemetry())
 
-    for again in (pickle.loads(pickle.dumps(sink)), cloudpickle.loads(cloudpickle.dumps(sink))):  # noqa: S301 - made here
-        assert (again.group, again.parallelism, again.max_parked, again.telemetry) == ("billing", 4, 7, None)
-        (one,) = again.handlers.values()
-        assert one.key(Message.of(b"", headers=[("account", b"42")])) == b"42"
-        assert again.last_report is None
+    again = cloudpickle.loads(cloudpickle.dumps(sink))
+
+    assert (again.group, again.parallelism, again.max_parked, again.telemetry) == ("billing", 4, 7, None)
+    (one,) = again.handlers.values()
+    assert one.key(Message.of(b"", headers=[("account", b"42")])) == b"42"
+    assert again.last_report is None
 
 
 MODULE = """
 import threading
 
-from confluent_kafka.serialization import Deserializer, Serializer
-from penstock.consumer import WorkerResource, handler
+from confluent_kafka.serialization import Deserializer
+from penstock.consumer import WorkerResource
 
 def session():
     yield object()
 
 session = WorkerResource(session)
 
-def use(message):
-    return session.get()
-
-class Serdes(Serializer, Deserializer):
+class Decoder(Deserializer):
     def __init__(self):
         self.lock = threading.Lock()
 
     def __call__(self, value, ctx=None):
-        return value + b" of " + ctx.topic.encode()
+        return value
 
-serdes = Serdes()
-coded = handler(use, decoder=serdes, encoder=serdes)
+decoder = Decoder()
+
+def decode(value):
+    return decoder(value)
 """
 
 
@@ -115,53 +112,15 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     del sys.modules["shop_of_handlers"]
 
 
-@pytest.mark.parametrize("option", ["decoder", "encoder"])
-def test_a_serializer_that_only_this_process_has_is_refused_with_a_sentence(shop: Any, option: str) -> None:
-    one = handler(nothing, **{option: shop.Serdes()})
+def test_an_option_that_only_this_process_has_is_named_and_what_a_module_has_travels_by_its_name(shop: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"decoder of the handler nothing of orders cannot be sent .*lock"):
+        sink_of(handler(nothing, decoder=shop.decoder))
 
-    with pytest.raises(ConfigurationError, match=r"cannot be sent to Spark's executors: .*lock.*as a global"):
-        sink_of(one)
+    sink = sink_of(handler(nothing, decoder=shop.decode), resources=(shop.session,))
+    again = cloudpickle.loads(cloudpickle.dumps(sink))
 
-
-def test_what_a_module_has_as_a_global_travels_by_its_name_and_the_module_is_named_where_it_is_missing(
-    shop: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packed = pack((shop.coded, shop.session))
-
-    coded, session = unpack(packed)
-
-    assert session is shop.session
-    assert coded.decoder.deserializer is coded.encoder.serializer is shop.serdes
-    monkeypatch.setitem(sys.modules, "shop_of_handlers", None)
-    with pytest.raises(SinkError, match=r"an executor cannot import shop_of_handlers.* --py-files"):
-        unpack(packed)
-
-
-class Decoder:
-    """Stands for msgspec's, which says its type and cannot be pickled."""
-
-    def __init__(self, kind: type) -> None:
-        self.type = kind
-
-    def decode(self, value: bytes) -> tuple[type, bytes]:
-        return self.type, value
-
-    def __reduce__(self) -> str:
-        raise TypeError("cannot pickle 'msgspec.json.Decoder' object")
-
-
-def test_a_msgspec_decoder_travels_as_the_struct_it_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TypeError, match="cannot pickle"):
-        pack(Decoder(int).decode)
-    monkeypatch.setattr(Decoder, "__module__", "msgspec.json")
-    module = ModuleType("msgspec.json")
-    monkeypatch.setattr(module, "Decoder", Decoder, raising=False)
-    monkeypatch.setitem(sys.modules, "msgspec", ModuleType("msgspec"))
-    monkeypatch.setitem(sys.modules, "msgspec.json", module)
-
-    decode = unpack(pack(Decoder(int).decode))
-
-    assert decode(b"1") == (int, b"1")
+    assert again.handlers["orders"].decoder is shop.decode
+    assert again.resources == (shop.session,), "the one that the module's handlers use"
 
 
 def schema(**changed: Any) -> StructType:
@@ -202,10 +161,10 @@ ONCE = {"spark_master": "spark://host:7077", "spark_stage_maxConsecutiveAttempts
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"spark_speculation": "True"}, r"spark.speculation is on.*turn it off"),
-        ({"spark_master": "yarn"}, r"--conf spark.stage.maxConsecutiveAttempts=1"),
-        ({"spark_master": "local-cluster[2,1,700]"}, r"maxConsecutiveAttempts is not 1"),
-        ({**ONCE, "spark_decommission_enabled": "true"}, r"--conf spark.stage.ignoreDecommissionFetchFailure=false"),
+        ({"spark_speculation": "True"}, "spark.speculation is true:.* --conf spark.speculation=false,"),
+        ({"spark_master": "yarn"}, "--conf spark.stage.maxConsecutiveAttempts=1,"),
+        ({"spark_master": "local-cluster[2,1,700]"}, "maxConsecutiveAttempts is 4:"),
+        ({**ONCE, "spark_decommission_enabled": "true"}, "--conf spark.stage.ignoreDecommissionFetchFailure=false,"),
     ],
 )
 def test_settings_that_would_run_two_handlers_of_a_key_at_once_are_refused(settings: dict[str, str], told: str) -> None:

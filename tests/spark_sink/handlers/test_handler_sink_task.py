@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-import threading
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from handler_rows import ONCE, Row, batches_of, quickly, run_task
 
-from penstock import create_inbox_table, inbox
 from penstock.consumer import CallNext, WorkerResource, handler
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.errors import SinkError
-from penstock.message import Message, handler_thread
-from penstock.spark_sink.sinks.handlers.rows import lane_numbers
+from penstock.message import Message
+from penstock.spark_sink.sinks.handlers.rows import lanes_by_keys
 
 
 def test_a_row_is_a_message_with_all_that_the_source_tells_of_it() -> None:
@@ -98,43 +92,6 @@ def test_lifespans_resources_and_middlewares_surround_a_task_and_end_in_reverse_
     ]
 
 
-def test_plain_handlers_beside_async_ones_keep_them_from_nothing() -> None:
-    """The plain one waits for the async one, which could never end if it blocked the loop."""
-    done = threading.Event()
-    log: list[tuple[str, int]] = []
-    closed: list[int] = []
-
-    def session() -> Iterator[int]:
-        ident = threading.get_ident()
-        yield ident
-        assert ident == threading.get_ident()
-        closed.append(ident)
-
-    resource = WorkerResource(session)  # type: ignore[arg-type] # a generator function, as the decorator takes it
-
-    def plain(message: Message) -> None:
-        resource.get()
-        if message.offset == 0:
-            assert done.wait(20)
-        log.append(("plain", message.offset))
-
-    async def later(message: Message) -> None:
-        resource.get()
-        log.append(("async", message.offset))
-        if message.offset == 2:
-            done.set()
-
-    report = run_task(
-        [Row(b"a", 0, "invoices"), Row(b"a", 1), Row(b"b", 2)],
-        {"invoices": handler(plain), "orders": handler(later)},
-        resources=(resource,),
-    )
-
-    assert report.handled == 3
-    assert sorted(log[:2]) == [("async", 1), ("async", 2)]
-    assert len(set(closed)) == 2
-
-
 def test_an_async_handler_that_fails_for_good_ends_what_is_under_way_and_what_surrounds_the_task() -> None:
     ended: list[object] = []
 
@@ -158,9 +115,11 @@ def test_an_async_handler_that_fails_for_good_ends_what_is_under_way_and_what_su
     assert ended == [0, "lifespan"]
 
 
-def columns_of(rows: list[Row]) -> dict[str, pa.Array]:
+def lanes_of(rows: list[Row], **topics: Ordering) -> list[int]:
+    """Return the lanes of rows, as Spark would ask for them."""
     (batch,) = batches_of(rows, size=len(rows))
-    return {name: batch.column(name) for name in batch.schema.names}
+    lanes: list[int] = lanes_by_keys(topics, batch.schema.names)(*batch.columns).to_pylist()
+    return lanes
 
 
 def test_rows_of_a_key_share_a_lane_whatever_topic_they_come_from_and_keyless_ones_that_of_their_partition() -> None:
@@ -170,7 +129,7 @@ def test_rows_of_a_key_share_a_lane_whatever_topic_they_come_from_and_keyless_on
         *(Row(None, 4, partition=1), Row(b"a", 5, "payments"), Row(None, 6, "payments")),
     ]
 
-    lanes = lane_numbers({"orders": ordering, "payments": ordering}, columns_of(rows)).to_pylist()
+    lanes = lanes_of(rows, orders=ordering, payments=ordering)
 
     assert lanes[0] == lanes[5]
     assert lanes[1] == lanes[3]
@@ -179,28 +138,9 @@ def test_rows_of_a_key_share_a_lane_whatever_topic_they_come_from_and_keyless_on
 
 def test_rows_without_a_place_or_a_handler_are_refused_with_a_sentence() -> None:
     ordering = Ordering(Order.KEY, Keyless.PARTITION, 8)
-    columns = columns_of([Row(b"a", 0), Row(b"a", 1)])
+    nowhere: Any = None
 
     with pytest.raises(SinkError, match="rows of topic orders, which has no handler in this sink"):
-        lane_numbers({"payments": ordering}, columns)
+        lanes_of([Row(b"a", 0)], payments=ordering)
     with pytest.raises(SinkError, match="column offset of the frame for handlers is NULL in 1 rows"):
-        lane_numbers({"orders": ordering}, {**columns, "offset": pa.array([1, None], pa.int64())})
-
-
-def test_the_inbox_knows_the_group_of_handlers_of_a_task(tmp_path: Path) -> None:
-    def record(message: Message) -> None:
-        with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
-            assert inbox(connection, message)
-
-    async def on_loop(message: Message) -> None:
-        await asyncio.sleep(0)
-        record(message)
-
-    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
-        create_inbox_table(connection)
-        for topic, function in (("orders", record), ("refunds", on_loop)):
-            run_task([Row(b"k", 1, topic=topic)], {topic: handler(function)})
-        found = connection.execute("SELECT consumer_group, topic FROM penstock_inbox ORDER BY topic").fetchall()
-
-    assert found == [("billing", "orders"), ("billing", "refunds")]
-    assert handler_thread.group is None
+        lanes_of([Row(b"a", 0), Row(b"a", nowhere)], orders=ordering)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import pkgutil
+import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
@@ -103,6 +105,14 @@ class WorkerResource(Generic[ResourceT]):
             manager.__exit__(None, None, None)
         except Exception:  # noqa: BLE001 - the user's code; the worker ends all the same
             _log.exception("closing a resource of %s failed", threading.current_thread().name)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object]]:
+        """Be pickled for Spark's executors: by name where a module has it, which is the one that handlers use there."""
+        make: Any = self._make.__wrapped__  # type: ignore[attr-defined] # `contextmanager` keeps it there
+        module, name = make.__module__, make.__qualname__
+        if module != "__main__" and getattr(sys.modules.get(module), name, None) is self:
+            return pkgutil.resolve_name, (f"{module}:{name}",)
+        return WorkerResource, (make,)
 
     def __repr__(self) -> str:
         return f"<WorkerResource {getattr(self._make, '__qualname__', 'resource')}>"

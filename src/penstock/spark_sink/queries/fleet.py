@@ -7,8 +7,8 @@ The ledgers make that harmless, for of two copies one stores (sinks with a ledge
 function and handlers may see that batch twice, as after a crash. Once such a member hears of its loss it ends the query
 without waiting for the batch.
 
-A topic that is gone, or that this client may not see any more, is taken from all members and given to none: whoever ran
-its sink goes on, and its query says what is missing. The member reads nothing; the group only shares partitions out.
+A topic that is gone, or that this client may not see any more, is taken from all members and given to none: its sink
+stands by until it is there again, and the log says so. The member reads nothing; the group only shares partitions out.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from penstock import clients
 from penstock.clients.answers import answered
 from penstock.clients.bounded_calls import CLOSE_S, end_within
 from penstock.clients.groups import describe_groups
-from penstock.clients.kafka_errors import code_of, concerns_a_group, reason
+from penstock.clients.kafka_errors import concerns_a_group, reason
 from penstock.clients.reading import without_membership
 from penstock.clients.rights import group_right, missing_right_text, principal_of, require_rights
-from penstock.clients.topics import described
 from penstock.options import ClientConfig
 from penstock.spark_sink.queries.sink_specs import SinkSpec, group_of_sinks
 
@@ -37,8 +36,6 @@ _log = logging.getLogger("penstock.spark_sink")
 
 #: Seconds between two questions who holds the sinks, and that brokers may take for an answer.
 _HOLDERS_S, _ANSWER_S = 15.0, 2.0
-#: What brokers say of a topic that is not there for this client.
-_GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
 #: Milliseconds that the group waits for a member which gives its sinks back, beyond the time that these have.
 _MARGIN_MS = 60_000
 #: What of a member's own settings the user's say.
@@ -59,8 +56,6 @@ class Fleet:
         self.on_release: Callable[[Collection[str], bool], None] = lambda _names, _is_lost: None
         #: Names of the sinks that this replica runs. Replaced as a whole. None until the group has answered.
         self.mine: frozenset[str] | None = None
-        #: Those of them whose topic is gone; see above.
-        self.kept: set[str] = set()
         self._servers, self._config = bootstrap_servers, config
         self._topics = {spec.name: spec.topics[0] for spec in specs}
         self._settings: dict[str, Any] = {
@@ -123,31 +118,14 @@ class Fleet:
         member.incremental_assign(parts)
         member.pause(parts)
         self._logged, self._ask_at = "", 0.0
-        given = self._decided_by(parts)
-        back = {name for name in self.kept if self._is_there(name)}
-        self.kept -= back
-        self.mine = (self.mine or frozenset()) - back | given
-        # Another replica has what came back but was not given to this one, and may run it already.
-        self.on_release(back - given, True)  # noqa: FBT003 - a function's type has no names
+        self.mine = (self.mine or frozenset()) | self._decided_by(parts)
 
     def _revoked(self, member: Consumer, parts: list[TopicPartition], *, is_lost: bool) -> None:
-        names = self._decided_by(parts)
         if self._member is not None:  # else it leaves, and the queries have ended
-            gone = {name for name in names if not self._is_there(name)}
-            self.kept |= gone
-            names -= gone
+            names = self._decided_by(parts)
             self.mine = (self.mine or frozenset()) - names
             self.on_release(names, is_lost)
         member.incremental_unassign(parts)
-
-    def _is_there(self, name: str) -> bool:
-        """Return whether this client may see a sink's topic; it counts as there where nobody answers.
-
-        The member is not asked: what it calls back may not call it (confluent-kafka 2.16: `assert cs != NULL`).
-        """
-        topic = self._topics[name]
-        _, failures = described(clients.admin(self._servers, self._config), [topic], _ANSWER_S)
-        return topic not in failures or code_of(failures[topic]) not in _GONE
 
     def _decided_by(self, parts: Collection[TopicPartition]) -> frozenset[str]:
         first = {part.topic for part in parts if part.partition == 0}

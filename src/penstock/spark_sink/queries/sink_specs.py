@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from penstock import options as check
 from penstock.consumer.handlers.functions import context_parameters, name_of
 from penstock.errors import ConfigurationError
+from penstock.option_list import takes_options
 from penstock.options import PROCESS_VARIABLE
 
 if TYPE_CHECKING:
@@ -39,13 +40,13 @@ class SinkSpec:
     topics: tuple[str, ...]
     function: SinkFunction
     rows: RowsFunction | None = None
-    trigger: str = "5 seconds"
     name: str
+    trigger: str = "5 seconds"
     checkpoint_location: str | None = None
     starting_offsets: str = "earliest"
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] | None = None
     output_mode: str = "append"
-    restarts: int = 0
+    restarts: int = 10
     group: str | None = None
 
     def __post_init__(self) -> None:
@@ -68,6 +69,29 @@ class SinkSpec:
                 )
 
 
+class QueryOptions(TypedDict, total=False):
+    """The options of a query, for `start_sink` and `App.sink`."""
+
+    trigger: str
+    checkpoint_location: str | None
+    starting_offsets: str
+    options: Mapping[str, str] | None
+    output_mode: str
+
+
+class SinkOptions(QueryOptions, total=False):
+    """The options of `App.sink`."""
+
+    restarts: int
+    group: str | None
+
+
+#: What counts for an option that is left out.
+_DEFAULTS = {option.name: option.default for option in fields(SinkSpec)}
+QUERY_DEFAULTS = {name: _DEFAULTS[name] for name in QueryOptions.__annotations__}
+SINK_DEFAULTS = {name: _DEFAULTS[name] for name in SinkOptions.__annotations__}
+
+
 def group_of_sinks(app: str) -> str:
     """Return the consumer group by whose assignment one replica of an app runs a sink."""
     return f"{app}-sinks"
@@ -80,18 +104,9 @@ class SinkRegistry:
     name: str
     _sinks: list[SinkSpec]
 
+    @takes_options(SinkOptions, SINK_DEFAULTS)
     def sink(
-        self,
-        *topics: str,
-        sink: SinkFunction | None = None,
-        trigger: str = "5 seconds",
-        name: str | None = None,
-        checkpoint_location: str | None = None,
-        starting_offsets: str = "earliest",
-        options: Mapping[str, str] | None = None,
-        output_mode: str = "append",
-        restarts: int = 10,
-        group: str | None = None,
+        self, *topics: str, sink: SinkFunction | None = None, name: str | None = None, **given: Unpack[SinkOptions]
     ) -> Callable[[FunctionT], FunctionT]:
         """Register what takes Spark's micro-batches of one topic or several: a function `(batch, batch_id)` or a sink.
 
@@ -128,19 +143,13 @@ class SinkRegistry:
 
         def register(function: FunctionT) -> FunctionT:
             check.a_callable("sink", function)
-            given: Any = function  # of one signature or the other, by whether there is a sink
+            stores: Any = function  # of one signature or the other, by whether there is a sink
             spec = SinkSpec(
                 topics=names,
-                function=given if sink is None else sink,
-                rows=None if sink is None else given,
-                trigger=trigger,
+                function=stores if sink is None else sink,
+                rows=None if sink is None else stores,
                 name=name or f"{self.name}-{getattr(function, '__name__', type(function).__name__)}",
-                checkpoint_location=checkpoint_location,
-                starting_offsets=starting_offsets,
-                options=dict(options or {}),
-                output_mode=output_mode,
-                restarts=restarts,
-                group=group,
+                **given,
             )
             for what in ("name", "group", "checkpoint_location"):
                 value = getattr(spec, what)

@@ -11,20 +11,18 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock.clients import require_travelling
 from penstock.errors import ConfigurationError
+from penstock.option_list import takes_options
 from penstock.options import ClientConfig, a_callable, names
 from penstock.spark_sink.errors import DataLossError
 from penstock.spark_sink.ledger.rules import LedgerEntry, unknown
-from penstock.spark_sink.queries.sink_specs import SinkSpec
-from penstock.spark_sink.queries.supervise import lacking_package
+from penstock.spark_sink.queries.sink_specs import QUERY_DEFAULTS, QueryOptions, SinkSpec
 from penstock.spark_sink.sinks.sink import OfQuery, with_ledger
 from penstock.spark_sink.source.brokers import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
@@ -101,7 +99,9 @@ def beginning(
     `DataLossError` where a checkpoint speaks of a topic that was created again since, and `BrokerConnectionError`,
     `MissingRightError` or `TopicNotFoundError`.
     """
-    given = {_STARTING: spec.starting_offsets} | {option.lower(): value for option, value in spec.options.items()}
+    given = {_STARTING: spec.starting_offsets} | {
+        option.lower(): value for option, value in (spec.options or {}).items()
+    }
     as_given = Beginning({**of_source, **given})
     sink = with_ledger(spec.function)
     if not (is_local or sink):
@@ -144,6 +144,7 @@ def beginning(
     return Beginning({**of_source, **rest, _STARTING: json.dumps(to_json(positions))}, entries)
 
 
+@takes_options(QueryOptions, QUERY_DEFAULTS)
 def start_sink(
     spark: SparkSession,
     topics: str | Sequence[str],
@@ -152,12 +153,8 @@ def start_sink(
     rows: Callable[[DataFrame], DataFrame] | None = None,
     bootstrap_servers: str,
     config: ClientConfig | None = None,
-    trigger: str = "5 seconds",
     name: str,
-    checkpoint_location: str | None = None,
-    starting_offsets: str = "earliest",
-    options: Mapping[str, str] | None = None,
-    output_mode: str = "append",
+    **given: Unpack[QueryOptions],
 ) -> StreamingQuery:
     """Start a query that reads topics through the source `penstock` and hands each micro-batch to a function.
 
@@ -170,8 +167,8 @@ def start_sink(
         rows: makes of the frame of messages the frame whose batches the function gets; as it is when left out.
         bootstrap_servers: addresses of the brokers.
         config: client settings by librdkafka's names, as in `App`.
-        trigger: an interval such as `"5 seconds"`, or `"available now"` to read what is there and end.
         name: name of the query in Spark's progress and web page.
+        trigger: an interval such as `"5 seconds"`, or `"available now"` to read what is there and end.
         checkpoint_location: folder of the checkpoint, which belongs to this query alone. Without one, and where it is
             lost, the next start goes on where the sink's ledger says; a sink without a ledger needs one.
         starting_offsets: where a query begins that neither a checkpoint nor the sink's ledger knows: `earliest`,
@@ -190,17 +187,7 @@ def start_sink(
         DataLossError: the checkpoint speaks of a topic that was created again since.
     """
     a_callable("function", function)
-    spec = SinkSpec(
-        topics=names("topics", topics),
-        function=function,
-        rows=rows,
-        trigger=trigger,
-        name=name,
-        checkpoint_location=checkpoint_location,
-        starting_offsets=starting_offsets,
-        options=options or {},
-        output_mode=output_mode,
-    )
+    spec = SinkSpec(topics=names("topics", topics), function=function, rows=rows, name=name, **given)
     return start_query(spark, spec, bootstrap_servers, config or {})
 
 
@@ -224,7 +211,7 @@ def start_query(
     progress, is_local = has_progress(spark, checkpoint), is_classic(spark)
     begins = beginning(spec, of_source, progress=progress, is_local=is_local)
     register(spark)
-    frame = load(spark.readStream.format("penstock").options(**begins.options))
+    frame = spark.readStream.format("penstock").options(**begins.options).load()
     if spec.rows is not None:
         frame = spec.rows(frame)
         if not hasattr(frame, "writeStream"):
@@ -242,17 +229,6 @@ def start_query(
     if spec.checkpoint_location is not None:
         writer = writer.option("checkpointLocation", spec.checkpoint_location)
     return writer.start()
-
-
-def load(reader: DataStreamReader) -> DataFrame:
-    """Return a reader's frame, or raise `ConfigurationError` where the Python that Spark starts lacks the source."""
-    try:
-        return reader.load()
-    except PySparkException as error:
-        remedy = lacking_package(str(error))
-        if remedy is None:
-            raise
-        raise ConfigurationError(f"the source penstock did not start: {remedy}") from error
 
 
 def trigger_arguments(trigger: str) -> dict[str, Any]:

@@ -61,9 +61,6 @@ _PLAN = "=== Streaming Query ==="
 #: The last line of a Python stack.
 _KIND_AND_TEXT = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Warning)): (.+)$", re.MULTILINE)
 
-#: A package that the source, or a sink on executors, is made of.
-_NO_MODULE = re.compile(r"No module named '(penstock|confluent_kafka|pyarrow|xxhash|psycopg|sqlalchemy)\b")
-
 #: Milliseconds of one wait of a batch behind the gate.
 _PARK_MS = 1_000
 #: Seconds between two questions for the progress of a query.
@@ -108,19 +105,7 @@ def summary_of(failure: BaseException) -> str:
         kind, line = within[-1]
     else:
         kind, line = type(failure).__name__, text.splitlines()[0] if text else "no text"
-    remedy = lacking_package(line)
-    return f"{kind}: {line.strip()}" + ("" if remedy is None else f"; {remedy}")
-
-
-def lacking_package(text: str) -> str | None:
-    """Return what to do where the Python of Spark's workers lacks a package of penstock's, or None."""
-    found = _NO_MODULE.search(text)
-    if found is None:
-        return None
-    return (
-        f"the Python of Spark's workers has no {found[1]}: set PYSPARK_PYTHON to one that has it, or ship it "
-        "(docs/spark-cluster.md)"
-    )
+    return f"{kind}: {line.strip()}"
 
 
 class BatchLeftError(Exception):
@@ -283,15 +268,12 @@ class SupervisedQuery:
         self._has_ever_committed |= has_committed
         if has_committed and kind is not FailureKind.RIVAL:  # the rival may have committed that batch
             self._in_a_row = 0
-        if kind is FailureKind.PERMANENT:
+        if kind is FailureKind.PERMANENT or (kind is FailureKind.MISSING_RIGHT and not self._has_ever_committed):
             self._give_up(cause, "another start would not fix it")
-        elif kind is FailureKind.MISSING_RIGHT and not self._has_ever_committed:
-            self._give_up(cause, "another start would not give it")
         elif kind is FailureKind.MISSING_RIGHT:
             self._wait(RIGHT_WAIT_S, is_known=former == self.last_error and not has_committed)
         elif self._in_a_row >= self._allowed:
-            times = f"{self._allowed} time{'' if self._allowed == 1 else 's'}"
-            why = f"it was started again {times} without a batch committed, which is all that is allowed"
+            why = f"it was started again without a batch committed as often as restarts={self._allowed} allows"
             self._give_up(None if kind is FailureKind.RIVAL else cause, why)
         else:
             wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0**self._in_a_row)

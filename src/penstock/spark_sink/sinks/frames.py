@@ -1,4 +1,4 @@
-"""What sinks ask of a frame: the position of its rows, how many tasks make it, its rows on the driver.
+"""What sinks ask of a frame: the position of its rows, its rows on the driver.
 
 Every frame carries the position, `topic`, `partition` and `offset` of the messages that rows come from. It is looked at
 in Arrow, on the driver as on executors.
@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 from pyspark.sql.types import BinaryType, StructType
@@ -22,7 +21,6 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
 from penstock.spark_sink.ledger.rules import BATCHES, OffsetStatistics, Span
 from penstock.spark_sink.source.plan import Offsets, TopicPartition
-from penstock.spark_sink.source.source import SourceTask
 
 #: The columns that say where a row comes from.
 POSITION = ("topic", "partition", "offset")
@@ -121,50 +119,12 @@ def numbers(first: int, count: int) -> pa.Array:
     return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=first - 1)
 
 
-def tasks_of(batch: DataFrame) -> int | None:
-    """Return in how many tasks a frame's rows are made; None where that is known only when it is run.
-
-    So under Connect, and behind a shuffle of the user's.
-    """
-    try:
-        java: Any = batch._jdf  # noqa: SLF001 - `batch.rdd` would plan again, with every row as an object
-        plan = java.queryExecution().executedPlan()
-        if plan.getClass().getSimpleName() == "AdaptiveSparkPlanExec":
-            return None
-        return int(java.queryExecution().toRdd().getNumPartitions())
-    except AttributeError:
-        return None
-
-
 def cores_of(batch: DataFrame) -> int | None:
     """Return how many tasks a frame's session runs at a time; None where that is not known, as under Connect."""
     try:
         return int(batch.sparkSession.sparkContext.defaultParallelism)
     except Exception:  # noqa: BLE001 - Connect's session refuses the question with an exception of its own
         return None
-
-
-def whole_partitions(batch: DataFrame) -> int | None:
-    """Return of how many source partitions a frame has rows, where those of each stand in one task; None elsewhere.
-
-    So where each task of the frame does something to the rows that one task of the source reads, and the source has
-    divided no partition. It is not known under Connect, behind a shuffle, a union or a `coalesce` of the user's, and of
-    frames of another source.
-    """
-    try:
-        java: Any = batch._jdf  # noqa: SLF001 - as above
-        rows = java.queryExecution().toRdd()
-        while rows.getClass().getSimpleName() != "DataSourceRDD":
-            above = rows.dependencies()
-            if above.size() != 1 or above.head().getClass().getSimpleName() != "OneToOneDependency":
-                return None
-            rows = above.head().rdd()
-        tasks = rows.partitions()
-        # All tasks of a batch say the same of it.
-        first = pickle.loads(tasks[0].inputPartition().get().pickedPartition()) if len(tasks) else None  # noqa: S301 - made by the source, in this query
-    except (AttributeError, Py4JError):
-        return None
-    return first.partitions if isinstance(first, SourceTask) and not first.is_divided else None
 
 
 def as_row(what: object) -> pa.RecordBatch:

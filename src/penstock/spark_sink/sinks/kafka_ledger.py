@@ -57,20 +57,19 @@ _OWNED = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a sink publishes, and which rights that takes. If it is `whole`, a batch is one transaction. Picklable."""
+    """Where a sink publishes, and which rights that takes. Picklable."""
 
     servers: str
     config: ClientConfig = field(repr=False)
     name: str
     ledger: str
-    whole: bool = False
 
     def transactional_id(self, source: TopicPartition) -> str:
         """Return the id by which rows of a source partition are published.
 
         It never changes: who publishes rows of a source partition has taken it, and has shut out who had it before.
         """
-        return f"{self.name}/{'whole' if self.whole else slot_of(source)}"
+        return f"{self.name}/{slot_of(source)}"
 
     @property
     def ids_right(self) -> Right:

@@ -210,9 +210,6 @@ def _take_id(target: Target, transactional_id: str) -> TransactionalWriter:
         log_topic=target.ledger,
         ids_right=target.ids_right,
         rights=MissingRights(config),
-        apart=False,
-        reports_all=False,
-        step=lambda _call: None,
         transaction_s=TRANSACTION_TIMEOUT_S,
     )
     try:

@@ -57,8 +57,8 @@ PIECE_BYTES = 8 * 1024 * 1024
 
 #: Columns by which rows are sorted: of one message, they stand by their place among what it publishes.
 ORDER = (*POSITION, "place")
-#: The place of a row that publishes nothing, and says how far a batch, or what a task has handled, goes in a source
-#: partition. Without a topic it is a report of the task that made the rows, in `value`.
+#: The place of a row that publishes nothing, and says how far a batch goes in a source partition. Without a topic it is
+#: a report of the task that made the rows, in `value`.
 MARK = -1
 #: The columns. A target partition of -1 is left to the partitioner.
 PUBLISHED = pa.schema(
@@ -85,8 +85,8 @@ _HEADERS = "array<struct<key:string,value:binary>>"
 def published(rows: DataFrame, target: Target, batch: Batch, parallelism: int) -> DataFrame:
     """Return the frame whose job publishes a batch, of columns `PUBLISHED`; its rows are for `conclude`.
 
-    Those of a slot go to one task, those of a `whole` batch to one. With a row for each partition where Spark has
-    planned the batch to end: the ledger moves there, whatever a filter has dropped.
+    Those of a slot go to one task. With a row for each partition where Spark has planned the batch to end: the ledger
+    moves there, whatever a filter has dropped.
     """
     ends = [(*part, end - 1) for part, (start, end) in sorted(batch.planned.items()) if start != end]
     if ends:
@@ -94,8 +94,8 @@ def published(rows: DataFrame, target: Target, batch: Batch, parallelism: int) -
         query = f"SELECT * FROM VALUES {values} AS ends ({', '.join(ORDER)})"  # noqa: S608 - of numbers and our names
         marks = rows.sparkSession.sql(query, args=[topic for topic, *_ in ends])
         rows = rows.unionByName(marks.coalesce(1), allowMissingColumns=True)
-    lanes = rows.repartitionById(1 if target.whole else parallelism, slot_column()).sortWithinPartitions(*ORDER)
-    return lanes.mapInArrow(PublishTask(target, batch), PICKLED)
+    slots = rows.repartitionById(parallelism, slot_column()).sortWithinPartitions(*ORDER)
+    return slots.mapInArrow(PublishTask(target, batch), PICKLED)
 
 
 def slot_column() -> Column:
@@ -140,16 +140,13 @@ def rows_of(batches: Iterable[pa.RecordBatch], name: str, reports: list[bytes]) 
                 yield Row((topic, partition), offset, target, key, value, pairs, target_partition)
 
 
-def pieces(rows: Iterable[Row], *, whole: bool = False) -> Iterator[Sequence[Row]]:
-    """Cut sorted rows into what one transaction takes: of one source partition, and never between rows of one offset.
-
-    A `whole` batch is one piece.
-    """
+def pieces(rows: Iterable[Row]) -> Iterator[Sequence[Row]]:
+    """Cut sorted rows into what one transaction takes: rows of one source partition, and all those of an offset."""
     piece: list[Row] = []
     size = 0
     for row in rows:
         is_full = len(piece) >= PIECE_ROWS or size >= PIECE_BYTES
-        last = piece[-1] if piece and not whole else row
+        last = piece[-1] if piece else row
         if row.source != last.source or (is_full and row.offset != last.offset):
             yield piece
             piece, size = [], 0
@@ -169,7 +166,7 @@ def publish_rows(
     """
     found = OffsetStatistics()
     with publishers.lend(target, lambda: SinkPublisher(target)) as publisher:
-        for piece in pieces(rows, whole=target.whole):
+        for piece in pieces(rows):
             found.rows += publishing(piece)
             found.applied += Counter({piece[0].source: publisher.publish(batch, piece)})
     return found
@@ -219,15 +216,6 @@ class PublishingSink(LedgerSink):
         if (target := self._target()) is not None:
             change_ledger(replace(target, name=query), parts, change)
 
-    def write_ledger(self, query: str, entries: Changes) -> None:
-        """Have the ledger of a sink hold these entries, None for none; `SinkError` where it cannot.
-
-        What a query of that name publishes at the moment is refused and tried again, by the new entries.
-        """
-        if (target := self._target()) is not None:
-            for whole in (True, False):  # a sink goes by either kind of transactional ids
-                change_ledger(replace(target, name=query, whole=whole), entries, lambda _held: entries)
-
     @property
     def ledger_key(self) -> Hashable:
         """What tells its ledger from those of others in this process."""
@@ -265,8 +253,7 @@ class KafkaSink(PublishingSink):
     partition are published in the order of their offsets; several rows of one message in any order.
 
     Rows and the ledger are written in one Kafka transaction for each source partition, or several where a batch holds
-    more than 10,000 rows or 8 MB of one: readers see a batch in parts, each whole. With `atomic_batches` a batch is one
-    transaction: readers see all of it or nothing.
+    more than 10,000 rows or 8 MB of one: readers see a batch in parts, each whole.
 
     Only one query has a name. A second copy of it, started by mistake, shuts out the first and is shut out by it; what
     both publish is published once, and after some tries one of them may fail. A sink can be pickled.
@@ -278,8 +265,6 @@ class KafkaSink(PublishingSink):
             published: under another name all of it is published again.
         config: client settings by librdkafka's names; may hold secrets and is never shown.
         parallelism: number of tasks that publish; 64 at most have something to do.
-        atomic_batches: whether a batch is one transaction. Its rows go through one task, which has to hold them,
-            within 30 seconds. Change it only when the query has stopped for good.
         ledger_topic: topic of the ledger, made if it does not exist; many sinks may share it.
     """
 
@@ -288,7 +273,6 @@ class KafkaSink(PublishingSink):
     name: str = field(kw_only=True)
     config: ClientConfig = field(default_factory=dict, kw_only=True, repr=False)
     parallelism: int = field(default=4, kw_only=True)
-    atomic_batches: bool = field(default=False, kw_only=True)
     ledger_topic: str = field(default=LEDGER_TOPIC, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -330,8 +314,7 @@ class KafkaSink(PublishingSink):
         return self._target().least_rights([] if self.topic is None else [self.topic])
 
     def _target(self) -> Target:
-        where = self.bootstrap_servers, self.config, self.name, self.ledger_topic
-        return Target(*where, whole=self.atomic_batches)
+        return Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic)
 
     def _as_messages(self, batch: DataFrame) -> DataFrame:
         """Return the frame with the columns of `PUBLISHED`, whatever it had."""

@@ -86,20 +86,6 @@ class PenstockSource(DataSource):
         return StreamReader(SourceOptions.parse(self.options).for_stream())
 
 
-class SourceTask(InputPartition):
-    """The ranges that a task reads, and what all tasks of its batch have in common.
-
-    Attributes:
-        partitions: how many partitions of topics the batch reads.
-        is_divided: whether one of them is read by several tasks.
-    """
-
-    def __init__(self, ranges: tuple[OffsetRange, ...], partitions: int, *, is_divided: bool) -> None:
-        super().__init__(ranges)
-        self.partitions = partitions
-        self.is_divided = is_divided
-
-
 class BatchReader(DataSourceReader):
     """Reads between two positions, once."""
 
@@ -264,10 +250,7 @@ def tasks(
                 f"{place(part)}: offsets {begin} to {first - 1} are gone, the log begins at {log.first}"
             )
         ranges.append(OffsetRange(*part, max(begin, first), min(until, log.end)))
-    pieces = cut(ranges, options.min_partitions)
-    read = [piece.part for task in pieces for piece in task]
-    partitions = len(set(read))
-    return [SourceTask(task, partitions, is_divided=len(read) > partitions) for task in pieces]
+    return [InputPartition(task) for task in cut(ranges, options.min_partitions)]
 
 
 def report_past_log(options: SourceOptions, part: TopicPartition, way: str, offset: int, log: Log) -> None:

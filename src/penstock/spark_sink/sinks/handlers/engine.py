@@ -1,10 +1,9 @@
 """What Spark calls in a task: the consumer's lanes over its rows, rows to publish and a report out.
 
 A task has its rows to itself and in order, so there is no rebalance and nothing to commit; every other rule of lanes,
-parked keys and batches is the consumer's (`consumer/execution/lanes`). Where all handlers are plain functions, the
-task's thread serves one lane of each group: a key waits for its retry, the others go on. Where some are an `async def`,
-an event loop and one more thread serve many lanes, and the task's thread fills them. It serves the timers in either
-case.
+parked keys and batches is the consumer's (`consumer/execution/lanes`). The task's thread fills the lanes and serves the
+timers; one more thread calls plain handlers, on one lane of each group: a key waits for its retry, the others go on. An
+event loop serves many lanes, where some handler is an `async def`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,11 +24,9 @@ import pyarrow as pa
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.consumer.assignments import Assignment, Fetch
-from penstock.consumer.execution.handler_calls import serve
 from penstock.consumer.execution.lane_plan import LanePlan
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
-from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.failures.dead_letters import DeadLetterLimit, DeadLetterLimits, DeadLetterPublisher
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.environment import MiddlewareSpec, WorkerResource, enter_all
@@ -39,12 +36,11 @@ from penstock.consumer.handlers.route import Routes
 from penstock.consumer.outbox.outbox import HandlerResults
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import PenstockError, SinkError
-from penstock.message import Record, calling_handlers_of
+from penstock.message import Record
 from penstock.offsets import Block, Tracker
 from penstock.routing import Run, Scheduler
-from penstock.spark_sink.sinks.handlers.pickling import unpack
 from penstock.spark_sink.sinks.handlers.results import BatchReport, ResultRows
-from penstock.spark_sink.sinks.handlers.rows import TaskRows
+from penstock.spark_sink.sinks.handlers.rows import stretches
 
 _log = logging.getLogger("penstock.handler_sink")
 
@@ -104,7 +100,6 @@ class TaskSettings:
     max_parked: int = field(default=1_000, kw_only=True)
     max_parked_bytes: int = field(default=32 * 1024 * 1024, kw_only=True)
     dead_letter_limit: DeadLetterLimit | None = field(default=None, kw_only=True)
-    atomic_batches: bool = field(default=False, kw_only=True)
 
 
 class TaskEngine:
@@ -149,18 +144,10 @@ class TaskEngine:
             wake=self._wake,
             fail=self._fail,
         )
-        #: Where the task's thread calls handlers itself.
-        self._slot = ExecutionSlot(Kind.THREAD, f"penstock-task-{work.group}")
-        #: What calls them else.
-        self._executor: ThreadsAndTasks | None = None
-        if has_tasks:
-            self._executor = ThreadsAndTasks(
-                work.group,
-                settings,
-                plan=plan,
-                processor=self._processor,
-                closing=self._close_resources,
-            )
+        #: What calls handlers.
+        self._executor = ThreadsAndTasks(
+            work.group, settings, plan=plan, processor=self._processor, closing=self._close_resources
+        )
         self._contexts = ContextFactory(work.group)
         routes = Routes(
             work.group,
@@ -179,16 +166,13 @@ class TaskEngine:
             assignment.tracker = self._progress
 
     def enter(self, around: ExitStack) -> None:
-        """Begin the lifespans and what calls handlers; `around` ends both, worker resources in between."""
+        """Begin the lifespans and what calls handlers; `around` ends both, as a consumer does."""
         executor = self._executor
-        around.enter_context(calling_handlers_of(self._work.group))
-        if executor is not None:
-            around.callback(executor.close)
-        run_async = None if executor is None else executor.run_async
-        self._contexts.state = enter_all(self._work.lifespans, around, run_async)
-        around.callback(self._close)
-        if executor is not None:
-            executor.start()
+        around.callback(executor.close)
+        self._contexts.state = enter_all(self._work.lifespans, around, executor.run_async)
+        # However long handlers take: the batch may come again.
+        around.callback(executor.stop, threading.TIMEOUT_MAX)
+        executor.start()
 
     def run(self) -> Iterator[None]:
         """Handle all rows; yields now and then, for the caller to take results.
@@ -203,14 +187,7 @@ class TaskEngine:
     def _step(self) -> bool:
         """Do what is next, or wait for it; returns whether there was something."""
         self._progress.changed.clear()
-        try:
-            self._timers.serve(time.monotonic())
-            if self._executor is None and (lane := self._scheduler.take(0)) is not None:
-                serve(lane, self._slot, self._processor)
-                return True
-        except Exception as error:  # noqa: BLE001 - raised by `run`, as what ends a lane in another thread
-            self._fail(error)
-            return True
+        self._timers.serve(time.monotonic())
         return self._feed() or self._wait()
 
     def finish(self) -> BatchReport:
@@ -224,7 +201,7 @@ class TaskEngine:
         return counts
 
     def _counts(self) -> BatchReport:
-        slots = [self._slot] if self._executor is None else self._executor.slots
+        slots = self._executor.slots
         return BatchReport(
             rows=self._progress.taken,
             handled=self._results.handled + sum(slot.handled for slot in slots),
@@ -291,10 +268,7 @@ class TaskEngine:
         return True
 
     def _wake(self, queues: Sequence[int]) -> None:
-        if self._executor is None:
-            self._progress.changed.set()
-        else:
-            self._executor.wake(queues)
+        self._executor.wake(queues)
 
     def _fail(self, error: BaseException) -> None:
         """Handle nothing more. Any thread."""
@@ -303,50 +277,35 @@ class TaskEngine:
             assignment.active = False
         self._progress.changed.set()
 
-    def _close(self) -> None:
-        """End what calls handlers, however long they take: the batch may come again. Then close worker resources."""
-        if self._executor is None:
-            self._close_resources()
-            return
-        self._executor.stop(threading.TIMEOUT_MAX)
-        self._executor.run_async(self._close_on_loop())
-
-    async def _close_on_loop(self) -> None:
-        self._close_resources()
-
     def _close_resources(self) -> None:
         for resource in self._work.resources:
             resource.close()
 
 
-def run_task(work: TaskSettings, batches: Iterator[pa.RecordBatch], *, publishes: bool) -> Iterator[pa.RecordBatch]:
-    """Handle the rows of a task; yields rows of `results`, of which the last has its report.
+@dataclass(frozen=True, slots=True)
+class HandlingTask:
+    """Handles the rows of one Spark task; `publishes` says whether the sink may publish anything. Can be pickled."""
 
-    `publishes` says whether the sink may publish anything. Raises as `TaskEngine.run` and `TaskEngine.finish`.
-    """
-    rows = TaskRows(batches, work.handlers.keys(), publishes=publishes)
-    results = ResultRows(publishes=publishes, whole=work.atomic_batches)
-    engine = TaskEngine(work, rows.stretches(), results)
-    with ExitStack() as around:
-        engine.enter(around)
-        for _ in engine.run():
-            yield from results.full()
-    yield from results.end(rows.last, engine.finish())
+    work: TaskSettings
+    publishes: bool
 
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield rows of `results`, of which the last has the task's report; nothing begins where there are no rows.
 
-def handling(packed: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what Spark calls in each task, given the packed work."""
-
-    def handle(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        first = next((batch for batch in batches if batch.num_rows), None)
+        Raises as `TaskEngine.run` and `TaskEngine.finish`.
+        """
+        given = iter(batches)
+        first = next((batch for batch in given if batch.num_rows), None)
         if first is None:
-            # No lifespan for nothing.
             return
-        sink = unpack(packed)
-        yield from run_task(sink, chain((first,), batches), publishes=sink.has_ledger)
+        results = ResultRows(publishes=self.publishes)
+        engine = TaskEngine(self.work, stretches(chain((first,), given), self.work.handlers.keys()), results)
+        with ExitStack() as around:
+            engine.enter(around)
+            for _ in engine.run():
+                yield from results.full()
+        yield from results.end(engine.finish())
         imports_set_aside("handling")
-
-    return handle
 
 
 def _places(fetch: Fetch, records: Sequence[Record]) -> dict[int, list[int]]:

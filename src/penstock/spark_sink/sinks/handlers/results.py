@@ -1,8 +1,7 @@
 """What comes of messages: rows of `PUBLISHED` that a task makes, and counts, of a task as of a batch.
 
-Results and dead letters have the position of their message. One more row for each source partition says how far the
-task has come there: the ledger moves over messages that publish nothing too. The task's report is in a last row, so
-that one job is enough.
+Results and dead letters have the position of their message. The task's report is in a last row, so that one job is
+enough.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from penstock.consumer.outbox.outbox import Submission, Then
 from penstock.errors import SinkError
 from penstock.spark_sink.sinks.frames import STEP_BYTES, STEP_ROWS
 from penstock.spark_sink.sinks.kafka_sink import MARK, PUBLISHED
-from penstock.spark_sink.source.plan import Offsets
 from penstock.telemetry import Telemetry
 from penstock.telemetry.names import CONSUMER_GROUP_NAME
 
@@ -113,12 +111,11 @@ class HandlerMetrics:
 class ResultRows:
     """The outbox of a task: takes what handlers return, and dead letters; then their messages are done. Thread-safe.
 
-    `publishes` says whether the sink may publish anything, `whole` whether the batch is one transaction.
+    `publishes` says whether the sink may publish anything.
     """
 
-    def __init__(self, *, publishes: bool, whole: bool) -> None:
+    def __init__(self, *, publishes: bool) -> None:
         self.publishes = publishes
-        self._whole = whole
         # Guards the fields below: holders of lanes add, the task's thread takes.
         self._lock = threading.Lock()
         self._rows: list[tuple[Any, ...]] = []
@@ -129,8 +126,8 @@ class ResultRows:
     ) -> None:
         """Take what handlers returned for messages, or a dead letter; the messages are done then.
 
-        Raises `SinkError` where the sink publishes nothing, and for results of several messages together where a batch
-        is not one transaction: of their source partitions one may be published and another not.
+        Raises `SinkError` where the sink publishes nothing, and for results of several messages together: of their
+        source partitions one may be published and another not.
         """
         name = items[0][0].assignment.route.handler.name
         if not self.publishes:
@@ -138,10 +135,10 @@ class ResultRows:
                 f"{name} returned messages, and this HandlerSink has no name under which it could remember what it "
                 "has published; give it name=... (and bootstrap_servers), or return None"
             )
-        if len(items) > 1 and not self._whole:
+        if len(items) > 1:
             raise SinkError(
                 f"{name} returned messages for its batch as a whole, which the ledger cannot publish once: return a "
-                "list with what is for each message, as [[...], None, ...], or make the sink with atomic_batches=True"
+                "list with what is for each message, as [[...], None, ...]"
             )
         record = items[-1][2]
         position = (record.topic(), record.partition(), record.offset())
@@ -163,12 +160,8 @@ class ResultRows:
         if len(self._rows) >= STEP_ROWS or self._size >= STEP_BYTES:
             yield self._take()
 
-    def end(self, last: Offsets, report: BatchReport) -> Iterator[pa.RecordBatch]:
-        """Return the rest, the last offset of each of the task's source partitions, and its report. Called once, last.
-
-        Whatever the task's messages have published stands at or below these offsets.
-        """
-        self._rows += [(*part, offset, MARK, None, None, None, None, None) for part, offset in last.items()]
+    def end(self, report: BatchReport) -> Iterator[pa.RecordBatch]:
+        """Return the rest, and the task's report. Called once, last."""
         self._rows.append((None, None, None, MARK, None, None, None, report.to_json(), None))
         yield self._take()
 

@@ -21,9 +21,7 @@ from penstock.consumer.handlers.handler import Handler, SpaceNumbers, orderings_
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.message import Record
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.sinks.frames import POSITION, offset_spans, require_position, steps, tasks_of, whole_partitions
-from penstock.spark_sink.sinks.handlers.pickling import pack, unpack
-from penstock.spark_sink.source.plan import Offsets
+from penstock.spark_sink.sinks.frames import POSITION, require_position, steps
 
 #: The column that names a row's lane.
 LANE = "penstock_lane"
@@ -38,40 +36,15 @@ _NO_TIMESTAMP = (0, -1)
 _LANES_PER_TASK = 64
 
 
-class TaskRows:
-    """The rows of a task, and what is noted of them as they are taken.
+def stretches(batches: Iterable[pa.RecordBatch], topics: Collection[str]) -> Iterator[list[Record]]:
+    """Return the rows of a task in their order, each stretch of one source partition with rising offsets.
 
-    Attributes:
-        last: the last offset of each source partition, where the sink publishes.
+    `SchemaMismatchError` where a row has no position, or its topic is none of these, which have handlers.
     """
-
-    def __init__(self, batches: Iterable[pa.RecordBatch], topics: Collection[str], *, publishes: bool) -> None:
-        self._batches = batches
-        self._topics = topics
-        self._publishes = publishes
-        self.last: Offsets = {}
-
-    def stretches(self) -> Iterator[list[Record]]:
-        """Return the rows in their order, each stretch of one source partition with rising offsets.
-
-        `SchemaMismatchError` where a row has no position, or its topic no handler.
-        """
-        for batch in self._batches:
-            _require_handled({name: batch.column(name) for name in POSITION}, self._topics)
-            for part, span in offset_spans(pa.Table.from_batches([batch])).items() if self._publishes else ():
-                self.last[part] = max(span.last, self.last.get(part, span.last))
-            for part_of_batch in steps(batch):
-                yield from _by_partition({name: part_of_batch.column(name) for name in batch.schema.names})
-
-
-def lane_numbers(orderings: Mapping[str, Ordering], columns: Mapping[str, pa.Array]) -> pa.Array:
-    """Return the lane of each row; `SchemaMismatchError` where one has no position, or its topic no handler."""
-    _require_handled(columns, orderings)
-    found: list[int] = []
-    for records in _by_partition(columns):
-        topic = records[0].topic()
-        found += orderings[topic].lane_numbers(topic, records[0].partition(), records)
-    return pa.array(found, type=pa.int32())
+    for batch in batches:
+        _require_handled({name: batch.column(name) for name in POSITION}, topics)
+        for part in steps(batch):
+            yield from _by_partition({name: part.column(name) for name in batch.schema.names})
 
 
 def _require_handled(columns: Mapping[str, pa.Array], topics: Collection[str]) -> None:
@@ -118,28 +91,14 @@ def _records(columns: Mapping[str, pa.Array]) -> Iterator[Record]:
 
 
 def spread(batch: DataFrame, handlers: Mapping[str, Handler], parallelism: int) -> DataFrame:
-    """Return a batch's rows with their lanes, spread over tasks in the order in which they are handled.
-
-    Where a shuffle would not bring more tasks to what may be handled side by side, rows stay where they are read.
-    """
+    """Return a batch's rows with their lanes, spread over tasks in the order in which they are handled."""
     columns, lanes = [name for name in COLUMNS if name in batch.columns], parallelism * _LANES_PER_TASK
     if all(handler.key is None for handler in handlers.values()):
         lane = lane_column(handlers, lanes)
     else:
-        number = arrow_udf(lanes_by_keys(pack(orderings_of(handlers, lanes)), columns), "int")
+        number = arrow_udf(lanes_by_keys(orderings_of(handlers, lanes), columns), "int")
         lane = cast("Column", number(*map(F.col, columns)))
     rows = batch.select(*columns).withColumn(LANE, lane)
-    orders = {handler.order for handler in handlers.values()}
-    # Others of a key may be read by another task.
-    found = None if Order.KEY in orders else tasks_of(batch)
-    if found is not None and orders == {Order.NONE}:
-        if found >= parallelism:
-            return rows.coalesce(parallelism)
-    elif found is not None:
-        partitions = whole_partitions(batch)
-        if partitions is not None and found >= min(parallelism, partitions):
-            # The user may have sorted them otherwise since they were read.
-            return rows.coalesce(parallelism).sortWithinPartitions(*POSITION)
     return rows.repartitionById(parallelism, LANE).sortWithinPartitions(*POSITION)
 
 
@@ -170,16 +129,19 @@ def _hash(order: Order, keyless: Keyless, space: int) -> Column:
     )
 
 
-def lanes_by_keys(packed: bytes, names: Sequence[str]) -> Callable[..., pa.Array]:
-    """Return what Spark calls to find rows' lanes where a user's function gives the keys.
+def lanes_by_keys(orderings: Mapping[str, Ordering], names: Sequence[str]) -> Callable[..., pa.Array]:
+    """Return what Spark calls with columns of these names to find rows' lanes, where a user's function gives the keys.
 
-    Given are the packed orders of the topics and the columns' names.
+    A row without a position, or whose topic has no handler, is a `SchemaMismatchError`.
     """
-    orderings: dict[str, Ordering] = {}
 
-    def lanes(*columns: pa.Array) -> pa.Array:
-        if not orderings:
-            orderings.update(unpack(packed))
-        return lane_numbers(orderings, dict(zip(names, columns, strict=True)))
+    def lanes(*given: pa.Array) -> pa.Array:
+        columns = dict(zip(names, given, strict=True))
+        _require_handled(columns, orderings)
+        found: list[int] = []
+        for records in _by_partition(columns):
+            topic = records[0].topic()
+            found += orderings[topic].lane_numbers(topic, records[0].partition(), records)
+        return pa.array(found, type=pa.int32())
 
     return lanes

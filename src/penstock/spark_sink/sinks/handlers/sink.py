@@ -17,11 +17,12 @@ import inspect
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Literal
 
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Row as SparkRow
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -42,20 +43,16 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.frames import require_columns, run_job
-from penstock.spark_sink.sinks.handlers.engine import TaskSettings, handling
-from penstock.spark_sink.sinks.handlers.pickling import made_by, pack, require_packable, unpack
+from penstock.spark_sink.sinks.handlers.engine import HandlingTask, TaskSettings
 from penstock.spark_sink.sinks.handlers.results import BatchReport, HandlerMetrics
 from penstock.spark_sink.sinks.handlers.rows import spread
 from penstock.spark_sink.sinks.kafka_ledger import LEDGER_TOPIC, Target, require_settings, require_target
 from penstock.spark_sink.sinks.kafka_sink import PUBLISHED, PublishingSink
 from penstock.telemetry import Telemetry
-from penstock.telemetry.batches import BatchSpans, count_messages, is_within_span
+from penstock.telemetry.batches import count_messages
 
 #: Masters whose tasks run in the driver's own JVM: no executor can be lost there.
 _LOCAL = re.compile(r"local(\[.*\])?")
-
-_ATTEMPTS = "spark.stage.maxConsecutiveAttempts"
-_IGNORED = "spark.stage.ignoreDecommissionFetchFailure"
 
 #: Seconds between the looks of the executor's thread, and what its kill may take to come about.
 _LOOK_S = 2.0
@@ -76,7 +73,7 @@ _TYPES: Mapping[str, type[DataType]] = {
 
 
 def refuse_double_runs(spark: SparkSession) -> None:
-    """Raise `ConfigurationError` for settings under which two handlers of one key may run at once (I1).
+    """Raise `ConfigurationError` for a setting under which two handlers of one key may run at once (I1).
 
     Speculation runs a slow task twice. And where a task cannot fetch what a lost executor had for it, Spark runs the
     stage again while some of its tasks still run (SPARK-20163); with one attempt it gives the job up and kills them
@@ -84,30 +81,22 @@ def refuse_double_runs(spark: SparkSession) -> None:
     where a setting says so.
     """
 
-    def is_set(name: str, default: str, to: str = "true") -> bool:
-        return str(spark.conf.get(name, default)).strip().lower() == to
+    def found(name: str, default: str) -> str:
+        return str(spark.conf.get(name, default)).strip().lower()
 
-    again = "Spark would run the rest of a batch again beside its tasks that still run, and so two handlers of one key"
-    if is_set("spark.speculation", "false"):
-        what = (
-            "spark.speculation is on: Spark would run a slow task twice at once, and so two handlers of one key; turn "
-            "it off for this application"
-        )
-    elif _LOCAL.fullmatch(str(spark.conf.get("spark.master", "local"))):
-        return
-    elif not is_set(_ATTEMPTS, "4", "1"):
-        what = (
-            f"{_ATTEMPTS} is not 1: when an executor is lost, {again}; start the application with --conf {_ATTEMPTS}=1,"
-            " and the batch comes again as a whole"
-        )
-    elif is_set("spark.decommission.enabled", "false") and is_set(_IGNORED, "true"):
-        what = (
-            f"spark.decommission.enabled is on: when an executor goes, {again}; start the application with --conf "
-            f"{_IGNORED}=false as well"
-        )
-    else:
-        return
-    raise ConfigurationError(f"{what}; or give the sink overlap='allowed' if its handlers are idempotent")
+    wanted = {"spark.speculation": ("false", "false")}
+    if not _LOCAL.fullmatch(found("spark.master", "local")):
+        wanted["spark.stage.maxConsecutiveAttempts"] = ("4", "1")
+        if found("spark.decommission.enabled", "false") == "true":
+            wanted["spark.stage.ignoreDecommissionFetchFailure"] = ("true", "false")
+    for name, (default, value) in wanted.items():
+        if found(name, default) != value:
+            raise ConfigurationError(
+                f"{name} is {found(name, default)}: when a task is slow, or an executor is lost, Spark would run a "
+                "part of a batch again while some of its tasks still run, and so two handlers of one key; start the "
+                f"application with --conf {name}={value}, and the batch comes again as a whole; or give the sink "
+                "overlap='allowed' if its handlers are idempotent"
+            )
 
 
 def seconds_until_killed(spark: SparkSession) -> float:
@@ -155,12 +144,10 @@ class HandlerSink(TaskSettings, PublishingSink):
         max_parked_bytes: bytes of values that may wait, likewise.
         dead_letter_limit: when a task fails rather than write one more dead letter, counted by task.
         headers: whether frames have the column `headers`; without it handlers and dead letters see none.
-        telemetry: metrics and a span of each batch, on the driver; None for none.
+        telemetry: metrics of each batch, on the driver, and on the span of an app's sink; None for none.
         name: of the query, as `KafkaSink`'s; needed where a handler publishes or has dead letters, which are
             published under it, each once for readers of committed messages.
         ledger_topic: topic of the ledger, made if it does not exist; many sinks may share it.
-        atomic_batches: whether what a batch publishes is one transaction, as `KafkaSink`'s. It lets handlers with
-            `batch=` return messages for their batch as a whole.
         overlap: `"refused"`: a batch fails where Spark's settings could let two handlers of one key run at once.
             `"allowed"`: it runs all the same; handlers must be idempotent then.
 
@@ -275,13 +262,6 @@ class HandlerSink(TaskSettings, PublishingSink):
             MissingRightError: dead letters or results may not be written; the batch comes again.
             ConfigurationError: a setting of Spark would have it handle a key twice at once.
         """
-        if self.telemetry is None or is_within_span():
-            self._handle(batch, batch_id)
-            return
-        with BatchSpans(self.telemetry, self.name or self.group).of(batch_id):
-            self._handle(batch, batch_id)
-
-    def _handle(self, batch: DataFrame, batch_id: int) -> None:
         if self.overlap == "refused":
             refuse_double_runs(batch.sparkSession)
         run = partial(self._run, seconds_until_killed(batch.sparkSession))
@@ -295,7 +275,7 @@ class HandlerSink(TaskSettings, PublishingSink):
     def _handled(self, batch: DataFrame) -> DataFrame:
         """Return the frame whose job handles a batch, with what its handlers return and reports of its tasks."""
         rows = spread(batch, self.handlers, self.parallelism)
-        return rows.mapInArrow(handling(pack(self)), from_arrow_schema(PUBLISHED))
+        return rows.mapInArrow(HandlingTask(self, self.has_ledger), from_arrow_schema(PUBLISHED))
 
     def _run(self, kill_delay_s: float, job: DataFrame, before: str) -> list[SparkRow]:
         """Run Spark's job; where it fails, return when no task of it handles anything any more."""
@@ -329,7 +309,7 @@ class HandlerSink(TaskSettings, PublishingSink):
         config.pop("isolation.level", None)
         # As an app's results: a key of one topic goes to the same partition from either engine.
         config = {"partitioner": "consistent_random", "compression.type": "zstd", **config}
-        return Target(self.bootstrap_servers, config, self.name, self.ledger_topic, whole=self.atomic_batches)
+        return Target(self.bootstrap_servers, config, self.name, self.ledger_topic)
 
     def _result_topics(self) -> set[str]:
         return {handler.to for handler in self.handlers.values() if handler.to is not None}
@@ -346,29 +326,27 @@ class HandlerSink(TaskSettings, PublishingSink):
         return [TopicSpec(name, max(counts.get(topic, 1) for topic in topics)) for name, topics in wanted.items()]
 
     def _require_picklable(self) -> None:
-        for topic, handler in self.handlers.items():
-            for option in ("function", "filter", "decoder", "key", "encoder", "retry"):
-                require_packable(f"{option} of the handler {handler.name} of {topic}", getattr(handler, option))
-        for part in (*self.middlewares, *self.lifespans):
-            require_packable(name_of(part), part)
-        for resource in self.resources:
-            require_packable(made_by(resource).__qualname__, resource)
-        # All together: what only fails in company.
-        require_packable(f"what the tasks of {self.group} do", self)
-
-    def __reduce__(self) -> tuple[Callable[[bytes], HandlerSink], tuple[bytes]]:
-        """Be pickled as a whole, so that a resource stays the one that its handlers use; telemetry stays here."""
-        kept = {
-            option.name: getattr(self, option.name)
-            for option in fields(self)
-            if option.init and option.name != "telemetry"
+        parts: dict[str, object] = {
+            f"{option} of the handler {handler.name} of {topic}": getattr(handler, option)
+            for topic, handler in self.handlers.items()
+            for option in ("function", "filter", "decoder", "key", "encoder", "retry")
         }
-        return _rebuilt, (pack(kept),)
+        parts |= {name_of(part): part for part in (*self.middlewares, *self.lifespans)}
+        parts |= {repr(resource): resource for resource in self.resources}
+        # All together: what only fails in company.
+        parts[f"what the tasks of {self.group} do"] = self
+        for called, part in parts.items():
+            try:
+                cloudpickle.dumps(part)  # type: ignore[no-untyped-call] # it ships no types
+            except Exception as error:
+                raise ConfigurationError(
+                    f"{called} cannot be sent to Spark's executors: {type(error).__name__}: {error}; it refers to "
+                    "something that lives in this process only, such as a lock, a connection, a session or a "
+                    "serializer: make that inside the handler, in a worker_resource or in a lifespan, or write a "
+                    "function that uses it into a module that executors import, which travels by its name"
+                ) from error
 
-
-def _rebuilt(packed: bytes) -> HandlerSink:
-    """Return a sink of settings that were checked where it was made."""
-    made = object.__new__(HandlerSink)
-    for name, value in {**unpack(packed), "telemetry": None, "_process": _ProcessState()}.items():
-        object.__setattr__(made, name, value)
-    return made
+    def __getstate__(self) -> list[object]:
+        """Leave behind what belongs to this process: telemetry, and what the last batch came to."""
+        own = {"telemetry": None, "_process": _ProcessState()}
+        return [own[option.name] if option.name in own else getattr(self, option.name) for option in fields(self)]
