@@ -19,7 +19,7 @@ from penstock.spark_sink.sinks.sql import stages as ways
 from penstock.spark_sink.sinks.sql.databases import database_of, mysql
 from penstock.spark_sink.sinks.sql.databases import postgresql as postgresql_module
 from penstock.spark_sink.sinks.sql.rows import Report
-from penstock.spark_sink.sinks.sql.stages import TaskSession, run_tasks
+from penstock.spark_sink.sinks.sql.stages import run_tasks
 from penstock.spark_sink.source import pool
 from penstock.spark_sink.source.pool import WorkerPool
 from waiting import wait_until
@@ -204,49 +204,22 @@ def test_names_that_spark_does_not_find_are_staged_by_no_more_tasks_than_may_con
     assert len(reports[0].copied) == 2
 
 
-@pytest.fixture
-def sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool[TaskSession]]:
-    """Return the sessions that this worker keeps for tasks, which end with the test."""
-    made = WorkerPool[TaskSession]()
-    monkeypatch.setattr(ways, "_sessions", made)
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize(("cores", "opened"), [(2, 1), (3, 4)])
+@pytest.mark.parametrize(("cores", "kept"), [(2, 1), (3, 0)])
 def test_tasks_keep_their_session_where_all_workers_stay_within_the_bound(
-    server: TestDatabase, sessions: WorkerPool[TaskSession], cores: int, opened: int
+    server: TestDatabase, cores: int, kept: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink = totals_sink(server, max_connections=4)
+    sink, (listed, end) = totals_sink(server, max_connections=4), SESSIONS[server.kind]
+    seen = []
+    for number in range(2):
+        sink(batch(number, cores=cores), number)  # by two tasks
+        seen.append({session for (session,) in server.rows(listed)})
 
-    with mock.patch.object(TaskSession, "__init__", autospec=True, side_effect=TaskSession.__init__) as made:
-        for number in range(2):
-            sink(batch(number, cores=cores), number)  # by two tasks
-
-    assert made.call_count == opened
-    assert len(sessions._idle) == (1 if opened == 1 else 0)
-    assert totals(server) == expected(2)
-
-
-def test_a_kept_session_that_the_server_has_ended_is_opened_again_and_one_that_failed_is_closed(
-    server: TestDatabase, sessions: WorkerPool[TaskSession], caplog: pytest.LogCaptureFixture
-) -> None:
-    sink, (listed, end) = totals_sink(server), SESSIONS[server.kind]
-    sink(batch(0, cores=2), 0)
-    assert len(server.rows(listed)) == 2
-
-    for (session,) in server.rows(listed):
+    assert [len(some) for some in seen] == [1 + kept] * 2, "the driver's, and that of the worker"
+    assert seen[0] == seen[1]
+    for session in seen[1]:
         server.execute(end.format(session))
-    sink(batch(1, cores=2), 1)
+    sink(batch(2, cores=cores), 2)
     assert "is tried again" not in caplog.text
-    with (
-        mock.patch.object(type(sink.database), "stage", side_effect=ZeroDivisionError),
-        pytest.raises(ZeroDivisionError),
-    ):
-        sink(batch(2, cores=2), 2)
-
-    assert not sessions._idle
-    sink(batch(2, cores=2), 2)
     assert totals(server) == expected(3)
 
 

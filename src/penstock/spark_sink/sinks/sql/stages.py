@@ -2,7 +2,8 @@
 
 Each task on an executor copies its rows and reports what it copied, under the id of its own attempt. Spark's answer
 names the attempts that count, so what a lost or repeated task has copied is never merged. A Python worker keeps its
-session for the next task: to open one takes longer than to copy the rows of a small batch.
+session for the next task: to open one takes longer than to copy the rows of a small batch. Spark ends a worker, and so
+the session, that has had no task for a minute.
 
 The staging table of executors belongs to the driver's session, which holds a lock on its name: where the lock is free,
 the driver is gone and the next one removes the table. Session, checked tables and staging table are kept for the next
@@ -67,48 +68,6 @@ def stage_table(database: Server, name: str, schema: str | None, columns: pa.Sch
     )
 
 
-class TaskSession:
-    """A session by which the tasks of a Python worker copy, one after the other; or one task, unless it `is_kept`."""
-
-    def __init__(self, database: Server, url: sa.URL, *, is_kept: bool) -> None:
-        self._database = database
-        self._url = url
-        self._is_kept = is_kept
-        self._session = ExitStack()
-        self._connection: sa.Connection | None = None
-
-    @contextmanager
-    def transaction(self) -> Iterator[sa.Connection]:
-        """Begin a transaction, in another session where the server has ended the one of the last task."""
-        if self._connection is not None and not self._answers(self._connection):
-            self.close()
-        if self._connection is None:
-            self._connection = self._session.enter_context(self._database.session(self._url))
-        with self._connection.begin():
-            yield self._connection
-
-    @staticmethod
-    def _answers(connection: sa.Connection) -> bool:
-        driver = connection.connection.dbapi_connection
-        try:
-            return driver is not None and connection.dialect.do_ping(driver)
-        except connection.dialect.loaded_dbapi.Error:
-            return False
-
-    def release(self) -> bool:
-        """Tell whether another task may use it."""
-        return self._is_kept
-
-    def close(self) -> None:
-        """End the session."""
-        self._connection = None
-        self._session.close()
-
-
-#: Of this Python worker. A session that has met an error is closed.
-_sessions: WorkerPool[TaskSession] = WorkerPool()
-
-
 @dataclass(frozen=True, slots=True)
 class StagingTask:
     """What an executor runs on its part of a frame. Picklable; it has its own connection.
@@ -139,11 +98,11 @@ class StagingTask:
         stage = stage_table(database, self.table, settings.schema, columns)
         with (
             without_values(database, url, settings.table, self.batch_id),
-            _sessions.lend(settings.url, lambda: TaskSession(database, url, is_kept=self.keeps_session)) as session,
+            database.session(url, is_kept=self.keeps_session) as connection,
         ):
             for piece in self.deduplication.pieces((batch.rename_columns(names) for batch in batches), report):
                 marks = pa.repeat(pa.scalar(attempt, pa.int64()), piece.num_rows)
-                with session.transaction() as connection:
+                with connection.begin():
                     database.stage(connection, stage, piece.append_column(ATTEMPT, marks))
                 report.copied[attempt] += piece.num_rows
         # More than may be refused end the batch anyway.

@@ -37,6 +37,8 @@ _ROWS_AT_ONCE = 10_000
 #: Digits of the widest decimal.
 DIGITS = 38
 
+#: Seconds that a session is kept.
+_KEPT_S = 300
 
 #: Kinds of columns by the kind of what arrives. Within a pair single values may be refused; of those that are not here
 #: hardly any would be kept, and the table does not fit. Kinds are those of `kind_of`.
@@ -128,13 +130,16 @@ class Database(ABC):
     insert: ClassVar[staticmethod[..., Any]]
 
     @abstractmethod
-    def engine(self, url: sa.URL) -> sa.Engine:
+    def engine(self, url: sa.URL, pooling: Mapping[str, Any]) -> sa.Engine:
         """Return an engine whose connections keep what a sink relies on, whatever the server's defaults."""
 
     @contextmanager
-    def session(self, url: sa.URL) -> Iterator[sa.Connection]:
-        """Open a connection of its own; transactions are begun on it, and leaving it ends what is open."""
-        with _engine_of(self, url).connect() as connection:
+    def session(self, url: sa.URL, *, is_kept: bool = False) -> Iterator[sa.Connection]:
+        """Open a connection of its own; transactions are begun on it, and leaving it ends what is open.
+
+        One that `is_kept` is there for the next session of this process, which opens another where it is lost.
+        """
+        with _engine_of(self, url, is_kept).connect() as connection:
             yield connection
 
     def changing(self, insert: Any, table: sa.Table, key: Sequence[str], changes: Changes) -> sa.Insert:
@@ -221,14 +226,15 @@ class Server(Database):
 
 
 @lru_cache(maxsize=16)
-def _engine_of(database: Database, url: sa.URL) -> sa.Engine:
+def _engine_of(database: Database, url: sa.URL, is_kept: bool) -> sa.Engine:
     """Return the engine of an address, which knows the server and the statements that it has compiled.
 
-    It has no connections: each session is its own. So it may be used by a forked process, too.
+    Unless sessions are kept it has no connections, so that a forked process may use it, too.
     """
-    return database.engine(url)
+    kept = {"pool_size": 1, "pool_pre_ping": True, "pool_recycle": _KEPT_S}
+    return database.engine(url, kept if is_kept else {"poolclass": NullPool})
 
 
-def new_engine(url: sa.URL, connect_args: Mapping[str, Any], **options: Any) -> sa.Engine:
-    """Return an engine whose sessions end with their blocks, and whose errors do not quote parameters."""
-    return sa.create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=dict(connect_args), **options)
+def new_engine(url: sa.URL, connect_args: Mapping[str, Any], pooling: Mapping[str, Any], **options: Any) -> sa.Engine:
+    """Return an engine whose errors do not quote parameters."""
+    return sa.create_engine(url, hide_parameters=True, connect_args=dict(connect_args), **pooling, **options)

@@ -10,7 +10,7 @@ all that is kept; other pairs of types are refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -119,11 +119,11 @@ class MySql(Server):
 
     insert = staticmethod(mysql.insert)
 
-    def engine(self, url: sa.URL) -> sa.Engine:
+    def engine(self, url: sa.URL, pooling: Mapping[str, Any]) -> sa.Engine:
         """Return an engine whose transactions are at READ COMMITTED, see `PostgreSql.engine`."""
         bounds = {name: seconds for name, seconds in _BOUNDS.items() if name not in url.query}
         session = {"charset": "utf8mb4", "init_command": _SESSION}
-        return new_engine(url, {**bounds, **session}, isolation_level="READ COMMITTED")
+        return new_engine(url, {**bounds, **session}, pooling, isolation_level="READ COMMITTED")
 
     def changing(self, insert: Any, table: sa.Table, key: Sequence[str], changes: Changes) -> mysql.Insert:
         """Return an `INSERT ... ON DUPLICATE KEY UPDATE`, see `differences`; IGNORE would let bad values pass."""

@@ -8,7 +8,7 @@ spelling, times and intervals in some; for others a text must read as PostgreSQL
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -109,7 +109,7 @@ class PostgreSql(Server):
     plain_codes = forbidden_codes | misfit_codes | {"57014"}
     insert = staticmethod(postgresql.insert)
 
-    def engine(self, url: sa.URL) -> sa.Engine:
+    def engine(self, url: sa.URL, pooling: Mapping[str, Any]) -> sa.Engine:
         """Return an engine whose transactions are at READ COMMITTED and in UTC, and wait for no lock for ever.
 
         The ledger's rows are locked before they are read; a stricter level would show them as they were before
@@ -118,7 +118,7 @@ class PostgreSql(Server):
         """
         bounds = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
         # AUTOCOMMIT keeps the driver from beginning transactions by its own rules.
-        engine = new_engine(url, bounds, isolation_level="AUTOCOMMIT")
+        engine = new_engine(url, bounds, pooling, isolation_level="AUTOCOMMIT")
         begin = _BEGIN.format(_LOCK_WAIT_S)
         sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
         return engine
