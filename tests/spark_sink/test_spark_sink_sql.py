@@ -16,7 +16,7 @@ from arrow_frames import PRICES, frame
 
 from databases import TestDatabase
 from penstock.errors import ConfigurationError, SinkError
-from penstock.spark_sink import DeadLetters, SqlSink
+from penstock.spark_sink import DeadLetters, LedgerEntry, SqlSink
 from penstock.spark_sink.queries.supervise import FailureKind, kind_of
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def test_an_unreachable_database_is_told_without_its_password(tmp_path: Path) ->
     with pytest.raises(SinkError, match=r"refused by table t at postgresql\+psycopg://127.0.0.1:1/db: ") as pg:
         SqlSink(address, "t", ["id"], tries=1)(batch, 0)
     with pytest.raises(SinkError, match=r"at postgresql\+psycopg://127.0.0.1,127.0.0.1:1,2/: ") as query:
-        SqlSink("postgresql://?host=127.0.0.1,127.0.0.1&port=1,2&password=canary-4711", "t").position()
+        SqlSink("postgresql://?host=127.0.0.1,127.0.0.1&port=1,2&password=canary-4711", "t").ledger()
     with pytest.raises(SinkError, match=r"at mysql\+pymysql://127.0.0.1:1/db: OperationalError, 2003, Can't") as mysql:
         SqlSink("mariadb://canary-4711:canary-4712@127.0.0.1:1/db", "t", tries=1)(batch, 0)
     with pytest.raises(SinkError, match="unable to open database file"):
@@ -175,7 +175,7 @@ def test_a_ledger_that_does_not_know_queries_is_refused(database: TestDatabase) 
     sink = SqlSink(database.url, "events")
     database.execute("CREATE TABLE penstock_ledger (target TEXT, topic TEXT, n INTEGER)")
 
-    for ask in (lambda: sink(frame(PRICES, [(0, 0, "a", 1)]), 0), sink.position):
+    for ask in (lambda: sink(frame(PRICES, [(0, 0, "a", 1)]), 0), sink.ledger):
         with pytest.raises(SinkError, match=r"penstock_ledger lacks the column query.*another ledger_table") as caught:
             ask()
         assert kind_of(caught.value) is FailureKind.PERMANENT
@@ -188,12 +188,12 @@ def test_a_former_ledger_is_carried_over(database: TestDatabase) -> None:
         next_offset BIGINT NOT NULL, batch TEXT, PRIMARY KEY (query, target, topic, "partition"))""",
         "INSERT INTO penstock_ledger VALUES ('q', 'events', 'orders', 0, 5, 'run/3')",
     )
-    before = sink.position("q")
+    (before,) = sink.ledger()["q"].items()
     for batch, (rows, plan) in enumerate([([(0, 4, "a", 1), (0, 7, "b", 2)], (3, 9)), ([(0, 9, "c", 3)], (9, 12))], 4):
         sink(frame(PRICES, rows, query="q", batch=batch, plan={("orders", 0): plan}), batch)
     with pytest.raises(SinkError, match="offsets 12 to 12 would be missing"):
         sink(frame(PRICES, [(0, 14, "d", 4)], query="q", batch=6, plan={("orders", 0): (13, 15)}), 6)
 
-    assert before == {("orders", 0): 5}
+    assert before == (("orders", 0), LedgerEntry(5))
     assert database.rows('SELECT id FROM events ORDER BY "offset"') == [("b",), ("c",)]
     assert database.rows("SELECT start_offset, next_offset, batch_id FROM penstock_ledger") == [(9, 12, 5)]

@@ -61,4 +61,4 @@ def test_dead_letters_that_cannot_be_written_hold_the_batch(
 
     assert "4711" not in str(caught.value)
     assert database.rows("SELECT * FROM prices") == []
-    assert not any(sink.position().values())
+    assert sink.ledger() == {}

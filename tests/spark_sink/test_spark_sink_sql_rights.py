@@ -73,7 +73,7 @@ def test_each_right_that_is_missing_in_postgresql_shows_at_the_start(role: tuple
     evolving = sink_of(database, name, schema="shop", evolve=True)
     assert "must be owner of table orders" in refusal(lambda: evolving.check(wider))
     database.execute(f"REVOKE ALL ON shop.penstock_ledger FROM {name}")
-    assert "permission denied for table penstock_ledger" in refusal(sink.position)
+    assert "permission denied for table penstock_ledger" in refusal(sink.ledger)
 
 
 def test_a_right_that_is_taken_away_ends_the_batch_which_is_stored_once_it_is_given_again(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -20,20 +19,6 @@ from penstock.spark_sink.sinks.sql.databases import database_of, mysql
 from penstock.spark_sink.sinks.sql.databases import postgresql as postgresql_module
 from penstock.spark_sink.sinks.sql.rows import Report
 from penstock.spark_sink.sinks.sql.stages import run_tasks
-from penstock.spark_sink.source import pool
-from penstock.spark_sink.source.pool import WorkerPool
-from waiting import wait_until
-
-Kept = WorkerPool[ways.ExecutorStage]
-
-
-@pytest.fixture(autouse=True)
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
-    """Return what is kept by a test, which ends with it."""
-    made = Kept()
-    monkeypatch.setattr(ways, "_kept_stages", made)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -81,20 +66,16 @@ def totals_sink(database: TestDatabase, **options: Any) -> SqlSink:
     return SqlSink(database.url, "totals", ["id"], sum_columns=["price"], **options)
 
 
-def test_tables_are_checked_and_the_staging_table_is_made_once_a_query(
-    server: TestDatabase, checks: list[object], monkeypatch: pytest.MonkeyPatch
+def test_tables_are_checked_once_and_a_staging_table_is_gone_with_its_batch(
+    server: TestDatabase, checks: list[object]
 ) -> None:
-    monkeypatch.setattr(ways, "MOST_LEFT", 3)
-    sink, held = totals_sink(server), []
+    sink, during = totals_sink(server), list[int]()
 
-    for number in range(4):
-        sink(batch(number), number)
-        (stage,) = stages(server)
-        held += [(stage, *server.rows(f"SELECT count(*) FROM {stage}")[0])]  # noqa: S608 - the sink's own name
+    for number in range(3):
+        sink(batch(number, between=lambda: during.append(len(stages(server)))), number)
 
-    assert len(checks) == 1
-    assert held == [(stage, rows) for rows in (2, 4, 2, 4)], "it is emptied where there is too much in it"
-    assert totals(server) == expected(4)
+    assert (len(checks), during, stages(server)) == (1, [1] * 3, [])
+    assert totals(server) == expected(3)
 
 
 def test_a_table_that_has_changed_since_is_checked_again(server: TestDatabase, checks: list[object]) -> None:
@@ -127,29 +108,9 @@ def test_a_table_that_has_changed_since_is_checked_again(server: TestDatabase, c
     assert totals(server) == {"k3": 3, "k4": 4, "all": 2}
 
 
-def test_a_session_that_is_lost_between_batches_costs_no_try_and_leaves_no_table(
-    server: TestDatabase, checks: list[object], caplog: pytest.LogCaptureFixture
-) -> None:
-    sink = totals_sink(server)
-    sink(batch(0), 0)
-    before = stages(server)
-
-    listed, end = SESSIONS[server.kind]
-    ((session,),) = server.rows(listed)
-    server.execute(end.format(session))
-    sink(batch(1), 1)
-
-    assert len(checks) == 2
-    assert "is tried again" not in caplog.text
-    assert len(stages(server)) == 1
-    assert stages(server) != before
-    assert totals(server) == expected(2)
-
-
 def test_a_staging_table_into_which_a_lost_task_still_copies_is_left_behind(
-    server: TestDatabase, kept: Kept, monkeypatch: pytest.MonkeyPatch
+    server: TestDatabase, checks: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "MOST_LEFT", 0)
     monkeypatch.setattr(postgresql_module, "_LOCK_WAIT_S", 1)
     monkeypatch.setattr(mysql, "_SESSION", mysql._SESSION.replace("lock_wait_timeout = 60", "lock_wait_timeout = 1"))
     sink = totals_sink(server)
@@ -159,28 +120,12 @@ def test_a_staging_table_into_which_a_lost_task_still_copies_is_left_behind(
             lost.exec_driver_sql(f"INSERT INTO {stages(server)[0]} (penstock_attempt) VALUES (0)")  # noqa: S608 - as above
 
         sink(batch(0, between=copy), 0)
-        (held,) = stages(server)
-        sink(batch(1), 1)
-        assert held in stages(server)
-    kept.close()
-    sink(batch(2), 2)
-
-    assert held not in stages(server)
-    assert totals(server) == expected(3)
-
-
-def test_what_no_batch_asks_for_is_removed_after_a_while_and_with_the_process(
-    server: TestDatabase, kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sink, (sessions, _) = totals_sink(server), SESSIONS[server.kind]
-    sink(batch(0), 0)
-    assert len(stages(server)) == 1
-    kept.close()
-    assert stages(server) == []
-
-    monkeypatch.setattr(pool, "MOST_IDLE_S", 0.05)
+        assert len(stages(server)) == 1
     sink(batch(1), 1)
-    wait_until(lambda: stages(server) == [] and server.rows(sessions) == [])
+
+    assert stages(server) == []
+    assert len(checks) == 2
+    assert totals(server) == expected(2)
 
 
 @pytest.mark.thorough
@@ -232,7 +177,7 @@ def test_a_staging_table_that_a_crash_has_emptied_is_noticed(server: TestDatabas
         sink(frame(PRICES, [(0, n, "a", 1) for n in range(4)], between=empty), 0)
 
     assert server.rows("SELECT * FROM events") == []
-    assert sink.position() == {}
+    assert sink.ledger() == {}
 
 
 def test_staging_tables_of_a_driver_that_is_gone_are_removed_and_those_of_a_live_one_stay(

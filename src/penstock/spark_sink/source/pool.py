@@ -1,4 +1,4 @@
-"""What a process of Spark keeps from one task or batch to the next: connections that each would open again.
+"""What a Python worker of Spark keeps from one task to the next: clients that each task would have to connect again.
 
 Lent to one task at a time, bounded in number and in age, and never used by a forked process. Closed where a task fails
 or is given up, and at the end of the process.
@@ -46,15 +46,13 @@ class _Idle(Generic[KeptT]):
 class WorkerPool(Generic[KeptT]):
     """Keeps things of one kind, each by a key. Any thread may use it; a forked process begins with none.
 
-    `most` are kept at most; of 0 none is. What is too old is closed when something is lent, and by a timer in a process
-    that lives on without, such as Spark's driver.
+    `most` are kept at most; of 0 none is. What is too old is closed when something is lent.
     """
 
     def __init__(self, most: int = MOST_KEPT, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._clock = clock
-        self._timer: threading.Timer | None = None
-        #: Guards `_idle` and `_timer`: tasks borrow and return, the process's end closes.
+        #: Guards `_idle`: tasks borrow and return, the process's end closes.
         self._lock = threading.Lock()
         self._idle: list[_Idle[KeptT]] = []
         #: Those of the process that this one was forked from. Their threads are not here, so they are never touched.
@@ -80,7 +78,6 @@ class WorkerPool(Generic[KeptT]):
                 until = min(made_at + MOST_AGE_S, self._clock() + MOST_IDLE_S)
                 with self._lock:
                     self._idle.append(_Idle(key, lent, made_at, until))
-                    self._restart_timer()
                 self._sweep()
             else:
                 lent.close()
@@ -99,14 +96,7 @@ class WorkerPool(Generic[KeptT]):
         for entry in closing:
             entry.kept.close()
 
-    def _restart_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = threading.Timer(MOST_IDLE_S + 1.0, self._sweep)
-        self._timer.daemon = True
-        self._timer.start()
-
     def _leave_to_parent(self) -> None:
         # Another thread of the parent may have held the lock.
         self._lock = threading.Lock()
-        self._of_parent, self._idle, self._timer = self._idle, [], None
+        self._of_parent, self._idle = self._idle, []

@@ -37,8 +37,8 @@ _ROWS_AT_ONCE = 10_000
 #: Digits of the widest decimal.
 DIGITS = 38
 
-#: Seconds that a session is kept.
-_KEPT_S = 300
+#: Sessions of a database that a process keeps at most, and for how many seconds.
+_MOST_KEPT, _KEPT_S = 32, 300
 
 #: Kinds of columns by the kind of what arrives. Within a pair single values may be refused; of those that are not here
 #: hardly any would be kept, and the table does not fit. Kinds are those of `kind_of`.
@@ -221,6 +221,10 @@ class Server(Database):
         """Take a lock by name that the session holds until its end; False where another session has it."""
 
     @abstractmethod
+    def release_lock(self, connection: sa.Connection, name: str) -> None:
+        """Let go of a lock by name."""
+
+    @abstractmethod
     def fingerprint(self, connection: sa.Connection, table: sa.Table) -> str:
         """Return another text when a table's columns or indexes have changed."""
 
@@ -231,7 +235,7 @@ def _engine_of(database: Database, url: sa.URL, is_kept: bool) -> sa.Engine:
 
     Unless sessions are kept it has no connections, so that a forked process may use it, too.
     """
-    kept = {"pool_size": 1, "pool_pre_ping": True, "pool_recycle": _KEPT_S}
+    kept = {"pool_size": _MOST_KEPT, "pool_pre_ping": True, "pool_recycle": _KEPT_S}
     return database.engine(url, kept if is_kept else {"poolclass": NullPool})
 
 
