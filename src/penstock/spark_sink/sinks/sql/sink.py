@@ -50,7 +50,7 @@ class SqlSink(SqlSinkSettings, LedgerSink):
 
     Use it with `writeStream.foreachBatch(sink)`, once for each batch and table. The frame carries `topic`,
     `partition` and `offset` beside its own columns; several rows may come from one message. A sink can be
-    pickled; the driver keeps a session of a server from one batch of a query to the next, for a minute at most.
+    pickled; the driver keeps a session of a server from one batch of a query to the next.
 
     With a key, the newest row of a key replaces the one in the table, by offset. Kafka orders the messages of
     one partition only: use a key whose messages share a partition. Where they do not, the higher offset wins within

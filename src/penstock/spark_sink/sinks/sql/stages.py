@@ -5,10 +5,9 @@ names the attempts that count, so what a lost or repeated task has copied is nev
 session for the next task: to open one takes longer than to copy the rows of a small batch. Spark ends a worker, and so
 the session, that has had no task for a minute.
 
-The staging table of executors is the batch's own. The driver's session makes it, holds a lock on its name, and removes
-it; where the lock is free, the driver is gone, and the next one that checks its tables removes the table. Session and
-checked tables are kept for the next micro-batch of a query, which begins by a look whether the target is still as it
-was checked.
+The staging table of executors is the batch's own. The driver makes it and removes it. Those of drivers that are gone
+are removed by the next that checks its tables, a day later: their names say when they were made. Session and checked
+tables are kept for the next micro-batch of a query, which begins by a look whether the target is still as it was.
 
 What tasks copied is counted against their reports before it is merged: PostgreSQL's table, which is UNLOGGED, is
 empty after a crash of the server.
@@ -17,9 +16,11 @@ empty after a crash of the server.
 from __future__ import annotations
 
 import logging
+import re
 import secrets
+import time
 from collections.abc import Collection, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +45,10 @@ _log = logging.getLogger("penstock.spark_sink")
 #: The attempt of a task that copied a row.
 ATTEMPT = "penstock_attempt"
 
-#: How the names of staging tables begin.
+#: How the names of staging tables begin; the number of the half day follows in which they were made.
 PREFIX = "penstock_stage_"
+_NAME = re.compile(PREFIX + "([0-9]+)_[0-9a-f]{16}")
+HALF_DAY_S = 12 * 60 * 60
 #: Tables that a process knows to be checked: one for each query, sink and frame.
 _MOST_CHECKED = 64
 
@@ -156,15 +159,16 @@ def checked(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connecti
     database = settings.database
     if not isinstance(database, Server) or not settings.stages_on_executors:
         return Checked(prepare(settings, frame, connection))
-    key = (query, settings.url, repr(settings), str(frame))  # all that they are checked for
+    half_day = int(time.time()) // HALF_DAY_S  # so that no batch of a living query has a table that seems left over
+    key = (half_day, query, settings.url, repr(settings), str(frame))  # all that they are checked for
     if query is not None and (found := _checked.get(key)) is not None:
         with connection.begin():
             if _fingerprint(connection, database, found.tables) == found.fingerprint:
                 return found
     tables = prepare(settings, frame, connection)
-    _remove_left_over(connection, database, settings.schema)
+    _remove_left_over(connection, settings.schema, half_day)
     columns = staged_schema(frame, settings.sum_columns)
-    stage = stage_table(database, PREFIX + secrets.token_hex(8), settings.schema, columns)
+    stage = stage_table(database, f"{PREFIX}{half_day}_{secrets.token_hex(8)}", settings.schema, columns)
     # What tasks do with it: a permission that is missing shows before the first.
     with _made(connection, database, stage), connection.begin():
         connection.execute(sa.insert(stage).from_select(list(stage.c), sa.select(stage).where(sa.false())))
@@ -216,41 +220,31 @@ def staged_batch(
 def _made(connection: sa.Connection, database: Server, stage: sa.Table) -> Iterator[None]:
     """Have a staging table in the block."""
     with connection.begin():
-        database.take_lock(connection, str(stage.name))
         stage.create(connection, checkfirst=False)
     try:
         yield
     finally:
-        _remove(connection, database, stage)
+        try:
+            with connection.begin():
+                stage.drop(connection, checkfirst=False)
+        except sa.exc.SQLAlchemyError as error:
+            if concerns_a_right(database, error):
+                raise
+            # A lost task still copies into it, or the session is lost.
+            _log.info("the staging table %s is left behind for a day (%s)", stage.name, type(error).__name__)
+            _checked.clear()
 
 
-def _remove(connection: sa.Connection, database: Server, stage: sa.Table) -> None:
-    """Remove a staging table. Where that fails, as a lost task still copies into it, it is left to another batch."""
-    try:
-        with connection.begin():
-            stage.drop(connection, checkfirst=False)
-            database.release_lock(connection, str(stage.name))
-    except sa.exc.SQLAlchemyError as error:
-        if concerns_a_right(database, error):
-            raise
-        _log.info("the staging table %s is left to another batch (%s)", stage.name, type(error).__name__)
-        # The lock goes with the session.
-        connection.invalidate()
-        _checked.clear()
-
-
-def _remove_left_over(connection: sa.Connection, database: Server, schema: str | None) -> None:
-    """Remove the staging tables of drivers that are gone: those whose lock nobody holds."""
+def _remove_left_over(connection: sa.Connection, schema: str | None, half_day: int) -> None:
+    """Remove the staging tables that drivers have left behind."""
     with connection.begin():
         found = sa.inspect(connection).get_table_names(schema=schema)
     for name in found:
-        if not name.startswith(PREFIX):
-            continue
-        with connection.begin():
-            is_free = database.take_lock(connection, name)
-        if is_free:
+        made = _NAME.fullmatch(name)
+        if made is not None and int(made[1]) < half_day - 1:
             _log.warning("the staging table %s was left by a driver that is gone; it is removed", name)
-            _remove(connection, database, sa.Table(name, sa.MetaData(), schema=schema))
+            with suppress(sa.exc.SQLAlchemyError), connection.begin():
+                sa.Table(name, sa.MetaData(), schema=schema).drop(connection, checkfirst=True)
 
 
 def require_copied(connection: sa.Connection, stage: sa.Table, copied: Mapping[int, int]) -> None:

@@ -211,18 +211,10 @@ class Database(ABC):
 
 
 class Server(Database):
-    """A database in which tasks on executors fill a staging table, which a session of the driver holds."""
+    """A database in which tasks on executors fill a staging table."""
 
     #: What stands before TABLE in the statement that makes it.
     stage_prefixes: ClassVar[Sequence[str]] = ()
-
-    @abstractmethod
-    def take_lock(self, connection: sa.Connection, name: str) -> bool:
-        """Take a lock by name that the session holds until its end; False where another session has it."""
-
-    @abstractmethod
-    def release_lock(self, connection: sa.Connection, name: str) -> None:
-        """Let go of a lock by name."""
 
     @abstractmethod
     def fingerprint(self, connection: sa.Connection, table: sa.Table) -> str:

@@ -208,14 +208,6 @@ class MySql(Server):
         ]
         return found
 
-    def take_lock(self, connection: sa.Connection, name: str) -> bool:
-        """Take a lock by name, which is the server's and not of one database."""
-        return bool(connection.execute(sa.select(sa.func.get_lock(name, 0))).scalar_one())
-
-    def release_lock(self, connection: sa.Connection, name: str) -> None:
-        """Let go of a lock by name."""
-        connection.execute(sa.select(sa.func.release_lock(name)))
-
     def fingerprint(self, connection: sa.Connection, table: sa.Table) -> str:
         """Return how the table would be made, without the next number of its rows."""
         name = connection.dialect.identifier_preparer.format_table(table)

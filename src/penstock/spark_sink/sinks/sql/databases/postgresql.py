@@ -152,21 +152,9 @@ class PostgreSql(Server):
         """Check constraints that are deferred to the commit."""
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
 
-    def take_lock(self, connection: sa.Connection, name: str) -> bool:
-        """Take an advisory lock."""
-        return bool(connection.execute(sa.select(sa.func.pg_try_advisory_lock(_number_of(name)))).scalar_one())
-
-    def release_lock(self, connection: sa.Connection, name: str) -> None:
-        """Let go of an advisory lock."""
-        connection.execute(sa.select(sa.func.pg_advisory_unlock(_number_of(name))))
-
     def fingerprint(self, connection: sa.Connection, table: sa.Table) -> str:
         """Ask the catalogue, in one question."""
         return str(connection.execute(sa.text(_FINGERPRINT), {"name": _name_of(table)}).one())
-
-
-def _number_of(name: str) -> sa.ColumnElement[int]:
-    return sa.func.hashtextextended(name, 0)
 
 
 def _name_of(table: sa.Table) -> str:
