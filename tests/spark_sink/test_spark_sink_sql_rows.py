@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
 import tempfile
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -178,18 +176,6 @@ def test_more_refused_rows_than_allowed_end_the_batch_and_write_nothing(way: tup
     assert letters.written == []
     assert database.rows("SELECT * FROM prices") == []
     assert sink.ledger() == {}
-
-
-def test_nan_in_a_total_of_sqlite_is_refused_and_no_sum_is_lost(tmp_path: Path) -> None:
-    database = TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
-    letters = Letters()
-    columns = {"id": pa.string(), "n": pa.float64(), "big": pa.int64()}
-    sink = SqlSink(database.url, "totals", ["id"], sum_columns=["n", "big"], dead_letters=letters)
-
-    sink(frame(columns, [(0, 0, "a", 1.5, 2**62), (0, 1, "a", math.nan, 1), (0, 2, "a", 2.0, -(2**62))]), 0)
-
-    assert database.rows("SELECT id, n, big FROM totals") == [("a", 3.5, 0)]
-    assert [letter.offset for letter in letters.written] == [1]
 
 
 def test_texts_are_read_into_json_uuid_inet_and_enum_columns_and_what_cannot_be_read_is_refused(

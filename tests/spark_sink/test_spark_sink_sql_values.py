@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,55 +13,6 @@ from databases import TestDatabase
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.queries.supervise import FailureKind, kind_of
-
-
-@pytest.fixture
-def sqlite(tmp_path: Path) -> TestDatabase:
-    return TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
-
-
-def test_sqlite_keeps_every_digit_of_a_decimal(sqlite: TestDatabase) -> None:
-    columns = {"id": pa.decimal128(38, 18), "small": pa.decimal128(15, 2), "n": pa.decimal128(20, 0)}
-    exact = Decimal("12345678901234567890.123456789012345678")
-    tiny = Decimal("0.000000000000000001")
-    rows = [(0, 0, exact, Decimal("1234567890123.45"), Decimal(10**19 + 1)), (0, 1, tiny, None, None)]
-    sink = SqlSink(sqlite.url, "facts", ["id"])
-
-    sink(frame(columns, rows), 0)
-    sink(frame(columns, [(0, 2, tiny, Decimal("0.01"), Decimal(-1))]), 1)
-
-    assert sqlite.rows("SELECT id, small, n FROM facts ORDER BY length(id)") == [
-        (f"{tiny:f}", 0.01, "-1"),
-        (str(exact), 1234567890123.45, str(10**19 + 1)),
-    ]
-
-
-def test_sqlite_refuses_what_it_would_change_in_silence(sqlite: TestDatabase) -> None:
-    letters = Letters()
-    sqlite.execute("CREATE TABLE facts (d NUMERIC, n REAL, x REAL)")
-    sink = SqlSink(sqlite.url, "facts", dead_letters=letters)
-
-    with pytest.raises(
-        SinkError,
-        match=r"column d is NUMERIC in the table and TEXT \(a number of SQLite keeps 15 digits\) in the frame",
-    ) as caught:
-        sink.check(frame({"d": pa.decimal128(16, 2)}, []).schema)
-    assert kind_of(caught.value) is FailureKind.PERMANENT
-    with pytest.raises(SinkError, match="column n is REAL in the table and BIGINT in the frame"):
-        sink.check(frame({"n": pa.int64()}, []).schema)
-    with pytest.raises(
-        SinkError, match="sum_columns names d, a decimal of the frame, and SQLite adds decimals as floats"
-    ):
-        SqlSink(sqlite.url, "sums", ["n"], sum_columns=["d"]).check(
-            frame({"n": pa.int32(), "d": pa.decimal128(9, 2)}, []).schema
-        )
-    sink(frame({"x": pa.float64()}, [(0, 0, 1.5), (0, 1, math.nan), (0, 2, math.inf), (0, 3, None)]), 0)
-
-    assert sqlite.rows("SELECT x FROM facts") == [(1.5,), (math.inf,), (None,)]
-    assert [(letter.offset, letter.reason) for letter in letters.written] == [
-        (1, "column x is NaN, which the database does not know")
-    ]
 
 
 def test_names_that_differ_only_in_case_are_refused(database: TestDatabase) -> None:
