@@ -152,8 +152,7 @@ PAIRS_OF = {
     "postgresql": (
         PAIRS,
         [
-            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %%I SET timezone TO %%L', current_database(), 'Asia/Tokyo'); "
-            "END $$",
+            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %%I SET timezone TO Japan', current_database()); END $$",
             "CREATE TYPE text_mood AS ENUM ('good', 'bad')",
             "CREATE DOMAIN character_price AS NUMERIC(9, 2)",
             "CREATE DOMAIN name_short AS VARCHAR(3)",
