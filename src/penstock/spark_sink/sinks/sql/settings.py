@@ -17,7 +17,7 @@ from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES, POSITION, require_columns, require_position_types
 from penstock.spark_sink.sinks.sink import arrow_schema
 from penstock.spark_sink.sinks.sql.databases import database_of
-from penstock.spark_sink.sinks.sql.databases.database import Database, Server
+from penstock.spark_sink.sinks.sql.databases.database import Database
 from penstock.spark_sink.sinks.sql.databases.errors import without_values
 from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
 
@@ -110,7 +110,7 @@ class SqlSinkSettings:
                 f"sum_columns names {', '.join(both)}, which is part of the key; take it out of one"
             )
         self._check_delete()
-        if self.schema is not None and not database.has_schemas:
+        if self.schema is not None and not database.is_server:
             raise ConfigurationError("schema is set, but a file of SQLite has none; leave it out")
         for option in ("max_rejects", "max_connections", "tries", "max_batch_bytes"):
             positive_int(option, getattr(self, option))
@@ -123,7 +123,7 @@ class SqlSinkSettings:
         if self.schema is not None or "." not in self.table:
             return
         schema, _, table = self.table.partition(".")
-        if not database.has_schemas or not schema or not table or "." in table:
+        if not database.is_server or not schema or not table or "." in table:
             raise ConfigurationError(
                 f"table is {self.table!r}, which is no name of a table and a schema; for a server give schema and "
                 "table apart, for SQLite a name without a dot"
@@ -158,7 +158,7 @@ class SqlSinkSettings:
     @property
     def stages_on_executors(self) -> bool:
         """Whether rows go into the database from executors; those for SQLite never do."""
-        return self.staging == "executors" and isinstance(self.database, Server)
+        return self.staging == "executors" and self.database.is_server
 
     @property
     def database(self) -> Database:

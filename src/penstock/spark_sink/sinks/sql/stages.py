@@ -31,7 +31,7 @@ from sqlalchemy.sql.elements import quoted_name
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.errors import SinkError
 from penstock.spark_sink.sinks.frames import PICKLED, as_row, cores_of, from_row, run_job
-from penstock.spark_sink.sinks.sql.databases.database import ROW, Server
+from penstock.spark_sink.sinks.sql.databases.database import ROW, Database
 from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_right
 from penstock.spark_sink.sinks.sql.rows import Deduplication, Report, staged_schema
 from penstock.spark_sink.sinks.sql.settings import STAGING, SqlSinkSettings
@@ -53,7 +53,7 @@ HALF_DAY_S = 12 * 60 * 60
 _MOST_CHECKED = 64
 
 
-def stage_table(database: Server, name: str, schema: str | None, columns: pa.Schema) -> sa.Table:
+def stage_table(database: Database, name: str, schema: str | None, columns: pa.Schema) -> sa.Table:
     """Return the staging table as SQLAlchemy knows it."""
     return sa.Table(
         quoted_name(name, quote=True),
@@ -91,7 +91,6 @@ class StagingTask:
         settings, columns = self.deduplication.settings, self.deduplication.schema
         names = [name for name in columns.names if name != ROW]
         database = settings.database
-        assert isinstance(database, Server)  # noqa: S101 - for mypy: no other has such tasks
         stage = stage_table(database, self.table, settings.schema, columns)
         with settings.session(self.batch_id, is_kept=self.keeps_session) as connection:
             for piece in self.deduplication.pieces((batch.rename_columns(names) for batch in batches), report):
@@ -157,7 +156,7 @@ _checked: dict[Hashable, Checked] = {}
 def checked(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connection, query: Hashable | None) -> Checked:
     """Return the tables of a sink, made and checked, unless all is as it was for an earlier batch of the query."""
     database = settings.database
-    if not isinstance(database, Server) or not settings.stages_on_executors:
+    if not settings.stages_on_executors:
         return Checked(prepare(settings, frame, connection))
     half_day = int(time.time()) // HALF_DAY_S  # so that no batch of a living query has a table that seems left over
     key = (half_day, query, settings.url, repr(settings), str(frame))  # all that they are checked for
@@ -181,7 +180,7 @@ def checked(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connecti
     return found
 
 
-def _fingerprint(connection: sa.Connection, database: Server, tables: Tables) -> str:
+def _fingerprint(connection: sa.Connection, database: Database, tables: Tables) -> str:
     """Return another text when columns or indexes have changed; an empty one where a table is gone."""
     try:
         return "\n".join(database.fingerprint(connection, table) for table in (tables.target, tables.ledger))
@@ -198,7 +197,7 @@ def staged_batch(
     The rows are a frame of Spark's for executors, and a table of Arrow's for the driver.
     """
     settings, database, report = to.tables.settings, to.tables.settings.database, Report()
-    if to.stage is not None and isinstance(database, Server):
+    if to.stage is not None:
         with _made(connection, database, to.stage):
             if rows is not None:
                 task = StagingTask(str(to.stage.name), plan, batch_id)
@@ -217,7 +216,7 @@ def staged_batch(
 
 
 @contextmanager
-def _made(connection: sa.Connection, database: Server, stage: sa.Table) -> Iterator[None]:
+def _made(connection: sa.Connection, database: Database, stage: sa.Table) -> Iterator[None]:
     """Have a staging table in the block."""
     with connection.begin():
         stage.create(connection, checkfirst=False)

@@ -109,8 +109,10 @@ class Database(ABC):
 
     #: Its name, as SQLAlchemy has it.
     name: ClassVar[str]
-    #: Whether tables stand in schemas.
-    has_schemas: ClassVar[bool] = True
+    #: Whether it is a server, whose tables stand in schemas, and into which executors put rows.
+    is_server: ClassVar[bool] = True
+    #: What stands before TABLE in the statement that makes a staging table.
+    stage_prefixes: ClassVar[Sequence[str]] = ()
     #: Of "NaN", "infinity" and "NUL", a character of texts, those that it does not know.
     unknown: ClassVar[frozenset[str]] = frozenset()
     #: The kinds of columns that may keep what the frame has of a kind, and those that may keep sums of it.
@@ -206,19 +208,12 @@ class Database(ABC):
         """
         return []
 
-    def check_constraints(self, connection: sa.Connection) -> None:
-        """Have refused now what would be refused at the commit, where it can be found which row it was."""
-
-
-class Server(Database):
-    """A database in which tasks on executors fill a staging table."""
-
-    #: What stands before TABLE in the statement that makes it.
-    stage_prefixes: ClassVar[Sequence[str]] = ()
-
-    @abstractmethod
     def fingerprint(self, connection: sa.Connection, table: sa.Table) -> str:
         """Return another text when a table's columns or indexes have changed."""
+        return ""
+
+    def check_constraints(self, connection: sa.Connection) -> None:
+        """Have refused now what would be refused at the commit, where it can be found which row it was."""
 
 
 @lru_cache(maxsize=16)

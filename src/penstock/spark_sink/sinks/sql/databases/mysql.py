@@ -23,9 +23,9 @@ from penstock.spark_sink.sinks.sql.databases.database import (
     KEPT_SUMS,
     Changes,
     Conversion,
+    Database,
     ExactText,
     Held,
-    Server,
     Type,
     new_engine,
 )
@@ -87,7 +87,7 @@ def _exact_text(kind: ExactText, compiler: Any, **_options: Any) -> str:
     return f"{written} CHARACTER SET utf8mb4 COLLATE {collation}"
 
 
-class MySql(Server):
+class MySql(Database):
     """MySQL and MariaDB, by PyMySQL."""
 
     name = "mysql"

@@ -16,7 +16,7 @@ import pyarrow.csv
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from penstock.spark_sink.sinks.sql.databases.database import Conversion, Server, is_whole, new_engine
+from penstock.spark_sink.sinks.sql.databases.database import Conversion, Database, is_whole, new_engine
 
 #: Rows that are CSV text at one time.
 _ROWS_AT_ONCE = 20_000
@@ -88,7 +88,7 @@ class _Held(NamedTuple):
     is_named: bool
 
 
-class PostgreSql(Server):
+class PostgreSql(Database):
     """PostgreSQL, by psycopg."""
 
     name = "postgresql"

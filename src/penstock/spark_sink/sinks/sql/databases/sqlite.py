@@ -37,7 +37,7 @@ class Sqlite(Database):
     """A file of SQLite, by Python's own driver."""
 
     name = "sqlite"
-    has_schemas = False
+    is_server = False
     unknown = frozenset({"NaN"})
     kept = KEPT | dict.fromkeys(["boolean", *_NUMBERS], frozenset({"boolean", *_NUMBERS}))
     kept_sums = kept
