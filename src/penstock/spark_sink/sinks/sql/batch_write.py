@@ -74,9 +74,9 @@ class BatchWrite:
         """
         database = self.settings.database
         with self.settings.session() as connection:
-            found = checked(self.settings, self.frame, connection, None)
-            tables, plan = found.tables, self.plan(self._ledger(connection, found.tables), exact=False)
-            with staged_batch(connection, found, None, self.batch.batch_id, plan) as staged:
+            tables = checked(self.settings, self.frame, connection, None)
+            plan = self.plan(self._ledger(connection, tables), exact=False)
+            with staged_batch(connection, tables, None, self.batch.batch_id, plan) as staged:
                 lock_ledger(connection, database, tables.ledger, self.owner, [_NOWHERE])
                 tables.apply(connection, staged.rows)
                 if self.settings.dead_letters is not None:
@@ -94,12 +94,12 @@ class BatchWrite:
         on_executors = settings.stages_on_executors
         given = rows if on_executors else collected(rows, settings.max_batch_bytes, batch_id, f"table {table}")
         with settings.session(batch_id, is_kept=on_executors and self.run is not None) as connection:
-            found = checked(settings, self.frame, connection, None if self.run is None else (self.run, self.owner))
+            tables = checked(settings, self.frame, connection, None if self.run is None else (self.run, self.owner))
             for _ in range(_TRIES):
-                ledger = self._ledger(connection, found.tables)
+                ledger = self._ledger(connection, tables)
                 plan = self.plan(ledger, exact=exact)
-                with staged_batch(connection, found, given, batch_id, plan) as staged:
-                    outcome = self.apply(connection, found.tables, ledger, staged, exact=plan.exact)
+                with staged_batch(connection, tables, given, batch_id, plan) as staged:
+                    outcome = self.apply(connection, tables, ledger, staged, exact=plan.exact)
                     if outcome is Outcome.STORED:
                         return
                     staged.transaction.rollback()

@@ -136,33 +136,21 @@ class Staged:
     report: Report
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """The tables of a sink that were checked, and its staging table where executors fill one.
-
-    `fingerprint` is what the catalogue had of the tables then.
-    """
-
-    tables: Tables
-    stage: sa.Table | None = None
-    fingerprint: str = ""
-
-
 #: What this process has checked for queries, each of which has one batch at a time. SQLAlchemy knows a statement again
 #: by its tables, so that those of a query's batches are compiled once.
-_checked: dict[Hashable, Checked] = {}
+_checked: dict[Hashable, Tables] = {}
 
 
-def checked(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connection, query: Hashable | None) -> Checked:
+def checked(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connection, query: Hashable | None) -> Tables:
     """Return the tables of a sink, made and checked, unless all is as it was for an earlier batch of the query."""
     database = settings.database
     if not settings.stages_on_executors:
-        return Checked(prepare(settings, frame, connection))
+        return prepare(settings, frame, connection)
     half_day = int(time.time()) // HALF_DAY_S  # so that no batch of a living query has a table that seems left over
     key = (half_day, query, settings.url, repr(settings), str(frame))  # all that they are checked for
     if query is not None and (found := _checked.get(key)) is not None:
         with connection.begin():
-            if _fingerprint(connection, database, found.tables) == found.fingerprint:
+            if _fingerprint(connection, database, found) == found.fingerprint:
                 return found
     tables = prepare(settings, frame, connection)
     _remove_left_over(connection, settings.schema, half_day)
@@ -172,12 +160,12 @@ def checked(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connecti
     with _made(connection, database, stage), connection.begin():
         connection.execute(sa.insert(stage).from_select(list(stage.c), sa.select(stage).where(sa.false())))
     with connection.begin():
-        found = Checked(tables, stage, _fingerprint(connection, database, tables))
+        tables = replace(tables, stage=stage, fingerprint=_fingerprint(connection, database, tables))
     if len(_checked) >= _MOST_CHECKED:
         _checked.clear()
     if query is not None:
-        _checked[key] = found
-    return found
+        _checked[key] = tables
+    return tables
 
 
 def _fingerprint(connection: sa.Connection, database: Database, tables: Tables) -> str:
@@ -190,21 +178,21 @@ def _fingerprint(connection: sa.Connection, database: Database, tables: Tables) 
 
 @contextmanager
 def staged_batch(
-    connection: sa.Connection, to: Checked, rows: Any, batch_id: int, plan: Deduplication
+    connection: sa.Connection, tables: Tables, rows: Any, batch_id: int, plan: Deduplication
 ) -> Iterator[Staged]:
     """Stage a batch's rows, None for no rows, and begin the transaction that applies them, which ends with it.
 
     The rows are a frame of Spark's for executors, and a table of Arrow's for the driver.
     """
-    settings, database, report = to.tables.settings, to.tables.settings.database, Report()
-    if to.stage is not None:
-        with _made(connection, database, to.stage):
+    settings, database, report = tables.settings, tables.settings.database, Report()
+    if (stage := tables.stage) is not None:
+        with _made(connection, database, stage):
             if rows is not None:
-                task = StagingTask(str(to.stage.name), plan, batch_id)
+                task = StagingTask(str(stage.name), plan, batch_id)
                 report = run_tasks(rows, task, settings.max_connections)
             with connection.begin() as transaction:
-                require_copied(connection, to.stage, report.copied)
-                yield Staged(transaction, staged_rows(to.stage, report.copied), report)
+                require_copied(connection, stage, report.copied)
+                yield Staged(transaction, staged_rows(stage, report.copied), report)
         return
     batches = [] if rows is None else rows.to_batches()
     with connection.begin() as transaction:
