@@ -62,7 +62,7 @@ BATCH = [(0, 0, "a", 1), (0, 1, "b", 2), (0, 2, "a", 3)]
 
 @pytest.mark.parametrize("staged", STAGED)
 @pytest.mark.parametrize("failure", range(3), ids=["deadlock", "conflict", "lost"])
-def test_a_deadlock_a_conflict_and_a_lost_connection_store_nothing_and_are_tried_again(
+def test_a_crash_in_the_middle_of_the_transaction_stores_nothing_and_the_next_run_completes(
     server: TestDatabase, staged: Any, failure: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink = SqlSink(server.url, "totals", ["id"], sum_columns=["price"], staging=staged)
