@@ -12,17 +12,16 @@ from unittest import mock
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
-from source_tasks import Clock, options_for, rows_of
+from source_tasks import options_for, rows_of
 
 from kafka_tools import NewTopic, Write
 from penstock import clients
 from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
-from penstock.spark_sink.source import pool as pools
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import OffsetRange
-from penstock.spark_sink.source.pool import WorkerPool
+from penstock.spark_sink.source.pool import MOST_KEPT, WorkerPool
 from penstock.spark_sink.source.reading import KeptConsumer, read_ranges
 from waiting import wait_until
 
@@ -141,21 +140,11 @@ def test_a_consumer_that_met_an_error_or_does_not_let_go_is_not_kept(pool: Pool,
     consumer.close.assert_called_once_with()
 
 
-def test_what_is_kept_is_bounded_in_number_and_in_age() -> None:
-    clock = Clock()
-    pool = Pool(2, clock)
-    consumers = [lend(pool, key)[0] for key in "abc"]
+def test_what_is_kept_is_bounded_in_number(pool: Pool) -> None:
+    consumers = [lend(pool, str(key))[0] for key in range(MOST_KEPT + 1)]
 
-    assert consumers[0].close.called
-    assert lend(pool, "b") == (consumers[1], True)
-    clock.now += pools.MOST_IDLE_S + 1
-    assert lend(pool, "c")[0] is not consumers[2]
-    assert all(consumer.close.called for consumer in consumers)
-    kept, _ = lend(pool, "c")
-    for _ in range(int(pools.MOST_AGE_S / pools.MOST_IDLE_S) + 1):
-        clock.now += pools.MOST_IDLE_S
-        last, _ = lend(pool, "c")
-    assert last is not kept
+    assert [consumer.close.called for consumer in consumers] == [True] + [False] * MOST_KEPT
+    assert lend(pool, "1") == (consumers[1], True)
 
 
 def test_a_forked_process_has_none_of_its_parents_consumers_and_closes_none(pool: Pool) -> None:

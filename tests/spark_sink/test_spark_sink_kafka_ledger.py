@@ -70,7 +70,7 @@ class Worker:
 
     def writers(self) -> list[TransactionalWriter]:
         """Return the producers that it keeps."""
-        return [writer for idle in self.kept._idle for writer in idle.kept._idle.values()]
+        return [writer for _, kept in self.kept._idle for writer in kept._idle.values()]
 
 
 @pytest.fixture

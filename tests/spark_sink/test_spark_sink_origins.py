@@ -48,19 +48,14 @@ def test_a_query_that_start_sink_started_is_known_by_its_name_there() -> None:
     assert found == [Origin("named"), Origin("named", "run", "7"), Origin()]
 
 
-def test_a_name_that_spark_does_not_tell_is_an_error_unless_the_sink_has_one() -> None:
-    changed = batch_of(**RUNNING)
+def test_a_name_that_spark_does_not_tell_or_have_is_an_error_unless_the_sink_has_one() -> None:
+    changed, unnamed = batch_of(**RUNNING), batch_of(**RUNNING)
     changed.sparkSession._jsparkSession.sharedState.side_effect = AttributeError
+    unnamed.sparkSession._jsparkSession.sharedState().activeStreamingQueries().get().name.return_value = None
 
     with pytest.raises(SinkError, match=r"does not tell the name of the query.*give the sink name="):
         origin_of(changed)
     assert origin_of(changed, "own") == Origin("own", "run", "7")
-
-
-def test_a_query_without_a_name_is_refused_with_what_to_write() -> None:
-    unnamed = batch_of(**RUNNING)
-    unnamed.sparkSession._jsparkSession.sharedState().activeStreamingQueries().get().name.return_value = None
-
     with pytest.raises(SinkError, match=r'the query has no name.*write \.queryName\("orders"\) before \.start\(\), or'):
         SqlSink("sqlite:///never-made.db", "orders")(unnamed, 0)
 

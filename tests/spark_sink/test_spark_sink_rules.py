@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SinkError
-from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, Rule, Span, rule_of, unknown
+from penstock.spark_sink.ledger.rules import BATCHES, Batch, LedgerEntry, Rule, Span, rule_of, unknown
 
 PART = ("orders", 0)
 #: Batch 3 of a query, planned from 10 to 20.
@@ -114,6 +114,19 @@ def test_without_a_plan_a_batch_that_is_no_later_one_comes_again(number: int, qu
     assert repeated.entries_after({PART: UNPLANNED}, {PART: Span(12, 22)}) == {
         PART: LedgerEntry(23, None, "topic", query, number)
     }
+
+
+@pytest.mark.parametrize(("number", "query"), [(5, "query"), (2, "query"), (4, "another"), (0, "another")])
+def test_results_by_number_continue_only_in_their_own_checkpoint(number: int, query: str) -> None:
+    ledger = {BATCHES: LedgerEntry(4, 3, None, "query", 3)}
+
+    def of(number: int, query: str) -> Batch:
+        return Batch("table totals", number, query, {BATCHES: (number, number + 1)})
+
+    assert of(3, "query").entries_after(ledger, {}) == {}, "it comes again"
+    assert of(4, "query").entries_after(ledger, {}) == {BATCHES: LedgerEntry(5, 4, None, "query", 4)}
+    with pytest.raises(SinkError, match=r"table totals holds, which ends with batch 3 of the checkpoint query; .* --f"):
+        of(number, query).applied_below(ledger)
 
 
 def test_an_entry_keeps_its_topic_until_the_log_is_another_one() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,37 +22,6 @@ from penstock.spark_sink.sinks.sql import sink as sql_sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-@pytest.fixture
-def store(
-    spark: SparkSession, way: tuple[TestDatabase, Any], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., list[tuple[str, int]]]:
-    """Return a function that stores a batch of totals as a query does, and returns what the table holds then."""
-    (database, staging), runs = way, itertools.count()
-
-    def store(batch_id: int, totals: Mapping[str, int] | list[Any], query_id: str = "kept") -> list[tuple[Any, ...]]:
-        monkeypatch.setattr(sql_sink, "origin_of", lambda *_: Origin("totals", str(next(runs)), query_id))
-        sink = SqlSink(database.url, "totals", ["id"], mode="batch", staging=staging)
-        sink(spark.createDataFrame(list(dict(totals).items()), "id STRING, n BIGINT"), batch_id)
-        return sorted(database.rows("SELECT id, n FROM totals"))
-
-    return store
-
-
-@pytest.mark.thorough
-def test_a_batch_applies_once_by_its_number_and_only_its_own_checkpoint_continues_it(
-    store: Callable[..., list[tuple[str, int]]],
-) -> None:
-    assert store(0, {"a": 1, "b": 1}) == [("a", 1), ("b", 1)]
-    assert store(1, {"a": 5}) == [("a", 5), ("b", 1)]
-    assert store(1, {"a": 7, "c": 1}) == [("a", 5), ("b", 1)], "it comes again"
-    assert store(2, {}) == [("a", 5), ("b", 1)]
-    for number, query_id in ((4, "kept"), (1, "kept"), (3, "another"), (0, "another")):
-        with pytest.raises(SinkError, match=r"table totals holds, which ends with batch 2 of the checkpoint kept; .*"
-                           r"run `penstock sink reset totals --sql \S+ .*--target totals --forget`"):  # fmt: skip
-            store(number, {"a": 9}, query_id)
-    assert store(3, {"b": 2}) == [("a", 5), ("b", 2)]
 
 
 def test_several_rows_of_one_key_are_refused_and_so_are_frames_with_a_position(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,9 +17,13 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
 from databases import TestDatabase
+from kafka_tools import read_all
+from penstock.dead_letters.headers import DeadLetterOrigin, read
+from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
-from penstock.spark_sink import SqlSink
+from penstock.spark_sink import DeadLetters, SqlSink
 from penstock.spark_sink.sinks.sql import rows as reducing
+from penstock.spark_sink.sinks.sql.dead_letters import Rejected
 
 #: A message of one of three keys, which share no partition: its value, refused from 90 on, and whether it deletes.
 MESSAGES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 99), st.booleans()), min_size=1, max_size=40)
@@ -119,7 +123,9 @@ def test_refused_rows_are_dead_letters_the_others_and_those_before_them_stand(wa
     for letter, (_, reasons) in zip(letters.written, REFUSED, strict=True):
         assert any(reason in letter.reason for reason in reasons.split("|"))
         assert "4711" not in letter.reason
-    assert sink.position() == {("orders", 0): bad[-1][1] + 1, ("orders", 1): 1}
+    assert {part: entry.end for part, entry in sink.ledger()[""].items()} == {
+        ("orders", 0): bad[-1][1] + 1, ("orders", 1): 1
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["append", "newest", "add"])
@@ -175,47 +181,27 @@ def test_more_refused_rows_than_allowed_end_the_batch_and_write_nothing(way: tup
     assert caught.value.__cause__ is None
     assert letters.written == []
     assert database.rows("SELECT * FROM prices") == []
-    assert not any(sink.position().values())
+    assert sink.ledger() == {}
 
 
-def test_nan_in_a_total_of_sqlite_is_refused_and_no_sum_is_lost(tmp_path: Path) -> None:
-    database = TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
-    letters = Letters()
-    columns = {"id": pa.string(), "n": pa.float64(), "big": pa.int64()}
-    sink = SqlSink(database.url, "totals", ["id"], sum_columns=["n", "big"], dead_letters=letters)
-
-    sink(frame(columns, [(0, 0, "a", 1.5, 2**62), (0, 1, "a", math.nan, 1), (0, 2, "a", 2.0, -(2**62))]), 0)
-
-    assert database.rows("SELECT id, n, big FROM totals") == [("a", 3.5, 0)]
-    assert [letter.offset for letter in letters.written] == [1]
-
-
-def test_texts_are_read_into_json_uuid_inet_and_enum_columns_and_what_cannot_be_read_is_refused(
-    postgresql: TestDatabase,
-) -> None:
+def test_a_key_in_two_spellings_is_one_and_a_reference_is_checked_with_its_row(postgresql: TestDatabase) -> None:
     letters = Letters()
     postgresql.execute(
         'CREATE SCHEMA "odd name"',
-        "CREATE TYPE mood AS ENUM ('good', 'bad')",
         "CREATE TABLE hosts (host INET PRIMARY KEY)",
         "INSERT INTO hosts VALUES ('10.0.0.1'), ('10.0.0.2')",
-        'CREATE TABLE "odd name".things (id UUID PRIMARY KEY, doc JSONB, '
-        "host INET REFERENCES hosts DEFERRABLE INITIALLY DEFERRED, feels mood)",
+        'CREATE TABLE "odd name".things (id UUID PRIMARY KEY, '
+        "host INET REFERENCES hosts DEFERRABLE INITIALLY DEFERRED)",
     )
-    columns = {"id": pa.string(), "doc": pa.string(), "host": pa.string(), "feels": pa.string()}
-    one = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
+    columns, one = {"id": pa.string(), "host": pa.string()}, "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
     sink = SqlSink(postgresql.url, "things", ["id"], schema="odd name", dead_letters=letters)
 
-    # The same id in two spellings: one key to the table, two to the frame.
-    rows = [(0, 0, one.upper(), '{"n": 1}', "10.0.0.1", "bad"), (0, 1, one, '{"n": 2}', "10.0.0.2", "good")]
-    sink(frame(columns, [*rows, (0, 2, one, "{", "10.0.0.2", "good"), (0, 3, "no uuid", "{}", None, None),
-                         (0, 4, one, "{}", "10.9.9.9", None)]), 0)  # fmt: skip
+    rows = [(0, 0, one.upper(), "10.0.0.1"), (0, 1, one, "10.0.0.2"), (0, 2, "no uuid", None), (0, 3, one, "10.9.9.9")]
+    sink(frame(columns, rows), 0)
 
-    assert postgresql.rows('SELECT id::text, doc, host::text, feels::text FROM "odd name".things') == [
-        (one, {"n": 2}, "10.0.0.2/32", "good")
-    ]
-    assert [letter.offset for letter in letters.written] == [2, 3, 4]
-    assert postgresql.rows('SELECT next_offset FROM "odd name".penstock_ledger') == [(5,)]
+    assert postgresql.rows('SELECT id::text, host::text FROM "odd name".things') == [(one, "10.0.0.2/32")]
+    assert [letter.offset for letter in letters.written] == [2, 3]
+    assert postgresql.rows('SELECT next_offset FROM "odd name".penstock_ledger') == [(4,)]
 
 
 def test_a_check_at_the_start_makes_the_tables_and_stores_nothing(way: tuple[TestDatabase, str]) -> None:
@@ -229,3 +215,49 @@ def test_a_check_at_the_start_makes_the_tables_and_stores_nothing(way: tuple[Tes
         SqlSink(database.url, "prices", ["id"], delete="price").check(fitting)
     with pytest.raises(SinkError, match="several columns called price"):
         SqlSink(database.url, "prices", ["id"]).check(StructType([*fitting.fields, fitting["price"]]))
+
+
+def test_a_refused_row_s_message_is_written_as_it_was_and_one_that_is_gone_with_its_place(
+    broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None]
+) -> None:
+    topic = new_topic(partitions=1)
+    write(topic, 0, [(b"k0", b"v0"), (b"k1", b"\xff\x00"), (None, None)], headers=[("trace", b"\xfe")])
+    letters = DeadLetters(broker.bootstrap_servers)
+
+    rejected = [Rejected(topic, 0, 1, "23514"), Rejected(topic, 0, 1, "again"), Rejected(topic, 0, 99, "gone")]
+    letters.write(rejected)
+    letters.write([])
+
+    found = {}
+    for message in read_all(broker.bootstrap_servers, f"dlq.{topic}"):
+        headers = message.headers() or []
+        origin = read(headers)
+        assert origin is not None
+        found[origin.offset] = (origin, message.key(), message.value(), headers)
+    assert sorted(found) == [1, 99]
+    first, *kept, headers = found[1]
+    assert kept == [b"k1", b"\xff\x00"]
+    assert headers[0] == ("trace", b"\xfe")
+    assert first == DeadLetterOrigin(topic, 0, 1, "penstock-spark", 1, "penstock.errors.SinkError", "23514", None)
+    gone, *kept, _ = found[99]
+    assert (gone.message, *kept) == ("gone", None, None)
+
+
+def test_dead_letters_that_cannot_be_written_hold_the_batch(
+    broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
+) -> None:
+    topic, small = new_topic(), new_topic(config={"max.message.bytes": "200"})
+    write(topic, 0, [(b"k", b"v" * 1000)])
+    database = TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
+    database.execute("CREATE TABLE prices (id TEXT PRIMARY KEY, price INTEGER CHECK (price < 10))")
+    batch: Any = frame(PRICES, [(0, 0, "bad", 4711), (0, 1, "good", 1)])
+    places = batch.rows.schema.get_field_index("topic")
+    batch.rows = batch.rows.set_column(places, "topic", [[topic, topic]])
+    sink = SqlSink(database.url, "prices", ["id"], dead_letters=DeadLetters(broker.bootstrap_servers, small))
+
+    with pytest.raises(SinkError, match=rf"could not be written to {small}: {topic}:0@0.*MSG_SIZE") as caught:
+        sink(batch, 0)
+
+    assert "4711" not in str(caught.value)
+    assert database.rows("SELECT * FROM prices") == []
+    assert sink.ledger() == {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
 from typing import Any
 from unittest import mock
 
@@ -12,28 +12,13 @@ from arrow_frames import PRICES, frame
 from pyspark.sql import DataFrame, SparkSession
 
 from databases import TestDatabase
-from penstock.database_url import parse_database_url
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.sinks.sql import stages as ways
-from penstock.spark_sink.sinks.sql.databases import database_of, mysql
+from penstock.spark_sink.sinks.sql.databases import mysql
 from penstock.spark_sink.sinks.sql.databases import postgresql as postgresql_module
 from penstock.spark_sink.sinks.sql.rows import Report
-from penstock.spark_sink.sinks.sql.stages import TaskSession, run_tasks
-from penstock.spark_sink.source import pool
-from penstock.spark_sink.source.pool import WorkerPool
-from waiting import wait_until
-
-Kept = WorkerPool[ways.ExecutorStage]
-
-
-@pytest.fixture(autouse=True)
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
-    """Return what is kept by a test, which ends with it."""
-    made = Kept()
-    monkeypatch.setattr(ways, "_kept_stages", made)
-    yield made
-    made.close()
+from penstock.spark_sink.sinks.sql.stages import run_tasks
 
 
 @pytest.fixture
@@ -81,20 +66,16 @@ def totals_sink(database: TestDatabase, **options: Any) -> SqlSink:
     return SqlSink(database.url, "totals", ["id"], sum_columns=["price"], **options)
 
 
-def test_tables_are_checked_and_the_staging_table_is_made_once_a_query(
-    server: TestDatabase, checks: list[object], monkeypatch: pytest.MonkeyPatch
+def test_tables_are_checked_once_and_a_staging_table_is_gone_with_its_batch(
+    server: TestDatabase, checks: list[object]
 ) -> None:
-    monkeypatch.setattr(ways, "MOST_LEFT", 3)
-    sink, held = totals_sink(server), []
+    sink, during = totals_sink(server), list[int]()
 
-    for number in range(4):
-        sink(batch(number), number)
-        (stage,) = stages(server)
-        held += [(stage, *server.rows(f"SELECT count(*) FROM {stage}")[0])]  # noqa: S608 - the sink's own name
+    for number in range(3):
+        sink(batch(number, between=lambda: during.append(len(stages(server)))), number)
 
-    assert len(checks) == 1
-    assert held == [(stage, rows) for rows in (2, 4, 2, 4)], "it is emptied where there is too much in it"
-    assert totals(server) == expected(4)
+    assert (len(checks), during, stages(server)) == (1, [1] * 3, [])
+    assert totals(server) == expected(3)
 
 
 def test_a_table_that_has_changed_since_is_checked_again(server: TestDatabase, checks: list[object]) -> None:
@@ -127,29 +108,9 @@ def test_a_table_that_has_changed_since_is_checked_again(server: TestDatabase, c
     assert totals(server) == {"k3": 3, "k4": 4, "all": 2}
 
 
-def test_a_session_that_is_lost_between_batches_costs_no_try_and_leaves_no_table(
-    server: TestDatabase, checks: list[object], caplog: pytest.LogCaptureFixture
-) -> None:
-    sink = totals_sink(server)
-    sink(batch(0), 0)
-    before = stages(server)
-
-    listed, end = SESSIONS[server.kind]
-    ((session,),) = server.rows(listed)
-    server.execute(end.format(session))
-    sink(batch(1), 1)
-
-    assert len(checks) == 2
-    assert "is tried again" not in caplog.text
-    assert len(stages(server)) == 1
-    assert stages(server) != before
-    assert totals(server) == expected(2)
-
-
 def test_a_staging_table_into_which_a_lost_task_still_copies_is_left_behind(
-    server: TestDatabase, kept: Kept, monkeypatch: pytest.MonkeyPatch
+    server: TestDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "MOST_LEFT", 0)
     monkeypatch.setattr(postgresql_module, "_LOCK_WAIT_S", 1)
     monkeypatch.setattr(mysql, "_SESSION", mysql._SESSION.replace("lock_wait_timeout = 60", "lock_wait_timeout = 1"))
     sink = totals_sink(server)
@@ -159,28 +120,12 @@ def test_a_staging_table_into_which_a_lost_task_still_copies_is_left_behind(
             lost.exec_driver_sql(f"INSERT INTO {stages(server)[0]} (penstock_attempt) VALUES (0)")  # noqa: S608 - as above
 
         sink(batch(0, between=copy), 0)
-        (held,) = stages(server)
+        left = stages(server)
         sink(batch(1), 1)
-        assert held in stages(server)
-    kept.close()
-    sink(batch(2), 2)
 
-    assert held not in stages(server)
-    assert totals(server) == expected(3)
-
-
-def test_what_no_batch_asks_for_is_removed_after_a_while_and_with_the_process(
-    server: TestDatabase, kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sink, (sessions, _) = totals_sink(server), SESSIONS[server.kind]
-    sink(batch(0), 0)
-    assert len(stages(server)) == 1
-    kept.close()
-    assert stages(server) == []
-
-    monkeypatch.setattr(pool, "MOST_IDLE_S", 0.05)
-    sink(batch(1), 1)
-    wait_until(lambda: stages(server) == [] and server.rows(sessions) == [])
+    assert len(left) == 1
+    assert stages(server) == left
+    assert totals(server) == expected(2)
 
 
 @pytest.mark.thorough
@@ -204,49 +149,22 @@ def test_names_that_spark_does_not_find_are_staged_by_no_more_tasks_than_may_con
     assert len(reports[0].copied) == 2
 
 
-@pytest.fixture
-def sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool[TaskSession]]:
-    """Return the sessions that this worker keeps for tasks, which end with the test."""
-    made = WorkerPool[TaskSession]()
-    monkeypatch.setattr(ways, "_sessions", made)
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize(("cores", "opened"), [(2, 1), (3, 4)])
+@pytest.mark.parametrize(("cores", "kept"), [(2, 1), (3, 0)])
 def test_tasks_keep_their_session_where_all_workers_stay_within_the_bound(
-    server: TestDatabase, sessions: WorkerPool[TaskSession], cores: int, opened: int
+    server: TestDatabase, cores: int, kept: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink = totals_sink(server, max_connections=4)
+    sink, (listed, end) = totals_sink(server, max_connections=4), SESSIONS[server.kind]
+    seen = []
+    for number in range(2):
+        sink(batch(number, cores=cores), number)  # by two tasks
+        seen.append({session for (session,) in server.rows(listed)})
 
-    with mock.patch.object(TaskSession, "__init__", autospec=True, side_effect=TaskSession.__init__) as made:
-        for number in range(2):
-            sink(batch(number, cores=cores), number)  # by two tasks
-
-    assert made.call_count == opened
-    assert len(sessions._idle) == (1 if opened == 1 else 0)
-    assert totals(server) == expected(2)
-
-
-def test_a_kept_session_that_the_server_has_ended_is_opened_again_and_one_that_failed_is_closed(
-    server: TestDatabase, sessions: WorkerPool[TaskSession], caplog: pytest.LogCaptureFixture
-) -> None:
-    sink, (listed, end) = totals_sink(server), SESSIONS[server.kind]
-    sink(batch(0, cores=2), 0)
-    assert len(server.rows(listed)) == 2
-
-    for (session,) in server.rows(listed):
+    assert [len(some) for some in seen] == [1 + kept] * 2, "the driver's, and that of the worker"
+    assert seen[0] == seen[1]
+    for session in seen[1]:
         server.execute(end.format(session))
-    sink(batch(1, cores=2), 1)
+    sink(batch(2, cores=cores), 2)
     assert "is tried again" not in caplog.text
-    with (
-        mock.patch.object(type(sink.database), "stage", side_effect=ZeroDivisionError),
-        pytest.raises(ZeroDivisionError),
-    ):
-        sink(batch(2, cores=2), 2)
-
-    assert not sessions._idle
-    sink(batch(2, cores=2), 2)
     assert totals(server) == expected(3)
 
 
@@ -259,20 +177,17 @@ def test_a_staging_table_that_a_crash_has_emptied_is_noticed(server: TestDatabas
         sink(frame(PRICES, [(0, n, "a", 1) for n in range(4)], between=empty), 0)
 
     assert server.rows("SELECT * FROM events") == []
-    assert sink.position() == {}
+    assert sink.ledger() == {}
 
 
 def test_staging_tables_of_a_driver_that_is_gone_are_removed_and_those_of_a_live_one_stay(
     server: TestDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    left, alive = f"{ways.PREFIX}left", f"{ways.PREFIX}alive"
-    server.execute(*(f"CREATE TABLE {name} (id INT)" for name in (left, alive)))
-    url = parse_database_url(server.url)
-    database: Any = database_of(server.url)
-    with database.session(url) as living:
-        assert database.take_lock(living, alive)
-        SqlSink(server.url, "events")(frame(PRICES, [(0, 0, "a", 1)]), 0)
-        found = stages(server)
+    now = int(time.time()) // ways.HALF_DAY_S
+    names = [f"{ways.PREFIX}{text}" for text in (f"{now - 2}_{7:016x}", f"{now}_{7:016x}", "of_somebody_else")]
+    server.execute(*(f"CREATE TABLE {name} (id INT)" for name in names))
 
-    assert found == [alive]
-    assert f"the staging table {left} was left by a driver that is gone" in caplog.text
+    SqlSink(server.url, "events")(frame(PRICES, [(0, 0, "a", 1)]), 0)
+
+    assert stages(server) == sorted(names[1:])
+    assert f"the staging table {names[0]} was left by a driver that is gone" in caplog.text

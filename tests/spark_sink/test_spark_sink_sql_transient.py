@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import socket
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -62,35 +62,21 @@ BATCH = [(0, 0, "a", 1), (0, 1, "b", 2), (0, 2, "a", 3)]
 
 @pytest.mark.parametrize("staged", STAGED)
 @pytest.mark.parametrize("failure", range(3), ids=["deadlock", "conflict", "lost"])
-def test_a_deadlock_a_conflict_and_a_lost_connection_are_tried_again(
+def test_a_crash_in_the_middle_of_the_transaction_stores_nothing_and_the_next_run_completes(
     server: TestDatabase, staged: Any, failure: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink = SqlSink(server.url, "totals", ["id"], sum_columns=["price"], staging=staged)
-    failing(sink, server, 2, FAILURES[server.kind][failure])
+    failing(sink, server, 4, FAILURES[server.kind][failure])
 
-    sink(frame(PRICES, BATCH, run="first", query="q"), 0)
-
-    assert server.rows(NEXT[server.kind]) == [(4,)]  # it really failed twice
-    assert server.rows("SELECT id, price FROM totals ORDER BY id") == [("a", 4), ("b", 2)]
-    assert caplog.text.count("batch 0 for table totals is tried again") == 2
-
-
-@pytest.mark.parametrize("failure", [0, 2], ids=["deadlock", "crash"])
-def test_a_crash_in_the_middle_of_the_transaction_stores_nothing_and_the_next_run_completes(
-    server: TestDatabase, failure: int
-) -> None:
-    sink = SqlSink(server.url, "totals", ["id"], sum_columns=["price"], tries=3)
-    failing(sink, server, 3, FAILURES[server.kind][failure])
-
-    with pytest.raises(SinkError, match="batch 0 was refused by table totals") as caught:
-        sink(frame(PRICES, BATCH), 0)
+    with pytest.raises(SinkError, match="batch 0 was refused by table totals"):
+        replace(sink, tries=2)(frame(PRICES, BATCH, run="first", query="q"), 0)
     after_crash = server.rows("SELECT * FROM totals")
-    sink(frame(PRICES, BATCH), 0)
+    sink(frame(PRICES, BATCH, run="second", query="q"), 0)
 
-    assert failure or re.search("40P01|1213", str(caught.value))
     assert after_crash == []
-    assert server.rows(NEXT[server.kind]) == [(5,)]  # it failed three times
+    assert server.rows(NEXT[server.kind]) == [(6,)]  # it really failed four times
     assert server.rows("SELECT id, price FROM totals ORDER BY id") == [("a", 4), ("b", 2)]
+    assert caplog.text.count("batch 0 for table totals is tried again") == 3
 
 
 def test_a_task_that_loses_its_connection_has_the_batch_staged_again(

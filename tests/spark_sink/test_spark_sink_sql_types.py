@@ -43,11 +43,12 @@ PAIRS: Pairs = [
     ("NUMERIC(9, 2)", pa.float64(), [(1.25, "1.25"), (0.1, "0.10"), (1.255, None), (math.inf, None)]),
     ("INTEGER", pa.bool_(), []),
     ("BOOLEAN", pa.bool_(), [(True, "true")]),
-    ("TIMESTAMPTZ(1)", INSTANT, [(TENTH, "2013-01-01 12:00:00.1+00"), (TENTH + timedelta(microseconds=1), None)]),
+    ("TIMESTAMPTZ(1)", INSTANT, [(TENTH, "2013-01-01 21:00:00.1+09"), (TENTH + timedelta(microseconds=1), None)]),
     ("TIMESTAMP(0)", INSTANT, [(TENTH.replace(microsecond=0), "2013-01-01 12:00:00"), (TENTH, None)]),
-    ("TIMESTAMPTZ", INSTANT, [(253_402_300_799_999_999, "9999-12-31 23:59:59.999999+00"),
-                              (-62_135_596_800_000_000, "0001-01-01 00:00:00+00"),
+    ("TIMESTAMPTZ", INSTANT, [(253_402_300_799_999_999, "10000-01-01 08:59:59.999999+09"),
+                              (-62_135_596_800_000_000, "0001-01-01 09:18:59+09:18:59"),
                               (253_402_300_800_000_000, None), (-62_135_596_800_000_001, None)]),
+    ("TIMESTAMPTZ", WALL_CLOCK, [(TENTH, "2013-01-01 21:00:00.1+09")]),
     ("TIMESTAMP", WALL_CLOCK, [(TENTH, "2013-01-01 12:00:00.1"), (2**63 - 1, None)]),
     ("DATE", pa.date32(), [(date.max, "9999-12-31"), (2_932_897, None), (-719_163, None)]),
     ("DATE", WALL_CLOCK, []),
@@ -132,11 +133,26 @@ MARIADB_PAIRS: Pairs = [
 ]  # fmt: skip
 
 
-#: The table of pairs of each server, the types that it names, and a value of a column as a text.
+#: The same for SQLite, whose numbers hold 15 digits.
+SQLITE_PAIRS: Pairs = [
+    ("TEXT", pa.decimal128(38, 18), [(Decimal("12345678901234567890.123456789012345678"),
+                                      "12345678901234567890.123456789012345678"),
+                                     (Decimal("0.000000000000000001"), "0.000000000000000001")]),
+    ("NUMERIC", pa.decimal128(15, 2), [(Decimal("1234567890123.45"), "1234567890123.45"), (Decimal("0.01"), "0.01")]),
+    ("NUMERIC", pa.decimal128(16, 2), []),
+    ("TEXT", pa.decimal128(20, 0), [(Decimal(10**19 + 1), "10000000000000000001"), (Decimal(-1), "-1")]),
+    ("REAL", pa.int64(), []),
+    ("REAL", pa.float64(), [(1.5, "1.5"), (math.nan, None), (math.inf, "Inf")]),
+]  # fmt: skip
+
+
+#: The table of pairs of each database, what it begins with, and a value of a column as a text. That PostgreSQL is in
+#: another zone must not show in times without one.
 PAIRS_OF = {
     "postgresql": (
         PAIRS,
         [
+            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %%I SET timezone TO Japan', current_database()); END $$",
             "CREATE TYPE text_mood AS ENUM ('good', 'bad')",
             "CREATE DOMAIN character_price AS NUMERIC(9, 2)",
             "CREATE DOMAIN name_short AS VARCHAR(3)",
@@ -144,29 +160,31 @@ PAIRS_OF = {
         "{}::text",
     ),
     "mariadb": (MARIADB_PAIRS, [], "CAST({} AS CHAR)"),
+    "sqlite": (SQLITE_PAIRS, [], "CAST({} AS TEXT)"),
 }
 
 
 @pytest.mark.parametrize(
-    ("server", "staged"),
+    ("database", "staged"),
     [
         ("postgresql", "executors"),
         ("mariadb", "executors"),
+        ("sqlite", "driver"),
         pytest.param("postgresql", "driver", marks=pytest.mark.thorough),
     ],
-    indirect=["server"],
+    indirect=["database"],
 )
-def test_columns_keep_what_they_take_and_the_rest_is_refused(server: TestDatabase, staged: Any) -> None:
-    pairs, types, text_of = PAIRS_OF[server.kind]
+def test_columns_keep_what_they_take_and_the_rest_is_refused(database: TestDatabase, staged: Any) -> None:
+    pairs, types, text_of = PAIRS_OF[database.kind]
     takes = [(f"n{number}", *pair) for number, pair in enumerate(pairs) if pair[2]]
     refuses = [(f"n{number}", *pair) for number, pair in enumerate(pairs) if not pair[2]]
-    server.execute(
+    database.execute(
         *types,
         f"CREATE TABLE takes (id INT, {', '.join(f'{name} {column}' for name, column, *_ in takes)})",
         f"CREATE TABLE refuses ({', '.join(f'{name} {column}' for name, column, *_ in refuses)})",
     )
     letters = Letters()
-    sink = SqlSink(server.url, "takes", staging=staged, dead_letters=letters)
+    sink = SqlSink(database.url, "takes", staging=staged, dead_letters=letters)
     # A row for each value, in which all other columns are empty.
     values = [(name, value, text) for name, *_, given in takes for value, text in given]
     rows = [
@@ -178,10 +196,10 @@ def test_columns_keep_what_they_take_and_the_rest_is_refused(server: TestDatabas
     sink.check(batch.schema)
     sink(batch, 0)
     with pytest.raises(SinkError, match="refuses does not fit") as caught:
-        SqlSink(server.url, "refuses").check(frame({name: kind for name, _, kind, _ in refuses}, []).schema)
+        SqlSink(database.url, "refuses").check(frame({name: kind for name, _, kind, _ in refuses}, []).schema)
 
     texts = ", ".join(text_of.format(name) for name, *_ in takes)
-    stored = dict(server.rows(f"SELECT id, coalesce({texts}) FROM takes"))  # type: ignore[arg-type] # noqa: S608 - the test's own
+    stored = dict(database.rows(f"SELECT id, coalesce({texts}) FROM takes"))  # type: ignore[arg-type] # noqa: S608 - the test's own
     of = {name: (column, str(kind)) for name, column, kind, _ in takes}
     found = [(*of[name], value, stored.get(place)) for place, (name, value, _) in enumerate(values)]
     assert str(found) == str([(*of[name], value, text) for name, value, text in values])  # NaN is one text

@@ -81,7 +81,7 @@ TIMELINES = {
         [
             ("plain", "planned again"),
             ("plain", "the batch comes again"),
-            ("wait", "the batch comes again; the staging table is emptied"),
+            ("wait", "the batch comes again; the staging table is removed"),
             ("done", "the batch comes again; the ledger leaves it out"),
             ("done", "the next batch begins"),
         ],

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.spark_sink.sinks.kafka_sink import KafkaSink
     from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters, Rejected
     from penstock.spark_sink.sinks.sql.sink import SqlSink
-    from penstock.spark_sink.source.decode.decode import decode
+    from penstock.spark_sink.source.decode import decode
     from penstock.spark_sink.source.plan import Offsets, TopicPartition
     from penstock.spark_sink.source.source import register
 
@@ -42,7 +42,7 @@ _HOMES = {
     "sinks.kafka_sink": ("KafkaSink",),
     "sinks.sql.dead_letters": ("DeadLetters", "Rejected"),
     "sinks.sql.sink": ("SqlSink",),
-    "source.decode.decode": ("decode",),
+    "source.decode": ("decode",),
     "source.plan": ("Offsets", "TopicPartition"),
     "source.source": ("register",),
 }

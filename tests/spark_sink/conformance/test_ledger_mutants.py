@@ -83,9 +83,9 @@ def does_not_compare(patch: pytest.MonkeyPatch) -> None:
     """Whether the ledger has moved while a batch was staged is not looked at."""
     apply = batch_write.BatchWrite.apply
 
-    def blind(self: Any, stage: Any, _planned: Any, staged: Any, **how: Any) -> Any:
-        now = sql_ledger.read_ledger(stage.connection, stage.tables.ledger, self.owner).get(self.owner, {})
-        return apply(self, stage, now, staged, **how)
+    def blind(self: Any, connection: Any, tables: Any, _planned: Any, staged: Any, **how: Any) -> Any:
+        now = sql_ledger.read_ledger(connection, tables.ledger, self.owner).get(self.owner, {})
+        return apply(self, connection, tables, now, staged, **how)
 
     patch.setattr(batch_write.BatchWrite, "apply", blind)
 

@@ -13,7 +13,6 @@ had been applied in the order of offsets, without those of which a row was refus
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -23,14 +22,14 @@ import sqlalchemy as sa
 
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, warn_left_out
-from penstock.spark_sink.sinks.frames import POSITION
+from penstock.spark_sink.sinks.frames import POSITION, collected
 from penstock.spark_sink.sinks.sink import Entries
-from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_row, facts_of, without_values
+from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_row, facts_of
 from penstock.spark_sink.sinks.sql.dead_letters import Rejected
-from penstock.spark_sink.sinks.sql.ledger import Owner, lock_ledger, write_ledger
+from penstock.spark_sink.sinks.sql.ledger import Owner, lock_ledger, read_ledger, write_ledger
 from penstock.spark_sink.sinks.sql.rows import Deduplication, staged_schema
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
-from penstock.spark_sink.sinks.sql.stages import DriverStage, Staged, open_stage
+from penstock.spark_sink.sinks.sql.stages import Staged, checked, staged_batch
 from penstock.spark_sink.sinks.sql.tables import NUMBER, Tables, numbered
 
 if TYPE_CHECKING:
@@ -63,7 +62,6 @@ class BatchWrite:
     """
 
     settings: SqlSinkSettings
-    url: sa.URL
     frame: pa.Schema
     owner: Owner
     batch: Batch
@@ -75,10 +73,10 @@ class BatchWrite:
         Nothing of it stands afterwards but tables, and columns, that did not exist.
         """
         database = self.settings.database
-        with self._in_words(None), open_stage(self.settings, self.url, self.frame, None) as stage:
-            plan = self.plan(stage.begin(self.owner), exact=False)
-            with stage.staged(None, self.batch.batch_id, plan) as staged:
-                connection, tables = stage.connection, stage.tables
+        with self.settings.session() as connection:
+            tables = checked(self.settings, self.frame, connection, None)
+            plan = self.plan(self._ledger(connection, tables), exact=False)
+            with staged_batch(connection, tables, None, self.batch.batch_id, plan) as staged:
                 lock_ledger(connection, database, tables.ledger, self.owner, [_NOWHERE])
                 tables.apply(connection, staged.rows)
                 if self.settings.dead_letters is not None:
@@ -92,14 +90,16 @@ class BatchWrite:
         After a `SinkError` nothing was stored; after a `TransientSinkError` another try may help, and only where it
         came at the commit it is not known whether the batch was stored.
         """
-        table, batch_id, exact = self.settings.table, self.batch.batch_id, False
-        kept_for = None if self.run is None else (self.run, self.owner)
-        with self._in_words(batch_id), open_stage(self.settings, self.url, self.frame, kept_for) as stage:
+        settings, table, batch_id, exact = self.settings, self.settings.table, self.batch.batch_id, False
+        on_executors = settings.stages_on_executors
+        given = rows if on_executors else collected(rows, settings.max_batch_bytes, batch_id, f"table {table}")
+        with settings.session(batch_id, is_kept=on_executors and self.run is not None) as connection:
+            tables = checked(settings, self.frame, connection, None if self.run is None else (self.run, self.owner))
             for _ in range(_TRIES):
-                ledger = stage.begin(self.owner)
+                ledger = self._ledger(connection, tables)
                 plan = self.plan(ledger, exact=exact)
-                with stage.staged(rows, batch_id, plan) as staged:
-                    outcome = self.apply(stage, ledger, staged, exact=plan.exact)
+                with staged_batch(connection, tables, given, batch_id, plan) as staged:
+                    outcome = self.apply(connection, tables, ledger, staged, exact=plan.exact)
                     if outcome is Outcome.STORED:
                         return
                     staged.transaction.rollback()
@@ -121,13 +121,14 @@ class BatchWrite:
         is_exact = exact or self.settings.mode == "batch"  # where no row of a key is newer than another one
         return Deduplication(self.settings, columns, self.batch.applied_below(ledger), is_exact)
 
-    def apply(self, stage: DriverStage, planned: Entries, staged: Staged, *, exact: bool) -> Outcome:
+    def apply(
+        self, connection: sa.Connection, tables: Tables, planned: Entries, staged: Staged, *, exact: bool
+    ) -> Outcome:
         """Apply what was staged upon the ledger as it was when that was planned, in its transaction.
 
         Raises `SinkError` where more rows were refused than may be, or dead letters could not be written.
         """
-        settings, connection, ledger = self.settings, stage.connection, stage.tables.ledger
-        offsets = staged.report.offsets
+        settings, ledger, offsets = self.settings, tables.ledger, staged.report.offsets
         parts = offsets.spans.keys() | self.batch.moves(planned)
         if not parts:
             return Outcome.STORED
@@ -138,7 +139,7 @@ class BatchWrite:
         warn_left_out(self.batch.batch_id, self.batch.target, offsets)
         if settings.mode == "batch" and settings.key:
             self._refuse_twins(connection, staged.rows)
-        rejected = self._upsert(connection, stage.tables, staged, exact=exact)
+        rejected = self._upsert(connection, tables, staged, exact=exact)
         if rejected is None:
             return Outcome.REFUSED
         if rejected:
@@ -147,8 +148,10 @@ class BatchWrite:
             write_ledger(connection, ledger, self.owner, entries)
         return Outcome.STORED
 
-    def _in_words(self, batch_id: int | None) -> AbstractContextManager[None]:
-        return without_values(self.settings.database, self.url, self.settings.table, batch_id)
+    def _ledger(self, connection: sa.Connection, tables: Tables) -> Entries:
+        """Return what the ledger has of the query, without a lock."""
+        with connection.begin():
+            return read_ledger(connection, tables.ledger, self.owner).get(self.owner, {})
 
     def _upsert(
         self, connection: sa.Connection, tables: Tables, staged: Staged, *, exact: bool

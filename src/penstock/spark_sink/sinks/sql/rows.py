@@ -77,25 +77,16 @@ class Deduplication:
         stored once nor be named, is a `SchemaMismatchError`.
         """
         pending: list[pa.Table] = []
-        size = rows = numbered = 0
-        keep_all = self.exact or not self.settings.key
+        numbered = 0
         for batch in batches:
             fresh = self._storable(self._unapplied(pa.Table.from_batches([batch]), report.offsets), report)
-            if not fresh.num_rows:
-                continue
             # Where rows are equal in everything else, the one that came later is the newer.
             pending.append(fresh.append_column(ROW, numbers(numbered, fresh.num_rows)).cast(self.schema))
             numbered += fresh.num_rows
-            size, rows = size + fresh.nbytes, rows + fresh.num_rows
-            if rows >= _PIECE_ROWS or size >= _PIECE_BYTES:
-                piece = self._reduced(pending)
-                # Few keys: what is left of them takes in the next rows as well.
-                if keep_all or piece.num_rows > _PIECE_ROWS // 2 or piece.nbytes > _PIECE_BYTES // 2:
-                    yield piece
-                    pending, size, rows = [], 0, 0
-                else:
-                    pending, size, rows = [piece], piece.nbytes, piece.num_rows
-        if pending:
+            if sum(rows.num_rows for rows in pending) >= _PIECE_ROWS or sum(r.nbytes for r in pending) >= _PIECE_BYTES:
+                yield self._reduced(pending)
+                pending = []
+        if any(rows.num_rows for rows in pending):
             yield self._reduced(pending)
 
     def _unapplied(self, rows: pa.Table, offsets: OffsetStatistics) -> pa.Table:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
+import sqlalchemy as sa
 
+from penstock.database_url import parse_database_url
 from penstock.errors import ConfigurationError
 from penstock.options import names, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
@@ -15,6 +18,7 @@ from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES, POSITION, require_
 from penstock.spark_sink.sinks.sink import arrow_schema
 from penstock.spark_sink.sinks.sql.databases import database_of
 from penstock.spark_sink.sinks.sql.databases.database import Database
+from penstock.spark_sink.sinks.sql.databases.errors import without_values
 from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
 
 if TYPE_CHECKING:
@@ -106,7 +110,7 @@ class SqlSinkSettings:
                 f"sum_columns names {', '.join(both)}, which is part of the key; take it out of one"
             )
         self._check_delete()
-        if self.schema is not None and not database.has_schemas:
+        if self.schema is not None and not database.is_server:
             raise ConfigurationError("schema is set, but a file of SQLite has none; leave it out")
         for option in ("max_rejects", "max_connections", "tries", "max_batch_bytes"):
             positive_int(option, getattr(self, option))
@@ -119,7 +123,7 @@ class SqlSinkSettings:
         if self.schema is not None or "." not in self.table:
             return
         schema, _, table = self.table.partition(".")
-        if not database.has_schemas or not schema or not table or "." in table:
+        if not database.is_server or not schema or not table or "." in table:
             raise ConfigurationError(
                 f"table is {self.table!r}, which is no name of a table and a schema; for a server give schema and "
                 "table apart, for SQLite a name without a dot"
@@ -152,9 +156,24 @@ class SqlSinkSettings:
         return 0 if self.dead_letters is None else self.max_rejects
 
     @property
+    def stages_on_executors(self) -> bool:
+        """Whether rows go into the database from executors; those for SQLite never do."""
+        return self.staging == "executors" and self.database.is_server
+
+    @property
     def database(self) -> Database:
         """The kind of database that it writes to."""
         return database_of(self.url)
+
+    @contextmanager
+    def session(self, batch_id: int | None = None, *, is_kept: bool = False) -> Iterator[sa.Connection]:
+        """Have a session of the database in the block, whose errors leave it as the sink's; see `Database.session`."""
+        url = parse_database_url(self.url)
+        with (
+            without_values(self.database, url, self.table, batch_id),
+            self.database.session(url, is_kept=is_kept) as connection,
+        ):
+            yield connection
 
     def arrow_frame(self, schema: StructType) -> pa.Schema:
         """Return the Arrow columns of such frames, or raise `SchemaMismatchError` where the sink cannot use them."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.sinks.frames import numbered
 from penstock.spark_sink.sinks.sink import Changes, Entries, LedgerSink, micro_batch, origin_of, stored_batches
 from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
-from penstock.spark_sink.sinks.sql.databases.errors import TransientSinkError, shown, without_values
+from penstock.spark_sink.sinks.sql.databases.errors import TransientSinkError, shown
 from penstock.spark_sink.sinks.sql.ledger import (
     Owner,
     ledger_table,
@@ -33,7 +32,7 @@ from penstock.spark_sink.sinks.sql.ledger import (
 )
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
 from penstock.spark_sink.sinks.sql.tables import prepare_ledger
-from penstock.spark_sink.source.plan import Offsets, TopicPartition
+from penstock.spark_sink.source.plan import TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,7 +50,7 @@ class SqlSink(SqlSinkSettings, LedgerSink):
 
     Use it with `writeStream.foreachBatch(sink)`, once for each batch and table. The frame carries `topic`,
     `partition` and `offset` beside its own columns; several rows may come from one message. A sink can be
-    pickled; the driver keeps a session of a server from one batch of a query to the next, for a minute at most.
+    pickled; the driver keeps a session of a server from one batch of a query to the next.
 
     With a key, the newest row of a key replaces the one in the table, by offset. Kafka orders the messages of
     one partition only: use a key whose messages share a partition. Where they do not, the higher offset wins within
@@ -87,8 +86,8 @@ class SqlSink(SqlSinkSettings, LedgerSink):
             SinkError: they cannot, column by column; or the database cannot be reached.
             MissingRightError: the sink may not write its tables.
         """
-        frame, url = self.arrow_frame(schema), parse_database_url(self.url)
-        BatchWrite(self, url, frame, Owner("", self.table), Batch(f"table {self.table}", 0), None).rehearse()
+        frame = self.arrow_frame(schema)
+        BatchWrite(self, frame, Owner("", self.table), Batch(f"table {self.table}", 0), None).rehearse()
 
     def least_rights(self, topics: Iterable[str]) -> list[Right]:
         """Return the rights in Kafka that it needs for the rows of some topics: those of its dead letters."""
@@ -104,8 +103,7 @@ class SqlSink(SqlSinkSettings, LedgerSink):
         origin, target, ledger = origin_of(batch, self.name), f"table {self.table}", self._command_options()
         is_numbered = self.mode == "batch"
         what = micro_batch(batch, batch_id, origin, target, ledger, is_numbered=is_numbered)
-        url, owner = parse_database_url(self.url), Owner(origin.query, self.table)
-        write = BatchWrite(self, url, self.arrow_frame(batch.schema), owner, what, origin.run)
+        write = BatchWrite(self, self.arrow_frame(batch.schema), Owner(origin.query, self.table), what, origin.run)
         rows = numbered(batch, batch_id) if is_numbered else batch
 
         def log_retry(state: tenacity.RetryCallState) -> None:
@@ -127,28 +125,21 @@ class SqlSink(SqlSinkSettings, LedgerSink):
         """Whether it remembers offsets: with `mode="batch"` it has numbers of batches, from which no query begins."""
         return self.mode == "position"
 
-    def position(self, query: str = "") -> Offsets:
-        """Return the ledger: of each partition, the next offset that the table takes. Empty before the first batch.
-
-        Args:
-            query: name of the query, where the sink has none of its own.
+    def ledger(self) -> dict[str, dict[TopicPartition, LedgerEntry]]:
+        """Return what the ledger has of each query that fills the table, by their names. Empty before the first batch.
 
         Raises:
             SinkError: the database cannot be asked.
             MissingRightError: the sink may not read its ledger.
         """
-        return {part: entry.end for part, entry in self.ledger().get(self.name or query, {}).items()}
-
-    def ledger(self) -> dict[str, dict[TopicPartition, LedgerEntry]]:
-        """Return what the ledger has of each query that fills the table, by their names. Raises as `position` does."""
         return {owner.query: entries for owner, entries in self._read_all().items() if owner.target == self.table}
 
     def targets(self) -> set[str]:
-        """Return the tables that the ledger speaks of, of other sinks too. Raises as `position` does."""
+        """Return the tables that the ledger speaks of, of other sinks too. Raises as `ledger` does."""
         return {owner.target for owner in self._read_all()}
 
     def _read_all(self) -> dict[Owner, Entries]:
-        with self._session() as connection, connection.begin():
+        with self.session() as connection, connection.begin():
             ledger = ledger_table(self.ledger_table, sa.MetaData(), self.schema)
             inspector = sa.inspect(connection)
             if not inspector.has_table(self.ledger_table, schema=self.schema):
@@ -161,21 +152,11 @@ class SqlSink(SqlSinkSettings, LedgerSink):
         self, query: str, parts: Collection[TopicPartition], change: Callable[[Entries], Changes]
     ) -> None:
         owner = Owner(query, self.table)
-        with self._session() as connection:
+        with self.session() as connection:
             ledger = prepare_ledger(self, connection)
             with connection.begin():
                 if new := change(lock_ledger(connection, self.database, ledger, owner, parts)):
                     write_ledger(connection, ledger, owner, new)
-
-    @contextmanager
-    def _session(self) -> Iterator[sa.Connection]:
-        """Open a session for the ledger."""
-        url = parse_database_url(self.url)
-        with (
-            without_values(self.database, url, self.ledger_table, None),
-            self.database.session(url) as connection,
-        ):
-            yield connection
 
     @property
     def ledger_key(self) -> Hashable:

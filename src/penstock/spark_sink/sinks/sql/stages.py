@@ -2,12 +2,12 @@
 
 Each task on an executor copies its rows and reports what it copied, under the id of its own attempt. Spark's answer
 names the attempts that count, so what a lost or repeated task has copied is never merged. A Python worker keeps its
-session for the next task: to open one takes longer than to copy the rows of a small batch.
+session for the next task: to open one takes longer than to copy the rows of a small batch. Spark ends a worker, and so
+the session, that has had no task for a minute.
 
-The staging table of executors belongs to the driver's session, which holds a lock on its name: where the lock is free,
-the driver is gone and the next one removes the table. Session, checked tables and staging table are kept for the next
-micro-batch of a run of a query (`WorkerPool`). That one begins by a look whether the target is still as it was checked;
-where it is not, where the session is lost, or where a batch has failed, everything is made again.
+The staging table of executors is the batch's own. The driver makes it and removes it. Those of drivers that are gone
+are removed by the next that checks its tables, a day later: their names say when they were made. Session and checked
+tables are kept for the next micro-batch of a query, which begins by a look whether the target is still as it was.
 
 What tasks copied is counted against their reports before it is merged: PostgreSQL's table, which is UNLOGGED, is
 empty after a crash of the server.
@@ -16,28 +16,26 @@ empty after a crash of the server.
 from __future__ import annotations
 
 import logging
+import re
 import secrets
+import time
 from collections.abc import Collection, Hashable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.sql.elements import quoted_name
 
 from penstock.clients.gc_pause import imports_set_aside
-from penstock.database_url import parse_database_url
 from penstock.errors import SinkError
-from penstock.spark_sink.sinks.frames import PICKLED, as_row, collected, cores_of, from_row, run_job
-from penstock.spark_sink.sinks.sink import Entries
-from penstock.spark_sink.sinks.sql.databases.database import ROW, Server
-from penstock.spark_sink.sinks.sql.databases.errors import without_values
-from penstock.spark_sink.sinks.sql.ledger import Owner, read_ledger
+from penstock.spark_sink.sinks.frames import PICKLED, as_row, cores_of, from_row, run_job
+from penstock.spark_sink.sinks.sql.databases.database import ROW, Database
+from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_right
 from penstock.spark_sink.sinks.sql.rows import Deduplication, Report, staged_schema
 from penstock.spark_sink.sinks.sql.settings import STAGING, SqlSinkSettings
 from penstock.spark_sink.sinks.sql.tables import Tables, columns_of, prepare
-from penstock.spark_sink.source.pool import WorkerPool
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,15 +45,15 @@ _log = logging.getLogger("penstock.spark_sink")
 #: The attempt of a task that copied a row.
 ATTEMPT = "penstock_attempt"
 
-#: How the names of staging tables begin.
+#: How the names of staging tables begin; the number of the half day follows in which they were made.
 PREFIX = "penstock_stage_"
-#: Rows of earlier batches that a staging table may hold: emptying it costs more than to pass over so many.
-MOST_LEFT = 10_000
-#: Sessions that the driver keeps at most, one for each query and sink.
-_MOST_KEPT = 32
+_NAME = re.compile(PREFIX + "([0-9]+)_[0-9a-f]{16}")
+HALF_DAY_S = 12 * 60 * 60
+#: Tables that a process knows to be checked: one for each query, sink and frame.
+_MOST_CHECKED = 64
 
 
-def stage_table(database: Server, name: str, schema: str | None, columns: pa.Schema) -> sa.Table:
+def stage_table(database: Database, name: str, schema: str | None, columns: pa.Schema) -> sa.Table:
     """Return the staging table as SQLAlchemy knows it."""
     return sa.Table(
         quoted_name(name, quote=True),
@@ -65,48 +63,6 @@ def stage_table(database: Server, name: str, schema: str | None, columns: pa.Sch
         prefixes=list(database.stage_prefixes),
         schema=None if schema is None else quoted_name(schema, quote=True),
     )
-
-
-class TaskSession:
-    """A session by which the tasks of a Python worker copy, one after the other; or one task, unless it `is_kept`."""
-
-    def __init__(self, database: Server, url: sa.URL, *, is_kept: bool) -> None:
-        self._database = database
-        self._url = url
-        self._is_kept = is_kept
-        self._session = ExitStack()
-        self._connection: sa.Connection | None = None
-
-    @contextmanager
-    def transaction(self) -> Iterator[sa.Connection]:
-        """Begin a transaction, in another session where the server has ended the one of the last task."""
-        if self._connection is not None and not self._answers(self._connection):
-            self.close()
-        if self._connection is None:
-            self._connection = self._session.enter_context(self._database.session(self._url))
-        with self._connection.begin():
-            yield self._connection
-
-    @staticmethod
-    def _answers(connection: sa.Connection) -> bool:
-        driver = connection.connection.dbapi_connection
-        try:
-            return driver is not None and connection.dialect.do_ping(driver)
-        except connection.dialect.loaded_dbapi.Error:
-            return False
-
-    def release(self) -> bool:
-        """Tell whether another task may use it."""
-        return self._is_kept
-
-    def close(self) -> None:
-        """End the session."""
-        self._connection = None
-        self._session.close()
-
-
-#: Of this Python worker. A session that has met an error is closed.
-_sessions: WorkerPool[TaskSession] = WorkerPool()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +90,12 @@ class StagingTask:
         report = Report(copied={attempt: 0})
         settings, columns = self.deduplication.settings, self.deduplication.schema
         names = [name for name in columns.names if name != ROW]
-        database, url = settings.database, parse_database_url(settings.url)
-        assert isinstance(database, Server)  # noqa: S101 - for mypy: no other has such tasks
+        database = settings.database
         stage = stage_table(database, self.table, settings.schema, columns)
-        with (
-            without_values(database, url, settings.table, self.batch_id),
-            _sessions.lend(settings.url, lambda: TaskSession(database, url, is_kept=self.keeps_session)) as session,
-        ):
+        with settings.session(self.batch_id, is_kept=self.keeps_session) as connection:
             for piece in self.deduplication.pieces((batch.rename_columns(names) for batch in batches), report):
                 marks = pa.repeat(pa.scalar(attempt, pa.int64()), piece.num_rows)
-                with session.transaction() as connection:
+                with connection.begin():
                     database.stage(connection, stage, piece.append_column(ATTEMPT, marks))
                 report.copied[attempt] += piece.num_rows
         # More than may be refused end the batch anyway.
@@ -184,176 +136,102 @@ class Staged:
     report: Report
 
 
-class DriverStage:
-    """A session of the driver in which the tables were checked, and into which batches are collected.
-
-    Its staging table is temporary and ends with the transaction. One thread uses it.
-    """
-
-    connection: sa.Connection
-    tables: Tables
-
-    def __init__(self, settings: SqlSinkSettings, url: sa.URL, frame: pa.Schema) -> None:
-        self._settings = settings
-        self._url = url
-        self._frame = frame
-        self._columns = staged_schema(frame, settings.sum_columns)
-        self._session = ExitStack()
-        self._is_open = False
-        self._collected: pa.Table | None = None
-
-    def begin(self, owner: Owner) -> Entries:
-        """Check the tables where that was not done, and return what the ledger has of a query, without a lock."""
-        if not self._is_open:
-            self._open()
-        with self.connection.begin():
-            return self._ledger_of(owner)
-
-    @contextmanager
-    def staged(self, batch: DataFrame | None, batch_id: int, rows: Deduplication) -> Iterator[Staged]:
-        """Stage a batch's rows, None for no rows, and begin the transaction that applies them, which ends with it."""
-        settings, database, report = self._settings, self._settings.database, Report()
-        if batch is not None and self._collected is None:
-            self._collected = collected(batch, settings.max_batch_bytes, batch_id, f"table {settings.table}")
-        batches = [] if self._collected is None else self._collected.to_batches()
-        with self.connection.begin() as transaction:
-            columns = columns_of(database, self._columns, self._columns.names)
-            table = database.create_temporary(self.connection, STAGING, *columns)
-            for piece in rows.pieces(batches, report):
-                database.stage(self.connection, table, piece)
-            yield Staged(transaction, table, report)
-
-    def close(self) -> None:
-        """End the session."""
-        self._session.close()
-        self._is_open = False
-
-    def _open(self) -> None:
-        self.connection = self._session.enter_context(self._settings.database.session(self._url))
-        self.tables = prepare(self._settings, self._frame, self.connection)
-        self._is_open = True
-
-    def _ledger_of(self, owner: Owner) -> Entries:
-        return read_ledger(self.connection, self.tables.ledger, owner).get(owner, {})
+#: What this process has checked for queries, each of which has one batch at a time. SQLAlchemy knows a statement again
+#: by its tables, so that those of a query's batches are compiled once.
+_checked: dict[Hashable, Tables] = {}
 
 
-class ExecutorStage(DriverStage):
-    """Has tasks of Spark fill a staging table, which the driver's session makes and locks. May be kept."""
-
-    _table: sa.Table
-    _fingerprint = ""
-    #: Rows of batches in the staging table.
-    _left = 0
-
-    def begin(self, owner: Owner) -> Entries:
-        """Check the tables, unless the target is as it was, and return what the ledger has of a query."""
-        if self._is_open and (found := self._kept_ledger_of(owner)) is not None:
-            return found
-        self.close()
-        return super().begin(owner)
-
-    @contextmanager
-    def staged(self, batch: DataFrame | None, batch_id: int, rows: Deduplication) -> Iterator[Staged]:
-        """Have the rows copied, and count what was."""
-        settings, table = self._settings, self._table
-        task = StagingTask(str(table.name), rows, batch_id)
-        report = Report() if batch is None else run_tasks(batch, task, settings.max_connections)
-        self._left += sum(report.copied.values())
-        with self.connection.begin() as transaction:
-            require_copied(self.connection, table, report.copied)
-            yield Staged(transaction, staged_rows(table, report.copied), report)
-
-    def release(self) -> bool:
-        """Tell that another batch may begin with what is left: the rows in the staging table are of other attempts."""
-        return True
-
-    def close(self) -> None:
-        """Remove the staging table and end the session."""
-        try:
-            if self._is_open:
-                self._remove(self._table)
-            super().close()
-        except sa.exc.SQLAlchemyError as error:
-            _log.debug("a session of table %s could not be closed: %s", self._settings.table, type(error).__name__)
-
-    def _open(self) -> None:
-        database, name = self._database, PREFIX + secrets.token_hex(8)
-        stage = self._table = stage_table(database, name, self._settings.schema, self._columns)
-        super()._open()
-        self._remove_left_over()
-        with self.connection.begin():
-            database.take_lock(self.connection, name)
-            stage.create(self.connection, checkfirst=False)
-        # What tasks and later batches do with it: a permission that is missing shows before the first.
-        with self.connection.begin():
-            self.connection.execute(sa.insert(stage).from_select(list(stage.c), sa.select(stage).where(sa.false())))
-            self._empty()
-            self._fingerprint = database.fingerprint(self.connection, self.tables.target)
-
-    @property
-    def _database(self) -> Server:
-        database = self._settings.database
-        assert isinstance(database, Server)  # noqa: S101 - for mypy: no other has such stages
-        return database
-
-    def _kept_ledger_of(self, owner: Owner) -> Entries | None:
-        """Return what the ledger has of a query, in one transaction; None where all is to be made again."""
-        table = self.tables.target
-        try:
-            with self.connection.begin():
-                if self._database.fingerprint(self.connection, table) != self._fingerprint:
-                    return None
-                if self._left > MOST_LEFT:
-                    self._empty()
-                return self._ledger_of(owner)
-        except sa.exc.SQLAlchemyError as error:
-            # The session is lost, the tables are gone, or a lost task still copies.
-            _log.info("what was kept for table %s is made again (%s)", table.name, type(error).__name__)
-            return None
-
-    def _empty(self) -> None:
-        name = self.connection.dialect.identifier_preparer.format_table(self._table)
-        self.connection.exec_driver_sql(f"TRUNCATE {name}")
-        self._left = 0
-
-    def _remove(self, stage: sa.Table) -> None:
-        """Remove a staging table. A lost task may still copy into it: then it is left to the next batch."""
-        try:
-            with self.connection.begin():
-                stage.drop(self.connection, checkfirst=True)
-        except sa.exc.SQLAlchemyError as error:
-            _log.info("the staging table %s is left to the next batch (%s)", stage.name, type(error).__name__)
-
-    def _remove_left_over(self) -> None:
-        """Remove the staging tables of drivers that are gone: those whose lock nobody holds."""
-        with self.connection.begin():
-            found = sa.inspect(self.connection).get_table_names(schema=self._settings.schema)
-        for name in found:
-            if not name.startswith(PREFIX):
-                continue
-            with self.connection.begin():
-                is_free = self._database.take_lock(self.connection, name)
-            if is_free:
-                _log.warning("the staging table %s was left by a driver that is gone; it is removed", name)
-                self._remove(sa.Table(name, sa.MetaData(), schema=self._settings.schema))
+def checked(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connection, query: Hashable | None) -> Tables:
+    """Return the tables of a sink, made and checked, unless all is as it was for an earlier batch of the query."""
+    database = settings.database
+    if not settings.stages_on_executors:
+        return prepare(settings, frame, connection)
+    half_day = int(time.time()) // HALF_DAY_S  # so that no batch of a living query has a table that seems left over
+    key = (half_day, query, settings.url, repr(settings), str(frame))  # all that they are checked for
+    if query is not None and (found := _checked.get(key)) is not None:
+        with connection.begin():
+            if _fingerprint(connection, database, found) == found.fingerprint:
+                return found
+    tables = prepare(settings, frame, connection)
+    _remove_left_over(connection, settings.schema, half_day)
+    columns = staged_schema(frame, settings.sum_columns)
+    stage = stage_table(database, f"{PREFIX}{half_day}_{secrets.token_hex(8)}", settings.schema, columns)
+    # What tasks do with it: a permission that is missing shows before the first.
+    with _made(connection, database, stage), connection.begin():
+        connection.execute(sa.insert(stage).from_select(list(stage.c), sa.select(stage).where(sa.false())))
+    with connection.begin():
+        tables = replace(tables, stage=stage, fingerprint=_fingerprint(connection, database, tables))
+    if len(_checked) >= _MOST_CHECKED:
+        _checked.clear()
+    if query is not None:
+        _checked[key] = tables
+    return tables
 
 
-#: Of this process's queries.
-_kept_stages: WorkerPool[ExecutorStage] = WorkerPool(_MOST_KEPT)
+def _fingerprint(connection: sa.Connection, database: Database, tables: Tables) -> str:
+    """Return another text when columns or indexes have changed; an empty one where a table is gone."""
+    try:
+        return "\n".join(database.fingerprint(connection, table) for table in (tables.target, tables.ledger))
+    except sa.exc.ProgrammingError:
+        return ""
 
 
 @contextmanager
-def open_stage(settings: SqlSinkSettings, url: sa.URL, frame: pa.Schema, run: Hashable | None) -> Iterator[DriverStage]:
-    """Lend a stage; where executors stage, it is kept for the next batch of the `run` of a query, None for none."""
-    on_executors = settings.staging == "executors" and isinstance(settings.database, Server)
-    if on_executors and run is not None:
-        # All that the tables were checked for.
-        key = (run, settings.url, repr(settings), str(frame))
-        with _kept_stages.lend(key, lambda: ExecutorStage(settings, url, frame)) as kept:
-            yield kept
-    else:
-        with closing((ExecutorStage if on_executors else DriverStage)(settings, url, frame)) as stage:
-            yield stage
+def staged_batch(
+    connection: sa.Connection, tables: Tables, rows: Any, batch_id: int, plan: Deduplication
+) -> Iterator[Staged]:
+    """Stage a batch's rows, None for no rows, and begin the transaction that applies them, which ends with it.
+
+    The rows are a frame of Spark's for executors, and a table of Arrow's for the driver.
+    """
+    settings, database, report = tables.settings, tables.settings.database, Report()
+    if (stage := tables.stage) is not None:
+        with _made(connection, database, stage):
+            if rows is not None:
+                task = StagingTask(str(stage.name), plan, batch_id)
+                report = run_tasks(rows, task, settings.max_connections)
+            with connection.begin() as transaction:
+                require_copied(connection, stage, report.copied)
+                yield Staged(transaction, staged_rows(stage, report.copied), report)
+        return
+    batches = [] if rows is None else rows.to_batches()
+    with connection.begin() as transaction:
+        columns = columns_of(database, plan.schema, plan.schema.names)
+        table = database.create_temporary(connection, STAGING, *columns)
+        for piece in plan.pieces(batches, report):
+            database.stage(connection, table, piece)
+        yield Staged(transaction, table, report)
+
+
+@contextmanager
+def _made(connection: sa.Connection, database: Database, stage: sa.Table) -> Iterator[None]:
+    """Have a staging table in the block."""
+    with connection.begin():
+        stage.create(connection, checkfirst=False)
+    try:
+        yield
+    finally:
+        try:
+            with connection.begin():
+                stage.drop(connection, checkfirst=False)
+        except sa.exc.SQLAlchemyError as error:
+            if concerns_a_right(database, error):
+                raise
+            # A lost task still copies into it, or the session is lost.
+            _log.info("the staging table %s is left behind for a day (%s)", stage.name, type(error).__name__)
+            _checked.clear()
+
+
+def _remove_left_over(connection: sa.Connection, schema: str | None, half_day: int) -> None:
+    """Remove the staging tables that drivers have left behind."""
+    with connection.begin():
+        found = sa.inspect(connection).get_table_names(schema=schema)
+    for name in found:
+        made = _NAME.fullmatch(name)
+        if made is not None and int(made[1]) < half_day - 1:
+            _log.warning("the staging table %s was left by a driver that is gone; it is removed", name)
+            with suppress(sa.exc.SQLAlchemyError), connection.begin():
+                sa.Table(name, sa.MetaData(), schema=schema).drop(connection, checkfirst=True)
 
 
 def require_copied(connection: sa.Connection, stage: sa.Table, copied: Mapping[int, int]) -> None:

@@ -217,12 +217,16 @@ class Tables:
 
     Attributes:
         conversions: how staged values get into the target's columns.
+        stage: the table that executors fill, if they do.
+        fingerprint: what the catalogue had of the tables when they were checked.
     """
 
     settings: SqlSinkSettings
     target: sa.Table
     ledger: sa.Table
     conversions: Mapping[str, Conversion]
+    stage: sa.Table | None = None
+    fingerprint: str = ""
 
     def apply(self, connection: sa.Connection, staged: sa.FromClause) -> None:
         """Apply staged rows: append them, or of each key the newest.

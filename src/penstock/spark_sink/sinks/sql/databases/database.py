@@ -37,6 +37,8 @@ _ROWS_AT_ONCE = 10_000
 #: Digits of the widest decimal.
 DIGITS = 38
 
+#: Sessions of a database that a process keeps at most, and for how many seconds.
+_MOST_KEPT, _KEPT_S = 32, 300
 
 #: Kinds of columns by the kind of what arrives. Within a pair single values may be refused; of those that are not here
 #: hardly any would be kept, and the table does not fit. Kinds are those of `kind_of`.
@@ -107,8 +109,10 @@ class Database(ABC):
 
     #: Its name, as SQLAlchemy has it.
     name: ClassVar[str]
-    #: Whether tables stand in schemas.
-    has_schemas: ClassVar[bool] = True
+    #: Whether it is a server, whose tables stand in schemas, and into which executors put rows.
+    is_server: ClassVar[bool] = True
+    #: What stands before TABLE in the statement that makes a staging table.
+    stage_prefixes: ClassVar[Sequence[str]] = ()
     #: Of "NaN", "infinity" and "NUL", a character of texts, those that it does not know.
     unknown: ClassVar[frozenset[str]] = frozenset()
     #: The kinds of columns that may keep what the frame has of a kind, and those that may keep sums of it.
@@ -128,13 +132,16 @@ class Database(ABC):
     insert: ClassVar[staticmethod[..., Any]]
 
     @abstractmethod
-    def engine(self, url: sa.URL) -> sa.Engine:
+    def engine(self, url: sa.URL, pooling: Mapping[str, Any]) -> sa.Engine:
         """Return an engine whose connections keep what a sink relies on, whatever the server's defaults."""
 
     @contextmanager
-    def session(self, url: sa.URL) -> Iterator[sa.Connection]:
-        """Open a connection of its own; transactions are begun on it, and leaving it ends what is open."""
-        with _engine_of(self, url).connect() as connection:
+    def session(self, url: sa.URL, *, is_kept: bool = False) -> Iterator[sa.Connection]:
+        """Open a connection of its own; transactions are begun on it, and leaving it ends what is open.
+
+        One that `is_kept` is there for the next session of this process, which opens another where it is lost.
+        """
+        with _engine_of(self, url, is_kept).connect() as connection:
             yield connection
 
     def changing(self, insert: Any, table: sa.Table, key: Sequence[str], changes: Changes) -> sa.Insert:
@@ -201,34 +208,24 @@ class Database(ABC):
         """
         return []
 
+    def fingerprint(self, connection: sa.Connection, table: sa.Table) -> str:
+        """Return another text when a table's columns or indexes have changed."""
+        return ""
+
     def check_constraints(self, connection: sa.Connection) -> None:
         """Have refused now what would be refused at the commit, where it can be found which row it was."""
 
 
-class Server(Database):
-    """A database in which tasks on executors fill a staging table, which a session of the driver holds."""
-
-    #: What stands before TABLE in the statement that makes it.
-    stage_prefixes: ClassVar[Sequence[str]] = ()
-
-    @abstractmethod
-    def take_lock(self, connection: sa.Connection, name: str) -> bool:
-        """Take a lock by name that the session holds until its end; False where another session has it."""
-
-    @abstractmethod
-    def fingerprint(self, connection: sa.Connection, table: sa.Table) -> str:
-        """Return another text when a table's columns or indexes have changed."""
-
-
 @lru_cache(maxsize=16)
-def _engine_of(database: Database, url: sa.URL) -> sa.Engine:
+def _engine_of(database: Database, url: sa.URL, is_kept: bool) -> sa.Engine:
     """Return the engine of an address, which knows the server and the statements that it has compiled.
 
-    It has no connections: each session is its own. So it may be used by a forked process, too.
+    Unless sessions are kept it has no connections, so that a forked process may use it, too.
     """
-    return database.engine(url)
+    kept = {"pool_size": _MOST_KEPT, "pool_pre_ping": True, "pool_recycle": _KEPT_S}
+    return database.engine(url, kept if is_kept else {"poolclass": NullPool})
 
 
-def new_engine(url: sa.URL, connect_args: Mapping[str, Any], **options: Any) -> sa.Engine:
-    """Return an engine whose sessions end with their blocks, and whose errors do not quote parameters."""
-    return sa.create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=dict(connect_args), **options)
+def new_engine(url: sa.URL, connect_args: Mapping[str, Any], pooling: Mapping[str, Any], **options: Any) -> sa.Engine:
+    """Return an engine whose errors do not quote parameters."""
+    return sa.create_engine(url, hide_parameters=True, connect_args=dict(connect_args), **pooling, **options)

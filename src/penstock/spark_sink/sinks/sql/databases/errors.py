@@ -53,6 +53,11 @@ def concerns_a_row(database: Database, error: sa.exc.SQLAlchemyError) -> bool:
     return is_of_row or _is_among(code_of(error), database.row_codes)
 
 
+def concerns_a_right(database: Database, error: sa.exc.SQLAlchemyError) -> bool:
+    """Tell whether a user lacks a permission."""
+    return _is_among(code_of(error), database.forbidden_codes)
+
+
 def is_transient(database: Database, error: BaseException) -> bool:
     """Tell whether a batch may pass when it is tried again as it is: by the type of an error and its code.
 

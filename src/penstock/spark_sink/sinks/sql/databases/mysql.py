@@ -10,7 +10,7 @@ all that is kept; other pairs of types are refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,9 +23,9 @@ from penstock.spark_sink.sinks.sql.databases.database import (
     KEPT_SUMS,
     Changes,
     Conversion,
+    Database,
     ExactText,
     Held,
-    Server,
     Type,
     new_engine,
 )
@@ -87,7 +87,7 @@ def _exact_text(kind: ExactText, compiler: Any, **_options: Any) -> str:
     return f"{written} CHARACTER SET utf8mb4 COLLATE {collation}"
 
 
-class MySql(Server):
+class MySql(Database):
     """MySQL and MariaDB, by PyMySQL."""
 
     name = "mysql"
@@ -119,11 +119,11 @@ class MySql(Server):
 
     insert = staticmethod(mysql.insert)
 
-    def engine(self, url: sa.URL) -> sa.Engine:
+    def engine(self, url: sa.URL, pooling: Mapping[str, Any]) -> sa.Engine:
         """Return an engine whose transactions are at READ COMMITTED, see `PostgreSql.engine`."""
         bounds = {name: seconds for name, seconds in _BOUNDS.items() if name not in url.query}
         session = {"charset": "utf8mb4", "init_command": _SESSION}
-        return new_engine(url, {**bounds, **session}, isolation_level="READ COMMITTED")
+        return new_engine(url, {**bounds, **session}, pooling, isolation_level="READ COMMITTED")
 
     def changing(self, insert: Any, table: sa.Table, key: Sequence[str], changes: Changes) -> mysql.Insert:
         """Return an `INSERT ... ON DUPLICATE KEY UPDATE`, see `differences`; IGNORE would let bad values pass."""
@@ -207,10 +207,6 @@ class MySql(Server):
             if column.name in key and column.collation and not re.fullmatch("utf8mb4.*_bin", column.collation)
         ]
         return found
-
-    def take_lock(self, connection: sa.Connection, name: str) -> bool:
-        """Take a lock by name, which is the server's and not of one database."""
-        return bool(connection.execute(sa.select(sa.func.get_lock(name, 0))).scalar_one())
 
     def fingerprint(self, connection: sa.Connection, table: sa.Table) -> str:
         """Return how the table would be made, without the next number of its rows."""

@@ -8,7 +8,7 @@ spelling, times and intervals in some; for others a text must read as PostgreSQL
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow.csv
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from penstock.spark_sink.sinks.sql.databases.database import Conversion, Server, is_whole, new_engine
+from penstock.spark_sink.sinks.sql.databases.database import Conversion, Database, is_whole, new_engine
 
 #: Rows that are CSV text at one time.
 _ROWS_AT_ONCE = 20_000
@@ -88,7 +88,7 @@ class _Held(NamedTuple):
     is_named: bool
 
 
-class PostgreSql(Server):
+class PostgreSql(Database):
     """PostgreSQL, by psycopg."""
 
     name = "postgresql"
@@ -109,7 +109,7 @@ class PostgreSql(Server):
     plain_codes = forbidden_codes | misfit_codes | {"57014"}
     insert = staticmethod(postgresql.insert)
 
-    def engine(self, url: sa.URL) -> sa.Engine:
+    def engine(self, url: sa.URL, pooling: Mapping[str, Any]) -> sa.Engine:
         """Return an engine whose transactions are at READ COMMITTED and in UTC, and wait for no lock for ever.
 
         The ledger's rows are locked before they are read; a stricter level would show them as they were before
@@ -118,7 +118,7 @@ class PostgreSql(Server):
         """
         bounds = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
         # AUTOCOMMIT keeps the driver from beginning transactions by its own rules.
-        engine = new_engine(url, bounds, isolation_level="AUTOCOMMIT")
+        engine = new_engine(url, bounds, pooling, isolation_level="AUTOCOMMIT")
         begin = _BEGIN.format(_LOCK_WAIT_S)
         sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
         return engine
@@ -151,11 +151,6 @@ class PostgreSql(Server):
     def check_constraints(self, connection: sa.Connection) -> None:
         """Check constraints that are deferred to the commit."""
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
-
-    def take_lock(self, connection: sa.Connection, name: str) -> bool:
-        """Take an advisory lock."""
-        number = sa.func.hashtextextended(name, 0)
-        return bool(connection.execute(sa.select(sa.func.pg_try_advisory_lock(number))).scalar_one())
 
     def fingerprint(self, connection: sa.Connection, table: sa.Table) -> str:
         """Ask the catalogue, in one question."""

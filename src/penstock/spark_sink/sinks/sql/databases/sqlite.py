@@ -37,7 +37,7 @@ class Sqlite(Database):
     """A file of SQLite, by Python's own driver."""
 
     name = "sqlite"
-    has_schemas = False
+    is_server = False
     unknown = frozenset({"NaN"})
     kept = KEPT | dict.fromkeys(["boolean", *_NUMBERS], frozenset({"boolean", *_NUMBERS}))
     kept_sums = kept
@@ -46,14 +46,14 @@ class Sqlite(Database):
     misfit_codes = frozenset({"SQLITE_ERROR"})
     insert = staticmethod(sqlite.insert)
 
-    def engine(self, url: sa.URL) -> sa.Engine:
+    def engine(self, url: sa.URL, pooling: Mapping[str, Any]) -> sa.Engine:
         """Return an engine whose transactions take the write lock at once.
 
         A transaction that reads first and writes later can be refused its lock at the first write, when another
         has written in between; one that begins IMMEDIATE waits for the lock before it reads the ledger.
         """
         # isolation_level None keeps the driver from opening transactions by its own rules.
-        engine = new_engine(url, {"timeout": LOCK_TIMEOUT_S, "isolation_level": None})
+        engine = new_engine(url, {"timeout": LOCK_TIMEOUT_S, "isolation_level": None}, pooling)
         sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
         return engine
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
@@ -22,28 +22,17 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import StringType, StructType
 
-from penstock import options as check
 from penstock.consumer.handlers.serialization import classified, describe
 from penstock.errors import ConfigurationError, RegistryConnectionError
-from penstock.spark_sink.source.decode.avro import AvroReader
-from penstock.spark_sink.source.decode.json_schema import JsonReader
-from penstock.spark_sink.source.decode.protobuf import ProtobufReader
-from penstock.spark_sink.source.decode.registry import Reader, client_of
-
-T = TypeVar("T")
+from penstock.spark_sink.source.formats import AvroReader, JsonReader, ProtobufReader, Reader
 
 _READERS: Mapping[str, Any] = {reader.kind: reader for reader in (AvroReader, JsonReader, ProtobufReader)}
+#: Seconds that the registry may take for an answer; the client has no limit of its own, and tries four times.
+_ANSWER_S = 10
 #: Readers that a process keeps: one for each call of `decode` whose queries it runs.
 _KEPT = 64
 #: Characters of a reason that stand in a row.
 _REASON = 300
-
-
-class OnError(Enum):
-    """What becomes of a value that cannot be read."""
-
-    NULL = "null"
-    REPORT = "report"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,25 +84,20 @@ def decode(
     """
     if (subject is None) == (schema is None):
         raise ConfigurationError("decode takes the reader's schema from subject= or from schema=; give one of the two")
-    if subject is not None:
-        found = _latest(client_of(registry), subject)
-    elif format.upper() in _READERS:
-        found = Schema(schema, format.upper())
-    else:
+    if format.upper() not in _READERS:
         raise ConfigurationError(f"format must be 'avro', 'json' or 'protobuf', but is {format!r}")
-    if on_error == "fail":
-        raise ConfigurationError(
-            "decode has no on_error='fail' any more: give 'report', and let raise_error() of Spark end the query"
-        )
-    action = check.choice("on_error", on_error, OnError)
+    if on_error not in ("null", "report"):
+        raise ConfigurationError(f"on_error must be 'null' or 'report', but is {on_error!r}")
     where = MessageField.KEY if is_key else MessageField.VALUE
-    decoding = Decoding(tuple(sorted(registry.items())), json.dumps(found.to_dict()), message, where)
-    value = from_arrow_type(_asked("the reader's schema", lambda: reader_of(decoding)).type)
+    with _refused(f"the subject {subject}" if schema is None else "the reader's schema"):
+        found = Schema(schema, format.upper()) if subject is None else _latest(client_of(registry), subject)
+        decoding = Decoding(tuple(sorted(registry.items())), json.dumps(found.to_dict()), message, where)
+        value = from_arrow_type(reader_of(decoding).type)
     result = StructType().add("value", value).add("error", StringType())
     # Not deterministic, so that Spark does not decode once for a filter and once more for the rows that pass it.
     udf: Any = F.arrow_udf(decoder(decoding), result).asNondeterministic()  # type: ignore[attr-defined] # has no types
     decoded: Column = udf(F.struct(_column(column).alias("data"), _column(headers).alias("headers")))
-    return decoded if action is OnError.REPORT else decoded.getField("value")
+    return decoded if on_error == "report" else decoded.getField("value")
 
 
 def _column(given: Column | str | None) -> Column:
@@ -122,21 +106,31 @@ def _column(given: Column | str | None) -> Column:
     return F.col(given) if isinstance(given, str) else given
 
 
-def _latest(client: SchemaRegistryClient, subject: str) -> Schema:
-    def ask() -> Schema:
-        latest = client.get_latest_version(subject)
-        fetched_as = _READERS[str(latest.schema.schema_type)].fetched_as
-        if fetched_as is None or latest.schema_id is None:
-            return latest.schema
-        return client.get_schema(latest.schema_id, subject, fetched_as)
-
-    return _asked(f"the subject {subject}", ask)
-
-
-def _asked(what: str, ask: Callable[[], T]) -> T:
-    """Return what the registry was asked for, on the driver."""
+def client_of(settings: Mapping[str, Any]) -> SchemaRegistryClient:
+    """Return a client with a bound on each request; `ConfigurationError` where it refuses a setting."""
     try:
-        return ask()
+        return SchemaRegistryClient({"timeout": _ANSWER_S, **settings})
+    except Exception as error:  # noqa: BLE001 - the client also raises errors of certificate files
+        said = str(error)
+        for part in filter(None, (part.rstrip("/") for value in settings.values() for part in str(value).split(","))):
+            said = said.replace(part, "***")
+    # Not chained: the library repeats some values, and any may be a secret.
+    raise ConfigurationError(f"the client of the schema registry refused its settings: {said}; correct registry=")
+
+
+def _latest(client: SchemaRegistryClient, subject: str) -> Schema:
+    latest = client.get_latest_version(subject)
+    fetched_as = _READERS[str(latest.schema.schema_type)].fetched_as
+    if fetched_as is None or latest.schema_id is None:
+        return latest.schema
+    return client.get_schema(latest.schema_id, subject, fetched_as)
+
+
+@contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """Have errors leave the block, on the driver, as those of the registry or of what it was asked for."""
+    try:
+        yield
     except ConfigurationError:
         raise
     except Exception as error:
@@ -159,7 +153,7 @@ def decoder(decoding: Decoding) -> Callable[[Iterator[pa.Array]], Iterator[pa.Ar
 
     def decoded(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         reader = reader_of(decoding)
-        reader.forget_failures()
+        reader.failures.clear()
         for batch in batches:
             yield _decoded(reader, decoding.field, batch)
 
