@@ -452,7 +452,7 @@ class TransactionalOutbox(Outbox):
             "a Kafka transaction of group %s was not committed: %s; %s",
             self._group,
             said,
-            "the group's offsets will tell" if self._doubt is not None else "it is done again from the results at hand",
+            "the group's offsets will tell" if self._doubt is not None else "it is repeated with the same results",
             extra=once_in(_LOG_AGAIN_S, (self._group, kind), self._clock.monotonic()),
         )
 
