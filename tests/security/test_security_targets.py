@@ -88,7 +88,7 @@ def test_a_topic_that_may_not_be_written_holds_its_own_messages_and_no_others(
         wait_until(lambda: store.coordinator.statistics().committed == 18, STEP_S)
 
     assert [pending.topics for pending in held] == [(forbidden,)] * 6
-    assert f"User:{world.user.name} lacks the right Write on topic {forbidden}" in said[0]
+    assert f"User:{world.user.name} lacks the permission Write on topic {forbidden}" in said[0]
     for topic in (allowed, forbidden):
         found = defaultdict(list)
         for message in read_all(world.broker._running_cluster().inside, topic, timeout=STEP_S):

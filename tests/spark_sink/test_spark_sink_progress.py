@@ -185,10 +185,10 @@ def test_offsets_of_a_group_that_may_not_be_written_are_told_once_and_written_wh
     for number, right in enumerate(rights, start=2):
         take(secured, user, [right])
         caplog.clear()
-        wait_until(lambda number=number: offsets.follow({(topic, 0): number}) or "lacks the right" in caplog.text)
+        wait_until(lambda number=number: offsets.follow({(topic, 0): number}) or "lacks the permission" in caplog.text)
         assert f"--allow-principal 'User:{user.name}' --operation Read --{right.resource} '{right.name}'" in caplog.text
         offsets.follow({(topic, 0): number})
-        assert caplog.text.count("lacks the right") == 1, "it is told once"
+        assert caplog.text.count("lacks the permission") == 1, "it is told once"
         give(secured, user, [right])
         wait_until(lambda number=number: is_written(number))
     offsets.close()

@@ -232,7 +232,7 @@ def require_topics(
 ) -> dict[str, int]:
     """Return the number of partitions of each named topic; `BrokerConnectionError` where no broker answered.
 
-    `MissingRightError` names all that cannot be seen, and says that `principal` lacks the right `to` them;
+    `MissingRightError` names all that cannot be seen, and says that `principal` lacks the permission `to` them;
     `TopicNotFoundError` names all that do not exist.
     """
     counts = partition_counts(admin, bootstrap_servers)
