@@ -61,7 +61,7 @@ def opened(part: str, world: World) -> Iterator[Store]:
 def test_a_topic_that_may_not_be_written_holds_its_own_messages_and_no_others(
     part: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quarantine, "_LAST_S", 1.0)
+    monkeypatch.setattr(quarantine, "_MAX_RETRY_DELAY_S", 1.0)
     allowed, forbidden = world.names["topic"], world.names["target"]
     prepare, _ = roles.PARTS[part]
     prepare(world)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.clients.rights import Right, Rights
 
 #: Seconds that the first use of groups on a cluster may take, and between two looks.
-_READY_S, _LOOK_S = 10.0, 0.3
+_GROUP_READY_BUDGET_S, _LOOK_S = 10.0, 0.3
 
 
 def check(
@@ -117,7 +117,9 @@ def _asked(cluster: Any, needs: AppNeeds) -> Rights:
     def is_ready(rights: Rights) -> bool:
         return all(right.resource is not Resource.GROUP for right in rights.unknown)
 
-    found: Rights = ask_again(lambda: cluster.ask_rights(needs.rights).wait(), _READY_S, _LOOK_S, until=is_ready)
+    found: Rights = ask_again(
+        lambda: cluster.ask_rights(needs.rights).wait(), _GROUP_READY_BUDGET_S, _LOOK_S, until=is_ready
+    )
     return found
 
 

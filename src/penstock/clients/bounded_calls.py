@@ -29,7 +29,7 @@ T = TypeVar("T")
 #: Threads of one owner that may hang at a time; with more it gives up.
 MOST_LEFT_BEHIND = 50
 #: Seconds between two looks whether a call is stuck.
-_LOOK_S = 0.5
+_STUCK_POLL_S = 0.5
 #: Seconds that closing a client may take: one that does not hang has closed within one, at a load of 30 too.
 CLOSE_S = 10.0
 
@@ -162,7 +162,7 @@ class Disposable:
         left behind, as `leave` says: use this no more.
         """
         call = self.start(label, function)
-        while not call.done(min(_LOOK_S, limit_s - call.age_s)):
+        while not call.done(min(_STUCK_POLL_S, limit_s - call.age_s)):
             if call.age_s >= limit_s or is_stuck():
                 self.leave(cleanup)
                 took = f"{limit_s:g}" if call.age_s >= limit_s else f"{call.age_s:.1f}"

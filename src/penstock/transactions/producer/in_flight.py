@@ -118,7 +118,7 @@ class InFlightLimit:
                 self._room.notify()
 
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _STOP_POLL_S = 0.005
 _JOIN_S = 5.0
 
@@ -187,7 +187,7 @@ class RequestDeadlines:
             flight.give_up_publication("the producer was stopped before it was seen to be visible")
 
     def _run(self) -> None:
-        while not self._ending.wait(_LOOK_S):
+        while not self._ending.wait(_POLL_S):
             now = time.monotonic()
             # Copies, made in one step each; a list of the items is not, for the collector may run at any tuple of it.
             for flight, until in self.awaiting_answer.copy().items():

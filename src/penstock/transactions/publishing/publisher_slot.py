@@ -39,16 +39,16 @@ PUBLISH_LIMIT_S = 6.0
 OPEN_LIMIT_S = 25.0
 #: Seconds for which an id is asked for that the broker cannot free, at first; twice as many for each id that was lost:
 #: a slow broker only needs longer. And the most.
-_FREE_S = 1.0
-_MOST_FREE_S = 8.0
+_FREE_ID_BUDGET_S = 1.0
+_MAX_FREE_ID_BUDGET_S = 8.0
 #: Seconds after which a call is named in the log and in what operators see.
 SLOW_S = 2.0
 #: Seconds until opening is tried again after a failure.
-_AGAIN_S = 0.3
+_RETRY_DELAY_S = 0.3
 #: The same where a right is missing.
-_LACKING_S = 1.5
+_PERMISSION_RETRY_DELAY_S = 1.5
 #: Seconds to wait until all records are in the client library's hands.
-_PRODUCED_S = 1.0
+_PRODUCE_BUDGET_S = 1.0
 
 #: Makes a publisher, on its own thread, for a transactional id.
 MakePublisher = Callable[[str], Publisher]
@@ -168,7 +168,7 @@ class PublisherSlot:
                 produced.set()
 
         self._call, self._state = thread.start("a Kafka transaction", publish, self._wake), SlotState.IN_FLIGHT
-        produced.wait(_PRODUCED_S)
+        produced.wait(_PRODUCE_BUDGET_S)
 
     def result(self, timeout_s: float = 0.0) -> CommitResult | None:
         """Return how the Kafka transaction under way ended, or None while it is not known yet."""
@@ -249,7 +249,7 @@ class PublisherSlot:
             if not is_lacking:
                 self._ration.warn("later", "%s cannot publish yet: %s; trying again", self.name, text)
             self._replace()
-            self._not_before = now + (_LACKING_S if is_lacking else _AGAIN_S)
+            self._not_before = now + (_PERMISSION_RETRY_DELAY_S if is_lacking else _RETRY_DELAY_S)
         else:
             self._call, self._state = None, SlotState.READY
             if self._doubt:
@@ -271,7 +271,7 @@ class PublisherSlot:
         self._left.require_few()
         self._thread = Disposable(f"penstock-publisher-{self.name}", self._left)
         publisher, doubt, sure_s = self._make(self.transactional_id), dict(self._doubt), self._sure_s
-        free_s = min(_MOST_FREE_S, _FREE_S * 2.0 ** min(self.lost_ids, 9))
+        free_s = min(_MAX_FREE_ID_BUDGET_S, _FREE_ID_BUDGET_S * 2.0 ** min(self.lost_ids, 9))
         self._publisher = publisher
 
         def open_it() -> Mapping[int, Any]:
