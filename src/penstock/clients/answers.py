@@ -48,7 +48,7 @@ def first_answer(admin: AdminClient, bootstrap_servers: str, timeout_s: float, a
             said = "" if words.cause is None else f": {words.cause}"
             raise BrokerConnectionError(
                 f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s{said}; the call of the client "
-                "library did not return and is left behind"
+                "library did not return and is abandoned"
             )
         ended_early = words.cause is not None and words.cause.may_pass and bool(words.cause.remedy)
         hopeless = ended_early and answer.age_s > _ENDS_EARLY_S

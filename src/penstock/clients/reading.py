@@ -253,7 +253,7 @@ class PartitionReader:
         self.heard_at, self.trouble = time.monotonic(), None
 
     def close(self, limit_s: float | None = None) -> None:
-        """Close the connections, within `limit_s` seconds, or `CLOSE_S`: what hangs is left behind."""
+        """Close the connections, within `limit_s` seconds, or `CLOSE_S`: what hangs is abandoned."""
         self._is_closed = True
         end_within(CLOSE_S if limit_s is None else limit_s, f"closing the reader of {self._group}", self.consumer.close)
 

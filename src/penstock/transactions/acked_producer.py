@@ -132,7 +132,7 @@ class AckedProducer:
         """Wait for open sends, at most `timeout_s` seconds, end the thread and return how many stayed open.
 
         Those are reported as failed, and what is sent from now on is refused: nobody waits for what cannot come. Where
-        the client library hangs, or what a delivery report calls, that is left behind after some seconds more.
+        the client library hangs, or what a delivery report calls, that is abandoned after some seconds more.
         """
         self._refusing = True
         if self.is_inherited:

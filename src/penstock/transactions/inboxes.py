@@ -287,7 +287,7 @@ class InboxTrimmer:
         self._thread.start()
 
     def stop(self) -> None:
-        """End. A statement that hangs is left behind with the thread, which is a daemon."""
+        """End. A statement that hangs is abandoned with the thread, which is a daemon."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(_STOP_BUDGET_S)

@@ -134,7 +134,7 @@ class State(Enum):
 class TransactionalWriter(TransactionMessages):
     """A producer under one transactional id, for as long as none of its transactions fails.
 
-    Made, used and closed by one thread, which may be left behind in any call; `give_up` is called by its owner's.
+    Made, used and closed by one thread, which may be abandoned in any call; `give_up` is called by its owner's.
 
     Args:
         transactional_id: an id that no other running producer uses.

@@ -1,7 +1,7 @@
-"""Runs Kafka transactions on a producer that can be left behind: nothing of the client library is without a bound.
+"""Runs Kafka transactions on a producer that can be abandoned: nothing of the client library is without a bound.
 
 The library ignores the time-out of `send_offsets_to_transaction` while the group's coordinator is away
-(librdkafka#5456). So each call is made on a `Disposable`; one that does not answer in time is left behind with its
+(librdkafka#5456). So each call is made on a `Disposable`; one that does not answer in time is abandoned with its
 producer, and the next producer fences it by their transactional id. A broker cannot end a transaction whose marker a
 partition does not take, and gives its id to nobody: then the next producer has another one.
 """
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 #: all others wait for.
 _DELIVERY_S = 5.0
 _TRIAL_DELIVERY_S = 1.0
-#: Seconds after which a transaction is left behind: its calls have limits of their own, that the library may ignore.
+#: Seconds after which a transaction is abandoned: its calls have limits of their own, that the library may ignore.
 _ABANDON_AFTER_S = 12.0
 #: Seconds of one try to initialise a producer, and of all of them.
 _OPEN_TRY_S = 10.0
@@ -168,7 +168,7 @@ class TransactionRunner:
             return
         end = partial(_end, writer, abort=abort)
         if is_lost:
-            calls.leave(end)
+            calls.abandon(end)
         else:
             calls.start("closing", end)
 

@@ -386,7 +386,7 @@ class TransactionalOutbox(Outbox):
         self._again_at = self._clock.monotonic() + _RETRY_DELAY_S
         is_lost = isinstance(error, IdLostError)
         if transaction is not None:
-            # What is left behind in its end may return, and be committed, until a successor has taken its id.
+            # What is abandoned in its end may return, and be committed, until a successor has taken its id.
             if isinstance(error, UnknownEndError | NotAnsweredError):
                 self._doubt, self._denied_at = transaction, None
             else:

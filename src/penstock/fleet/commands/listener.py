@@ -96,7 +96,7 @@ class CommandListener:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, within a second: a call of the client that hangs is left behind with the thread, which is a daemon."""
+        """End, within a second: a call of the client that hangs is abandoned with the thread, which is a daemon."""
         self._stopping.set()
         if self._thread.ident is not None and self.is_listening.is_set():
             self._thread.join(_JOIN_S)

@@ -119,7 +119,7 @@ class Hub:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End within seconds; a call of the client that hangs is left behind with the thread."""
+        """End within seconds; a call of the client that hangs is abandoned with the thread."""
         self._stopping.set()
         with self._lock:
             for browser in self._asked:

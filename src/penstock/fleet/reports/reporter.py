@@ -128,7 +128,7 @@ class Reporter:
         self._end_s = min(_LAST_RECORD_BUDGET_S, max(_MIN_LAST_RECORD_BUDGET_S, left_s))
         self._stopping.set()
         if self._is_connected:
-            # A call of the client that hangs is left behind with the thread, which is a daemon.
+            # A call of the client that hangs is abandoned with the thread, which is a daemon.
             self._thread.join(self._end_s + _MIN_LAST_RECORD_BUDGET_S)
 
     def _run(self) -> None:

@@ -81,13 +81,13 @@ class CheckResponder:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Stop listening; wait for running checks at most `timeout_s` seconds. One that hangs is left behind."""
+        """Stop listening; wait for running checks at most `timeout_s` seconds. One that hangs is abandoned."""
         self._stopping.set()
         if self._thread is not None:
             deadline = time.monotonic() + timeout_s
             self._thread.join(timeout_s)
             if self._thread.is_alive():
-                _log.warning("%s is left behind: a call of the store does not return", self._thread.name)
+                _log.warning("%s is abandoned: a call of the store does not return", self._thread.name)
             self._pool.close(max(0.0, deadline - time.monotonic()))
 
     @property

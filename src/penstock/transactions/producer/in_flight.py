@@ -50,7 +50,7 @@ class InFlightLimit:
         # Halves and decisions that are not known to be stored; of these the decisions that nobody waited for.
         self._failed = self._lost = 0
 
-    def enter(self, size: int, *, may_wait: bool = True) -> None:
+    def reserve(self, size: int, *, may_wait: bool = True) -> None:
         """Take room for so many bytes, waiting for it where that was chosen, or raise `BufferFullError`."""
         with self._lock:
             if not self._fits(size):
@@ -58,7 +58,7 @@ class InFlightLimit:
             self.count += 1
             self.bytes += size
 
-    def leave(self, size: int, ended: TransactionState | None = None) -> None:
+    def release(self, size: int, ended: TransactionState | None = None) -> None:
         """Give room back; count a transaction that ended as it should by its decision."""
         with self._lock:
             self.count -= 1

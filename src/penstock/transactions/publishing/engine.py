@@ -55,7 +55,7 @@ class PublishingClients:
         done_topic: the log of what was settled, in which each partition of the store has one.
         discarded: the topic of what is discarded.
         ids_begin: what all transactional ids begin with.
-        left: counts threads that are left behind.
+        left: counts threads that are abandoned.
         spans: makes what makes the spans of one publisher.
         wake: called by any thread when a call has ended.
     """

@@ -140,7 +140,7 @@ class InDoubtError(NotPublishedError):
 class Publisher:
     """A transactional writer of one engine, for as long as none of its transactions fails.
 
-    Made, used and closed by one thread, which may be left behind in any call.
+    Made, used and closed by one thread, which may be abandoned in any call.
 
     Args:
         done_topic: the store's log of what was settled, which each partition has a partition of.

@@ -1,7 +1,7 @@
-"""One transactional id at a time, and the thread that publishes under it and can be left behind.
+"""One transactional id at a time, and the thread that publishes under it and can be abandoned.
 
 Each producer lives on a disposable thread of its own: it is made, used and closed there. Where a transaction failed, or
-a call did not return in time, both are left behind, and a successor is made on a new thread. Under the same id it has
+a call did not return in time, both are abandoned, and a successor is made on a new thread. Under the same id it has
 the broker end what was left open; where the broker cannot, that is settled all the same, and the next one has a new id.
 So the engine waits for no call of the client library, and what became of a transaction is known once the
 successor is open and the done log was read.
@@ -33,7 +33,7 @@ from penstock.transactions.rationed_log import RationedLog
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds within which a Kafka transaction has to go on where brokers are well; then its thread is left behind.
+#: Seconds within which a Kafka transaction has to go on where brokers are well; then its thread is abandoned.
 PUBLISH_LIMIT_S = 6.0
 #: Seconds that opening may take, and reading what became of the last transaction.
 OPEN_LIMIT_S = 25.0
@@ -195,7 +195,7 @@ class PublisherSlot:
         self._pace.note(call.age_s)
         text = (
             f"{publisher.doing or call.label} of {self.transactional_id} has not returned for {stands_s:.1f} s: "
-            "it is left behind, with its producer"
+            "it is abandoned, with its producer"
         )
         given_up: NotPublishedError = AbortedError(text) if publisher.writer.give_up() else InDoubtError(text)
         self._leave()
@@ -234,7 +234,7 @@ class PublisherSlot:
         if not opening.done():
             self._warn_if_slow(opening)
             if opening.age_s >= OPEN_LIMIT_S + self._pace.limit(0.0):
-                _log.warning("opening %s has not returned for %.0f s: it is left behind", self.name, opening.age_s)
+                _log.warning("opening %s has not returned for %.0f s: it is abandoned", self.name, opening.age_s)
                 self._leave()
             return
         try:
@@ -297,7 +297,7 @@ class PublisherSlot:
         thread, publisher = self._thread, self._publisher
         self._thread, self._publisher, self._call, self._state = None, None, None, SlotState.CLOSED
         if thread is not None and publisher is not None:
-            thread.leave(publisher.close)
+            thread.abandon(publisher.close)
 
     def _poll_closing(self) -> None:
         for closing in list(self._closing):
@@ -305,7 +305,7 @@ class PublisherSlot:
             if not call.done():
                 if call.age_s < CLOSE_S:
                     continue
-                thread.leave(publisher.close)
+                thread.abandon(publisher.close)
             self._closing.remove(closing)
 
     def _warn_if_slow(self, call: Call[Any]) -> None:

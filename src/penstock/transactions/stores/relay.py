@@ -192,7 +192,7 @@ class Relay:
             backlog.flush()
 
     def close(self) -> None:
-        """Give the shard up at once: what is under way is left behind, and its next owner shuts it out."""
+        """Give the shard up at once: what is under way is abandoned, and its next owner shuts it out."""
         self.engine.close(0.0)
         for slot in self._former or ():
             slot.close()

@@ -311,7 +311,7 @@ class DoneWatch:
         self._stopping.set()
         self._thread.join(_POLL_S + CLOSE_S)
         if self._thread.is_alive():
-            _log.warning("%s is left behind: a call of its Kafka client does not return", self._thread.name)
+            _log.warning("%s is abandoned: a call of its Kafka client does not return", self._thread.name)
 
     def _follow(self) -> None:
         try:

@@ -41,7 +41,7 @@ _log = logging.getLogger("penstock.transactions")
 UPKEEP_S = 5.0
 #: Op records that may wait for a half before no more are read; the leader of its log may be away for long.
 _WAITING = 20_000
-#: Seconds between two looks where somebody waits for the answer, and after which one is left behind.
+#: Seconds between two looks where somebody waits for the answer, and after which one is abandoned.
 _WAITED_FOR_INTERVAL_S = 0.2
 _CALL_LIMIT_S = 3 * ANSWER_S
 

@@ -1,6 +1,6 @@
 """Reads payloads that were dropped from memory again: halves by their offsets, snapshots where the done log holds them.
 
-Each read has a thread of its own, so that nobody's loop waits for it, and one that does not return is left behind with
+Each read has a thread of its own, so that nobody's loop waits for it, and one that does not return is abandoned with
 its client. What is not there any more stays away: that its log is not as it was is found out by `log_upkeep`.
 """
 
@@ -28,7 +28,7 @@ from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.wire.done_records import Snapshot, decode_done
 from penstock.transactions.wire.half import Half, decode_half
 
-#: Seconds after which reading a log ends with what it has, and after which a read is left behind.
+#: Seconds after which reading a log ends with what it has, and after which a read is abandoned.
 _READ_BUDGET_S = 2.0
 _ABANDON_AFTER_S = 30.0
 _POLL_S = 0.1

@@ -11,7 +11,7 @@ readers of committed records may read to now: markers of a transaction may reach
 positions. What is found above the half checkpoint is all that was ever settled there.
 
 Since a predecessor's transaction may be waited for, and the other partitions shall not wait for it, each attempt has a
-disposable thread and clients of its own. One that makes no step for long is left behind and another begins; one that
+disposable thread and clients of its own. One that makes no step for long is abandoned and another begins; one that
 failed begins again after a moment. What an attempt found counts as long as its partitions were not revoked since, also
 if they came back: then there is another attempt for them.
 """
@@ -249,7 +249,7 @@ class RecoveryReader:
             raise StoppedError(f"the coordinator of {self._topics.prefix} stops while it recovers partitions")
 
 
-#: Seconds without a step after which an attempt is left behind: twice what any single call is given.
+#: Seconds without a step after which an attempt is abandoned: twice what any single call is given.
 _ABANDON_AFTER_S = 30.0
 _RETRY_DELAY_S = 0.2
 #: The same where a right is missing.
@@ -317,9 +317,9 @@ class Recoveries:
             elif attempt.call.done():
                 found += self._take_in(attempt, numbers, now)
             elif now - attempt.stepped_at >= _ABANDON_AFTER_S:
-                _log.warning("%s has not returned for %.0f s: it is left behind", attempt.doing, _ABANDON_AFTER_S)
+                _log.warning("%s has not returned for %.0f s: it is abandoned", attempt.doing, _ABANDON_AFTER_S)
                 # The call that hangs closes by itself.
-                attempt.thread.leave(lambda: None)
+                attempt.thread.abandon(lambda: None)
                 self.begin(numbers)
         return found
 
