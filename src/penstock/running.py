@@ -228,7 +228,7 @@ class RunningApp:
 
         For a message that waits for its next try, that its handler holds, or that is in its handler, whatever
         `on_failure` says; its dead-letter topic is made where it is absent. A handler is interrupted as by its
-        `time_limit`, and left behind where it has not returned 5 s later; its key waits for it.
+        `time_limit`, and abandoned if it has not returned 5 s later; its key waits for it.
 
         Args:
             topic: the topic, or the retry topic.

@@ -230,6 +230,7 @@ def test_without_a_broker_a_command_ends_with_code_3_and_says_what_it_wanted(
         ("cannot_run_shop:nothing", "has no 'nothing'"),
         ("cannot_run_shop:not_an_app", "not a penstock.App"),
         ("cannot_run_broken:app", "ZeroDivisionError"),
+        ("cannot_run_unset:app", "KeyError: 'NO_SUCH_VARIABLE' (cannot_run_unset.py, line 2)"),
         ("cannot_run_shop:app --http 8400", "write HOST:PORT"),
         ("cannot_run_shop:app --http 127.0.0.1:0 --handler-limit -1", "handler limit must be a number above zero"),
     ],
@@ -237,6 +238,7 @@ def test_without_a_broker_a_command_ends_with_code_3_and_says_what_it_wanted(
 def test_an_app_that_cannot_be_run_says_why(
     penstock_command: Command, target: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "cannot_run_unset.py").write_text("import os\nos.environ['NO_SUCH_VARIABLE']\n")
     (tmp_path / "cannot_run_shop.py").write_text(
         "import penstock\nnot_an_app = 1\napp = penstock.App('shop', bootstrap_servers='127.0.0.1:1')\n"
     )

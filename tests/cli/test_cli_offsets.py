@@ -259,7 +259,7 @@ def test_offsets_of_an_open_transaction_are_waited_for(
     offsets: Offsets, broker: DevBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group, servers = f"g-{topic}", broker.bootstrap_servers
-    monkeypatch.setattr("penstock.group_offsets.group._PASSES_S", 0.5)
+    monkeypatch.setattr("penstock.group_offsets.group._RETRY_BUDGET_S", 0.5)
     stand(servers, group, topic, 0, 5)
     producer = transactional(servers)
     consumer = Consumer({"bootstrap.servers": servers, "group.id": group})

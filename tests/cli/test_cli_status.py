@@ -74,8 +74,8 @@ def test_the_true_causes_of_stalls_are_named_elsewhere_and_on_the_page(
     assert letters in next(line for line in explained.splitlines() if line.strip().startswith(f"{refused}:0:"))
     # Nothing of it can be read yet, so it has no position.
     assert (
-        f"{held_back}:0: position not known yet, a transaction that another producer began is open at offset 0"
-        in explained
+        f"{held_back}:0: position not known yet (no offset and no message so far), "
+        "a transaction that another producer began is open at offset 0" in explained
     )
     assert f"describe-producers --topic {held_back} --partition 0" in out
     assert f"key hash {key_hash('hung key', hung)}" in explained

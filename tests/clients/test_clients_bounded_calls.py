@@ -1,4 +1,4 @@
-"""Threads that can be left behind in a call: the owner goes on in time, and what they hold is closed by themselves."""
+"""Threads that can be abandoned in a call: the owner goes on in time, and what they hold is closed by themselves."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_was_started_behind_a_hanging_call_is_not_made_once_it_was_left_beh
     thread.start("the first", gate.wait)
     thread.start("the second", lambda: made.append(1))
 
-    thread.leave(lambda: None)
+    thread.abandon(lambda: None)
     gate.set()
     wait_until(lambda: left.hanging == 0)
 
@@ -90,7 +90,7 @@ def test_a_cleanup_that_raises_ends_nothing() -> None:
     thread = Disposable("hanging", left)
     thread.start("the call", gate.wait)
 
-    thread.leave(lambda: 1 // 0)
+    thread.abandon(lambda: 1 // 0)
     gate.set()
 
     wait_until(lambda: left.hanging == 0)
@@ -108,7 +108,7 @@ def test_too_many_that_hang_are_told_in_a_sentence() -> None:
         thread = Disposable(f"hanging-{number}", left)
         thread.start("the call", hang)
         assert hanging.acquire(timeout=10)
-        thread.leave(lambda: None)
+        thread.abandon(lambda: None)
 
     with pytest.raises(TooManyLeftBehindError, match="2 calls of the store hang"):
         left.require_few()
@@ -123,7 +123,7 @@ def test_closing_that_hangs_is_left_behind_and_logged(caplog: pytest.LogCaptureF
     assert end_within(0.05, "closing a reader", gate.wait) is None
 
     assert [record.getMessage() for record in caplog.records] == [
-        "closing a reader did not return in 0.05 s: it was left behind, and ends with the process at the latest"
+        "closing a reader did not return in 0.05 s: it was abandoned, and ends with the process at the latest"
     ]
     gate.set()
 

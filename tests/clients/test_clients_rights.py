@@ -26,9 +26,9 @@ def test_a_missing_right_names_operation_resource_and_the_command_that_gives_it(
         "messages cannot be sent to topic orders", [topic_right(Operation.WRITE, "orders")], "User:shop"
     )
     assert str(error) == (
-        "messages cannot be sent to topic orders: User:shop lacks the right Write on topic orders; an administrator "
-        "gives it with: kafka-acls.sh --bootstrap-server ... --add --allow-principal 'User:shop' --operation Write "
-        "--topic 'orders'"
+        "messages cannot be sent to topic orders: User:shop lacks the permission Write on topic orders; an "
+        "administrator gives it with: kafka-acls.sh --bootstrap-server ... --add --allow-principal 'User:shop' "
+        "--operation Write --topic 'orders'"
     )
     assert isinstance(error, PenstockError)
     assert isinstance(error, PermissionError)

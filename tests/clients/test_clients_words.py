@@ -163,7 +163,7 @@ def test_a_users_error_cb_that_raises_ends_no_call_of_the_client(caplog: pytest.
 def test_a_first_question_whose_call_never_returns_ends_by_its_limit() -> None:
     let_go = threading.Event()
 
-    with pytest.raises(BrokerConnectionError, match=r"within 0\.1 s.*did not return and is left behind"):
+    with pytest.raises(BrokerConnectionError, match=r"within 0\.1 s.*did not return and is abandoned"):
         first_answer(admin("127.0.0.1:1", {}), "127.0.0.1:1", 0.1, lambda: let_go.wait(60))
 
     let_go.set()

@@ -89,7 +89,7 @@ def test_the_inbox_knows_the_group_of_an_app_under_test(connect: Connect) -> Non
 
 
 def test_a_running_app_trims_the_inbox_of_its_handlers(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inboxes, "_EVERY_S", 0.01)
+    monkeypatch.setattr(inboxes, "_TRIM_INTERVAL_S", 0.01)
     broker = TestBroker()
     consumer = consumer_of(broker, {"c": handler(three_handlers(connect)["c"][0])})
     kept = InboxDatabase.of(connect, timedelta(seconds=1), "penstock_inbox", None)

@@ -60,7 +60,7 @@ def test_an_app_does_not_start_without_a_right_that_it_will_need_and_says_what_g
         app_of([]).consumer(broker).start()
 
     assert raised.value.rights == (right,)
-    assert f"User:test lacks the right {right}" in str(raised.value)
+    assert f"User:test lacks the permission {right}" in str(raised.value)
     assert right.command("User:test") in str(raised.value)
     assert broker.members("app") == {}
 

@@ -188,7 +188,7 @@ def test_a_topic_that_cannot_be_consumed_stands_in_explain_and_its_pattern_is_no
 
     assert len(alone) == 1
     assert "orders.b: no partition; it matches a pattern and cannot be consumed" in alone[0]
-    assert "User:test lacks the right Create on topic dlq.orders.b" in alone[0]
+    assert "User:test lacks the permission Create on topic dlq.orders.b" in alone[0]
     assert caplog.text.count("topic orders.b matches a pattern and cannot be consumed") == 1
     assert before == [("orders.a", b"1")]
     assert seen == [*before, ("orders.b", b"1")]

@@ -67,7 +67,7 @@ def copying(
     broker: DevBroker, new_topic: NewTopic, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Copying]:
     """An app that has committed something already, so that all its connections stand; it waits 2 s for an end."""
-    monkeypatch.setattr(writer, "_END_S", 2.0)
+    monkeypatch.setattr(writer, "_END_CALL_S", 2.0)
     caplog.set_level(logging.INFO, "penstock")
     with KafkaProxy(broker.bootstrap_servers) as proxy:
         made = Copying(broker.bootstrap_servers, proxy, new_topic(), new_topic())

@@ -39,7 +39,9 @@ from support.consumers import app_of
     ],
     ids=repr,
 )
-def test_what_cannot_be_a_message_is_a_failure_that_is_not_tried_again(returned: object, what: str) -> None:
+def test_what_cannot_be_a_message_is_a_failure_that_is_not_tried_again(
+    returned: object, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
     app, tries = app_of(), list[None]()
 
     @app.handler("in", on_failure="dead_letter", retry=penstock.retry(attempts=9))
@@ -55,6 +57,9 @@ def test_what_cannot_be_a_message_is_a_failure_that_is_not_tried_again(returned:
 
     said = dict(dead.headers)["__dlq.errors.message"] or b""
     assert what in said.decode()
+    assert [
+        what in line.getMessage() for line in caplog.records if "is in dlq.in after 1 tries" in line.getMessage()
+    ] == [True]
     assert len(tries) == 1
 
 

@@ -279,7 +279,7 @@ def test_a_thread_is_interrupted_in_the_middle_of_a_slice_and_goes_on_with_the_n
 
 
 def hang_over(until: Any, broker: TestBroker, hangs: Callable[[], bool]) -> None:
-    """Let a handler hang for so long that its thread is left behind."""
+    """Let a handler hang for so long that its thread is abandoned."""
     until(hangs)
     for seconds in (0, LIMIT_S, GRACE_S):
         broker.advance(seconds)
@@ -382,7 +382,7 @@ def test_a_handler_that_runs_is_given_up_by_request_without_a_limit_of_its_own()
 
 
 def hang(stepped: Stepped) -> SteppedWorker:
-    """Let the handler that was begun hang until it is abandoned; return the worker that is left behind."""
+    """Let the handler that was begun hang until it is abandoned; return the worker that is abandoned."""
     (worker,) = [worker for worker in stepped.consumer.workers if worker.work is not None]
     for seconds in (0, LIMIT_S, GRACE_S):
         stepped.broker.advance(seconds)

@@ -55,7 +55,9 @@ def test_a_group_whose_offsets_were_not_told_is_not_taken_back_to_the_beginning(
     assert list(before.values()) == [50]
     assert list(after.values()) == [51]
     assert [offset for topic, offset in seen if topic == "first"] == list(range(51))
-    assert {str(item).partition(": ")[2] for item in status} == {"position not known yet"}
+    assert {str(item).partition(": ")[2] for item in status} == {
+        "position not known yet (no offset and no message so far)"
+    }
     assert set(lags) == {None}
 
 

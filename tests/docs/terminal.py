@@ -17,8 +17,21 @@ from pages import Block
 
 #: What a reader does once and the tests have done.
 DONE_BEFORE = ("python3 -m venv", "pip install")
+#: What stands on a page, as a line or at its begin or end, for what is left out.
+LEFT_OUT = "..."
 #: What may be asked again until it answers as the page says: it looks, and changes nothing.
-LOOKS = ("cat ", "grep ", "psql ", "penstock tx ls", "penstock lag", "penstock dlq ls", "penstock explain", "curl ")
+LOOKS = (
+    "cat ",
+    "grep ",
+    "psql ",
+    "penstock tx ls",
+    "penstock lag",
+    "penstock dlq ls",
+    "penstock dlq show",
+    "penstock explain",
+    "penstock status",
+    "curl ",
+)
 #: Seconds that a command may take, and that an answer may be waited for, on a busy machine.
 COMMAND_S, ANSWER_S = 300.0, 180.0
 
@@ -62,16 +75,27 @@ class Terminal:
             name, _, value = command.removeprefix("export ").partition("=")
             self.environment[name] = value.strip("'\"")
         elif command.startswith("kill "):
-            for number in re.findall(r"%(\d)", command):
-                self._stop(self.background[int(number) - 1], signal.SIGKILL if " -9 " in command else signal.SIGTERM)
+            for process in self._named(command):
+                self._stop(process, signal.SIGKILL if " -9 " in command else signal.SIGTERM)
         elif command.endswith(" &"):
             done = command.startswith(self.started) if self.started else False
             self.background.append(None if done else self._start(f"exec {command.removesuffix(' &')}"))
         else:
             self._run(command, said)
 
-    def _stop(self, process: subprocess.Popen[bytes] | None, by: signal.Signals) -> None:
-        assert process is not None
+    def _named(self, command: str) -> list[subprocess.Popen[bytes]]:
+        """Return the processes that a `kill` names: `$!` is the last one, `$(jobs -p)` all, `%2` the second."""
+        if "$!" in command:
+            named = self.background[-1:]
+        elif "$(jobs -p)" in command:
+            named = [process for process in self.background if process is not None and process.poll() is None]
+        else:
+            named = [self.background[int(number) - 1] for number in re.findall(r"%(\d)", command)]
+        found = [process for process in named if process is not None]
+        assert [*found] == named != [], f"$ {command}\nnames no process of the page"
+        return found
+
+    def _stop(self, process: subprocess.Popen[bytes], by: signal.Signals) -> None:
         process.send_signal(by)
         process.wait(COMMAND_S)
 
@@ -121,12 +145,14 @@ def terminal(folder: Path, given: Mapping[str, str], started: tuple[str, ...] = 
 
 
 def in_order(wanted: list[str], printed: str) -> bool:
-    """Tell whether all that is wanted stands in what was printed, in that order; blanks count as one."""
+    """Tell whether all that is wanted stands in what was printed, in that order; blanks count as one space."""
     rest = re.sub(r"[ \t]+", " ", printed)
     for line in wanted:
-        _, found, rest = rest.partition(re.sub(r"[ \t]+", " ", line))
-        if not found:
-            return False
+        part = re.sub(r"[ \t]+", " ", line.strip().removeprefix(LEFT_OUT).removesuffix(LEFT_OUT).strip())
+        if part:
+            _, found, rest = rest.partition(part)
+            if not found:
+                return False
     return True
 
 

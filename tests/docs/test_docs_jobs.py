@@ -36,6 +36,7 @@ def test_messages_of_a_key_are_handled_in_order_and_dead_letters_replayed(
     tmp_path: Path, given: dict[str, str], new_name: Callable[..., str]
 ) -> None:
     given |= names(new_name, "balance-changes", app="sms")
+    (tmp_path / "broker.log").write_text(f"Kafka runs at {given['127.0.0.1:9092']}\n")  # the run's, which runs already
 
     with terminal(tmp_path, given, started=("penstock broker",)) as reader:
         reader.follow(blocks(JOBS / "in-order.md"))

@@ -142,4 +142,4 @@ def main() -> None:
 
 
 main()
-os._exit(0)  # a thread that a slow broker holds is left behind
+os._exit(0)  # a thread that a slow broker holds is abandoned

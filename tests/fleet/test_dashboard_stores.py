@@ -99,7 +99,7 @@ def store(
     for name in (topic, reports.topic):
         broker.create_topic(name)
     with ExitStack() as parts:
-        parts.enter_context(pytest.MonkeyPatch.context()).setattr(store_coordinator, "_EFFECT_S", _EFFECT_S)
+        parts.enter_context(pytest.MonkeyPatch.context()).setattr(store_coordinator, "_EFFECT_BUDGET_S", _EFFECT_S)
         coordinator = parts.enter_context(
             # Nobody is asked meanwhile, so that what is undecided stays so.
             Coordinator(store=made, commands=commands, transaction_timeout=600.0)
@@ -188,7 +188,7 @@ def test_a_coordinator_of_a_store_in_kafka_settles_by_command_too(broker: DevBro
     topic = new_topic()
     servers, commands = broker.bootstrap_servers, CommandSettings(f"{topic}-commands", f"{topic}-audit")
     with ExitStack() as parts:
-        parts.enter_context(pytest.MonkeyPatch.context()).setattr(store_coordinator, "_EFFECT_S", _EFFECT_S)
+        parts.enter_context(pytest.MonkeyPatch.context()).setattr(store_coordinator, "_EFFECT_BUDGET_S", _EFFECT_S)
         kafka: dict[str, Any] = {"bootstrap_servers": servers, "prefix": topic}
         coordinator = parts.enter_context(Coordinator(**kafka, commands=commands, transaction_timeout=600.0))
         producer = parts.enter_context(TransactionalProducer("shop", **kafka))

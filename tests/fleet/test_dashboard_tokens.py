@@ -120,7 +120,7 @@ def test_only_a_page_of_this_address_may_ask_and_only_as_it_should() -> None:
 def test_behind_a_proxy_its_address_counts_as_the_pages_own_and_each_client_is_slowed_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.fleet.actions.tokens._FIRST_S", 0.3)
+    monkeypatch.setattr("penstock.fleet.actions.tokens._FIRST_DELAY_S", 0.3)
     visitors = Visitors(is_loopback=True, public_url="https://ops.example/penstock/")
     asked = {"group": "sms", "topic": "orders", "dry_run": True}
     json_body = {"Content-Type": "application/json"}

@@ -43,8 +43,8 @@ class FakeAdmin:
 
 def write(monkeypatch: pytest.MonkeyPatch, *answers: int | None) -> int:
     """Commit an offset by an admin client that answers so; return how often it was asked."""
-    monkeypatch.setattr(module, "_PASSES_S", 0.2)
-    monkeypatch.setattr(module, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(module, "_RETRY_BUDGET_S", 0.2)
+    monkeypatch.setattr(module, "_RETRY_DELAY_S", 0.01)
     group, admin = Group("127.0.0.1:1", {"log_level": 0, "sasl.username": "ops"}, "sms"), FakeAdmin(*answers)
     monkeypatch.setattr(group, "_admin", admin)
     group.write(plan("sms", [BEFORE], {PART: Wanted(3)}))

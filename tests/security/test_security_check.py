@@ -103,7 +103,8 @@ def test_an_app_starts_and_works_with_the_rights_that_check_printed(
     after = check(world, monkeypatch, app)
 
     assert (before.code, found["ok"]) == (1, False)
-    assert f"User:{world.user.name} lacks the right Read on group {world.names['app']}" in before.err
+    assert f"User:{world.user.name} lacks the permission Read on group {world.names['app']}" in before.err
+    assert "gives it with the commands above" in before.err
     assert (allowed.code, after.code) == (0, 0), allowed.err + after.err
     assert answer.outcome.value == "done"
     states = Counter(one["state"] for one in json.loads(after.out)["rights"])

@@ -76,8 +76,8 @@ def _hasty(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> N
     if "[coordinator" in request.node.name:
         # Others would miss what is deleted before they may read it.
         monkeypatch.setattr(log_upkeep, "UPKEEP_S", 0.5)
-    monkeypatch.setattr(shard_coordinator, "_TRIM_S", 0.5)
-    monkeypatch.setattr(quarantine, "_LAST_S", 1.0)
+    monkeypatch.setattr(shard_coordinator, "_TRIM_INTERVAL_S", 0.5)
+    monkeypatch.setattr(quarantine, "_MAX_RETRY_DELAY_S", 1.0)
     monkeypatch.setattr(supervise, "RIGHT_WAIT_S", 0.5)
 
 

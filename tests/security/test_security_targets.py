@@ -61,7 +61,7 @@ def opened(part: str, world: World) -> Iterator[Store]:
 def test_a_topic_that_may_not_be_written_holds_its_own_messages_and_no_others(
     part: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quarantine, "_LAST_S", 1.0)
+    monkeypatch.setattr(quarantine, "_MAX_RETRY_DELAY_S", 1.0)
     allowed, forbidden = world.names["topic"], world.names["target"]
     prepare, _ = roles.PARTS[part]
     prepare(world)
@@ -88,7 +88,7 @@ def test_a_topic_that_may_not_be_written_holds_its_own_messages_and_no_others(
         wait_until(lambda: store.coordinator.statistics().committed == 18, STEP_S)
 
     assert [pending.topics for pending in held] == [(forbidden,)] * 6
-    assert f"User:{world.user.name} lacks the right Write on topic {forbidden}" in said[0]
+    assert f"User:{world.user.name} lacks the permission Write on topic {forbidden}" in said[0]
     for topic in (allowed, forbidden):
         found = defaultdict(list)
         for message in read_all(world.broker._running_cluster().inside, topic, timeout=STEP_S):

@@ -32,7 +32,7 @@ _COMMAND = re.compile(
 
 def named_in(text: str, user: str) -> set[Right]:
     """Return the permissions whose commands stand in a text that says that the user lacks them."""
-    if f"User:{user} lacks the right" not in text:
+    if f"User:{user} lacks the permission" not in text:
         return set()
     return {
         Right(

@@ -273,7 +273,7 @@ class PublishingSimulation(Simulation):
         return self.broker.stable_offsets(group, partitions)
 
     def _leave_behind(self, instance: Instance) -> None:
-        """Let what was left behind go on some day: to the end of its transaction, where nobody forbids that."""
+        """Let what was abandoned go on some day: to the end of its transaction, where nobody forbids that."""
         self.meet("left behind")
         writer = self._writers[instance]
         name, producer = writer.transactional_id, cast("Any", writer._producer)

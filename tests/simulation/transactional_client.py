@@ -38,7 +38,7 @@ Metadata = tuple[str, Member | None, int]
 
 
 class LeftBehind(BaseException):
-    """A call of the client library is left behind by its owner."""
+    """A call of the client library is abandoned by its owner."""
 
 
 class ProcessKilled(BaseException):
@@ -298,7 +298,7 @@ class MemoryTransactionalWriter(TransactionalWriter):
 
 
 class SteppedCalls(Disposable):
-    """Makes calls at once, by the caller; one that takes too long is left behind, and may go on in the background."""
+    """Makes calls at once, by the caller; one that takes too long is abandoned, and may go on in the background."""
 
     def __init__(self, network: Network, go_on: Callable[[], None]) -> None:
         self._network = network
@@ -324,11 +324,11 @@ class SteppedCalls(Disposable):
             return function()
         except LeftBehind:
             self._go_on()
-            raise NotAnsweredError(f"{label} did not return in {limit_s:g} s: it was left behind") from None
+            raise NotAnsweredError(f"{label} did not return in {limit_s:g} s: it was abandoned") from None
         finally:
             self._network.leave_at = float("inf")
 
-    def leave(self, cleanup: Callable[[], object]) -> None:
+    def abandon(self, cleanup: Callable[[], object]) -> None:
         """Let it end what it was made for, while its owner goes on."""
         self.start("", cleanup)
 

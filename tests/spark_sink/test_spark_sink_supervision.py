@@ -31,8 +31,8 @@ Current Available Offsets: {ValueError: none}
 #: The same of a right that is missing.
 FORBIDDEN = re.sub(
     r"penstock\.errors\.TopicNotFoundError: .*",
-    "penstock.clients.rights.MissingRightError: topic t cannot be read: User:a lacks the right Read on topic t; an "
-    "administrator gives it with: kafka-acls.sh --topic 't'",
+    "penstock.clients.rights.MissingRightError: topic t cannot be read: User:a lacks the permission Read on topic t; "
+    "an administrator gives it with: kafka-acls.sh --topic 't'",
     TOPIC_GONE,
 )
 MISSING = MissingRightError("topic t cannot be read", [topic_right(Operation.READ, "t")], "User:a")
@@ -55,12 +55,12 @@ def test_a_query_whose_right_was_taken_away_is_tried_until_it_is_given_and_says_
 
     assert waits == pytest.approx([RIGHT_WAIT_S] * 20)
     assert world.supervised.state is SinkState.RUNNING
-    assert caplog.text.count("MissingRightError: topic t cannot be read: User:a lacks the right Read on topic t") == 1
+    assert caplog.text.count("topic t cannot be read: User:a lacks the permission Read on topic t") == 1
     world.commit(1)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
         world.fail(failure)
-    assert "lacks the right Read on topic t" in caplog.text, "it was taken away again"
+    assert "lacks the permission Read on topic t" in caplog.text, "it was taken away again"
 
 
 def test_a_failed_query_or_start_is_tried_again_after_waits_that_double_up_to_a_minute() -> None:
@@ -113,8 +113,8 @@ def test_only_a_committed_batch_begins_the_count_again() -> None:
         (DataLossError("offsets 0 to 9 are gone"), "another start would not fix it"),
         (SessionStoppedError("Spark's session was stopped"), "another start would not fix it"),
         (TopicNotFoundError("no such topic"), "another start would not fix it"),
-        (MISSING, "User:a lacks the right Read on topic t.*another start would not fix it"),
-        (RuntimeError(FORBIDDEN), "User:a lacks the right Read on topic t.*another start would not fix it"),
+        (MISSING, "User:a lacks the permission Read on topic t.*another start would not fix it"),
+        (RuntimeError(FORBIDDEN), "User:a lacks the permission Read on topic t.*another start would not fix it"),
     ],
 )
 def test_what_another_start_cannot_fix_is_not_started_again(failure: Exception, why: str) -> None:

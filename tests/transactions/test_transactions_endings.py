@@ -22,7 +22,7 @@ from waiting import wait_until
 def coordinator(bench: Bench, proxy: KafkaProxy, monkeypatch: pytest.MonkeyPatch) -> Coordinator:
     """A coordinator behind the proxy that settled something already, so that all its connections stand."""
     # No end but those of what is sent: none of positions alone.
-    monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.half_partition._IDLE_S", 600.0)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.half_partition._IDLE_COMMIT_AFTER_S", 600.0)
     made = bench.coordinator(bootstrap_servers=proxy.bootstrap_servers)
     send(bench, b"first")
     bench.settled(made, committed=1)

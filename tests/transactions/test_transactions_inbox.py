@@ -242,7 +242,7 @@ def test_old_records_below_the_committed_offset_are_trimmed(
 def test_an_app_trims_its_inboxes_and_goes_on_after_a_failure(
     database: TestDatabase, simple: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(inboxes, "_EVERY_S", 0.01)
+    monkeypatch.setattr(inboxes, "_TRIM_INTERVAL_S", 0.01)
     handled(simple, messages([1, 2, 3]))
     database.execute("UPDATE penstock_inbox SET at = at - 7200")
     failures = [OSError("the database is away")]

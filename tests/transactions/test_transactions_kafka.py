@@ -43,7 +43,7 @@ def test_message_completion_and_positions_take_effect_in_one_kafka_transaction(
     monkeypatch.setattr("penstock.clients.transactional.writer.TRANSACTION_S", 60.0)
     monkeypatch.setattr("penstock.transactions.publishing.publisher_slot.PUBLISH_LIMIT_S", 60.0)
     # Nor does a Kafka transaction of positions alone come in between.
-    monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.half_partition._IDLE_S", 600.0)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.half_partition._IDLE_COMMIT_AFTER_S", 600.0)
     monkeypatch.setattr(Publisher, "_commit", halting)
     coordinator, producer = bench.coordinator(), bench.producer()
     producer.send(bench.topic, key=b"k", value=b"first")

@@ -140,7 +140,7 @@ def test_a_deletion_that_is_refused_is_told_with_the_right_it_needs_and_tried_ag
     assert len(room.tend()) == 2
 
     assert "topic store.half cannot be truncated" in caplog.text
-    assert "lacks the right Delete on topic store.half" in caplog.text
+    assert "lacks the permission Delete on topic store.half" in caplog.text
     assert [*room.rights.missing()] == ["Delete on topic store.half", "Delete on topic store.op"]
     assert room.commit() == 0
 

@@ -43,7 +43,7 @@ def test_a_refusal_is_said_at_once_and_the_same_one_only_now_and_then(caplog: py
     clock.now += 31
     missing.refused("decisions cannot be published", WRITE)
     assert len(caplog.records) == 3
-    assert text.startswith("decisions cannot be published: User:shop lacks the right Write on topic store.done; ")
+    assert text.startswith("decisions cannot be published: User:shop lacks the permission Write on topic store.done; ")
     assert [*missing.missing()] == ["Write on topic store.done", "Read on group store.coordinator"]
     assert missing.missing()["Write on topic store.done"] == text
 
@@ -104,5 +104,5 @@ def test_a_target_that_may_not_be_seen_is_told_by_what_is_missing_and_not_as_abs
 def test_a_refused_send_names_the_right_and_any_other_failure_does_not() -> None:
     sends = AckedProducer("127.0.0.1:1", {"sasl.username": "shop", "log_level": 0}, 1.0, "test")
     text = sends.why("store.half", KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
-    assert "User:shop lacks the right Write on topic store.half" in text
+    assert "User:shop lacks the permission Write on topic store.half" in text
     assert "lacks" not in sends.why("store.half", KafkaError(KafkaError._MSG_TIMED_OUT))

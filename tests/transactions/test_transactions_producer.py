@@ -96,27 +96,27 @@ def test_a_full_buffer_blocks_or_raises_as_chosen(bench: Bench) -> None:
 def test_the_bytes_in_flight_are_bounded_and_one_alone_may_have_more() -> None:
     room = InFlightLimit(10, 100, timeout_s=0)
 
-    room.enter(500)
+    room.reserve(500)
     with pytest.raises(BufferFullError, match="500 bytes"):
-        room.enter(1)
-    room.leave(500)
-    room.enter(60)
+        room.reserve(1)
+    room.release(500)
+    room.reserve(60)
     with pytest.raises(BufferFullError, match="max_in_flight_bytes 100"):
-        room.enter(41)
-    room.enter(40)
+        room.reserve(41)
+    room.reserve(40)
 
     assert (room.count, room.bytes) == (2, 100)
 
 
 def test_room_that_never_comes_is_told_after_the_time_to_wait() -> None:
     room = InFlightLimit(1, 100, timeout_s=0.05)
-    room.enter(1)
+    room.reserve(1)
 
     with pytest.raises(BufferFullError, match="1 transactions"):
-        room.enter(1)
+        room.reserve(1)
 
-    room.leave(1)
-    room.enter(1)
+    room.release(1)
+    room.reserve(1)
 
 
 def test_many_are_submitted_at_once_and_each_is_a_transaction_of_its_own(bench: Bench) -> None:

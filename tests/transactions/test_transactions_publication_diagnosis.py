@@ -47,8 +47,8 @@ def test_a_crowd_that_waits_for_the_same_looks_once() -> None:
 
 
 def test_a_look_that_hangs_is_left_behind_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.kafka.publication._LIMIT_S", 0.05)
-    monkeypatch.setattr("penstock.transactions.stores.kafka.publication._GOOD_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.publication._LOOKUP_BUDGET_S", 0.05)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.publication._LOOKUP_VALID_S", 0.0)
     held, looks = threading.Event(), []
 
     def look() -> Observation:
@@ -79,7 +79,7 @@ def unseen(producer: TransactionalProducer, topic: str, value: bytes = b"v") -> 
 def test_who_waits_for_a_publication_is_told_what_is_missing(
     bench: Bench, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.kafka.publication._GOOD_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.publication._LOOKUP_VALID_S", 0.0)
     gone, producer = new_topic(), bench.producer(publish_timeout=1.0)
     producer.send(gone, value=b"known")
 

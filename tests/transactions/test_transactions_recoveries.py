@@ -13,7 +13,7 @@ from half_partition import context_of
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.logs.recovered_partition import RecoveredPartition
-from penstock.transactions.stores.kafka.logs.recovery import _SILENT_S, Recoveries, Step
+from penstock.transactions.stores.kafka.logs.recovery import _ABANDON_AFTER_S, Recoveries, Step
 from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
 
@@ -80,9 +80,9 @@ def test_an_attempt_that_hangs_is_left_behind_and_another_begins(release: thread
     wait_until(lambda: taking.slow_call(time.monotonic())[0] == "step of attempt 1")
     assert taking.slow_call(time.monotonic() + 5)[1] >= 5
 
-    assert taking.found(time.monotonic() + _SILENT_S - 1) == []
+    assert taking.found(time.monotonic() + _ABANDON_AFTER_S - 1) == []
     assert left.hanging == 0
-    taking.found(time.monotonic() + _SILENT_S)
+    taking.found(time.monotonic() + _ABANDON_AFTER_S)
 
     assert left.hanging == 1
     assert found(taking) == {1: 2}

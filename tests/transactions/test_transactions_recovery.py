@@ -77,7 +77,7 @@ def test_a_zombie_frozen_past_its_session_publishes_nothing(bench: Bench, frozen
 def test_positions_that_a_transaction_without_an_owner_holds_back_are_told(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.kafka.logs.recovery._HELD_S", 2.0)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.logs.recovery._OPEN_TRANSACTION_WARNING_AFTER_S", 2.0)
     reader = Consumer({"bootstrap.servers": bench.servers, "group.id": bench.topics.coordinators})
     # The group has a coordinator by now: the next call would wait for one for ever.
     assert claims(bench)

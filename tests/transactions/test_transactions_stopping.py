@@ -1,4 +1,4 @@
-"""What a stop waits for has a bound: a call of the client library that hangs is left behind, and the log says so."""
+"""What a stop waits for has a bound: a call of the client library that hangs is abandoned, and the log says so."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_delivery_report_that_hangs_holds_no_stop(
 
     sends.stop(0.1)
 
-    assert "the last sends of shop did not return in 0.3 s: it was left behind" in caplog.text
+    assert "the last sends of shop did not return in 0.3 s: it was abandoned" in caplog.text
     gate.set()
     wait_until(lambda: not any("last-sends" in thread.name for thread in threading.enumerate()))
 
@@ -92,5 +92,5 @@ def test_a_watch_of_publications_whose_client_hangs_holds_no_stop(
 
     watch.stop()
 
-    assert "the watch is left behind" in caplog.text
+    assert "the watch is abandoned" in caplog.text
     gate.set()

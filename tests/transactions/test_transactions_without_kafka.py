@@ -63,7 +63,7 @@ def test_targets_are_looked_up_again_once_kafka_answers(
     topic = new_topic(partitions=2)
     bench = FileBench(broker.bootstrap_servers, topic, tmp_path)
     # As if no broker had answered in time.
-    monkeypatch.setattr("penstock.transactions.stores.target_topics._MOMENT_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.target_topics._LOOKUP_BUDGET_S", 0.0)
     bench.store.require_target("there-is-none", None)
 
     def is_refused(name: str, partition: int | None, error: type[Exception]) -> bool:

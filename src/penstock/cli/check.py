@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.clients.rights import Right, Rights
 
 #: Seconds that the first use of groups on a cluster may take, and between two looks.
-_READY_S, _LOOK_S = 10.0, 0.3
+_GROUP_READY_BUDGET_S, _LOOK_S = 10.0, 0.3
 
 
 def check(
@@ -31,11 +31,11 @@ def check(
         ),
     ] = None,
 ) -> Result:
-    """Tell what an app would run with and whether its cluster lets it; starts nothing and changes nothing.
+    """Show an app's settings, and whether its cluster has the topics and permissions; starts and changes nothing.
 
-    It prints each setting with where it stands, secrets hidden; asks the brokers for the app's topics and rights; and
-    prints the least rights that the app needs as commands of kafka-acls, sinks and coordinator included. Ends with 1
-    where a topic or a right is missing.
+    It prints each setting and where it comes from, secrets hidden. It asks the brokers for the app's topics and
+    permissions. It prints the permissions that the app needs, sinks and coordinator included, as commands of
+    kafka-acls. Ends with 1 if a topic or a permission is missing.
     """
     from penstock import clients
     from penstock.cli.needs import commands, needs_of_app
@@ -55,7 +55,7 @@ def check(
         rights = _asked(cluster, needs)
     except BrokerConnectionError as error:
         needs = needs_of_app(app, ())
-        notes = ["The least rights that it needs:", *commands(needs.rights, user, servers)]
+        notes = ["The permissions that it needs:", *commands(needs.rights, user, servers)]
         facts = {"app": app.name, "ok": False, "bootstrap_servers": servers, "principal": user}
         return Result([settings], facts, lines=[f"app {app.name}"], notes=notes, failure=error)
     topics = list(_topics(needs, there))
@@ -74,15 +74,15 @@ def check(
         f"brokers at {servers} answer, as {user}",
         *warnings,
         *(
-            ["unknown: brokers tell nothing of rights on transactional ids and on absent topics"]
+            ["unknown: brokers do not say who may use transactional ids, and topics that do not exist yet"]
             if rights.unknown
             else []
         ),
-        "The least rights that it needs:",
+        "The permissions that it needs:",
         *acls,
         *(f"# {note}" for note in needs.notes),
     ]
-    tables = [settings, Table("topics", topics), Table("rights", list(_rights(rights)), ("state", "right"))]
+    tables = [settings, Table("topics", topics), Table("rights", list(_rights(rights)), ("state", "permission"))]
     return Result(tables, facts, lines=[f"app {app.name}"], notes=notes, failure=failure)
 
 
@@ -104,6 +104,8 @@ def _settings(app: App) -> Iterator[dict[str, str]]:
 
 
 def _plain(value: object) -> str:
+    if value is None:
+        return "none"
     return str(value) if isinstance(value, bool | int | float) else f"<{type(value).__name__}>"
 
 
@@ -115,7 +117,9 @@ def _asked(cluster: Any, needs: AppNeeds) -> Rights:
     def is_ready(rights: Rights) -> bool:
         return all(right.resource is not Resource.GROUP for right in rights.unknown)
 
-    found: Rights = ask_again(lambda: cluster.ask_rights(needs.rights).wait(), _READY_S, _LOOK_S, until=is_ready)
+    found: Rights = ask_again(
+        lambda: cluster.ask_rights(needs.rights).wait(), _GROUP_READY_BUDGET_S, _LOOK_S, until=is_ready
+    )
     return found
 
 
@@ -134,7 +138,8 @@ def _rights(rights: Rights) -> Iterator[dict[str, Any]]:
     def rows(found: Iterable[Right], state: str) -> Iterator[dict[str, Any]]:
         for right in found:
             fields = {"operation": right.operation, "resource": right.resource, "name": right.name}
-            yield {"state": state, "right": str(right), **fields, "prefix": right.is_prefix}
+            text = str(right)  # `right` is the former name of `permission` in JSON, and goes with the next release
+            yield {"state": state, "permission": text, "right": text, **fields, "prefix": right.is_prefix}
 
     yield from rows(rights.held, "ok")
     yield from rows(rights.missing, "missing")
@@ -146,7 +151,12 @@ def _failure(app: App, topics: list[dict[str, Any]], rights: Rights, user: str) 
     from penstock.errors import TopicNotFoundError
 
     if rights.missing:
-        return MissingRightError(f"app {app.name} cannot start", rights.missing, user)
+        named = ", ".join(map(str, rights.missing))
+        return MissingRightError.from_text(
+            f"app {app.name} cannot start: {user} lacks the permission {named}; an administrator gives it with the "
+            "commands above",
+            tuple(rights.missing),
+        )
     if absent := [row["topic"] for row in topics if row["state"] == "missing"]:
         return TopicNotFoundError(
             f"app {app.name} cannot start: no topic {', '.join(absent)} at {app.bootstrap_servers}; create it, as by "

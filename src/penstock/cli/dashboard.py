@@ -15,7 +15,7 @@ from penstock.supervisor.stopping import until_signal
 
 DEFAULT_ADDRESS = "127.0.0.1:8400"
 #: Seconds between two looks whether a signal came.
-_LOOK_S = 0.5
+_SIGNAL_POLL_S = 0.5
 
 
 def dashboard(
@@ -73,4 +73,4 @@ def dashboard(
         if not address.is_loopback:
             print_error(f"whoever reaches {page.address} sees it: it has no password and no TLS of its own")
         while True:
-            time.sleep(_LOOK_S)
+            time.sleep(_SIGNAL_POLL_S)

@@ -45,7 +45,7 @@ def needs_of_app(app: App, there: Collection[str]) -> AppNeeds:
         rights += needs.rights
         if app.patterns:
             notes.append("patterns: rights on topics that they match later are missing from the list")
-        notes.append("what a handler returns as an Outgoing names its topic then: give Write on it, too")
+        notes.append("a handler that returns an Outgoing needs Write on its topic too")
     rights += [group_right(group_of_sinks(app.name))] if app.sinks else []
     for spec in app.sinks:
         topics |= dict.fromkeys(spec.topics, f"read by the sink {spec.name}")

@@ -270,7 +270,9 @@ def _import_failed(module_name: str, error: Exception) -> ConfigurationError:
             f"no module {error.name} in {Path.cwd()} or among the installed packages; "
             "go to the folder that holds it, or correct the name"
         )
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    stack = traceback.extract_tb(error.__traceback__)
+    # The line of the user's that failed, not the frozen standard library that it called, as `os.environ["NAME"]` does.
+    place = next((frame for frame in reversed(stack) if not frame.filename.startswith("<")), stack[-1])
     return ConfigurationError(
         f"module {module_name} could not be imported: {type(error).__name__}: {error} "
         f"({Path(place.filename).name}, line {place.lineno}); correct it, or see the stack with penstock --debug"

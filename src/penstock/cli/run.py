@@ -22,7 +22,7 @@ _HANDLER_LIMIT_S = 300.0
 #: With --reload: files whose changes count, and seconds that an app may take to end in order; its own `stop_timeout` is
 #: 25 unless it says otherwise.
 _SUFFIXES = (".py", ".toml")
-_STOP_S = 30
+_RELOAD_STOP_S = 30
 
 
 def run(
@@ -134,7 +134,7 @@ def run_again_on_change(target: str, passed_on: Sequence[str] = (), folder: Path
         target_type="command",
         watch_filter=CodeAndSettings(),
         callback=lambda changes: typer.echo(f"penstock: {len(changes)} changed, starting again", err=True),
-        sigint_timeout=_STOP_S,
+        sigint_timeout=_RELOAD_STOP_S,
     )
     return 0
 

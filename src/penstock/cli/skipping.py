@@ -22,7 +22,7 @@ from penstock.options import ClientConfig
 from penstock.places import place_of
 
 #: Seconds that reading the message may take.
-_LIMIT_S = 15.0
+_READ_BUDGET_S = 15.0
 #: The topic's own limit decides.
 _ANY_SIZE = {"message.max.bytes": 1_000_000_000}
 
@@ -86,7 +86,7 @@ class Skipping:
         isolation = self._config.get("isolation.level", "read_committed")
         with PartitionReader(self._servers, self._config, self._group, isolation=isolation) as reader:
             try:
-                found = reader.record_at((self.topic, self.partition), self.offset, _LIMIT_S)
+                found = reader.record_at((self.topic, self.partition), self.offset, _READ_BUDGET_S)
             except NotReadInTimeError as error:
                 raise BrokerConnectionError(f"{self.place} did not come: {reader.trouble or 'no answer'}") from error
         if found is None:

@@ -23,8 +23,8 @@ REPORTS_TOPIC = "penstock.reports"
 ReportTopic = Annotated[str, typer.Option("--report-topic", help="Topic that the members report to.")]
 
 #: Seconds that it takes at most to learn whether a member lives, and between two looks with --watch.
-_SETTLE_S = 9.0
-_LOOK_S = 1.0
+_LIVENESS_BUDGET_S = 9.0
+_WATCH_INTERVAL_S = 1.0
 #: Problems that are shown of each group.
 _MOST_SHOWN = 20
 #: Of the table; JSON has the whole report.
@@ -59,7 +59,7 @@ def status(
             yield _shown(_settled(reader, group, topic), reader)
         while watch:
             yield _shown([found for found in reader.groups() if group in {None, found.name}], reader, watch=True)
-            next_at = time.monotonic() + _LOOK_S
+            next_at = time.monotonic() + _WATCH_INTERVAL_S
             while (left := next_at - time.monotonic()) > 0:
                 reader.follow(left)
 
@@ -86,7 +86,7 @@ def _reader(cluster: Reading, topic: str) -> ReportReader:
 
 
 def _settled(reader: ReportReader, group: str | None, topic: str) -> list[Group]:
-    reader.settle(_SETTLE_S, group)
+    reader.settle(_LIVENESS_BUDGET_S, group)
     if found := [found for found in reader.groups() if group in {None, found.name}]:
         return found
     whose = "no member" if group is None else f"no member of {group}"

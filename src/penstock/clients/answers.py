@@ -24,11 +24,11 @@ CONNECT_TIMEOUT_S = 15.0
 #: Seconds that the client library may take to report that a broker did not answer.
 LATE_S = 1.0
 #: Seconds between two looks at what the client says.
-_LOOK_S = 0.02
+_POLL_S = 0.02
 #: Seconds for which an address is tried whose connections end early, which a wrong protocol does.
 _ENDS_EARLY_S = 3.0
 #: Seconds between two questions of which the first found no leader.
-_AGAIN_S = 0.1
+_RETRY_DELAY_S = 0.1
 
 
 def first_answer(admin: AdminClient, bootstrap_servers: str, timeout_s: float, ask: Callable[[], T]) -> T:
@@ -41,14 +41,14 @@ def first_answer(admin: AdminClient, bootstrap_servers: str, timeout_s: float, a
     answer = thread.start("a first question", ask)
     # It ends with its call: the library waits for its whole time, whatever it has said meanwhile.
     thread.close()
-    while not answer.done(_LOOK_S):
+    while not answer.done(_POLL_S):
         admin.poll(0)
         if answer.age_s > timeout_s + LATE_S:
             # The library ignores its own time-outs in places (confluentinc/librdkafka#5456).
             said = "" if words.cause is None else f": {words.cause}"
             raise BrokerConnectionError(
                 f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s{said}; the call of the client "
-                "library did not return and is left behind"
+                "library did not return and is abandoned"
             )
         ended_early = words.cause is not None and words.cause.may_pass and bool(words.cause.remedy)
         hopeless = ended_early and answer.age_s > _ENDS_EARLY_S
@@ -127,7 +127,7 @@ def asked_until_ready(question: Callable[[], T], limit_s: float) -> T:
 
     Raises the last `KafkaException` once `limit_s` seconds have passed, and that of a missing right at once.
     """
-    return ask_again(question, limit_s, _AGAIN_S, until=lambda _answer: True, passes=_may_be_ready_soon)
+    return ask_again(question, limit_s, _RETRY_DELAY_S, until=lambda _answer: True, passes=_may_be_ready_soon)
 
 
 def _may_be_ready_soon(error: BaseException) -> bool:

@@ -1,7 +1,7 @@
-"""Calls into a library that may never return: each has a time limit that we hold, on a thread that can be left behind.
+"""Calls into a library that may never return: each has a time limit that we hold, on a thread that can be abandoned.
 
 The Kafka client ignores its own time-outs in places (confluentinc/librdkafka#5456), and Python cannot end a thread. So
-such a call goes to a `Disposable`, which is left behind at the limit: its clients are closed on its own daemon thread,
+such a call goes to a `Disposable`, which is abandoned at the limit: its clients are closed on its own daemon thread,
 if the call ever returns. How many hang is counted, for a process has no endless memory. Where an answer is not as
 wanted, `ask_again` asks again until a limit; tenacity decides.
 """
@@ -29,13 +29,13 @@ T = TypeVar("T")
 #: Threads of one owner that may hang at a time; with more it gives up.
 MOST_LEFT_BEHIND = 50
 #: Seconds between two looks whether a call is stuck.
-_LOOK_S = 0.5
+_STUCK_POLL_S = 0.5
 #: Seconds that closing a client may take: one that does not hang has closed within one, at a load of 30 too.
 CLOSE_S = 10.0
 
 
 class NotAnsweredError(PenstockError):
-    """A call did not return within its limit: its thread was left behind, with the clients that it uses."""
+    """A call did not return within its limit: its thread was abandoned, with the clients that it uses."""
 
 
 class TooManyLeftBehindError(PenstockError):
@@ -43,7 +43,7 @@ class TooManyLeftBehindError(PenstockError):
 
 
 class LeftBehind:
-    """Counts the threads of one owner that were left behind. Thread-safe."""
+    """Counts the threads of one owner that were abandoned. Thread-safe."""
 
     def __init__(self, owner: str, most: int = MOST_LEFT_BEHIND) -> None:
         self._owner = owner
@@ -51,7 +51,7 @@ class LeftBehind:
         # Guards the fields below.
         self._lock = threading.Lock()
         self._hanging = 0
-        #: Threads that were ever left behind. Written under the lock; reading one number is safe.
+        #: Threads that were ever abandoned. Written under the lock; reading one number is safe.
         self.total = 0
 
     @property
@@ -67,14 +67,14 @@ class LeftBehind:
                 "a thread and a client; restart the process, and see whether the brokers answer"
             )
 
-    def note_left(self) -> None:
-        """Count a thread that is left behind."""
+    def note_abandoned(self) -> None:
+        """Count a thread that is abandoned."""
         with self._lock:
             self._hanging += 1
             self.total += 1
 
     def note_returned(self) -> None:
-        """Count a thread that was left behind as returned."""
+        """Count a thread that was abandoned as returned."""
         with self._lock:
             self._hanging -= 1
 
@@ -124,7 +124,7 @@ def _without_locals(error: BaseException) -> BaseException:
 
 
 class Disposable:
-    """A thread that makes one call after another, and can be left behind in any of them. Used by one owner thread.
+    """A thread that makes one call after another, and can be abandoned in any of them. Used by one owner thread.
 
     What the calls use, Kafka clients above all, is made, used and closed in calls: the owner never waits in one, not
     even in the destructor of a client.
@@ -133,9 +133,9 @@ class Disposable:
     def __init__(self, name: str, left: LeftBehind) -> None:
         self._left = left
         self._calls: queue.SimpleQueue[Call[Any] | None] = queue.SimpleQueue()
-        # Guards the two below: whether it was left behind, and whether its thread has ended.
+        # Guards the two below: whether it was abandoned, and whether its thread has ended.
         self._lock = threading.Lock()
-        self._is_left = False
+        self._is_abandoned = False
         self._has_ended = False
         self._cleanup: Callable[[], object] | None = None
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -159,27 +159,27 @@ class Disposable:
         """Make a call and return its result, or raise what it raised.
 
         `NotAnsweredError`: it took over `limit_s` seconds, or `is_stuck`, which is asked now and then, said so; it was
-        left behind, as `leave` says: use this no more.
+        abandoned, as `abandon` says: use this no more.
         """
         call = self.start(label, function)
-        while not call.done(min(_LOOK_S, limit_s - call.age_s)):
+        while not call.done(min(_STUCK_POLL_S, limit_s - call.age_s)):
             if call.age_s >= limit_s or is_stuck():
-                self.leave(cleanup)
+                self.abandon(cleanup)
                 took = f"{limit_s:g}" if call.age_s >= limit_s else f"{call.age_s:.1f}"
-                raise NotAnsweredError(f"{label} did not return in {took} s: it was left behind")
+                raise NotAnsweredError(f"{label} did not return in {took} s: it was abandoned")
         return call.result()
 
-    def leave(self, cleanup: Callable[[], object]) -> None:
-        """Leave it behind: its owner goes on without it, at once.
+    def abandon(self, cleanup: Callable[[], object]) -> None:
+        """Go on without it, at once: its owner abandons it to the call that hangs.
 
         `cleanup` closes what its calls use, on the thread itself once its call returns; what it raises is logged.
         """
         with self._lock:
-            if self._is_left or self._has_ended:
+            if self._is_abandoned or self._has_ended:
                 return
-            self._is_left, self._cleanup = True, cleanup
-            # Counted here already, so that nobody sees it neither at work nor left.
-            self._left.note_left()
+            self._is_abandoned, self._cleanup = True, cleanup
+            # Counted here already, so that nobody sees it neither at work nor abandoned.
+            self._left.note_abandoned()
         self._calls.put(None)
 
     def close(self) -> None:
@@ -193,20 +193,20 @@ class Disposable:
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
-            if not self._is_left:
+            if not self._is_abandoned:
                 call.run()
             # The last result may be a client's: nobody else shall destroy it.
             del call
         with self._lock:
             self._has_ended = True
-            is_left, cleanup = self._is_left, self._cleanup
-        if not is_left:
+            is_abandoned, cleanup = self._is_abandoned, self._cleanup
+        if not is_abandoned:
             return
         try:
             if cleanup is not None:
                 cleanup()
         except:  # noqa: E722 - a client that was fenced may raise anything when it is closed
-            _log.info("what was left behind by %s did not close well", self._thread.name, exc_info=raised())
+            _log.info("what was abandoned by %s did not close well", self._thread.name, exc_info=raised())
         finally:
             self._left.note_returned()
 
@@ -226,7 +226,7 @@ class BackgroundCall(Generic[T]):
     def answer(self) -> T | None:
         """Return what it returned, or raise what it raised; None as long as it has not.
 
-        `NotAnsweredError`: it took over its limit and was left behind.
+        `NotAnsweredError`: it took over its limit and was abandoned.
         """
         if not self._call.done() and self._call.age_s <= self._limit_s:
             return None
@@ -235,8 +235,8 @@ class BackgroundCall(Generic[T]):
     def wait(self) -> T:
         """Return what it returned, or raise what it raised, waiting for it; `NotAnsweredError` as `answer`."""
         if not self._call.done(self._limit_s - self._call.age_s):
-            self._thread.leave(lambda: None)
-            raise NotAnsweredError(f"{self._call.label} did not return in {self._limit_s:g} s: it was left behind")
+            self._thread.abandon(lambda: None)
+            raise NotAnsweredError(f"{self._call.label} did not return in {self._limit_s:g} s: it was abandoned")
         self._thread.close()
         return self._call.result()
 
@@ -244,7 +244,7 @@ class BackgroundCall(Generic[T]):
 def end_within(limit_s: float, what: str, call: Callable[[], T]) -> T | None:
     """Make a call that ends something, as `Consumer.close`, and return its result, or raise what it raised.
 
-    None where it did not return within `limit_s` seconds: it is left behind on its thread, and that is logged.
+    None where it did not return within `limit_s` seconds: it is abandoned on its thread, and that is logged.
     """
     try:
         return BackgroundCall(what, call, limit_s, LeftBehind(what)).wait()

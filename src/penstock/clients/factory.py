@@ -37,8 +37,8 @@ from penstock.options import ClientConfig, is_classic, not_empty, positive_int
 _log = logging.getLogger("penstock.clients.factory")
 
 #: Seconds for which whoever dropped or found the client may still refer to it, and between two looks.
-_FOUND_S = 1.0
-_LOOK_S = 0.01
+_RELEASE_BUDGET_S = 1.0
+_POLL_S = 0.01
 #: Looks at the end of the interpreter for which other threads may still be ending, and seconds for the clients: one
 #: whose broker is gone may never close (librdkafka 2.16 keeps waiting for a thread of its own; seen in every third run
 #: of a program that stopped its broker on a busy machine), and nothing of it is lost with the process.
@@ -70,10 +70,10 @@ class DestroyedElsewhere:
 
 
 def _destroy(client: list[Any]) -> None:
-    deadline = time.monotonic() + _FOUND_S
+    deadline = time.monotonic() + _RELEASE_BUDGET_S
     # The list and the call of getrefcount refer to it.
     while sys.getrefcount(client[0]) > 2 and time.monotonic() < deadline:  # noqa: PLR2004 - see above
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     left = weakref.ref(client[0])
     client.clear()
     if left() is not None:
@@ -88,7 +88,7 @@ def _close_what_is_left() -> None:
     for _ in range(_LAST_LOOKS):
         if not _other_threads():
             break
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     else:
         return
     # They say now that brokers which were stopped before them are gone, and nobody works with them any more.
@@ -146,7 +146,7 @@ class Consumer(DestroyedElsewhere, confluent_kafka.Consumer):
             deadline = time.monotonic() + _TOPICS_S
             for topic in topics:
                 try:
-                    self.list_topics(topic, timeout=max(_LOOK_S, deadline - time.monotonic()))
+                    self.list_topics(topic, timeout=max(_POLL_S, deadline - time.monotonic()))
                 except KafkaException as error:
                     raise TopicsNotKnownError(*error.args) from None
         super().subscribe(topics, *arguments, **callbacks)

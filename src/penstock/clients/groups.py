@@ -30,7 +30,7 @@ from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
 
 #: The longest time-out that the library takes.
-_LONGEST_S = 3600.0
+_MAX_TIMEOUT_S = 3600.0
 #: What a coordinator answers to a commit from outside of a group that has members, by either protocol of groups.
 HAS_MEMBERS = frozenset(
     {
@@ -58,7 +58,7 @@ class GroupAdmin:
 def describe_groups(admin: AdminClient, groups: Iterable[str], *, with_rights: bool = False) -> dict[str, Future[Any]]:
     """Ask for the members of groups and, `with_rights`, for what this client may do with them."""
     asked: dict[str, Future[Any]] = admin.describe_consumer_groups(
-        list(groups), request_timeout=_LONGEST_S, include_authorized_operations=with_rights
+        list(groups), request_timeout=_MAX_TIMEOUT_S, include_authorized_operations=with_rights
     )
     return asked
 
@@ -66,7 +66,7 @@ def describe_groups(admin: AdminClient, groups: Iterable[str], *, with_rights: b
 def alter_group_offsets(admin: AdminClient, group: str, offsets: list[TopicPartition]) -> Future[Any]:
     """Ask to commit offsets for a group that has no members."""
     wanted = ConsumerGroupTopicPartitions(group, offsets)
-    asked: Future[Any] = admin.alter_consumer_group_offsets([wanted], request_timeout=_LONGEST_S)[group]
+    asked: Future[Any] = admin.alter_consumer_group_offsets([wanted], request_timeout=_MAX_TIMEOUT_S)[group]
     return asked
 
 

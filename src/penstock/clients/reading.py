@@ -71,9 +71,9 @@ Failed = Callable[[ErrorKind, KafkaError, Place], object]
 _POLL_S = 0.1
 _RECORDS = 1_000
 #: Seconds after an error: they come back at once, and without a pause this would spin.
-_PAUSE_S = 0.1
+_RETRY_DELAY_S = 0.1
 #: The least time a question has, in seconds.
-_LEAST_S = 0.001
+_MIN_TIMEOUT_S = 0.001
 
 
 class NotReadInTimeError(TimeoutError):
@@ -133,7 +133,7 @@ class PartitionReader:
         deadline, found = time.monotonic() + limit_s, {}
         for number in numbers:
             place = TopicPartition(topic, number)
-            answer = self.consumer.get_watermark_offsets(place, max(_LEAST_S, deadline - time.monotonic()))
+            answer = self.consumer.get_watermark_offsets(place, max(_MIN_TIMEOUT_S, deadline - time.monotonic()))
             if answer is None:  # the client gave up
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer in time"))  # noqa: SLF001 - the library's public constants look so
             found[number] = answer
@@ -192,7 +192,7 @@ class PartitionReader:
                 self._held = raised
                 break
         if hindered and not records:
-            time.sleep(min(_PAUSE_S, timeout_s))
+            time.sleep(min(_RETRY_DELAY_S, timeout_s))
         return records
 
     def read(
@@ -253,7 +253,7 @@ class PartitionReader:
         self.heard_at, self.trouble = time.monotonic(), None
 
     def close(self, limit_s: float | None = None) -> None:
-        """Close the connections, within `limit_s` seconds, or `CLOSE_S`: what hangs is left behind."""
+        """Close the connections, within `limit_s` seconds, or `CLOSE_S`: what hangs is abandoned."""
         self._is_closed = True
         end_within(CLOSE_S if limit_s is None else limit_s, f"closing the reader of {self._group}", self.consumer.close)
 

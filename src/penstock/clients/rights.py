@@ -138,7 +138,7 @@ def lacking_text(rights: Sequence[Grantable], principal: str) -> str:
     """Return the part of it that tells what is missing and the commands that give it."""
     named = " and ".join(map(str, rights))
     commands = "; ".join(right.command(principal) for right in rights)
-    return f"{principal} lacks the right {named}; an administrator gives it with: {commands}"
+    return f"{principal} lacks the permission {named}; an administrator gives it with: {commands}"
 
 
 def principal_of(config: ClientConfig) -> str:

@@ -171,8 +171,8 @@ def log_bounds(admin: AdminClient, places: Sequence[Place], timeout_s: float) ->
 
 
 #: Seconds that one look at the metadata may take, and between two looks.
-_METADATA_LOOK_S = 5.0
-_LOOK_S = 0.02
+_METADATA_TIMEOUT_S = 5.0
+_POLL_S = 0.02
 #: Seconds that the creation of a topic may take: longer than the client itself waits.
 _CREATE_S = 65.0
 
@@ -232,7 +232,7 @@ def require_topics(
 ) -> dict[str, int]:
     """Return the number of partitions of each named topic; `BrokerConnectionError` where no broker answered.
 
-    `MissingRightError` names all that cannot be seen, and says that `principal` lacks the right `to` them;
+    `MissingRightError` names all that cannot be seen, and says that `principal` lacks the permission `to` them;
     `TopicNotFoundError` names all that do not exist.
     """
     counts = partition_counts(admin, bootstrap_servers)
@@ -401,8 +401,8 @@ def _await_metadata(admin: AdminClient, names: set[str]) -> None:
 
     def is_known() -> bool:
         with suppress(KafkaException):
-            known = admin.list_topics(timeout=_METADATA_LOOK_S).topics
+            known = admin.list_topics(timeout=_METADATA_TIMEOUT_S).topics
             return all(name in known and known[name].error is None for name in names)
         return False
 
-    ask_again(is_known, CONNECT_TIMEOUT_S, _LOOK_S)
+    ask_again(is_known, CONNECT_TIMEOUT_S, _POLL_S)

@@ -24,7 +24,7 @@ from penstock.consumer.poll.topics import create_outputs
 from penstock.errors import NotGivenUpError
 
 #: Seconds between two looks whether a request can still be carried out.
-_LOOK_S = 0.1
+_POLL_S = 0.1
 #: Why a message that holds its partition is not given up, by where it is.
 _WHY_NOT = {
     "in handler": "it is in its handler still, though that was interrupted; ask again: what does not return is given "
@@ -75,7 +75,7 @@ class GivingUp:
             if not up.outcome.running() and (not assignment.active or assignment.tracker.watermark != offset):
                 break  # it does not hold its partition any more, and nobody has acted on the request
             with suppress(TimeoutError, CancelledError):
-                up.outcome.result(min(_LOOK_S, left))
+                up.outcome.result(min(_POLL_S, left))
         return self.judge(up)
 
     def judge(self, up: GiveUp) -> str:

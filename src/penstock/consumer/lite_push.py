@@ -34,9 +34,9 @@ _log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 #: Seconds between two checks of a poll thread that should end.
-_LOOK_S = 0.5
+_JOIN_POLL_S = 0.5
 #: Seconds that handlers under way have to end when nothing is drained, so that the work of short ones is not repeated.
-_GRACE_S = 1.0
+_HANDLERS_GRACE_S = 1.0
 
 
 class LitePushConsumer:
@@ -246,7 +246,7 @@ class LitePushConsumer:
         if self._loop is None:
             return
         if now:
-            self._engine.stop_request.leave(_GRACE_S)
+            self._engine.stop_request.leave(_HANDLERS_GRACE_S)
         else:
             self._engine.stop_request.drain(timeout)
 
@@ -260,7 +260,7 @@ class LitePushConsumer:
             return True
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._thread.is_alive() and not self._loop.membership.leaving_takes_too_long():
-            step = _LOOK_S if deadline is None else min(_LOOK_S, deadline - time.monotonic())
+            step = _JOIN_POLL_S if deadline is None else min(_JOIN_POLL_S, deadline - time.monotonic())
             if step <= 0:
                 return False
             self._thread.join(step)

@@ -105,7 +105,7 @@ class SupervisedChild:
             try:
                 self._supervisor.wait(_SUPERVISOR_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                _log.warning("process %d does not end though it was killed: it is left behind", self._supervisor.pid)
+                _log.warning("process %d does not end though it was killed: it is abandoned", self._supervisor.pid)
         if self._exit_code is None:
             self._exit_code = _KILLED
         if self._remove is not None:  # still there only if the supervisor was killed

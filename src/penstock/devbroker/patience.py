@@ -14,7 +14,7 @@ from collections.abc import Callable
 _log = logging.getLogger(__name__)
 
 #: Seconds between two log lines that say what is waited for.
-_SAY_S = 20.0
+_LOG_INTERVAL_S = 20.0
 
 
 def load_per_cpu() -> float:
@@ -52,7 +52,7 @@ class Patience:
         now = self._clock()
         self._most = max(self._most, self._load())
         limit_s = self._limit_s * self._most
-        if now - self._said >= _SAY_S:
+        if now - self._said >= _LOG_INTERVAL_S:
             self._said = now
             text = "%s is still starting after %.0f s, of %.0f at most on this machine"
             _log.warning(text, self._what, now - self._begun, limit_s)

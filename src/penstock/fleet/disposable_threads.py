@@ -1,4 +1,4 @@
-"""Work that an event loop has done on threads of its own, which are left behind where they hang."""
+"""Work that an event loop has done on threads of its own, which are abandoned where they hang."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DisposableThreads:
 
     Args:
         name: of the threads.
-        most: threads at a time, those included that were left behind and still run.
+        most: threads at a time, those included that were abandoned and still run.
         limit_s: seconds that the loop waits for one.
     """
 

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 INSTALL = "pip install 'penstock[web]'"
 #: Seconds that the end waits for answers under way, and then for the thread.
 _ANSWERS_S = 1
-_END_S = 2.0
+_JOIN_S = 2.0
 #: Milliseconds after which the kernel drops a client that takes nothing of what was sent.
 _TAKES_NOTHING_MS = 30_000
 #: Of every answer; a page says more about what it may load.
@@ -109,7 +109,7 @@ class HttpServer:
         """End, within seconds."""
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
-            self._thread.join(_END_S)
+            self._thread.join(_JOIN_S)
         # The thread that still runs is a daemon: it holds nothing up.
         with suppress(OSError):
             self._listener.close()

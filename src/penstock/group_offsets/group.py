@@ -44,8 +44,8 @@ from penstock.places import place_text
 
 #: Seconds for one answer, those in which a question that may be answered in a moment is asked again, and in between.
 _ANSWER_S = 15.0
-_PASSES_S = 15.0
-_AGAIN_S = 0.2
+_RETRY_BUDGET_S = 15.0
+_RETRY_DELAY_S = 0.2
 
 T = TypeVar("T")
 
@@ -209,7 +209,7 @@ class Group:
             asking = self._servers, self._config, self._group, places
             try:
                 # Stable ones: those of a transaction that is still open may be replaced when it ends.
-                found = committed_offsets(*asking, _PASSES_S)
+                found = committed_offsets(*asking, _RETRY_BUDGET_S)
             except KafkaException as error:
                 if code_of(error) != KafkaError._TIMED_OUT:  # noqa: SLF001 - public constants look so
                     raise
@@ -252,7 +252,9 @@ class Group:
     ) -> T:
         """Return an answer; ask again for some seconds what may be answered in a moment, or what `again` says."""
         try:
-            return ask_again(ask, _PASSES_S, _AGAIN_S, until=lambda answer: not again(answer), passes=_may_pass)
+            return ask_again(
+                ask, _RETRY_BUDGET_S, _RETRY_DELAY_S, until=lambda answer: not again(answer), passes=_may_pass
+            )
         except KafkaException as error:
             raise self._failure(error, what, rights) from error
 

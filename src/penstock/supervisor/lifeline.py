@@ -15,7 +15,7 @@ import time
 #: Tells the child the descriptor of its end of the pipe.
 LIFELINE_VARIABLE = "PENSTOCK_LIFELINE_FD"
 #: Seconds a child has to end in order before it is killed.
-_GRACE_S = 60.0
+_END_BUDGET_S = 60.0
 
 
 class Lifeline:
@@ -48,5 +48,5 @@ def _watch(descriptor: int) -> None:
     while os.read(descriptor, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_GRACE_S)
+    time.sleep(_END_BUDGET_S)
     os.kill(os.getpid(), signal.SIGKILL)

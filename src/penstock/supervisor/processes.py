@@ -33,7 +33,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: What members hear at the first and the second; the next one kills them. Two kinds, so that a member to which systemd
 #: sends each signal as well takes both of a kind for one, however slow we are, and the second kind for a second.
 _PASSED_ON = {1: signal.SIGTERM, 2: signal.SIGINT}
-_LOOK_S = 0.1
+_MEMBERS_INTERVAL_S = 0.1
 #: A line longer than this is printed in parts.
 _MAX_LINE_BYTES = 65_536
 #: Seconds in which what a member that ended has printed is printed; a process that it left behind may go on writing.
@@ -103,7 +103,7 @@ class Processes:
                 now = time.monotonic()
                 for member in self._members:
                     self._tend(member, now)
-                time.sleep(_LOOK_S)
+                time.sleep(_MEMBERS_INTERVAL_S)
         finally:
             # Members that still run, after a failure of our own, end by their lifeline.
             self._lifeline.close()

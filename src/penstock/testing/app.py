@@ -32,7 +32,7 @@ from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
 from penstock.testing.task_runner import TaskRunner
 
 #: Seconds the clock goes on at a time at most, so that a member polls as often as its group wants.
-_STRIDE_S = 10.0
+_MAX_STEP_S = 10.0
 #: Turns without rest after which something is taken to go round for ever.
 _MAX_TURNS = 100_000
 #: Turns in which nothing happened, after which nothing will.
@@ -278,7 +278,7 @@ class TestApp:
         while (now := self.clock.monotonic()) < end:
             due = min(self._running().next_due(), self.broker.next_due())
             # What is due now and was not done by settling waits for something else than the clock.
-            self._move(min(end, now + _STRIDE_S, due if due > now else now + _STRIDE_S))
+            self._move(min(end, now + _MAX_STEP_S, due if due > now else now + _MAX_STEP_S))
             self.settle()
 
     def statistics(self) -> ConsumerStatistics:

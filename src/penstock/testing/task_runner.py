@@ -18,7 +18,7 @@ from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
 ResultT = TypeVar("ResultT")
 
 #: Real seconds to look for what handlers on the loop do, before others have their turn.
-_LOOK_S = 0.01
+_POLL_S = 0.01
 
 
 class TaskRunner:
@@ -60,7 +60,7 @@ class TaskRunner:
         if not self._tasks:
             return begun
         done, _ = self._loop.run_until_complete(
-            asyncio.wait(self._tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            asyncio.wait(self._tasks, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
         )
         for task in done:
             self._tasks.discard(task)

@@ -38,7 +38,7 @@ _PURGE_S = 5.0
 _RENEW_EVERY_S = 1.0
 _LAST_TRIES = 3
 #: Seconds between two looks at topics that may not be seen, and for one.
-_LOOK_S = 1.0
+_VISIBILITY_INTERVAL_S = 1.0
 #: What befalls records because their producer has ended.
 _OF_PRODUCER = frozenset({KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - the library's public constants look so
 
@@ -132,7 +132,7 @@ class AckedProducer:
         """Wait for open sends, at most `timeout_s` seconds, end the thread and return how many stayed open.
 
         Those are reported as failed, and what is sent from now on is refused: nobody waits for what cannot come. Where
-        the client library hangs, or what a delivery report calls, that is left behind after some seconds more.
+        the client library hangs, or what a delivery report calls, that is abandoned after some seconds more.
         """
         self._refusing = True
         if self.is_inherited:
@@ -320,13 +320,13 @@ class AckedProducer:
     def _look_again(self) -> None:
         """Have the client look at topics again that it may not have seen: it would remember that for minutes."""
         now = time.monotonic()
-        if not self._forbidden or now - self._looked_at < _LOOK_S:
+        if not self._forbidden or now - self._looked_at < _VISIBILITY_INTERVAL_S:
             return
         self._looked_at = now
         # A copy of a set is one step under the interpreter lock.
         for topic in self._forbidden.copy():
             try:
-                found = self._clients.client.list_topics(topic, timeout=_LOOK_S).topics.get(topic)
+                found = self._clients.client.list_topics(topic, timeout=_VISIBILITY_INTERVAL_S).topics.get(topic)
             except KafkaException:
                 continue
             if found is not None and found.error is None:

@@ -1,6 +1,6 @@
 """Threads that run a user's function, each call for a limited time: a call that hangs costs one slot, not the process.
 
-A call past its limit is given up: its thread is left behind (`clients/bounded_calls.py`) and replaced by a new one.
+A call past its limit is given up: its thread is abandoned (`clients/bounded_calls.py`) and replaced by a new one.
 Should it return after all, its result still counts.
 """
 
@@ -123,7 +123,7 @@ class BulkheadPool:
             self._hanging,
             thread.stack(),
         )
-        thread.leave(lambda: None)
+        thread.abandon(lambda: None)
         if self.is_short:
             _log.critical(
                 "%d calls of %s hang: no more threads replace them, and fewer than %d run; give the function a time "

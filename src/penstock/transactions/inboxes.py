@@ -47,9 +47,9 @@ _DELETED_AT_ONCE = 1_000
 _MOST_GROUP_CHARS = 255
 #: Seconds between two rounds of trimming. The first waits as long: what was handled before a crash and comes again,
 #: comes first.
-_EVERY_S = 60.0
+_TRIM_INTERVAL_S = 60.0
 #: Seconds that the end of an app waits for a round under way.
-_END_S = 2.0
+_STOP_BUDGET_S = 2.0
 #: Stands for the timestamp of a message that has none; as in Kafka.
 _NO_TIME = -1
 
@@ -287,13 +287,13 @@ class InboxTrimmer:
         self._thread.start()
 
     def stop(self) -> None:
-        """End. A statement that hangs is left behind with the thread, which is a daemon."""
+        """End. A statement that hangs is abandoned with the thread, which is a daemon."""
         self._stopping.set()
         if self._thread.ident is not None:
-            self._thread.join(_END_S)
+            self._thread.join(_STOP_BUDGET_S)
 
     def _run(self) -> None:
-        while not self._stopping.wait(_EVERY_S):
+        while not self._stopping.wait(_TRIM_INTERVAL_S):
             committed = self._committed()
             for database in self._databases:
                 self._trim(database, committed)
@@ -307,7 +307,7 @@ class InboxTrimmer:
                 self._group,
                 database.table,
                 cause_of(error),
-                _EVERY_S,
+                _TRIM_INTERVAL_S,
             )
         else:
             _log.debug("%d records of %s were trimmed from the inbox %s", deleted, self._group, database.table)

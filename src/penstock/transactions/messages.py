@@ -14,7 +14,7 @@ from penstock.outgoing import Outgoing, UserHeaders, as_headers, encoded, requir
 from penstock.transactions.wire.half import MAX_PARTS, RESERVED_PREFIX, Half
 
 #: The longest time that is taken for one: a hundred years.
-_LONGEST_S = 100 * 365 * 24 * 3600.0
+_MAX_DELAY_S = 100 * 365 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ def terms(check_immunity: float | None, deliver_at: datetime | float | None, *, 
     immunity_ms = None
     if check_immunity is not None:
         not_negative("check_immunity", check_immunity)
-        if check_immunity > _LONGEST_S:
-            raise ConfigurationError(f"check_immunity must be at most {_LONGEST_S:g} s, but is {check_immunity!r}")
+        if check_immunity > _MAX_DELAY_S:
+            raise ConfigurationError(f"check_immunity must be at most {_MAX_DELAY_S:g} s, but is {check_immunity!r}")
         immunity_ms = int(check_immunity * 1000)
     deliver_at_ms = None
     if deliver_at is not None:

@@ -169,7 +169,7 @@ class CoordinatorStatistics:
         finish_times: transactions by seconds from birth to published: one count for each bound of `FINISH_BUCKETS_S`,
             and one above; empty where they are not measured.
         finish_seconds: the sum of those seconds.
-        left_behind: threads that hang in a call of the Kafka client which never returned, and were left behind.
+        left_behind: threads that hang in a call of the Kafka client which never returned, and were abandoned.
         slow_call: the call of the Kafka client that publishing waits for, if it has not returned for long; else empty.
         slow_call_s: its age in seconds.
         missing_rights: what the coordinator was refused lately for want of a right, each with what gives it. Targets

@@ -103,7 +103,7 @@ def test_a_message_that_holds_its_partition_is_given_up_by_command(
 def test_who_gives_a_message_up_is_waited_for_though_others_refuse_at_once(
     broker: DevBroker, settings: CommandSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.fleet.commands.sender._OTHERS_S", 0.0)
+    monkeypatch.setattr("penstock.fleet.commands.sender._OTHER_ANSWERS_S", 0.0)
     refused = threading.Event()
 
     def refuse(*_: object) -> str:

@@ -96,7 +96,7 @@ def test_each_life_of_a_transaction_is_told_apart_in_the_done_log(
     store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nothing is truncated, and each coordinator begins with what its predecessors wrote there.
-    monkeypatch.setattr("penstock.transactions.stores.shard_coordinator._TRIM_S", 600.0)
+    monkeypatch.setattr("penstock.transactions.stores.shard_coordinator._TRIM_INTERVAL_S", 600.0)
     monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.log_upkeep.UPKEEP_S", 600.0)
     identity = store_bench.prepare(store_bench.half(b"v")).halves[0].transaction_id
     # A database tells a discard from a commit there, and not from an earlier discard.

@@ -75,8 +75,8 @@ def test_the_first_decision_wins_under_concurrent_updates(sql_bench: SqlBench) -
 
 
 def test_settled_transactions_leave_nothing_behind(sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.sql.shards._KEPT_S", 0.0)
-    monkeypatch.setattr("penstock.transactions.stores.shard_coordinator._TRIM_S", 0.2)
+    monkeypatch.setattr("penstock.transactions.stores.sql.shards._SETTLED_KEPT_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.shard_coordinator._TRIM_INTERVAL_S", 0.2)
     coordinator = sql_bench.coordinator(**NO_CHECKS)
 
     for number in range(20):

@@ -42,7 +42,7 @@ _COMMITTED = "committed"
 #: that a transaction is not to be found there says nothing.
 SURE_S = 3.0
 #: Seconds that an end may take which the library does not speak of, so that it passes for known.
-_SILENT_S = 0.1
+_UNREPORTED_END_S = 0.1
 
 
 class UnknownEndError(PenstockError):
@@ -157,6 +157,6 @@ class EndWatch:
 
         The seconds it took count where the library did not speak of it: another version might not.
         """
-        if self._sign is None and not self._ends and took_s > _SILENT_S:
+        if self._sign is None and not self._ends and took_s > _UNREPORTED_END_S:
             return "its end took long, and the client library does not say whether it was repeated"
         return self._sign

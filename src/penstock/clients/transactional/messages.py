@@ -60,8 +60,8 @@ class Pace:
 _PURGE_S = 0.5
 #: Seconds of a `flush`, in which nothing lingers, at least and at most. Where only failures are reported it looks at
 #: its end, and every 10 ms: that was most of a small group's time. Each wakes the library's threads, too.
-_LOOK_S = 0.001
-_LONGEST_LOOK_S = 0.01
+_MIN_FLUSH_S = 0.001
+_MAX_FLUSH_S = 0.01
 #: Messages that are handed to the library in one go.
 _BREATH = 64
 #: Seconds of one wait for room in the library's buffer.
@@ -220,7 +220,7 @@ class TransactionMessages:
         limit_s, begun, waited_s = self._pace.limit(limit_s), self._now(), 0.0
         left, stored_s = len(producer), 0.0
         while left and not self.blame.cause:
-            producer.flush(min(max(_LOOK_S, waited_s / 4), _LONGEST_LOOK_S))
+            producer.flush(min(max(_MIN_FLUSH_S, waited_s / 4), _MAX_FLUSH_S))
             waited_s = self._now() - begun
             if (still := len(producer)) < left:
                 # Brokers answer the requests of a connection one after the other.
@@ -255,4 +255,4 @@ class TransactionMessages:
     def _drain(self, producer: Producer, limit_s: float) -> None:
         until = self._now() + limit_s
         while len(producer) and self._now() < until:
-            producer.flush(_LOOK_S)
+            producer.flush(_MIN_FLUSH_S)

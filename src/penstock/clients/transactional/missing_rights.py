@@ -18,11 +18,11 @@ _log = logging.getLogger("penstock.transactions")
 
 #: Errors of a consumer that are looked through, and seconds for that.
 _HEARD = 10
-_HEAR_S = 0.1
+_ERRORS_BUDGET_S = 0.1
 #: Seconds between two log lines that say the same.
-_SAY_EVERY_S = 30.0
+_LOG_INTERVAL_S = 30.0
 #: Seconds after which a right that was not missed again counts as given.
-_LAST_S = 90.0
+_FORGET_AFTER_S = 90.0
 
 
 class MissingRights:
@@ -39,7 +39,7 @@ class MissingRights:
         self._lock = threading.Lock()
         # By right: when it was missed last, and the sentence that tells so.
         self._missed: dict[Right, tuple[float, str]] = {}
-        self._ration = Ration(_SAY_EVERY_S, clock)
+        self._ration = Ration(_LOG_INTERVAL_S, clock)
 
     def refused(self, what: str, *rights: Right) -> str:
         """Take in that something was refused for want of rights; return the sentence that tells so.
@@ -69,7 +69,9 @@ class MissingRights:
         """Return what is missing: rights as they stand in a sentence, each with what is refused and what gives it."""
         now = self._clock()
         with self._lock:
-            self._missed = {right: missed for right, missed in self._missed.items() if now - missed[0] < _LAST_S}
+            self._missed = {
+                right: missed for right, missed in self._missed.items() if now - missed[0] < _FORGET_AFTER_S
+            }
             return {str(right): text for right, (_, text) in self._missed.items()}
 
 
@@ -80,5 +82,5 @@ def is_group_forbidden(consumer: Consumer) -> bool:
     now. (To ask an admin client about the group would be plainer, but while brokers are away librdkafka 2.16 ends the
     process in that: an assertion on `eonce->refcnt`.)
     """
-    heard = (message.error() for message in consumer.consume(_HEARD, _HEAR_S))
+    heard = (message.error() for message in consumer.consume(_HEARD, _ERRORS_BUDGET_S))
     return any(error is not None and concerns_a_group(error) for error in heard)

@@ -102,7 +102,7 @@ def producer_settings(
 
 
 #: Seconds for each of the calls that end a transaction, on brokers that are well.
-_END_S = 5.0
+_END_CALL_S = 5.0
 #: The call that ignores its time-out while the coordinator of a group is away, and seconds that it is given: it comes
 #: last, when a node that is away has cost the transaction some seconds already.
 SENDS_POSITIONS = "send_offsets_to_transaction"
@@ -134,7 +134,7 @@ class State(Enum):
 class TransactionalWriter(TransactionMessages):
     """A producer under one transactional id, for as long as none of its transactions fails.
 
-    Made, used and closed by one thread, which may be left behind in any call; `give_up` is called by its owner's.
+    Made, used and closed by one thread, which may be abandoned in any call; `give_up` is called by its owner's.
 
     Args:
         transactional_id: an id that no other running producer uses.
@@ -299,7 +299,7 @@ class TransactionalWriter(TransactionMessages):
         """Make positions of a consumer group part of the transaction, or raise `KafkaException`."""
         self._step(SENDS_POSITIONS)
         try:
-            self.producer.send_offsets_to_transaction(positions, group_metadata, self._pace.limit(_END_S))
+            self.producer.send_offsets_to_transaction(positions, group_metadata, self._pace.limit(_END_CALL_S))
         finally:
             self._pace.note(self._now() - self._begun)
 
@@ -315,7 +315,7 @@ class TransactionalWriter(TransactionMessages):
             self._state = State.COMMITTING
         self._step("commit_transaction")
         try:
-            self._watch.commit(self.producer, self._pace.limit(_END_S))
+            self._watch.commit(self.producer, self._pace.limit(_END_CALL_S))
         except (KafkaException, UnknownEndError):
             self._state = State.FAILED
             raise
@@ -336,7 +336,7 @@ class TransactionalWriter(TransactionMessages):
         with contextlib.suppress(KafkaException):  # it was shut out meanwhile, which the abort tells
             self._drain(producer, _IN_FLIGHT_S)
         self._step("abort_transaction")
-        self._watch.abort(producer, self._pace.limit(_END_S))
+        self._watch.abort(producer, self._pace.limit(_END_CALL_S))
 
     def fail(self) -> None:
         """Learn by a purge what else is not stored, and leave the transaction to whoever opens its id next."""

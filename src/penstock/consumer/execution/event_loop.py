@@ -42,11 +42,11 @@ _JOIN_S = 5.0
 #: Seconds the loop's thread may take where handlers did not end though they were cancelled: they keep it still.
 _JOIN_STUCK_S = 0.1
 #: Seconds that handlers may take to end when they are cancelled, at least, and when the loop ends.
-_END_S = 0.5
+_CANCEL_BUDGET_S = 0.5
 #: What is gone through where there is no slice of records.
 _ALONE = (None,)
 #: Seconds that handlers which never wait for anything may keep the loop from all that do.
-_ROUND_S = 0.01
+_LOOP_TURN_S = 0.01
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -163,7 +163,7 @@ class TaskPool:
         for task in self._tasks:
             task.cancel()
         if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=_END_S)
+            await asyncio.wait(set(self._tasks), timeout=_CANCEL_BUDGET_S)
         await self._loop.shutdown_asyncgens()
 
     def _beat(self) -> None:
@@ -261,7 +261,7 @@ class TaskPool:
                 now = clock()
                 if now >= self._round_at and not is_tainted:
                     # An `await` that waits for nothing does not go through the loop.
-                    self._round_at = now + _ROUND_S
+                    self._round_at = now + _LOOP_TURN_S
                     await asyncio.sleep(0)
                 ends = is_tainted or self._ended or self._running > self._limit
                 lane = None if ends else take(self._queue, slot.owed_s)
@@ -276,7 +276,7 @@ class TaskPool:
             return []
         under_way = [slot.name for slot in self.slots if slot.record is not None]
         try:
-            self.run(self._cancel()).result(max(_END_S, timeout))
+            self.run(self._cancel()).result(max(_CANCEL_BUDGET_S, timeout))
         except TimeoutError:
             self._stuck = True
             _log.warning("handlers on the event loop of %s do not end though they were cancelled", self._name)

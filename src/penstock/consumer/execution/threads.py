@@ -32,13 +32,13 @@ from penstock.message import handler_thread
 #: The part of a slice, which is a millisecond: a handler that takes more, on the average, waits for something.
 _QUICK = 0.05
 #: Seconds in one message while lanes wait after which a thread counts as stuck.
-_STUCK_S = 0.001
+_STUCK_AFTER_S = 0.001
 #: Seconds after which a slice is cut: it was to take far less.
-_CUT_S = 0.01
+_MAX_SLICE_S = 0.01
 #: Seconds between two checks of a thread that ends.
-_LOOK_S = 0.05
+_JOIN_POLL_S = 0.05
 #: Seconds that a thread which is not in a handler may take to end.
-_END_S = 1.0
+_JOIN_S = 1.0
 #: The weight of the last lane in the average.
 _LAST = 0.2
 
@@ -221,13 +221,13 @@ class WorkerPool:
         """
         now = self.processor.now()
         for slot in self.slots:
-            slot.cut_slice(now - _CUT_S)
+            slot.cut_slice(now - _MAX_SLICE_S)
         if self._pinned or not self.scheduler.waiting(0):
             return False
         workers = self.workers
         awake = [worker.slot for worker in workers if not worker.asleep]
         some_sleep = len(awake) < len(workers)
-        if some_sleep and not any(slot.record is None or slot.started > now - _STUCK_S for slot in awake):
+        if some_sleep and not any(slot.record is None or slot.started > now - _STUCK_AFTER_S for slot in awake):
             # Twice as many each time: a thousand lanes are not a thousand blocked handlers yet.
             self._wake_some(min(self.scheduler.waiting(0), max(1, len(awake))))
         return some_sleep
@@ -257,7 +257,7 @@ class WorkerPool:
                 left = deadline - time.monotonic()
                 # One that is not in a handler ends as soon as it runs; unless it is in a filter or a resource that does
                 # not return.
-                if left <= (0 if worker.slot.record is not None else -_END_S):
+                if left <= (0 if worker.slot.record is not None else -_JOIN_S):
                     break
-                worker.thread.join(max(_LOOK_S, left))
+                worker.thread.join(max(_JOIN_POLL_S, left))
         return [worker for worker in workers if worker.thread.is_alive()]

@@ -30,6 +30,7 @@ from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.ration import once_in, rationed
 from penstock.clients.rights import THIS_CLIENT
 from penstock.consumer.assignments import Assignment, Item, size_in_bytes
+from penstock.consumer.failures.failure_text import short_text
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.results import Result
 from penstock.consumer.outbox.outbox import Submission, Submits, why_refused
@@ -293,11 +294,11 @@ class DeadLetterPublisher:
             self.retries += 1
         _log.log(
             logging.WARNING if message.retry is None else logging.INFO,
-            "%s is in %s after %d tries (%s)",
+            "%s is in %s after %d tries: %s",
             position_of(message.record),
             topic,
             message.attempts,
-            type(message.error).__name__,
+            short_text(message.error),
         )
 
     def _judge(self, message: ExhaustedMessage, topic: str, error: KafkaError) -> None:

@@ -16,7 +16,7 @@ from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item, size_in_bytes
 from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.failures.dead_letters import DeadLetterPublisher, ExhaustedMessage, NoRetryError
-from penstock.consumer.failures.failure_text import attached, failure_text, raised_where
+from penstock.consumer.failures.failure_text import attached, failure_text, raised_where, short_text
 from penstock.consumer.failures.give_ups import GiveUp, GiveUps
 from penstock.consumer.failures.timers import Timer, Timers
 from penstock.consumer.handlers.options import OnFailure
@@ -217,7 +217,8 @@ class Parking:
                 return
         place, name = position_of(record), fetch.assignment.route.handler.name
         if due_at is not None:
-            _log.info("%s failed in %s, try %d; again in %.3f s", place, name, parked.attempts, due_at - now)
+            why, wait_s = short_text(error), due_at - now
+            _log.info("%s failed in %s, try %d; again in %.3f s: %s", place, name, parked.attempts, wait_s, why)
             # By a policy whose wait has no end, the key waits until its partition goes.
             parked.state = KeyState.UNSCHEDULED if math.isinf(due_at) else KeyState.WAITING
             parked.due_at = due_at

@@ -162,7 +162,7 @@ class Explanation(PartitionStatistics):
         besides = "" if self.paused is None else f", paused ({self.paused})"
         besides += "" if self.trouble is None else f", {self.trouble}"
         if self.state == UNKNOWN:
-            return f"{place}: {UNKNOWN}{besides}"
+            return f"{place}: {UNKNOWN} (no offset and no message so far){besides}"
         lag = "unknown" if self.lag is None else str(self.lag)
         text = f"{place}: lag {lag}, watermark {self.watermark}, {self.in_flight} in flight"
         text += f" ({self.bytes_in_flight} bytes), {self.gaps} gaps{besides}"

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 #: Seconds for the whole of an answer.
 _TIMEOUT_S = 5.0
 #: Seconds between two checks whether the app has ended, which waits for one.
-_LOOK_S = 0.1
+_STOP_POLL_S = 0.1
 _SUFFIX = ".sock"
 
 
@@ -54,7 +54,7 @@ def explain_server(answer: Callable[[], dict[str, Any]]) -> Iterator[None]:
         _log.warning("`penstock explain` will not reach this process: %s", error)
         yield
         return
-    thread = threading.Thread(target=server.serve_forever, args=(_LOOK_S,), name="penstock-explain", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(_STOP_POLL_S,), name="penstock-explain", daemon=True)
     thread.start()
     try:
         yield

@@ -132,7 +132,7 @@ def partition_statistics(assignment: Assignment) -> PartitionStatistics:
 
 
 #: Seconds in which the poll thread turns whatever brokers do, the waits of a revocation left out.
-_TURN_S = 30.0
+_LOOP_BUDGET_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def liveness_of(
     return Liveness(
         turned_s=None if turned_at is None else max(0.0, now - turned_at),
         # A revocation waits for handlers and then for its commit.
-        turn_limit_s=_TURN_S + 2 * revoke_timeout,
+        turn_limit_s=_LOOP_BUDGET_S + 2 * revoke_timeout,
         loop_blocked_s=loop_blocked_s,
         longest=longest_in_handler(slots, now),
     )

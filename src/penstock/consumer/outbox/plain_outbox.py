@@ -25,7 +25,7 @@ from penstock.consumer.outbox.outbox import Outbox, Submission
 _log = logging.getLogger(__name__)
 
 #: Seconds that one poll of a flush waits.
-_FLUSH_LOOK_S = 0.1
+_FLUSH_POLL_S = 0.1
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - the client library's names of its local errors look so, here and below
 #: What is reported of a message that no broker answered in its time, or that a producer had which failed for ever.
 _NOBODYS_FAULT = frozenset(
@@ -93,7 +93,7 @@ class PlainOutbox(Outbox):
         # By polls: the client's own flush (confluent-kafka 2.16, seen) ends with a SystemError where the client fails
         # meanwhile, and the reason is lost.
         while self._out and (left := end - self._clock.monotonic()) > 0:
-            self._poll(clients, min(_FLUSH_LOOK_S, left))
+            self._poll(clients, min(_FLUSH_POLL_S, left))
 
     def _connected(self) -> ClientRenewal[ProducerClient]:
         if self._clients is None:

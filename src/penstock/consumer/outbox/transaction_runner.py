@@ -1,7 +1,7 @@
-"""Runs Kafka transactions on a producer that can be left behind: nothing of the client library is without a bound.
+"""Runs Kafka transactions on a producer that can be abandoned: nothing of the client library is without a bound.
 
 The library ignores the time-out of `send_offsets_to_transaction` while the group's coordinator is away
-(librdkafka#5456). So each call is made on a `Disposable`; one that does not answer in time is left behind with its
+(librdkafka#5456). So each call is made on a `Disposable`; one that does not answer in time is abandoned with its
 producer, and the next producer fences it by their transactional id. A broker cannot end a transaction whose marker a
 partition does not take, and gives its id to nobody: then the next producer has another one.
 """
@@ -32,11 +32,11 @@ _log = logging.getLogger(__name__)
 #: Seconds in which something of a transaction must be stored; and of one to a topic that did not answer before, which
 #: all others wait for.
 _DELIVERY_S = 5.0
-_TRIAL_S = 1.0
-#: Seconds after which a transaction is left behind: its calls have limits of their own, that the library may ignore.
-_LIMIT_S = 12.0
+_TRIAL_DELIVERY_S = 1.0
+#: Seconds after which a transaction is abandoned: its calls have limits of their own, that the library may ignore.
+_ABANDON_AFTER_S = 12.0
 #: Seconds of one try to initialise a producer, and of all of them.
-_OPEN_S = 10.0
+_OPEN_TRY_S = 10.0
 #: What the writer does until all is stored.
 _DELIVERING = frozenset({"produce", "delivery"})
 
@@ -93,7 +93,7 @@ class TransactionRunner:
 
     def _open(self) -> TransactionalWriter:
         writer = self._cluster.transactional_writer(self._transactional_id, self._config)
-        writer.open(_OPEN_S, _OPEN_S)
+        writer.open(_OPEN_TRY_S, _OPEN_TRY_S)
         return writer
 
     def committed(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
@@ -132,7 +132,7 @@ class TransactionRunner:
             writer.produce("", written, room_s=_DELIVERY_S)
         except BufferError as error:
             raise TooSlowError(str(error)) from error
-        if not writer.deliver(_TRIAL_S if is_trial else _DELIVERY_S):
+        if not writer.deliver(_TRIAL_DELIVERY_S if is_trial else _DELIVERY_S):
             took_s = self._cluster.clock.monotonic() - begun
             is_slow = took_s > _DELIVERY_S and not self.faults()
             raise (TooSlowError if is_slow else BufferError)(writer.blame.cause)
@@ -168,7 +168,7 @@ class TransactionRunner:
             return
         end = partial(_end, writer, abort=abort)
         if is_lost:
-            calls.leave(end)
+            calls.abandon(end)
         else:
             calls.start("closing", end)
 
@@ -187,7 +187,7 @@ class TransactionRunner:
             return self._calls.run(
                 label,
                 function,
-                _LIMIT_S,
+                _ABANDON_AFTER_S,
                 lambda: None if writer is None else writer.close(),
                 lambda: writer is not None and writer.is_stuck,
             )

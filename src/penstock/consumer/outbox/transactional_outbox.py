@@ -53,13 +53,13 @@ _NOTHING: Mapping[Assignment, Places] = MappingProxyType({})
 #: What a transaction fails with, besides what the client library raises.
 _FAILURES = (TooSlowError, GivenUpError, NotAnsweredError, UnknownEndError, NotOpenedError, IdLostError)
 #: Seconds between two tries of what failed for no message's fault.
-_AGAIN_S = 0.2
+_RETRY_DELAY_S = 0.2
 #: Seconds that an answer may take which says that a transaction in doubt was not committed.
-_QUICK_S = 1.0
+_DOUBT_ANSWER_S = 1.0
 #: Seconds between two log lines about failures of one kind.
 _LOG_AGAIN_S = 10.0
 #: Seconds between two looks of the poll thread whether all is sent.
-_LOOK_S = 0.005
+_SENT_POLL_S = 0.005
 #: Messages in one transaction, and their bytes, at most.
 _MOST_MESSAGES = 20_000
 _MOST_BYTES = 32 * 1024 * 1024
@@ -68,7 +68,7 @@ _FULL = 5_000
 #: Bytes below which one submission alone is not to blame for a transaction that takes too long.
 _LARGE_BYTES = 1024 * 1024
 #: Seconds before a silent topic is tried again; how many brokers that are well may take for it is the runner's to know.
-_SILENT_S = 5.0
+_SILENT_TOPIC_RETRY_S = 5.0
 
 
 class TransactionalOutbox(Outbox):
@@ -176,7 +176,7 @@ class TransactionalOutbox(Outbox):
         self.expedite()
         end = self._clock.monotonic() + timeout
         while self._thread.is_alive() and self.waiting and self._clock.monotonic() < end:
-            self._clock.sleep(_LOOK_S)
+            self._clock.sleep(_SENT_POLL_S)
 
     def close(self, timeout: float) -> None:
         """As `Outbox` says."""
@@ -243,7 +243,7 @@ class TransactionalOutbox(Outbox):
             metadata = self._metadata
             if metadata is None:
                 # The group has not given this member an id yet, or has taken it back.
-                self.wants_metadata, self._again_at = True, self._clock.monotonic() + _AGAIN_S
+                self.wants_metadata, self._again_at = True, self._clock.monotonic() + _RETRY_DELAY_S
                 return
             transaction = self._next()
             if transaction.inside or transaction.positions:
@@ -352,7 +352,7 @@ class TransactionalOutbox(Outbox):
             self._note_committed(doubt)
             return True
         now = self._clock.monotonic()
-        if ours and (self._denied_at is None or now - begun > _QUICK_S or now < self._denied_at + SURE_S):
+        if ours and (self._denied_at is None or now - begun > _DOUBT_ANSWER_S or now < self._denied_at + SURE_S):
             self._denied_at = now if self._denied_at is None else self._denied_at
             return False
         self._doubt = None
@@ -383,10 +383,10 @@ class TransactionalOutbox(Outbox):
             self._runner.discard(abort=False)
             _log.info("%s: its producer is replaced", error)
             return
-        self._again_at = self._clock.monotonic() + _AGAIN_S
+        self._again_at = self._clock.monotonic() + _RETRY_DELAY_S
         is_lost = isinstance(error, IdLostError)
         if transaction is not None:
-            # What is left behind in its end may return, and be committed, until a successor has taken its id.
+            # What is abandoned in its end may return, and be committed, until a successor has taken its id.
             if isinstance(error, UnknownEndError | NotAnsweredError):
                 self._doubt, self._denied_at = transaction, None
             else:
@@ -419,7 +419,7 @@ class TransactionalOutbox(Outbox):
         for topic in faults.silent:
             if topic not in self._silent:
                 _log.warning("%s does not answer: what is for it waits, everything else goes on", topic)
-            self._silent[topic] = self._clock.monotonic() + _SILENT_S
+            self._silent[topic] = self._clock.monotonic() + _SILENT_TOPIC_RETRY_S
         return bool(faults.silent)
 
     def _split(self, inside: Sequence[Submission], suspects: Sequence[Submission]) -> bool:
@@ -452,7 +452,7 @@ class TransactionalOutbox(Outbox):
             "a Kafka transaction of group %s was not committed: %s; %s",
             self._group,
             said,
-            "the group's offsets will tell" if self._doubt is not None else "it is done again from the results at hand",
+            "the group's offsets will tell" if self._doubt is not None else "it is repeated with the same results",
             extra=once_in(_LOG_AGAIN_S, (self._group, kind), self._clock.monotonic()),
         )
 

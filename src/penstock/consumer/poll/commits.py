@@ -105,7 +105,7 @@ class Commits(ABC):
 #: another broker, with a session of 9 s.
 _ANSWER_S = 20.0
 #: Seconds after which an answer that stays out casts doubt on the coordinator.
-_LATE_S = 0.5
+_DOUBT_AFTER_S = 0.5
 #: Seconds after which a commit that failed is made again; as often as it fails again they double, up to the most. While
 #: a drain waits for it they do not grow.
 _RETRY_S = 0.5
@@ -175,7 +175,7 @@ class ConsumerCommits(Commits):
         failed or stays out, for then the coordinator may be away.
         """
         now = self._clock.monotonic()
-        late = self._under_way > 0 and now - self._sent_at > _LATE_S
+        late = self._under_way > 0 and now - self._sent_at > _DOUBT_AFTER_S
         end = now if late or self._failures else now + wait_s
         sent = self._commit(client, assignments, now, self._map_chars)
         missing = self._not_taken(client, sent, end)
@@ -337,7 +337,7 @@ class ConsumerCommits(Commits):
 
 
 #: Seconds between two looks whether the outbox has committed.
-_LOOK_S = 0.005
+_OUTBOX_POLL_S = 0.005
 
 
 class TransactionalCommits(Commits):
@@ -412,4 +412,4 @@ class TransactionalCommits(Commits):
         while any(assignment in assignments for assignment in self._commit(client)):
             if self._clock.monotonic() >= end or self._outbox.has_ended:
                 return
-            self._clock.sleep(_LOOK_S)
+            self._clock.sleep(_OUTBOX_POLL_S)

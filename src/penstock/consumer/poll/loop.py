@@ -38,9 +38,9 @@ _log = logging.getLogger(__name__)
 #: Seconds to wait for a message before timers and commits are served again.
 _POLL_S = 0.05
 #: The same where handlers are at work that return messages.
-_RESULT_S = 0.005
+_BUSY_POLL_S = 0.005
 #: Seconds without a partition after which it is logged why that may be.
-_WAITING_S = 5.0
+_NO_PARTITION_LOG_AFTER_S = 5.0
 #: Seconds that what was submitted may take to be acknowledged before the group is left; and the outbox, to end then.
 _FLUSH_S = 1.0
 
@@ -82,7 +82,7 @@ class PollLoop:
     _log_waiting_at: float | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._log_waiting_at = self.clock.monotonic() + _WAITING_S
+        self._log_waiting_at = self.clock.monotonic() + _NO_PARTITION_LOG_AFTER_S
 
     def run(self) -> None:
         """Consume until a stop is requested: the body of the poll thread."""
@@ -110,7 +110,7 @@ class PollLoop:
     def _log_waiting(self, now: float) -> None:
         """Log for what this member waits, once, where it has no partition for a while and was not refused."""
         if self.assignments.all():
-            self._log_waiting_at = now + _WAITING_S
+            self._log_waiting_at = now + _NO_PARTITION_LOG_AFTER_S
         elif self._log_waiting_at is not None and now >= self._log_waiting_at and self.membership.topics:
             self._log_waiting_at = None
             if self.shut_out() is None:
@@ -141,7 +141,7 @@ class PollLoop:
         if self._workers_wanted or (self.outbox.needs_serving and self.outbox.waiting):
             return SATURATED_S
         if self.outbox.needs_serving and self.outbox.is_used and self._some_in_flight():
-            return _RESULT_S
+            return _BUSY_POLL_S
         times = [token_bucket.next_release(now) for token_bucket in self.token_buckets]
         times.append(self.timers.next_due())
         due = min((time for time in times if time is not None), default=now + _POLL_S)

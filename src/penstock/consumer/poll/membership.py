@@ -20,14 +20,14 @@ from penstock.consumer.poll.stop_request import StopRequest
 _log = logging.getLogger(__name__)
 
 #: Seconds until a new client takes the place of one that has ended, and between two.
-_RENEW_S = 5.0
+_RENEW_INTERVAL_S = 5.0
 #: Seconds until a member joins again that could not.
 _JOIN_AGAIN_S = 1.0
 #: Seconds that leaving by name may take beyond the revocation, and between two looks.
 _UNSUBSCRIBE_S = 1.0
-_LOOK_S = 0.02
+_POLL_S = 0.02
 #: Seconds that a stop, or leaving the group, may take beyond the time that running handlers have.
-_LEAVE_S = 5.0
+_LEAVE_BUDGET_S = 5.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False, repr=False)
@@ -96,7 +96,7 @@ class Membership:
         """Give up what a client had that has ended: nothing of that can be committed any more."""
         if self._renew_at is not None:
             return
-        self._renew_at = self.clock.monotonic() + _RENEW_S
+        self._renew_at = self.clock.monotonic() + _RENEW_INTERVAL_S
         assigned = [TopicPartition(assignment.topic, assignment.partition) for assignment in self.assignments.all()]
         if assigned:
             self.rebalance.on_lost(self.client, assigned)
@@ -131,7 +131,7 @@ class Membership:
         end = self.clock.monotonic() + (self.revoke_timeout if self.assignments.all() else 0.0) + _UNSUBSCRIBE_S
         # The request to leave goes out once the partitions are given back, which `poll` does; then the id is gone.
         while self.client.memberid() and self.clock.monotonic() < end:
-            self.client.poll(_LOOK_S)
+            self.client.poll(_POLL_S)
 
     def leaving_takes_too_long(self) -> bool:
         """Tell whether leaving takes so long that nobody should wait for it. By the thread that waits; logged once.
@@ -140,12 +140,12 @@ class Membership:
         """
         now, is_leaving = self.clock.monotonic(), self.leaving.is_set()
         if not is_leaving:
-            end_by = self.stop_request.end_by + _LEAVE_S
+            end_by = self.stop_request.end_by + _LEAVE_BUDGET_S
         else:
             if self._leaving_since is None:
                 self._leaving_since = now
             begun = self._leaving_since
-            end_by = min(begun + self.revoke_timeout, max(begun, self.stop_request.end_by)) + _LEAVE_S
+            end_by = min(begun + self.revoke_timeout, max(begun, self.stop_request.end_by)) + _LEAVE_BUDGET_S
         if now < end_by:
             return False
         if not self._abandoned:

@@ -28,7 +28,7 @@ _COMMITTED_TIMEOUT_S = 10.0
 #: Seconds that finding the first offsets of new topics may take.
 _FIRST_TIMEOUT_S = 5.0
 #: Seconds between two checks of the running handlers.
-_LOOK_S = 0.005
+_HANDLERS_POLL_S = 0.005
 #: Seconds that the commit has in any case, also where running handlers have used the budget up.
 _COMMIT_S = 0.5
 
@@ -167,7 +167,7 @@ class Rebalance:
             # What ends meanwhile is committed meanwhile, as of the generation that takes the partitions away.
             self.commits.note_rebalanced(client)
             while (busy := self.busy(revoked)) and self._left(begun) > 0:
-                self.clock.sleep(_LOOK_S)
+                self.clock.sleep(_HANDLERS_POLL_S)
         if busy:
             _log.warning(
                 "there is still work on %s after %.1f s (%s); its messages will be handled again by the next owner",

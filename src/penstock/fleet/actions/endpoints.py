@@ -36,12 +36,12 @@ _log = logging.getLogger(__name__)
 
 #: Bytes of a request's body, and seconds in which it must come.
 _MOST_BODY = 16 << 10
-_BODY_S = 10.0
+_BODY_TIMEOUT_S = 10.0
 #: Seconds that an answer may take, and actions at work.
 ANSWER_S = 45.0
 MOST_RUNNING = 8
 #: Seconds between two records of the audit that tell of wrong tokens.
-_TELL_AGAIN_S = 60.0
+_LOG_AGAIN_S = 60.0
 _STATUS = {Outcome.REFUSED: 409}
 
 
@@ -78,7 +78,7 @@ class _ActionEndpoints:
         self._visitors = visitors
         self._guard = None if token is None else TokenGuard(token)
         self._threads = DisposableThreads("penstock-action", MOST_RUNNING, ANSWER_S)
-        self._told_at = -_TELL_AGAIN_S
+        self._told_at = -_LOG_AGAIN_S
 
     async def names(self, request: Request) -> Response:
         """Answer which actions there are."""
@@ -151,7 +151,7 @@ class _ActionEndpoints:
         if judgement is Judgement.UNREAD:
             raise _RefusedError(429, "too many wrong tokens from here; try again later")
         now = time.monotonic()
-        if now - self._told_at >= _TELL_AGAIN_S:
+        if now - self._told_at >= _LOG_AGAIN_S:
             self._told_at = now
             said = f"a wrong token from {client}; {self._guard.wrong} so far from anywhere"
             _log.warning("%s", said)
@@ -176,13 +176,13 @@ class _ActionEndpoints:
 async def _body(request: Request) -> bytes:
     parts = bytearray()
     try:
-        async with asyncio.timeout(_BODY_S):
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
             async for part in request.stream():
                 parts += part
                 if len(parts) > _MOST_BODY:
                     raise _RefusedError(413, f"the body of an action has {_MOST_BODY} bytes at most")
     except TimeoutError:
-        raise _RefusedError(408, f"the body did not come within {_BODY_S:g} s") from None
+        raise _RefusedError(408, f"the body did not come within {_BODY_TIMEOUT_S:g} s") from None
     return bytes(parts)
 
 

@@ -1,6 +1,6 @@
 """The one road of an action: planned, or carried out between two records of the audit, by members or by who asks.
 
-What cannot be written to the audit beforehand is not done. All of it runs on a thread that may be left behind.
+What cannot be written to the audit beforehand is not done. All of it runs on a thread that may be abandoned.
 """
 
 from __future__ import annotations

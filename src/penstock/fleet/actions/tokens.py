@@ -25,8 +25,8 @@ TOKEN_VARIABLE = "PENSTOCK_DASHBOARD_TOKEN"  # noqa: S105 - the name of a variab
 LEAST_TOKEN = 16
 
 #: Seconds that the first wrong token waits for its answer, and any of them at most.
-_FIRST_S = 1.0
-_MOST_S = 30.0
+_FIRST_DELAY_S = 1.0
+_MAX_DELAY_S = 30.0
 #: Wrong tokens that may wait: of one client, and of all.
 _OF_CLIENT = 4
 _OF_ALL = 32
@@ -114,7 +114,7 @@ class TokenGuard:
         self._clients.move_to_end(client)
         while len(self._clients) > _REMEMBERED:
             self._clients.popitem(last=False)
-        return Judgement.WRONG, min(_MOST_S, _FIRST_S * 2 ** min(known.failures - 1, 10))
+        return Judgement.WRONG, min(_MAX_DELAY_S, _FIRST_DELAY_S * 2 ** min(known.failures - 1, 10))
 
     def answered(self, client: str) -> None:
         """Note that a wrong token has its answer."""

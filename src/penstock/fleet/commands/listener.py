@@ -40,10 +40,10 @@ HOLDS_S = 60.0
 #: Seconds that a signed command may lie between the clock of who asked and the broker's: a copy of it is older.
 MOST_SKEW_S = 300.0
 #: Seconds between two tries after a failure, and two log lines about records that are no commands.
-_AGAIN_S = 5.0
+_RETRY_DELAY_S = 5.0
 _LOG_AGAIN_S = 60.0
 _POLL_S = 0.2
-_END_S = 1.0
+_JOIN_S = 1.0
 #: Ids of commands that are remembered: more than come in the time in which one could be repeated.
 _REMEMBERED = 10_000
 
@@ -96,10 +96,10 @@ class CommandListener:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, within a second: a call of the client that hangs is left behind with the thread, which is a daemon."""
+        """End, within a second: a call of the client that hangs is abandoned with the thread, which is a daemon."""
         self._stopping.set()
         if self._thread.ident is not None and self.is_listening.is_set():
-            self._thread.join(_END_S)
+            self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -117,7 +117,7 @@ class CommandListener:
             except Exception as error:  # noqa: BLE001 - what commands the app must never end it
                 self._failed(f"unexpected {type(error).__name__}")
             self.is_listening.clear()
-            self._stopping.wait(_AGAIN_S)
+            self._stopping.wait(_RETRY_DELAY_S)
 
     def _follow(self) -> None:
         prepare_topics(self._servers, self._config, self._settings, read=True)

@@ -19,7 +19,7 @@ from penstock.options import ClientConfig
 #: Seconds that members have for an answer: giving a message up may take ten.
 ANSWER_S = 12.0
 #: Seconds after the first answer, where it is not known who else there is.
-_OTHERS_S = 1.5
+_OTHER_ANSWERS_S = 1.5
 _POLL_S = 0.1
 
 
@@ -72,7 +72,7 @@ class CommandSender:
                         return list(answers.values())
                     # Of those who may hold it, refusals come first: the one that does it takes its time.
                     if not wanted and not is_for_holder:
-                        deadline = min(deadline, time.monotonic() + _OTHERS_S)
+                        deadline = min(deadline, time.monotonic() + _OTHER_ANSWERS_S)
         finally:
             follower.close()
         return list(answers.values())

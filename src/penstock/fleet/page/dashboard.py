@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 #: Seconds between two tries to read the topic.
-_AGAIN_S = 2.0
+_RETRY_DELAY_S = 2.0
 
 
 class PageServer:
@@ -168,7 +168,7 @@ class ReportSource:
                 _log.log(logging.INFO if isinstance(error, TopicNotFoundError) else logging.WARNING, "%s", error)
             self.close()
             self._trouble = str(error)
-            time.sleep(min(timeout, _AGAIN_S))
+            time.sleep(min(timeout, _RETRY_DELAY_S))
 
     def groups(self) -> Sequence[Group]:
         """As `Source` says; what was known last, while nothing can be read."""

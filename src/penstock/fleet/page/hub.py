@@ -26,16 +26,16 @@ from penstock.fleet.reports.group_state import Group
 _log = logging.getLogger(__name__)
 
 #: Seconds between two states that a browser gets at least; more where making them takes long.
-_LEAST_S = 1.0
+_MIN_INTERVAL_S = 1.0
 #: The share of the thread's time that making them may take, and the most seconds between two.
 _SHARE = 0.1
-_MOST_S = 2.0
+_MAX_INTERVAL_S = 2.0
 #: Seconds of one wait for news, and that the end waits for the thread.
-_WAIT_S = 0.5
-_LEAST_WAIT_S = 0.1
-_END_S = 2.0
+_NEWS_WAIT_S = 0.5
+_MIN_NEWS_WAIT_S = 0.1
+_JOIN_S = 2.0
 #: Seconds for which a message may be read after the page named it last: somebody looks at it.
-_NAMED_S = 120.0
+_READABLE_S = 120.0
 #: Browsers that wait at a time, and seconds that one does at most.
 _MOST_BROWSERS = 64
 _ANSWER_S = 10.0
@@ -119,12 +119,12 @@ class Hub:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End within seconds; a call of the client that hangs is left behind with the thread."""
+        """End within seconds; a call of the client that hangs is abandoned with the thread."""
         self._stopping.set()
         with self._lock:
             for browser in self._asked:
                 browser.give(None)
-        self._thread.join(_END_S)
+        self._thread.join(_JOIN_S)
 
     def listening(self, group: str) -> frozenset[str]:
         """Return the members of a group that report that they listen to commands. Any thread."""
@@ -161,8 +161,8 @@ class Hub:
         try:
             while not self._stopping.is_set():
                 # Not past the time at which somebody is to be shown something.
-                wait_s = min(_WAIT_S, max(_LEAST_WAIT_S, next_state - time.monotonic()))
-                self._guarded(partial(self._source.follow, wait_s if self._asked else _WAIT_S))
+                wait_s = min(_NEWS_WAIT_S, max(_MIN_NEWS_WAIT_S, next_state - time.monotonic()))
+                self._guarded(partial(self._source.follow, wait_s if self._asked else _NEWS_WAIT_S))
                 now = time.monotonic()
                 if now >= next_point:
                     next_point = now + STEP_S
@@ -173,7 +173,7 @@ class Hub:
                     begun = time.thread_time()
                     self._guarded(partial(self._show, asked, now))
                     pause = (time.thread_time() - begun) / _SHARE
-                    next_state = max(next_state, now + min(_MOST_S, max(_LEAST_S, pause)) - 0.05)
+                    next_state = max(next_state, now + min(_MAX_INTERVAL_S, max(_MIN_INTERVAL_S, pause)) - 0.05)
         finally:
             self._source.close()
 
@@ -196,7 +196,7 @@ class Hub:
             if not self._is_failing:
                 _log.exception("the page could not be made; it is tried on")
             self._is_failing = True
-            self._stopping.wait(_WAIT_S)
+            self._stopping.wait(_NEWS_WAIT_S)
         else:
             self._is_failing = False
 
@@ -204,7 +204,7 @@ class Hub:
         """Make what these browsers look at, and hand it over."""
         groups = self._source.groups()
         if self._shows_messages:
-            recent = {place: at for place, at in self._named.items() if now - at < _NAMED_S}
+            recent = {place: at for place, at in self._named.items() if now - at < _READABLE_S}
             self._named = recent | dict.fromkeys(shown_places(groups), now)
         made: dict[tuple[View, bool], bytes] = {}
         for browser in asked:

@@ -12,7 +12,7 @@ from penstock.options import ClientConfig
 #: The client wants one; nothing is asked of it.
 _GROUP = "penstock-page"
 #: Seconds that it may take.
-_LIMIT_S = 6.0
+_READ_BUDGET_S = 6.0
 #: Characters that are shown of a key, a header and a value, and how many headers.
 _MOST_KEY = 500
 _MOST_VALUE = 4_000
@@ -30,7 +30,7 @@ def read_message(bootstrap_servers: str, config: ClientConfig, topic: str, parti
     isolation = config.get("isolation.level", "read_committed")
     with PartitionReader(bootstrap_servers, config, _GROUP, isolation=isolation) as reader:
         try:
-            message = reader.record_at((topic, partition), offset, _LIMIT_S)
+            message = reader.record_at((topic, partition), offset, _READ_BUDGET_S)
         except NotReadInTimeError as error:
             raise BrokerConnectionError(f"{place} did not come in time: {reader.trouble or 'no answer'}") from error
     if message is None:

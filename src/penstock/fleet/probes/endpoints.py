@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 #: Seconds between two looks whether messages are done.
-_LOOK_S = 5.0
+_PROGRESS_INTERVAL_S = 5.0
 #: Seconds that a collection of metrics may take, and how many may be under way.
 _COLLECT_S = 10.0
 _MOST_COLLECTIONS = 4
@@ -136,7 +136,7 @@ class Endpoints(PageServer):
                 self._process.look()
             except Exception:  # noqa: BLE001 - as in _run
                 _log.exception("the statistics could not be read")
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_PROGRESS_INTERVAL_S)
 
     def _beside(self) -> Sequence[BaseRoute]:
         from starlette.routing import Route

@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 #: The share of its thread's time that making reports may take.
 _SHARE = 0.005
 #: Seconds between two tries to find or make the topic.
-_AGAIN_S = 10.0
+_TOPIC_RETRY_DELAY_S = 10.0
 #: Seconds that the last record, which takes the member out, may take.
-_END_S = 2.0
-_LEAST_END_S = 0.5
+_LAST_RECORD_BUDGET_S = 2.0
+_MIN_LAST_RECORD_BUDGET_S = 0.5
 #: Stacks in one report.
 _MOST_STACKS = 4
 
@@ -106,7 +106,7 @@ class Reporter:
         self._stacks = stacks
         self._stopping = threading.Event()
         # Written by `stop` before the event is set.
-        self._end_s = _END_S
+        self._end_s = _LAST_RECORD_BUDGET_S
         self._thread = threading.Thread(target=self._run, name=f"penstock-report-{sender.group}", daemon=True)
         # All below: the reporter's thread's alone, where delivery callbacks are called, too.
         self._started = time.monotonic()
@@ -121,15 +121,15 @@ class Reporter:
         """Begin; returns at once."""
         self._thread.start()
 
-    def stop(self, left_s: float = _END_S) -> None:
+    def stop(self, left_s: float = _LAST_RECORD_BUDGET_S) -> None:
         """Take the member out of the topic and end, within `left_s` seconds or the little that it takes."""
         if self._thread.ident is None:
             return
-        self._end_s = min(_END_S, max(_LEAST_END_S, left_s))
+        self._end_s = min(_LAST_RECORD_BUDGET_S, max(_MIN_LAST_RECORD_BUDGET_S, left_s))
         self._stopping.set()
         if self._is_connected:
-            # A call of the client that hangs is left behind with the thread, which is a daemon.
-            self._thread.join(self._end_s + _LEAST_END_S)
+            # A call of the client that hangs is abandoned with the thread, which is a daemon.
+            self._thread.join(self._end_s + _MIN_LAST_RECORD_BUDGET_S)
 
     def _run(self) -> None:
         writer: RecordWriter | None = None
@@ -142,7 +142,7 @@ class Reporter:
                 wait_s = self._report(writer)
             except (PenstockError, KafkaException) as error:
                 self._failed(reason(error) if isinstance(error, KafkaException) else str(error))
-                wait_s = _AGAIN_S if writer is None else wait_s
+                wait_s = _TOPIC_RETRY_DELAY_S if writer is None else wait_s
             except Exception as error:  # noqa: BLE001 - what tells of the app must never end it
                 self._failed(f"unexpected {type(error).__name__}")
             self._stopping.wait(wait_s)

@@ -108,7 +108,7 @@ class Discarding:
         self._pool.tend()
 
     def close(self) -> None:
-        """Drop the calls that wait; those that run are left behind, and their answers do not count."""
+        """Drop the calls that wait; those that run are abandoned, and their answers do not count."""
         with self._lock:
             self._closed = True
         self._pool.close(0)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass
 
 #: Seconds until what failed is tried again: at first, and at last.
-_FIRST_S = 0.5
-_LAST_S = 30.0
+_MIN_RETRY_DELAY_S = 0.5
+_MAX_RETRY_DELAY_S = 30.0
 #: Seconds that a topic stays in quarantine after a refusal: at first, and at last.
 _FIRST_PROBATION_S = 5.0
 _LAST_PROBATION_S = 300.0
@@ -80,7 +80,7 @@ class TargetQuarantine:
         """Take in that a topic took nothing; return the seconds until it is tried again."""
         found = self._enter(topic, why, now)
         found.why = why
-        found.pause_s = min(_LAST_S, 2 * found.pause_s) if found.pause_s else _FIRST_S
+        found.pause_s = min(_MAX_RETRY_DELAY_S, 2 * found.pause_s) if found.pause_s else _MIN_RETRY_DELAY_S
         found.until = now + found.pause_s
         found.width = _ONE
         return found.pause_s
@@ -104,7 +104,7 @@ class TargetQuarantine:
             found.why = found.why or why
             self._prolong(found, now)
         if not is_first or not found.retry_s:
-            found.retry_s = min(_LAST_S, 2 * found.retry_s) if found.retry_s else _FIRST_S
+            found.retry_s = min(_MAX_RETRY_DELAY_S, 2 * found.retry_s) if found.retry_s else _MIN_RETRY_DELAY_S
             found.retry_at = now + found.retry_s
         self._refused[transaction_id] = _Refusal(why, topic, now)
         return is_first
@@ -199,8 +199,8 @@ class TargetQuarantine:
         """There is nothing to try for a topic now."""
         found = self._topics.get(topic)
         if found is not None:
-            found.until = max(found.until, now + _FIRST_S / 2)
-            found.retry_at = max(found.retry_at, now + _FIRST_S / 2)
+            found.until = max(found.until, now + _MIN_RETRY_DELAY_S / 2)
+            found.retry_at = max(found.retry_at, now + _MIN_RETRY_DELAY_S / 2)
 
     def release(self, has_work: Callable[[str], bool], waiting: Container[str], now: float) -> list[str]:
         """Let out those topics that are well again, and return them.

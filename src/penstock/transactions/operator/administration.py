@@ -73,7 +73,7 @@ def described(
 
 
 #: Seconds between two looks.
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 #: What a decision that took effect has done; and how those that may stand are called.
 _ENDS = {
@@ -120,7 +120,7 @@ def await_effect(
     show: Callable[[str], PendingTransaction | None], transaction_id: str, verdict: Verdict, timeout_s: float
 ) -> Decided:
     """Wait until a transaction that was decided is settled, at most so long; return whether it is."""
-    left = ask_again(lambda: show(transaction_id), timeout_s, _LOOK_S, until=lambda found: found is None)
+    left = ask_again(lambda: show(transaction_id), timeout_s, _POLL_S, until=lambda found: found is None)
     if left is not None:
         return Decided(Effect.WAITS, verdict, left.waits_for or "a coordinator")
     return Decided(Effect.DONE, verdict)

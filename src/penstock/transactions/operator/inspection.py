@@ -33,10 +33,10 @@ T = TypeVar("T")
 #: Seconds that all questions together wait for brokers, by default; what is read steadily costs nothing of them. And
 #: the least that a question has.
 WAIT_S = 15.0
-_LEAST_S = 0.3
+_MIN_BUDGET_S = 0.3
 #: Seconds for which closing a client may take: it has nothing left to say.
-_CLOSE_S = 1.0
-_READ_S = 60.0
+_CLOSE_BUDGET_S = 1.0
+_READ_BUDGET_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Patience:
     def limit_s(self) -> float:
         """Seconds that the next question may take, or the rest of the one that is asked."""
         waited_s = 0.0 if self._since is None else time.monotonic() - self._since
-        return max(_LEAST_S, self.left_s - waited_s)
+        return max(_MIN_BUDGET_S, self.left_s - waited_s)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -82,7 +82,7 @@ class Patience:
         """Take from what is left what a reader's silence has grown by; tell whether it has lasted for too long."""
         self.left_s = max(0.0, self.left_s - max(0.0, idle_s - self._idle_s))
         self._idle_s = idle_s
-        return not self.left_s and idle_s > _LEAST_S
+        return not self.left_s and idle_s > _MIN_BUDGET_S
 
 
 class Inspection:
@@ -117,7 +117,7 @@ class Inspection:
         for reader in kept.values() if kind is None else ():
             # Where a broker is away, closing waits for it as well: such clients end on threads of their own.
             with self._patience.waiting():
-                reader.close(min(_CLOSE_S, self._patience.limit_s))
+                reader.close(min(_CLOSE_BUDGET_S, self._patience.limit_s))
 
     def discarded(self) -> list[Discarded]:
         """Return what lies in the discarded topic, oldest first."""
@@ -180,7 +180,7 @@ class Inspection:
             yield reader
         finally:
             if kept is None:
-                reader.close(_CLOSE_S)
+                reader.close(_CLOSE_BUDGET_S)
 
     def _fail(self, kind: ErrorKind, error: KafkaError, place: Place) -> None:
         """Raise what ends reading; the client recovers from all else by itself, or the time limit ends it."""
@@ -226,7 +226,7 @@ class Inspection:
                     raise reader.late(idle_s)
 
             try:
-                for records in reader.read(begins, ends, limit_s=_READ_S, step=step):
+                for records in reader.read(begins, ends, limit_s=_READ_BUDGET_S, step=step):
                     yield from records
             except NotReadInTimeError as error:
                 if reader.behind <= reader.exhausted:

@@ -34,7 +34,7 @@ class TimedCheck(Protocol):
 _log = logging.getLogger("penstock.transactions")
 
 #: Seconds to wait for checks before looking whether to stop, and after a failure of the connection.
-_WAIT_S = 0.2
+_POLL_S = 0.2
 #: Checks that may wait for each worker. More are left alone: they are asked again.
 _QUEUE_PER_WORKER = 250
 #: Seconds that one check may take.
@@ -81,13 +81,13 @@ class CheckResponder:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Stop listening; wait for running checks at most `timeout_s` seconds. One that hangs is left behind."""
+        """Stop listening; wait for running checks at most `timeout_s` seconds. One that hangs is abandoned."""
         self._stopping.set()
         if self._thread is not None:
             deadline = time.monotonic() + timeout_s
             self._thread.join(timeout_s)
             if self._thread.is_alive():
-                _log.warning("%s is left behind: a call of the store does not return", self._thread.name)
+                _log.warning("%s is abandoned: a call of the store does not return", self._thread.name)
             self._pool.close(max(0.0, deadline - time.monotonic()))
 
     @property
@@ -107,7 +107,7 @@ class CheckResponder:
         try:
             with self._lock:
                 running = list(self._running)
-            requests = source.take(_WAIT_S, running)
+            requests = source.take(_POLL_S, running)
         except KafkaException as error:
             _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, reason(error))
         except:  # noqa: E722 - see `raised`; whatever it is, the next try may succeed
@@ -119,7 +119,7 @@ class CheckResponder:
                     label = f"check {request.check_number} of transaction {request.half.transaction_id}"
                     self._pool.submit(label, partial(self._answer, request))
             return
-        self._stopping.wait(_WAIT_S)
+        self._stopping.wait(_POLL_S)
 
     def _admit(self, transaction_id: str) -> bool:
         with self._lock:

@@ -114,7 +114,7 @@ class Flight(ResultFuture[TransactionResult]):
         core = self._core
         for half in self.halves:
             core.store.require_target(half.topic, half.partition)
-        core.in_flight.enter(self._size, may_wait=may_wait)
+        core.in_flight.reserve(self._size, may_wait=may_wait)
         self._callback, self._commits = callback, commits
         core.deadlines.await_answer(self)
         try:
@@ -126,7 +126,7 @@ class Flight(ResultFuture[TransactionResult]):
             core.store.prepare(self.halves, self._halves_answered, self._ordering_key)
         except BaseException:
             core.deadlines.awaiting_answer.pop(self, None)
-            core.in_flight.leave(self._size)
+            core.in_flight.release(self._size)
             self._forget_watch()
             raise
 
@@ -138,7 +138,7 @@ class Flight(ResultFuture[TransactionResult]):
             self._forget_watch()
         if state is _UNKNOWN:
             self._phase = _ENDED
-            core.in_flight.leave(self._size, state)
+            core.in_flight.release(self._size, state)
             callback(self)
             return
         prepared = self._prepared
@@ -249,7 +249,7 @@ class Flight(ResultFuture[TransactionResult]):
             return
         if isinstance(answer, HalfNotStoredError):
             self.error = answer
-            core.in_flight.leave(self._size)
+            core.in_flight.release(self._size)
             core.in_flight.count_failure()
             self._forget_watch()
             callback(self)
@@ -263,12 +263,12 @@ class Flight(ResultFuture[TransactionResult]):
     def _halves_came_late(self, answer: Prepared | HalfNotStoredError) -> None:
         """Take in what became of halves that were given up: their local transaction never ran."""
         if isinstance(answer, HalfNotStoredError):
-            self._core.in_flight.leave(self._size)
+            self._core.in_flight.release(self._size)
         else:
             self._core.store.decide(answer, _TO_ROLL_BACK, self._rolled_back)
 
     def _rolled_back(self, error: TransactionError | None) -> None:
-        self._core.in_flight.leave(self._size)
+        self._core.in_flight.release(self._size)
         if error is not None:
             _log.warning("%s", error)
 
@@ -286,7 +286,7 @@ class Flight(ResultFuture[TransactionResult]):
                 if not goes_on:
                     self._callback = _nobody
             # Before anybody can call back: who was called back finds it counted.
-            core.in_flight.leave(self._size, None if is_late or error is not None else self.state)
+            core.in_flight.release(self._size, None if is_late or error is not None else self.state)
         if is_late:
             core.deadlines.awaiting_publication.pop(self, None)
             return

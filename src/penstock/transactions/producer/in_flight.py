@@ -50,7 +50,7 @@ class InFlightLimit:
         # Halves and decisions that are not known to be stored; of these the decisions that nobody waited for.
         self._failed = self._lost = 0
 
-    def enter(self, size: int, *, may_wait: bool = True) -> None:
+    def reserve(self, size: int, *, may_wait: bool = True) -> None:
         """Take room for so many bytes, waiting for it where that was chosen, or raise `BufferFullError`."""
         with self._lock:
             if not self._fits(size):
@@ -58,7 +58,7 @@ class InFlightLimit:
             self.count += 1
             self.bytes += size
 
-    def leave(self, size: int, ended: TransactionState | None = None) -> None:
+    def release(self, size: int, ended: TransactionState | None = None) -> None:
         """Give room back; count a transaction that ended as it should by its decision."""
         with self._lock:
             self.count -= 1
@@ -118,7 +118,7 @@ class InFlightLimit:
                 self._room.notify()
 
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _STOP_POLL_S = 0.005
 _JOIN_S = 5.0
 
@@ -187,7 +187,7 @@ class RequestDeadlines:
             flight.give_up_publication("the producer was stopped before it was seen to be visible")
 
     def _run(self) -> None:
-        while not self._ending.wait(_LOOK_S):
+        while not self._ending.wait(_POLL_S):
             now = time.monotonic()
             # Copies, made in one step each; a list of the items is not, for the collector may run at any tuple of it.
             for flight, until in self.awaiting_answer.copy().items():

@@ -40,9 +40,9 @@ _log = logging.getLogger("penstock.transactions")
 #: Seconds between two looks at what is under way.
 IN_FLIGHT_S = 0.005
 #: Seconds between two rounds where nothing wakes the store's thread: all is well; or something waits for a time.
-_CALM_S = 1.0
-_TROUBLE_S = 0.05
-_BACK_OFF_S = 0.2
+_IDLE_INTERVAL_S = 1.0
+_WAITING_INTERVAL_S = 0.05
+_RETRY_DELAY_S = 0.2
 #: Failures in a row that nobody was named for, after which all targets of the group are tried apart.
 _UNNAMED = 3
 
@@ -55,7 +55,7 @@ class PublishingClients:
         done_topic: the log of what was settled, in which each partition of the store has one.
         discarded: the topic of what is discarded.
         ids_begin: what all transactional ids begin with.
-        left: counts threads that are left behind.
+        left: counts threads that are abandoned.
         spans: makes what makes the spans of one publisher.
         wake: called by any thread when a call has ended.
     """
@@ -223,7 +223,11 @@ class Engine:
     def wait_s(self) -> float:
         """Return after how many seconds to look again, if nothing wakes its owner before."""
         is_calm = self._flight.is_idle and self._gate.is_open and self._slots[self._next].is_ready
-        return _CALM_S if is_calm and not any(backlog.set_aside for backlog in self._owned.values()) else _TROUBLE_S
+        return (
+            _IDLE_INTERVAL_S
+            if is_calm and not any(backlog.set_aside for backlog in self._owned.values())
+            else _WAITING_INTERVAL_S
+        )
 
     def shut(self) -> None:
         """Let nothing begin before the brokers have answered: they were away, as it seems."""
@@ -338,7 +342,7 @@ class Engine:
         if not named:
             self._ration.warn("aborted", "%s; it is tried again", error)
             self._gate.shut()
-            self._not_before = now + _BACK_OFF_S
+            self._not_before = now + _RETRY_DELAY_S
             self._unnamed += 1
             if self._unnamed < _UNNAMED:
                 return

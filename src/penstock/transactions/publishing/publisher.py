@@ -34,10 +34,10 @@ from penstock.options import ClientConfig
 from penstock.transactions.core.commit_batch import DecidedBatch
 
 _ANSWER_S = 2.0
-_LOOK_S = 0.002
+_POLL_S = 0.002
 _LONGEST_S = 5.0
 #: A partition where somebody else's transaction stays open is waited for so long, and then not for a while.
-_OTHERS_S = 0.1
+_FOREIGN_TRANSACTION_WAIT_S = 0.1
 _SKIPPED_S = 30.0
 
 #: Topic and partition.
@@ -71,11 +71,11 @@ class Visibility:
             except KafkaException:
                 pass
             else:
-                if self._own not in left and waited_s > _OTHERS_S:
+                if self._own not in left and waited_s > _FOREIGN_TRANSACTION_WAIT_S:
                     self._skipped.update(dict.fromkeys(left, time.monotonic() + _SKIPPED_S))
                     return
             if left:
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
 
     def _unseen(self, written: Mapping[Place, int]) -> dict[Place, int]:
         ends = log_ends(self._admin, list(written), _ANSWER_S)
@@ -86,7 +86,7 @@ class Visibility:
 _INIT_TIMEOUT_S = 15.0
 #: Seconds after which messages that are not stored count as refused, where others of the batch are and brokers are
 #: well: their topics are tried apart, with a longer limit.
-_TRIED_APART_AFTER_S = 1.0
+_TRIED_ALONE_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class InDoubtError(NotPublishedError):
 class Publisher:
     """A transactional writer of one engine, for as long as none of its transactions fails.
 
-    Made, used and closed by one thread, which may be left behind in any call.
+    Made, used and closed by one thread, which may be abandoned in any call.
 
     Args:
         done_topic: the store's log of what was settled, which each partition has a partition of.
@@ -234,7 +234,7 @@ class Publisher:
             self._produce(batches, produced, is_watched=is_watched)
             if proof is not None:
                 writer.send_positions(proof.positions, proof.group_metadata)
-            self._deliver(DELIVERY_S if self._apart else _TRIED_APART_AFTER_S)
+            self._deliver(DELIVERY_S if self._apart else _TRIED_ALONE_AFTER_S)
         except NotOpenedError as error:
             raise InDoubtError(str(error)) from error
         except KafkaException as error:

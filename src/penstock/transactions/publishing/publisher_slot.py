@@ -1,7 +1,7 @@
-"""One transactional id at a time, and the thread that publishes under it and can be left behind.
+"""One transactional id at a time, and the thread that publishes under it and can be abandoned.
 
 Each producer lives on a disposable thread of its own: it is made, used and closed there. Where a transaction failed, or
-a call did not return in time, both are left behind, and a successor is made on a new thread. Under the same id it has
+a call did not return in time, both are abandoned, and a successor is made on a new thread. Under the same id it has
 the broker end what was left open; where the broker cannot, that is settled all the same, and the next one has a new id.
 So the engine waits for no call of the client library, and what became of a transaction is known once the
 successor is open and the done log was read.
@@ -33,22 +33,22 @@ from penstock.transactions.rationed_log import RationedLog
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds within which a Kafka transaction has to go on where brokers are well; then its thread is left behind.
+#: Seconds within which a Kafka transaction has to go on where brokers are well; then its thread is abandoned.
 PUBLISH_LIMIT_S = 6.0
 #: Seconds that opening may take, and reading what became of the last transaction.
 OPEN_LIMIT_S = 25.0
 #: Seconds for which an id is asked for that the broker cannot free, at first; twice as many for each id that was lost:
 #: a slow broker only needs longer. And the most.
-_FREE_S = 1.0
-_MOST_FREE_S = 8.0
+_FREE_ID_BUDGET_S = 1.0
+_MAX_FREE_ID_BUDGET_S = 8.0
 #: Seconds after which a call is named in the log and in what operators see.
 SLOW_S = 2.0
 #: Seconds until opening is tried again after a failure.
-_AGAIN_S = 0.3
+_RETRY_DELAY_S = 0.3
 #: The same where a right is missing.
-_LACKING_S = 1.5
+_PERMISSION_RETRY_DELAY_S = 1.5
 #: Seconds to wait until all records are in the client library's hands.
-_PRODUCED_S = 1.0
+_PRODUCE_BUDGET_S = 1.0
 
 #: Makes a publisher, on its own thread, for a transactional id.
 MakePublisher = Callable[[str], Publisher]
@@ -168,7 +168,7 @@ class PublisherSlot:
                 produced.set()
 
         self._call, self._state = thread.start("a Kafka transaction", publish, self._wake), SlotState.IN_FLIGHT
-        produced.wait(_PRODUCED_S)
+        produced.wait(_PRODUCE_BUDGET_S)
 
     def result(self, timeout_s: float = 0.0) -> CommitResult | None:
         """Return how the Kafka transaction under way ended, or None while it is not known yet."""
@@ -195,7 +195,7 @@ class PublisherSlot:
         self._pace.note(call.age_s)
         text = (
             f"{publisher.doing or call.label} of {self.transactional_id} has not returned for {stands_s:.1f} s: "
-            "it is left behind, with its producer"
+            "it is abandoned, with its producer"
         )
         given_up: NotPublishedError = AbortedError(text) if publisher.writer.give_up() else InDoubtError(text)
         self._leave()
@@ -234,7 +234,7 @@ class PublisherSlot:
         if not opening.done():
             self._warn_if_slow(opening)
             if opening.age_s >= OPEN_LIMIT_S + self._pace.limit(0.0):
-                _log.warning("opening %s has not returned for %.0f s: it is left behind", self.name, opening.age_s)
+                _log.warning("opening %s has not returned for %.0f s: it is abandoned", self.name, opening.age_s)
                 self._leave()
             return
         try:
@@ -249,7 +249,7 @@ class PublisherSlot:
             if not is_lacking:
                 self._ration.warn("later", "%s cannot publish yet: %s; trying again", self.name, text)
             self._replace()
-            self._not_before = now + (_LACKING_S if is_lacking else _AGAIN_S)
+            self._not_before = now + (_PERMISSION_RETRY_DELAY_S if is_lacking else _RETRY_DELAY_S)
         else:
             self._call, self._state = None, SlotState.READY
             if self._doubt:
@@ -271,7 +271,7 @@ class PublisherSlot:
         self._left.require_few()
         self._thread = Disposable(f"penstock-publisher-{self.name}", self._left)
         publisher, doubt, sure_s = self._make(self.transactional_id), dict(self._doubt), self._sure_s
-        free_s = min(_MOST_FREE_S, _FREE_S * 2.0 ** min(self.lost_ids, 9))
+        free_s = min(_MAX_FREE_ID_BUDGET_S, _FREE_ID_BUDGET_S * 2.0 ** min(self.lost_ids, 9))
         self._publisher = publisher
 
         def open_it() -> Mapping[int, Any]:
@@ -297,7 +297,7 @@ class PublisherSlot:
         thread, publisher = self._thread, self._publisher
         self._thread, self._publisher, self._call, self._state = None, None, None, SlotState.CLOSED
         if thread is not None and publisher is not None:
-            thread.leave(publisher.close)
+            thread.abandon(publisher.close)
 
     def _poll_closing(self) -> None:
         for closing in list(self._closing):
@@ -305,7 +305,7 @@ class PublisherSlot:
             if not call.done():
                 if call.age_s < CLOSE_S:
                     continue
-                thread.leave(publisher.close)
+                thread.abandon(publisher.close)
             self._closing.remove(closing)
 
     def _warn_if_slow(self, call: Call[Any]) -> None:

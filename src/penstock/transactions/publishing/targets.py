@@ -31,8 +31,8 @@ from penstock.transactions.wire.ops import Verdict
 _log = logging.getLogger("penstock.transactions")
 
 #: Seconds for one question, and between two.
-_LIMIT_S = 5.0
-_AGAIN_S = 0.2
+_QUESTION_LIMIT_S = 5.0
+_RETRY_DELAY_S = 0.2
 
 
 # A member of an enumeration is slow to look up, and this is the way of every transaction.
@@ -61,14 +61,16 @@ class BrokerGate:
         """Ask, if it is shut, and take the answer; tell whether it has opened now."""
         if self._question is None:
             if not self.is_open and now >= self._not_before:
-                self._question = BackgroundCall("asking whether brokers answer", self._answered, _LIMIT_S, self._left)
+                self._question = BackgroundCall(
+                    "asking whether brokers answer", self._answered, _QUESTION_LIMIT_S, self._left
+                )
             return False
         try:
             has_answered = self._question.answer() is not None
         except (KafkaException, NotAnsweredError) as error:
             text = reason(error) if isinstance(error, KafkaException) else error
             _log.debug("the brokers do not answer: %s", text)
-            self._question, self._not_before = None, now + _AGAIN_S
+            self._question, self._not_before = None, now + _RETRY_DELAY_S
             return False
         if has_answered:
             self._question, self.is_open = None, True
@@ -80,9 +82,9 @@ class BrokerGate:
 
 
 #: Seconds between two questions for the list of topics.
-_LOOK_S = 1.0
+_METADATA_INTERVAL_S = 1.0
 #: Seconds between two looks where nobody misses a topic.
-_ROUND_S = 5.0
+_IDLE_METADATA_INTERVAL_S = 5.0
 
 #: Missing topics that are asked for by name, in one round.
 _ASKED_FOR = 20
@@ -116,7 +118,7 @@ class Targets:
         # Lists that arrived, changed or not; and by topic how many had, when it was first not found.
         self._lists = 0
         self._missed: dict[str, int] = {}
-        self._asked = -_LOOK_S
+        self._asked = -_METADATA_INTERVAL_S
         # Set while a thread asks, by the one that starts it, cleared by itself when it ends.
         self._asking = threading.Event()
         # Set when the first question had an answer, or none.
@@ -142,7 +144,7 @@ class Targets:
 
     def look_now_and_then(self, now: float) -> None:
         """Have the list fetched every few seconds: a topic that was deleted is better found out before it fails."""
-        if now - self._asked >= _ROUND_S:
+        if now - self._asked >= _IDLE_METADATA_INTERVAL_S:
             self.look(now)
 
     @property
@@ -152,7 +154,7 @@ class Targets:
 
     def look(self, now: float) -> None:
         """Have the list fetched, if the last one is not of a moment ago. Does not wait."""
-        if self._asking.is_set() or now - self._asked < _LOOK_S:
+        if self._asking.is_set() or now - self._asked < _METADATA_INTERVAL_S:
             return
         self._asked = now
         self._asking.set()
@@ -187,7 +189,7 @@ def cluster_targets(admin: AdminClient, bootstrap_servers: str, name: str, right
 
 
 #: Seconds between two looks whether a topic may leave quarantine.
-_RELEASE_S = 0.25
+_RELEASE_INTERVAL_S = 0.25
 
 
 class TargetGate:
@@ -293,7 +295,7 @@ class TargetGate:
 
     def release(self, now: float) -> None:
         """Let topics out of quarantine that are well again, and try those at once that have come back."""
-        if now - self._released < _RELEASE_S or not self.quarantine:
+        if now - self._released < _RELEASE_INTERVAL_S or not self.quarantine:
             return
         self._released = now
         if self._absent:

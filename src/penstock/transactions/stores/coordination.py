@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock.transactions")
 #: Of the time that a stop has, the part in which what is under way may end; and most seconds for it.
 _FINISH_PART = 0.6
-_MOST_FINISH_S = 20.0
+_MAX_FINISH_S = 20.0
 #: What only a store in Kafka can tell: others write its topics, and topics have retentions.
 _OF_TOPICS = {"forged": None, "lost": None}
 # A member of an enumeration is slow to look up, and this is the way of every transaction.
@@ -229,7 +229,7 @@ class StoreCoordinator(ABC):
     def stop(self, timeout: float = 30.0) -> None:
         """Finish the Kafka transactions under way, give up what is owned, and end. Raises as `Coordinator.stop`."""
         if not self._stopping.is_set():
-            self._finish_by = time.monotonic() + min(_FINISH_PART * timeout, _MOST_FINISH_S)
+            self._finish_by = time.monotonic() + min(_FINISH_PART * timeout, _MAX_FINISH_S)
         self._stopping.set()
         self._wake.set()
         # A start under way is waited for: it may start a thread after all, which ends at once.

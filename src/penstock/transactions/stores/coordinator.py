@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _TARGET_LATENCY_S = 0.02
 #: Seconds to wait until a commanded decision takes effect: whoever asked waits for an answer, and not for ever.
-_EFFECT_S = 8.0
+_EFFECT_BUDGET_S = 8.0
 _DECISIONS = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK, "discard": Verdict.DISCARD}
 _OUTCOMES = {Effect.DONE: Outcome.DONE, Effect.REFUSED: Outcome.REFUSED, Effect.WAITS: Outcome.SENT}
 
@@ -47,7 +47,7 @@ def _operator(administration: Callable[[], AbstractContextManager[Administration
     def settle(transaction_id: str, decision: str, actor: str, why: str) -> tuple[Outcome, str]:
         verdict = _DECISIONS[decision]
         with administration() as store:
-            decided = store.settle(transaction_id, verdict, actor, why, _EFFECT_S)
+            decided = store.settle(transaction_id, verdict, actor, why, _EFFECT_BUDGET_S)
         return _OUTCOMES[decided.effect], f"transaction {transaction_id}: {decided.text(verdict)}"
 
     def resume(transaction_id: str, actor: str, why: str) -> str:

@@ -35,13 +35,13 @@ from penstock.transactions.stores.shards import ShardBacklog
 from penstock.transactions.stores.stored_backlog import DoneLog, DoneRead, StoredBacklog
 
 #: Seconds between two looks while a shard is taken over.
-_LOOK_S = 0.1
+_TAKEOVER_POLL_S = 0.1
 #: Seconds in which brokers shall have answered, after a failure, before anything is tried again.
-_ASK_S = 2.0
+_PROBE_BUDGET_S = 2.0
 #: Seconds from the begin of a group until it is visible, for which groups are made as large as they can be.
 _TARGET_LATENCY_S = 0.02
 #: Seconds between two looks whether the store knows why things wait.
-_EXPLAIN_S = 1.0
+_EXPLAIN_INTERVAL_S = 1.0
 
 
 class Relay:
@@ -68,7 +68,7 @@ class Relay:
         self._explained_at = 0.0
 
         def ask() -> None:
-            self._done.bounds(_ASK_S)
+            self._done.bounds(_PROBE_BUDGET_S)
 
         #: What publishes it, once it was taken over. Its transactional ids prove that it may.
         self.engine = Engine(
@@ -154,7 +154,7 @@ class Relay:
         backlog.flush()
         if takes:
             went_on |= engine.begin(now)
-        if now - self._explained_at >= _EXPLAIN_S:
+        if now - self._explained_at >= _EXPLAIN_INTERVAL_S:
             self._explained_at = now
             backlog.explain()
         backlog.flush()
@@ -177,7 +177,7 @@ class Relay:
 
     def wait_s(self) -> float:
         """Return the seconds after which `step` has something to do, if nothing wakes it before."""
-        return self.engine.wait_s() if self.is_open else _LOOK_S
+        return self.engine.wait_s() if self.is_open else _TAKEOVER_POLL_S
 
     def trim(self) -> None:
         """Trim the done log as far as all in it is settled. All that was handed over as published is durably so."""
@@ -192,7 +192,7 @@ class Relay:
             backlog.flush()
 
     def close(self) -> None:
-        """Give the shard up at once: what is under way is left behind, and its next owner shuts it out."""
+        """Give the shard up at once: what is under way is abandoned, and its next owner shuts it out."""
         self.engine.close(0.0)
         for slot in self._former or ():
             slot.close()

@@ -192,7 +192,7 @@ def _size_of(change: Any) -> int:
 
 
 #: Seconds that an error waits for the store to say more.
-_MOMENT_S = 1.0
+_EXPLANATION_BUDGET_S = 1.0
 
 
 class StoreAdministration(Administration):
@@ -358,7 +358,7 @@ class RelayedStore(Store, ABC):
         """Say what a committed transaction waits for; see `Store.waits_for`."""
         no_answer: tuple[type[Exception], ...] = (PenstockError, *self.transient_errors)
         try:
-            shown = self._question.ask(partial(self.administration().show, transaction_id), _MOMENT_S)
+            shown = self._question.ask(partial(self.administration().show, transaction_id), _EXPLANATION_BUDGET_S)
         except no_answer:
             return ""
         return "" if shown is None else shown.waits_for

@@ -37,9 +37,9 @@ from penstock.transactions.wire.topics import KEPT, ROOM
 
 _log = logging.getLogger("penstock.transactions")
 #: Seconds between two trims of the done logs.
-_TRIM_S = 5.0
+_TRIM_INTERVAL_S = 5.0
 #: Seconds after an error of the store that may pass by itself.
-_PAUSE_S = 0.5
+_RETRY_DELAY_S = 0.5
 
 
 class CheckScheduler:
@@ -172,7 +172,7 @@ class ShardCoordinator(StoreCoordinator):
         return self._shards.statistics(list(self._shards.owned) if own else None)
 
     def _begin(self) -> None:
-        self._trim_at = time.monotonic() + _TRIM_S
+        self._trim_at = time.monotonic() + _TRIM_INTERVAL_S
 
     def _round(self) -> None:
         shards = self._shards
@@ -180,7 +180,7 @@ class ShardCoordinator(StoreCoordinator):
             busy = self._work(shards)
         except self._store.transient_errors as error:
             _log.warning("%s lost its store: %s; trying again", self._label, cause_of(error))
-            self._stopping.wait(_PAUSE_S)
+            self._stopping.wait(_RETRY_DELAY_S)
         else:
             relays = list(self._relays.values())
             wait_s = shards.wait_s(takes_more=any(relay.is_ready for relay in relays), busy=busy)
@@ -202,7 +202,7 @@ class ShardCoordinator(StoreCoordinator):
                 break
             busy |= self._publish(shards, number)
         if time.monotonic() >= self._trim_at:
-            self._trim_at = time.monotonic() + _TRIM_S
+            self._trim_at = time.monotonic() + _TRIM_INTERVAL_S
             if shards.is_durable():
                 for relay in self._relays.values():
                     relay.trim()

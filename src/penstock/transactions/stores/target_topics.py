@@ -16,7 +16,7 @@ from penstock.options import ClientConfig
 from penstock.transactions.rationed_log import RationedLog
 
 #: Seconds that a sender waits for brokers that it does not need: a first connection takes less, with TLS as well.
-_MOMENT_S = 1.0
+_LOOKUP_BUDGET_S = 1.0
 
 
 class TargetTopics:
@@ -75,7 +75,7 @@ class TargetTopics:
         return count is not None and (partition is None or partition < count)
 
     def _look_up_within_a_moment(self, topic: str, partition: int | None) -> None:
-        wait_s = 0.0 if self._is_away else _MOMENT_S
+        wait_s = 0.0 if self._is_away else _LOOKUP_BUDGET_S
         try:
             if self._question.ask(partial(self._look_up, topic, partition), wait_s) is None:
                 self._is_away = True

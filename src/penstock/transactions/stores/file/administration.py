@@ -45,7 +45,7 @@ from penstock.transactions.wire.ops import Author, Verdict
 
 #: Times that it is read before what does not fit together counts as damaged, and seconds between two.
 _TRIES = 5
-_PAUSE_S = 0.2
+_REREAD_DELAY_S = 0.2
 
 
 def read_pending(folder: Path, only: str | None = None) -> list[PendingTransaction]:
@@ -56,7 +56,7 @@ def read_pending(folder: Path, only: str | None = None) -> list[PendingTransacti
     """
     reading = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(_TRIES),
-        wait=tenacity.wait_fixed(_PAUSE_S),
+        wait=tenacity.wait_fixed(_REREAD_DELAY_S),
         retry=tenacity.retry_if_exception_type((StoreDamagedError, FileNotFoundError)),
         reraise=True,
     )
@@ -149,7 +149,7 @@ def _read(folder: Folder, names: Sequence[str], rows: Iterable[tuple[int, RawRow
 
 
 #: Seconds that a record in Kafka may take to be acknowledged.
-_SEND_S = 15.0
+_SEND_TIMEOUT_S = 15.0
 
 
 class FileAdministration(StoreAdministration):
@@ -280,9 +280,9 @@ class FileAdministration(StoreAdministration):
         """Lend the audit log and what reads Kafka, over connections of their own: operators act seldom."""
         store = self._store
         servers, config, topics = store.bootstrap_servers, store.config, store.topics
-        sends = LateProducer(lambda: AckedProducer(servers, config, _SEND_S, f"operator-{store.prefix}"))
+        sends = LateProducer(lambda: AckedProducer(servers, config, _SEND_TIMEOUT_S, f"operator-{store.prefix}"))
         admin, inspection = clients.admin(servers, config), Inspection(servers, config, topics)
         try:
             yield AuditLog(servers, config, topics=topics, admin=admin, sends=sends, inspection=inspection), inspection
         finally:
-            sends.stop(_SEND_S)
+            sends.stop(_SEND_TIMEOUT_S)

@@ -28,7 +28,7 @@ from penstock.transactions.wire.ids import id_bytes, id_text
 from penstock.transactions.wire.ops import Author, Verdict
 
 #: Most seconds between two rounds.
-_LONGEST_WAIT_S = 1.0
+_MAX_IDLE_S = 1.0
 #: Transactions in one Kafka transaction, at most; and those that are read for checks, or since their time is near, in
 #: one round.
 _GROUP = 1_000
@@ -165,7 +165,7 @@ class FileShard(StoreShards):
         """Return the seconds after which something is due, if nothing wakes the coordinator before."""
         opened = self._opened
         with opened.lock:
-            wait = min(_LONGEST_WAIT_S, self._scan.due_at - time.monotonic())
+            wait = min(_MAX_IDLE_S, self._scan.due_at - time.monotonic())
             if self._scan.near or self._scan.checks:
                 wait = 0.0
             if takes_more:

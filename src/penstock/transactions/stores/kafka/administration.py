@@ -30,8 +30,8 @@ from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics
 
 #: Seconds that a record may take to be acknowledged.
-_SEND_S = 15.0
-_ANSWER_S = _SEND_S + 5.0
+_SEND_TIMEOUT_S = 15.0
+_ANSWER_S = _SEND_TIMEOUT_S + 5.0
 
 
 class KafkaAdministration(Administration):
@@ -74,7 +74,7 @@ class KafkaAdministration(Administration):
         self._inspection = KafkaInspection(bootstrap_servers, given, self._topics, self._patience)
         # A half that is resumed has a header more than before.
         settings, name = {**ANY_SIZE, **given}, f"operator-{prefix}"
-        self._sends = LateProducer(lambda: AckedProducer(bootstrap_servers, settings, _SEND_S, name))
+        self._sends = LateProducer(lambda: AckedProducer(bootstrap_servers, settings, _SEND_TIMEOUT_S, name))
         self._audit = AuditLog(
             bootstrap_servers,
             given,
@@ -93,7 +93,7 @@ class KafkaAdministration(Administration):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._inspection.__exit__(kind, error, traceback)
-        self._sends.stop(_SEND_S)
+        self._sends.stop(_SEND_TIMEOUT_S)
 
     def pending(self) -> Sequence[PendingTransaction]:
         """Return what is not settled, oldest first. Ages are by this machine's clock."""

@@ -48,7 +48,7 @@ from penstock.transactions.wire.topics import StoreTopics
 #: The last records of the status topic: more than dozens of coordinators write in the time for which they count.
 _STATUS_RECORDS = 5_000
 #: Seconds between two looks whether a transaction is settled.
-_LOOK_S = 0.3
+_SETTLED_POLL_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class KafkaInspection(Inspection):
     def await_end(self, found: Found, done_from: int, timeout_s: float) -> Note | None:
         """Return how a transaction is settled, as soon as the done log says so at or above an offset, or None."""
         return ask_again(
-            lambda: self.ends_of(found.transaction_id, found.half_partition, done_from), timeout_s, _LOOK_S
+            lambda: self.ends_of(found.transaction_id, found.half_partition, done_from), timeout_s, _SETTLED_POLL_S
         )
 
     def _partitions(self, kept: str | None) -> dict[int, _Partition]:

@@ -41,10 +41,10 @@ from penstock.transactions.wire.topics import StoreTopics
 
 #: Seconds that a look may take, that one request of it may, that it waits for brokers which do not answer at once, and
 #: for which it is good.
-_LIMIT_S = 8.0
+_LOOKUP_BUDGET_S = 8.0
 _LOOK_ANSWER_S = 3.0
-_PATIENCE_S = 2.0
-_GOOD_S = 2.0
+_BROKER_WAIT_S = 2.0
+_LOOKUP_VALID_S = 2.0
 
 
 class Observation(NamedTuple):
@@ -70,11 +70,11 @@ class PublicationDiagnosis:
 
     def cause(self, topics: Sequence[str]) -> str:
         """Return what a committed transaction to these topics waits for, in words; empty where that is not known."""
-        found = self._question.ask(self._look, _LIMIT_S)
+        found = self._question.ask(self._look, _LOOKUP_BUDGET_S)
         return why(found, topics, self._store) if isinstance(found, Observation) else found or ""
 
     def _look(self) -> Observation | str:
-        if time.monotonic() - self._found_at > _GOOD_S:
+        if time.monotonic() - self._found_at > _LOOKUP_VALID_S:
             try:
                 self._found = self._observe()
             except BrokerConnectionError:
@@ -101,7 +101,7 @@ def observer_of(servers: str, config: ClientConfig, topics: StoreTopics) -> Call
     def observe() -> Observation:
         admin = clients.admin(servers, config)
         counts = partition_counts(admin, servers, _LOOK_ANSWER_S)
-        inspection = KafkaInspection(servers, config, topics, Patience(_PATIENCE_S))
+        inspection = KafkaInspection(servers, config, topics, Patience(_BROKER_WAIT_S))
         asked = describe_groups(admin, [topics.coordinators])
         coordinators: int | None
         try:
@@ -119,11 +119,11 @@ def observer_of(servers: str, config: ClientConfig, topics: StoreTopics) -> Call
 _LEAST, _MOST = 128, 4_000
 _EACH, _FEW = 6, 42
 #: Seconds that an answer is held at most, about. Who catches up after an outage is behind for much longer.
-_HELD_S = 0.1
+_MAX_PACING_S = 0.1
 #: Seconds after which a decision that is not published yet counts no more.
-_AWAY_S = 0.5
+_LAG_VALID_S = 0.5
 #: Seconds in which as many decisions as may be unpublished make a producer busy enough to follow the publication.
-_BUSY_S = 0.1
+_BUSY_WINDOW_S = 0.1
 
 #: OpPlace of a decision: offset of its op record, and index there.
 OpPlace = tuple[int, int]
@@ -191,7 +191,7 @@ class PublicationPace:
         _complete(due)
 
     def _is_busy(self, count: int, now: float) -> bool:
-        if now - self._since > _BUSY_S:
+        if now - self._since > _BUSY_WINDOW_S:
             self._count, self._since = 0, now
         self._count += count
         return self._count > _LEAST
@@ -219,16 +219,16 @@ class PublicationPace:
 
     def _due(self, now: float) -> list[Complete]:
         """Return the answers that are due."""
-        is_away = self._is_ended or now - self._moved_at > _AWAY_S
+        is_away = self._is_ended or now - self._moved_at > _LAG_VALID_S
         for partition, records in self._answered.items():
-            while records and (now - records[0].at > _AWAY_S or self._is_published(partition, records[0])):
+            while records and (now - records[0].at > _LAG_VALID_S or self._is_published(partition, records[0])):
                 self._ahead -= records.popleft().decisions
         due: list[Complete] = []
         limit = max(_LEAST, min(_MOST, _EACH * (self._in_flight() - _FEW)))
         while self._held:
             partition, record, complete = self._held[0]
             is_over = is_away or self._is_published(partition, record)
-            if not is_over and self._ahead + record.decisions > limit and now - record.at < _HELD_S:
+            if not is_over and self._ahead + record.decisions > limit and now - record.at < _MAX_PACING_S:
                 break
             self._held.popleft()
             due.append(complete)
@@ -311,7 +311,7 @@ class DoneWatch:
         self._stopping.set()
         self._thread.join(_POLL_S + CLOSE_S)
         if self._thread.is_alive():
-            _log.warning("%s is left behind: a call of its Kafka client does not return", self._thread.name)
+            _log.warning("%s is abandoned: a call of its Kafka client does not return", self._thread.name)
 
     def _follow(self) -> None:
         try:

@@ -23,10 +23,10 @@ from penstock.transactions.wire.ops import Verdict
 _log = logging.getLogger("penstock.transactions")
 
 _POLL_S = 0.1
-_PAUSE_S = 0.5
+_RETRY_DELAY_S = 0.5
 #: Seconds for which a producer has a check that it took; and between two heartbeats.
-_TAKEN_S = 60.0
-_HEARTBEAT_S = 2.0
+_CHECK_LEASE_S = 60.0
+_HEARTBEAT_INTERVAL_S = 2.0
 _AT_ONCE = 200
 
 
@@ -53,7 +53,7 @@ class SqlCheckSource:
                 found = self._take(running)
             except sa.exc.SQLAlchemyError as error:
                 _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, cause_of(error))
-                self._closed.wait(_PAUSE_S)
+                self._closed.wait(_RETRY_DELAY_S)
             left = deadline - time.monotonic()
             if found or left <= 0:
                 return found
@@ -68,7 +68,7 @@ class SqlCheckSource:
             _log.warning("group %s: a producer that ends could not say so: %s", self._group, cause_of(error))
 
     def _beat(self) -> None:
-        if time.monotonic() - self._seen < _HEARTBEAT_S and self._seen:
+        if time.monotonic() - self._seen < _HEARTBEAT_INTERVAL_S and self._seen:
             return
         schema.write_heartbeat(self._database, "producer", self._name, self._group)
         self._seen = time.monotonic()
@@ -93,7 +93,7 @@ class SqlCheckSource:
                 return []
         with self._database.begin() as connection:
             ids = list(connection.execute(asked.with_for_update(skip_locked=True)).scalars())
-            connection.execute(tx.update().where(tx.c.id.in_(ids)).values(taken_until=now + _TAKEN_S))
+            connection.execute(tx.update().where(tx.c.id.in_(ids)).values(taken_until=now + _CHECK_LEASE_S))
             every = message.alias("every")
             parts = sa.select(sa.func.count()).where(every.c.tx == tx.c.id).correlate(tx).scalar_subquery()
             rows = connection.execute(
@@ -139,7 +139,7 @@ class SettledWatch:
         self._stopping.set()
         self._some.set()
         if self._thread.ident is not None:
-            self._thread.join(_PAUSE_S)
+            self._thread.join(_RETRY_DELAY_S)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -153,7 +153,7 @@ class SettledWatch:
                 settled = self._settled(ids)
             except sa.exc.SQLAlchemyError as error:
                 _log.warning("the SQL store cannot be looked at: %s; trying again", cause_of(error))
-                self._stopping.wait(_PAUSE_S)
+                self._stopping.wait(_RETRY_DELAY_S)
                 continue
             for transaction_id, state in settled:
                 with self._lock:

@@ -20,7 +20,7 @@ PREPARED = 0
 COMMIT, ROLLBACK, DISCARD = int(Verdict.COMMIT), int(Verdict.ROLLBACK), int(Verdict.DISCARD)
 
 #: Seconds without a sign of life after which a producer counts as dead.
-_SILENT_S = 10.0
+_PRODUCER_DEAD_AFTER_S = 10.0
 
 #: `held`: it goes with the others; Kafka refuses it, or what it must stay behind; a trial has it, and only a relay that
 #: has read the done log since lets it go.
@@ -236,7 +236,7 @@ def before_it(earlier: sa.FromClause) -> sa.ColumnElement[bool]:
 
 def is_living_producer(now: sa.ColumnElement[float]) -> sa.ColumnElement[bool]:
     """Return the condition that a row of `alive` is a producer that answers checks."""
-    return sa.and_(alive.c.kind == "producer", alive.c.seen > now - _SILENT_S)
+    return sa.and_(alive.c.kind == "producer", alive.c.seen > now - _PRODUCER_DEAD_AFTER_S)
 
 
 def write_heartbeat(database: Database, kind: str, name: str, group: str = "") -> None:

@@ -22,8 +22,8 @@ from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 
 #: Seconds between two looks into the database: after something was found, and when nothing was.
-_BUSY_S = 0.01
-_IDLE_S = 0.1
+_BUSY_POLL_S = 0.01
+_IDLE_POLL_S = 0.1
 #: Seconds between two looks for checks that are due; and leases are renewed so many times within a session.
 _CHECK_S = 0.1
 _RENEWALS = 4
@@ -32,9 +32,9 @@ _CHECKS = 1_000
 #: Refusals that one statement counts.
 _REFUSALS = 1_000
 #: Seconds that `statistics` waits for the database; after that it returns what was found last.
-_MOMENT_S = 1.0
+_STATISTICS_BUDGET_S = 1.0
 #: Settled rows are kept so long, for those who wait to hear of them; discarded ones, so that they can be resumed.
-_KEPT_S = 60.0
+_SETTLED_KEPT_S = 60.0
 _DISCARDED_KEPT_S = 30 * 24 * 3600.0
 _SILENT_KEPT_S = 24 * 3600.0
 #: Transactions that one statement deletes: it has a time limit.
@@ -153,7 +153,7 @@ class SqlShards(StoreShards):
     def purge(self) -> None:
         """Delete what nobody will ask about."""
         tx, now = schema.tx, self._database.now
-        while self._purge((tx.c.settled_at < now - _KEPT_S) & (tx.c.state != schema.DISCARD)):
+        while self._purge((tx.c.settled_at < now - _SETTLED_KEPT_S) & (tx.c.state != schema.DISCARD)):
             pass
         while self._purge((tx.c.settled_at < now - _DISCARDED_KEPT_S) & (tx.c.state == schema.DISCARD)):
             pass
@@ -179,7 +179,7 @@ class SqlShards(StoreShards):
 
     def wait_s(self, *, takes_more: bool, busy: bool) -> float:  # noqa: ARG002 - who writes there wakes nobody
         """Return the seconds after which to look into the database again."""
-        return _BUSY_S if busy else _IDLE_S
+        return _BUSY_POLL_S if busy else _IDLE_POLL_S
 
     def close(self) -> None:
         """Give all up, and be no longer counted among the coordinators."""
@@ -194,7 +194,7 @@ class SqlShards(StoreShards):
         # moment may be in neither.
         counted = self.counts.statistics()
         with suppress(sa.exc.SQLAlchemyError):
-            self._question.ask(partial(self._look, shards), _MOMENT_S)
+            self._question.ask(partial(self._look, shards), _STATISTICS_BUDGET_S)
         last = self._last.get(shards is None) or self._last[True]
         answered = counted.answered_checks + last["answered_checks"] - self._answered_before
         return replace(counted, **{**last, "answered_checks": answered})

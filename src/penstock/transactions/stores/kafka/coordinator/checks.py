@@ -36,7 +36,7 @@ from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 _log = logging.getLogger("penstock.transactions")
 
 #: Seconds for which it is believed that a group has live producers, or none.
-_FRESH_S = 1.0
+_LIVENESS_VALID_S = 1.0
 _ANSWER_S = 5.0
 #: How the reports of what a stop has cut off end.
 _CUT_OFF = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - public constants look so
@@ -196,7 +196,7 @@ class CheckSender:
             with suppress(KafkaException):  # no token for another client now: the one that is there asks again
                 self._admin.renew()
         learnt, alive = self._alive.get(group, (None, False))
-        if learnt is not None and now - learnt < _FRESH_S:
+        if learnt is not None and now - learnt < _LIVENESS_VALID_S:
             return None if alive else SendOutcome.NOBODY
         if group not in self._asked:
             name = self._topics.checkers(group)
@@ -219,13 +219,13 @@ class CheckSender:
 #: Checks sent in one round: a crowd of undecided halves delays nobody's commit.
 _CHECKS = 200
 #: Seconds until a check is tried again when it is not known whether anybody is there to be asked.
-_SOON_S = 0.1
+_RETRY_DELAY_S = 0.1
 #: Seconds until it is looked whether some of them were answered.
-_WINDOW_S = 0.02
+_WINDOW_POLL_S = 0.02
 #: Seconds between two marks in one op log.
-_TICK_S = 0.5
+_MARK_INTERVAL_S = 0.5
 #: Seconds after which the broker's clock is read again while something is pending.
-_CLOCK_S = 30.0
+_CLOCK_INTERVAL_S = 30.0
 #: Why a group could not be asked, for operators.
 _WAITS_FOR = {SendOutcome.NOBODY: NO_PRODUCER, SendOutcome.UNKNOWN: NO_ANSWER}
 
@@ -260,15 +260,15 @@ class CheckScheduler:
         is_due = due is not None and due <= time_s
         # At first, what was read may be of long ago: only what is written now tells what time it is.
         clock = partition.clock
-        is_unsure = partition.ticked_at < 0 or now - clock.set_at > _CLOCK_S or clock.is_disputed
-        if is_unsure or (is_due and partition.feed.ops_read_to_ms / 1000 < time_s - _TICK_S):
+        is_unsure = partition.ticked_at < 0 or now - clock.set_at > _CLOCK_INTERVAL_S or clock.is_disputed
+        if is_unsure or (is_due and partition.feed.ops_read_to_ms / 1000 < time_s - _MARK_INTERVAL_S):
             self._tick(partition, now)
         if is_due:
             for pending in partition.plan.take_due(min(time_s, partition.feed.ops_read_to_ms / 1000), _CHECKS):
                 self._check(partition, pending, now, time_s)
 
     def _tick(self, partition: HalfPartition, now: float) -> None:
-        if now - partition.ticked_at >= _TICK_S:
+        if now - partition.ticked_at >= _MARK_INTERVAL_S:
             partition.ticked_at = now
             self._sender.tick(partition.number)
 
@@ -284,7 +284,7 @@ class CheckScheduler:
         group, unanswered = pending.half.group, pending.requested > pending.check_count
         if not plan.has_room(group, time_s):
             plan.postpone(pending, time_s)
-            plan.park(group, time_s + _WINDOW_S)
+            plan.park(group, time_s + _WINDOW_POLL_S)
             return
         asked = self._sender.check(partition, pending, now)
         if asked is SendOutcome.SENT:
@@ -315,7 +315,7 @@ class CheckScheduler:
             self._unasked[group] = partition.number, pending.half.transaction_id, waits_for
         if asked is not SendOutcome.NOBODY:
             self._counts.no_producer += asked is SendOutcome.UNKNOWN
-            plan.park(group, time_s + _SOON_S)
+            plan.park(group, time_s + _RETRY_DELAY_S)
             return
         # One question for all of a group: it is left alone, and costs nothing, until it is looked for again.
         self._counts.no_producer += 1 + plan.park(group, time_s + self._policy.interval_s)
@@ -353,7 +353,7 @@ class CheckScheduler:
         else:
             # As many as may be are being read.
             plan.postpone(pending, time_s)
-            plan.park(plan.turn_of(pending), time_s + _WINDOW_S)
+            plan.park(plan.turn_of(pending), time_s + _WINDOW_POLL_S)
 
     def _decide(self, partition: HalfPartition, transaction_id: str, verdict: Verdict) -> None:
         """Store what the discard policy said; also called by its threads."""

@@ -55,9 +55,9 @@ from penstock.transactions.wire.topics import COORDINATOR_NEEDS, StoreTopics, op
 _log = logging.getLogger("penstock.transactions")
 #: Seconds that checks and the coordinator's own decisions may take to be stored, and that stopping waits for them.
 _SEND_TIMEOUT_S = 15.0
-_LAST_SENDS_S = 5.0
+_LAST_SENDS_BUDGET_S = 5.0
 #: Seconds that transactions under way may take to end when the coordinator stops.
-_LAST_S = 8.0
+_STOP_BUDGET_S = 8.0
 #: What a decided transaction waits for that nothing hinders.
 _ITS_TURN = "its turn to be published"
 
@@ -237,11 +237,11 @@ class KafkaCoordinator(StoreCoordinator):
         """Let what is under way end and leave the group; no call of the client library keeps this from ending."""
         self._payloads.close()
         try:
-            self._engine.close(_LAST_S)
+            self._engine.close(_STOP_BUDGET_S)
         finally:
             try:
                 if self._membership is not None:
                     end_within(CLOSE_S, f"leaving the group {self._prefix}.coordinator", self._membership.leave)
             except KafkaException as error:
                 _log.warning("the coordinator of %s ends all the same: %s", self._prefix, reason(error))
-            self._sends.stop(_LAST_SENDS_S)
+            self._sends.stop(_LAST_SENDS_BUDGET_S)

@@ -37,9 +37,9 @@ from penstock.transactions.wire.done_records import Snapshot
 _log = logging.getLogger("penstock.transactions")
 
 #: Seconds without anything to settle after which positions that moved are written down.
-_IDLE_S = 2.0
+_IDLE_COMMIT_AFTER_S = 2.0
 #: Seconds between two looks for what is to be snapshotted.
-_SNAPSHOT_S = 0.5
+_SNAPSHOT_INTERVAL_S = 0.5
 #: Tries to read what is pending while it changes.
 _TRIES = 5
 
@@ -288,9 +288,9 @@ class HalfPartition(Backlog):
             chosen = to_snapshot(self.state, self._marks.end, GAP)
             snapshot = list(takewhile(lambda pending: not pending.in_flight, chosen))
             # Looking for what is old costs something; while there is more of it, it goes on without a pause.
-            self._snapshot_due = now + (0.0 if snapshot else _SNAPSHOT_S)
+            self._snapshot_due = now + (0.0 if snapshot else _SNAPSHOT_INTERVAL_S)
         batch = self.state.next_batch(limit, blocking, snapshot, room_bytes)
-        is_idle = batch is None and self.is_recovered and now >= self._idle_since + _IDLE_S
+        is_idle = batch is None and self.is_recovered and now >= self._idle_since + _IDLE_COMMIT_AFTER_S
         if batch is not None or is_idle:
             self._idle_since = now
         if is_idle:

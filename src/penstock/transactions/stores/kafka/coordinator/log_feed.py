@@ -112,9 +112,9 @@ _log = logging.getLogger("penstock.transactions")
 
 #: Seconds after which it is asked whether a half can come that an op record waits for: whoever decided knew that it was
 #: stored, so nearly always it comes with the next fetch.
-_HALF_S = 0.1
+_HALF_OVERDUE_AFTER_S = 0.1
 #: Seconds for which an end of the half log says that all of it was read.
-_RECENT_S = 30.0
+_LOG_END_VALID_S = 30.0
 #: Topics that are remembered as targets; forged halves may name any.
 _TARGETS = 1_024
 
@@ -300,7 +300,7 @@ class LogFeed:
     def wants_look(self, now: float) -> bool:
         """Tell whether something waits for a look at the half log: can a half come that was not read."""
         waiting = self._waiting
-        return bool(waiting) and self._half_end_asked < waiting[0].since <= now - _HALF_S
+        return bool(waiting) and self._half_end_asked < waiting[0].since <= now - _HALF_OVERDUE_AFTER_S
 
     def learn_half_end(self, end: int, asked: float) -> None:
         """Take in the end of the half log, as it was asked for at `asked`, in monotonic seconds."""
@@ -308,7 +308,7 @@ class LogFeed:
 
     def is_at_end(self, now: float) -> bool:
         """Tell whether all halves were read that were stored until a moment ago."""
-        return now - self._half_end_asked < _RECENT_S and self._half_end <= self._state.half_position
+        return now - self._half_end_asked < _LOG_END_VALID_S and self._half_end <= self._state.half_position
 
     def judge_held(self, transaction_id: str) -> None:
         """Have the decisions judged that were held: a half of their transaction came, or what was under way ended."""

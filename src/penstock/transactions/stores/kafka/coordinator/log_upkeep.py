@@ -41,9 +41,9 @@ _log = logging.getLogger("penstock.transactions")
 UPKEEP_S = 5.0
 #: Op records that may wait for a half before no more are read; the leader of its log may be away for long.
 _WAITING = 20_000
-#: Seconds between two looks where somebody waits for the answer, and after which one is left behind.
-_SOON_S = 0.2
-_LIMIT_S = 3 * ANSWER_S
+#: Seconds between two looks where somebody waits for the answer, and after which one is abandoned.
+_WAITED_FOR_INTERVAL_S = 0.2
+_CALL_LIMIT_S = 3 * ANSWER_S
 
 
 class _Asked(NamedTuple):
@@ -88,12 +88,16 @@ class LogUpkeep:
             self._take_look(*self._looking, owned)
         self._bound_waiting(owned)
         is_wanted = any(partition.feed.wants_look(now) for partition in owned.values())
-        if owned and self._looking is None and now - self._asked_at >= (_SOON_S if is_wanted else UPKEEP_S):
+        if (
+            owned
+            and self._looking is None
+            and now - self._asked_at >= (_WAITED_FOR_INTERVAL_S if is_wanted else UPKEEP_S)
+        ):
             self._asked_at = now
             asked = {number: _Asked(p, p.positions(), p.committed) for number, p in owned.items()}
             look = partial(look_at_logs, self._admin, self._topics, list(owned))
             self._looking = (
-                BackgroundCall(f"a look at the logs of {self._topics.prefix}", look, _LIMIT_S, self._left),
+                BackgroundCall(f"a look at the logs of {self._topics.prefix}", look, _CALL_LIMIT_S, self._left),
                 asked,
             )
 

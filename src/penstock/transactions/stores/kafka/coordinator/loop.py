@@ -26,9 +26,9 @@ from penstock.transactions.stores.kafka.coordinator.status import Status
 _log = logging.getLogger("penstock.transactions")
 
 #: Seconds the loop waits for records before it serves its membership again.
-_IDLE_S = 0.05
+_POLL_S = 0.05
 #: Seconds between two status records.
-_STATUS_S = 1.0
+_STATUS_INTERVAL_S = 1.0
 #: Rights without which things are published all the same: to delete from logs, to see who can be asked.
 _HARMLESS = ("Delete", "Describe")
 
@@ -103,7 +103,7 @@ class CoordinatorLoop:
 
     def _update_status(self, now: float) -> None:
         """Write down what hinders publication, where operators look."""
-        if now - self._status_at < _STATUS_S:
+        if now - self._status_at < _STATUS_INTERVAL_S:
             return
         self._status_at = now
         quarantine, call, missing = self._engine.quarantine, self._counts.slow_call, self._rights.missing()
@@ -130,9 +130,9 @@ class CoordinatorLoop:
         if engine.has_doubt or engine.is_busy:
             return IN_FLIGHT_S
         if not any(p.state.has_work for p in self._owned.values()):
-            return _IDLE_S
+            return _POLL_S
         # What cannot begin now waits for a time or an answer. Where it could, and did not, payloads are on their way.
-        return IN_FLIGHT_S if engine.is_ready(now) else _IDLE_S
+        return IN_FLIGHT_S if engine.is_ready(now) else _POLL_S
 
     def _read(self, timeout_s: float) -> None:
         # In pieces of what one Kafka transaction settles: what is read beyond that waits here instead of in the logs.

@@ -36,7 +36,7 @@ _CUT_OFF = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})  # n
 #: too: the one that is shut out more often by then ends.
 _COMES_BACK, _WITHIN_S = 3, 60.0
 #: Seconds that a rebalance may take, if the session is not longer.
-_REBALANCE_S = 10.0
+_REBALANCE_BUDGET_S = 10.0
 #: Heartbeats in the time of a session: by its next one a member hears that another's partitions are to be shared.
 _BEATS = 12
 #: Milliseconds between two looks whether the loop has taken what was fetched.
@@ -82,7 +82,7 @@ class Membership:
             "heartbeat.interval.ms": int(session_timeout_s * 1000) // _BEATS,
             # So long a rebalance waits for members that are gone, as after the restart of a broker: it keeps them, and
             # may not see that their sessions end (Kafka 4.2, seen). The loop polls many times a second.
-            "max.poll.interval.ms": int(max(session_timeout_s, _REBALANCE_S) * 1000),
+            "max.poll.interval.ms": int(max(session_timeout_s, _REBALANCE_BUDGET_S) * 1000),
             "partition.assignment.strategy": "cooperative-sticky",
             **config,
             "group.id": self._topics.coordinators,

@@ -29,8 +29,8 @@ from penstock.transactions.wire.ops import Verdict
 _log = logging.getLogger("penstock.transactions")
 
 #: Seconds between two records at least, and until what has not changed is written again.
-_LEAST_S = 1.0
-_AGAIN_S = 20.0
+_MIN_INTERVAL_S = 1.0
+_REPEAT_INTERVAL_S = 20.0
 #: Seconds after which a record counts no more: its coordinator is gone, or cannot write.
 STALE_S = 90.0
 
@@ -185,8 +185,8 @@ class StatusLog:
     def write(self, status: Status, now: float) -> None:
         """Write a status down if it is new, or if the last record grows old; `now` is in monotonic seconds."""
         news = replace(status, at_ms=0) if status.is_notable else None
-        is_due = news != self._last or (news is not None and now - self._last_at >= _AGAIN_S)
-        if not is_due or now - self._tried_at < _LEAST_S:
+        is_due = news != self._last or (news is not None and now - self._last_at >= _REPEAT_INTERVAL_S)
+        if not is_due or now - self._tried_at < _MIN_INTERVAL_S:
             return
         self._tried_at = now
         try:

@@ -27,7 +27,7 @@ _log = logging.getLogger("penstock.transactions")
 
 #: Seconds for the call that ends a transaction, and for all that it takes.
 _INIT_TIMEOUT_S = 6.0
-_LIMIT_S = 8.0
+_FENCING_BUDGET_S = 8.0
 #: Names in one claim: more are not written by any version.
 _NAMES = 8
 
@@ -100,7 +100,7 @@ class Fence:
         """
         ids = {name for claim in claims for name in decode_claim(self._topics, claim)} - set(self._own()) - ended
         calls = {
-            name: BackgroundCall(f"fencing {name}", partial(self._end, name), _LIMIT_S, self._left)
+            name: BackgroundCall(f"fencing {name}", partial(self._end, name), _FENCING_BUDGET_S, self._left)
             for name in sorted(ids)
         }
         for name, call in calls.items():

@@ -1,6 +1,6 @@
 """Reads payloads that were dropped from memory again: halves by their offsets, snapshots where the done log holds them.
 
-Each read has a thread of its own, so that nobody's loop waits for it, and one that does not return is left behind with
+Each read has a thread of its own, so that nobody's loop waits for it, and one that does not return is abandoned with
 its client. What is not there any more stays away: that its log is not as it was is found out by `log_upkeep`.
 """
 
@@ -28,15 +28,15 @@ from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.wire.done_records import Snapshot, decode_done
 from penstock.transactions.wire.half import Half, decode_half
 
-#: Seconds after which reading a log ends with what it has, and after which a read is left behind.
-_READ_S = 2.0
-_LIMIT_S = 30.0
+#: Seconds after which reading a log ends with what it has, and after which a read is abandoned.
+_READ_BUDGET_S = 2.0
+_ABANDON_AFTER_S = 30.0
 _POLL_S = 0.1
 _MESSAGES = 500
 #: Records that are read through rather than jumped over, which costs a fetch.
 _NEAR = 1_000
 #: Seconds after a read that failed, or found nothing.
-_BACK_OFF_S = 0.2
+_RETRY_DELAY_S = 0.2
 
 KeyT = TypeVar("KeyT", int, str)
 ValueT = TypeVar("ValueT")
@@ -100,7 +100,7 @@ class PayloadReader:
         if now >= self._not_before and (some := state.payloads.next_read(state.now_ms)):
             wanted = _Wanted.of(some)
             label = f"reading payloads of half partition {number}"
-            call = BackgroundCall(label, partial(self._read, number, wanted, self._kept), _LIMIT_S, self._left)
+            call = BackgroundCall(label, partial(self._read, number, wanted, self._kept), _ABANDON_AFTER_S, self._left)
             self._reading = ref(state), wanted, call
         return []
 
@@ -116,7 +116,7 @@ class PayloadReader:
         self._reading = None
         loaded = [found for name in wanted.ids if (found := _loaded(state, name, wanted, read)) is not None]
         if not loaded:
-            self._not_before = now + _BACK_OFF_S
+            self._not_before = now + _RETRY_DELAY_S
         return loaded
 
     def _read(self, number: int, wanted: _Wanted, kept: list[PartitionReader]) -> _Read:
@@ -137,7 +137,7 @@ class PayloadReader:
         """Have the client closed that is kept; nobody waits for it."""
         for reader in self._kept:
             with suppress(TooManyLeftBehindError):
-                BackgroundCall("closing a reader of payloads", reader.close, _LIMIT_S, self._left)
+                BackgroundCall("closing a reader of payloads", reader.close, _ABANDON_AFTER_S, self._left)
 
 
 def _loaded(state: PartitionState, transaction_id: str, wanted: _Wanted, read: _Read) -> Pending | None:
@@ -166,7 +166,7 @@ def _read_log(
     """Return what a log holds for keys, each at or above the offset that is given, and how far it was read."""
     left = dict(sorted(begins.items(), key=itemgetter(1)))
     found: dict[KeyT, ValueT] = {}
-    position, deadline = -_NEAR, time.monotonic() + _READ_S
+    position, deadline = -_NEAR, time.monotonic() + _READ_BUDGET_S
     while left and time.monotonic() < deadline:
         first = next(iter(left.values()))
         if first - position >= _NEAR:

@@ -11,7 +11,7 @@ readers of committed records may read to now: markers of a transaction may reach
 positions. What is found above the half checkpoint is all that was ever settled there.
 
 Since a predecessor's transaction may be waited for, and the other partitions shall not wait for it, each attempt has a
-disposable thread and clients of its own. One that makes no step for long is left behind and another begins; one that
+disposable thread and clients of its own. One that makes no step for long is abandoned and another begins; one that
 failed begins again after a moment. What an attempt found counts as long as its partitions were not revoked since, also
 if they came back: then there is another attempt for them.
 """
@@ -56,10 +56,10 @@ _ANSWER_S = 10.0
 _COORDINATOR_S = 2.0
 _POLL_S = 0.1
 #: Seconds for which a predecessor that may be alive is left to end its transaction by itself.
-_UNDISTURBED_S = 1.0
+_PREDECESSOR_GRACE_S = 1.0
 #: Seconds after which a transaction that holds positions has to have ended by its time limit, with room for the
 #: broker's own round of looks; it is said then that it does not.
-_HELD_S = 25.0
+_OPEN_TRANSACTION_WARNING_AFTER_S = 25.0
 
 #: Called at each step with what is done next.
 Step = Callable[[str], None]
@@ -122,7 +122,7 @@ class RecoveryReader:
         topics = [*self._names.values(), self._topics.discarded]
         places = [TopicPartition(topic, p) for p in partitions for topic in topics]
         begun = time.monotonic()
-        wait_until = begun + _UNDISTURBED_S
+        wait_until = begun + _PREDECESSOR_GRACE_S
         with self._reader() as reader:
             while True:
                 self._check_stopping()
@@ -133,8 +133,8 @@ class RecoveryReader:
                     break
                 if time.monotonic() >= wait_until:
                     self._end_predecessors(held, ended)
-                    wait_until = time.monotonic() + _UNDISTURBED_S
-                    if wait_until - begun >= _HELD_S:
+                    wait_until = time.monotonic() + _PREDECESSOR_GRACE_S
+                    if wait_until - begun >= _OPEN_TRANSACTION_WARNING_AFTER_S:
                         self._report_held(held)
             # After the positions: an end that was asked for before may lie below one.
             return {
@@ -170,7 +170,7 @@ class RecoveryReader:
 
     def _ask_committed(self, consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
         try:
-            answers = consumer.committed(places, _UNDISTURBED_S)
+            answers = consumer.committed(places, _PREDECESSOR_GRACE_S)
         except KafkaException as error:
             if is_missing_right(error):
                 self._rights.refused(self._unreadable, group_right(self._topics.coordinators))
@@ -220,7 +220,7 @@ class RecoveryReader:
             nonlocal ended_at
             self._check_stopping()
             step(f"reading {log}, in which a Kafka transaction may be open")
-            if ended is not None and min(idle_s, time.monotonic() - ended_at) >= _UNDISTURBED_S:
+            if ended is not None and min(idle_s, time.monotonic() - ended_at) >= _PREDECESSOR_GRACE_S:
                 # One died between the records of its transaction and their positions, which hold nobody back.
                 self._end_predecessors((partition for _, partition in behind), ended)
                 ended_at = time.monotonic()
@@ -249,11 +249,11 @@ class RecoveryReader:
             raise StoppedError(f"the coordinator of {self._topics.prefix} stops while it recovers partitions")
 
 
-#: Seconds without a step after which an attempt is left behind: twice what any single call is given.
-_SILENT_S = 30.0
-_BACK_OFF_S = 0.2
+#: Seconds without a step after which an attempt is abandoned: twice what any single call is given.
+_ABANDON_AFTER_S = 30.0
+_RETRY_DELAY_S = 0.2
 #: The same where a right is missing.
-_LACKING_S = 1.0
+_PERMISSION_RETRY_DELAY_S = 1.0
 
 #: Finds out what partitions were left with.
 Recover = Callable[[Iterable[int], Step], dict[int, RecoveredPartition]]
@@ -316,10 +316,10 @@ class Recoveries:
                     self.begin(numbers)
             elif attempt.call.done():
                 found += self._take_in(attempt, numbers, now)
-            elif now - attempt.stepped_at >= _SILENT_S:
-                _log.warning("%s has not returned for %.0f s: it is left behind", attempt.doing, _SILENT_S)
+            elif now - attempt.stepped_at >= _ABANDON_AFTER_S:
+                _log.warning("%s has not returned for %.0f s: it is abandoned", attempt.doing, _ABANDON_AFTER_S)
                 # The call that hangs closes by itself.
-                attempt.thread.leave(lambda: None)
+                attempt.thread.abandon(lambda: None)
                 self.begin(numbers)
         return found
 
@@ -334,7 +334,7 @@ class Recoveries:
             recovered = attempt.call.result()
         except KafkaException as error:
             self._ration.warn("later", "partitions %s cannot be recovered yet: %s", numbers, reason(error))
-            attempt.again_at = now + (_LACKING_S if is_missing_right(error) else _BACK_OFF_S)
+            attempt.again_at = now + (_PERMISSION_RETRY_DELAY_S if is_missing_right(error) else _RETRY_DELAY_S)
             return []
         except StoppedError:
             attempt.again_at = float("inf")

@@ -94,7 +94,7 @@ _log = logging.getLogger("penstock.transactions")
 
 _ANSWER_S = 10.0
 #: Seconds in which a topic that was just made shall be known to all brokers.
-_NEW_S = 10.0
+_NEW_TOPIC_BUDGET_S = 10.0
 _POLL_S = 0.1
 #: What a record of the done log may take: a snapshotted transaction, or the notes of a large group.
 _DONE_BYTES = 1 << 20
@@ -181,7 +181,7 @@ def _described(
         # A topic that was just made is not known to all brokers for a moment.
         return all(error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART for error in failures.values())
 
-    failures = ask_again(ask, _NEW_S, _POLL_S, until=is_known)
+    failures = ask_again(ask, _NEW_TOPIC_BUDGET_S, _POLL_S, until=is_known)
     for name, error in failures.items():
         need, is_lacking = "", is_missing_right(error)
         if is_lacking:
