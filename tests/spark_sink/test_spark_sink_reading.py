@@ -65,7 +65,7 @@ def test_a_task_goes_on_when_an_error_has_passed_or_is_about_a_group(
         (
             KafkaError.TOPIC_AUTHORIZATION_FAILED,
             MissingRightError,
-            r"offsets 0 to 2 cannot be read: .* the right Read on",
+            r"offsets 0 to 2 cannot be read: .* the permission Read on",
         ),
     ],
 )

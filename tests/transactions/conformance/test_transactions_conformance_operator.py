@@ -76,12 +76,15 @@ def test_a_discarded_transaction_comes_back_whole_and_once_with_a_fresh_count_an
     store_bench.decide(prepared, COMMIT)
     counted(coordinator, refused=1)
 
-    # That it is settled may be not durable yet.
-    store_bench.until_it_can(lambda: store_bench.resume(first.transaction_id), "on its way")
+    def resume() -> None:
+        # That it is settled may be not durable yet.
+        store_bench.until_it_can(lambda: store_bench.resume(first.transaction_id), "on its way")
+
+    resume()
     with store_bench.answering(lambda request: COMMIT if request.check_number == 2 else UNKNOWN) as asked:
         settled(coordinator, committed=1)
     with pytest.raises(TransactionError, match=r"before|already"):
-        store_bench.resume(first.transaction_id)
+        resume()
 
     assert {request.check_number for request in asked} == {1, 2}
     assert [(m.key(), m.value(), m.headers()) for m in store_bench.messages()] == [
