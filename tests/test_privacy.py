@@ -222,7 +222,7 @@ def test_messages_that_are_sent_show_neither_key_nor_value_in_their_repr() -> No
 
 #: What a field is called, or is of, that may hold what a message holds.
 _NAMES = re.compile(r"(record_)?(key|value|headers|payload|body|stack)")
-_KINDS = re.compile(r"\bbytes\b|\bRecord\b|Headers|HeaderList|BaseException|Hashable")
+_KINDS = re.compile(r"\bbytes\b|\bRecord\b|Headers|HeaderList|BaseException|Hashable|ClientConfig")
 #: Those that hold nothing of a message, or what hides it itself, or are seen by whoever tests only.
 _HARMLESS = re.compile(
     r"penstock\.(testing|demo)\.|.*\.(_Member\.process|findings\.Setting\.value|KeyFunction|Scan\.records)|.*\.(sinks|merge|reducing)\.|.*Sink\.|.*Handler\."
@@ -246,7 +246,7 @@ def _fields() -> Iterator[tuple[str, str]]:
                 yield f"{module.name}.{name}.{field}", str(of)
 
 
-def test_no_value_shows_a_field_that_may_hold_what_a_message_holds() -> None:
+def test_no_value_shows_a_field_that_may_hold_what_a_message_holds_or_a_password() -> None:
     shown = [
         f"{name}: {kind}"
         for name, kind in _fields()

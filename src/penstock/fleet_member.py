@@ -192,7 +192,7 @@ class FleetMember:
 
     sender: Sender
     bootstrap_servers: str
-    config: ClientConfig
+    config: ClientConfig = field(repr=False)
     report: ReportSettings | None = None
     commands: CommandSettings | None = None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.gc_pause import collection_put_off
@@ -61,7 +61,7 @@ class PublishingClients:
     """
 
     bootstrap_servers: str
-    config: ClientConfig
+    config: ClientConfig = field(repr=False)
     done_topic: str
     discarded: str
     ids_begin: str
