@@ -44,7 +44,7 @@ from penstock.routing import KeyState
 _log = rationed(__name__)
 
 #: What comes of a message that stops a consumer, in words.
-ENDS = "the consumer stops and keeps the offset"
+ENDS = "its offset stays"
 
 
 @dataclass(frozen=True, slots=True)
