@@ -165,11 +165,11 @@ def test_a_catalogue_that_is_not_reached_is_reported_without_its_properties(uri:
 def test_a_catalogue_that_never_answers_is_named_and_left_behind() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         catalog = {"type": "rest", "uri": f"http://127.0.0.1:{silent.getsockname()[1]}"}
-        sink = IcebergSink("db.orders", catalog, name="q", call_timeout_s=0.2)
+        sink = IcebergSink("db.orders", catalog, name="q", timeout_s=0.2)
 
         for asked in (lambda: sink.check(frame(NUMBER, []).schema), lambda: sink(batch(0), 0), sink.ledger):
             with pytest.raises(
-                SinkError, match=r"table db\.orders: to open the catalogue did not return in 0\.2 s.*raise"
+                SinkError, match=r"table db\.orders.*: it did not come to an end in 0\.2 s.*raise timeout_s"
             ):
                 asked()
 
@@ -189,8 +189,8 @@ def test_a_commit_that_was_left_behind_and_succeeds_later_is_stored_once(
 
     with monkeypatch.context() as patched:
         patched.setattr(SqlCatalog, "commit_table", hanging)
-        with pytest.raises(SinkError, match="to commit to the catalogue did not return in 8 s, and was left behind"):
-            lake.sink(call_timeout_s=8)(batch(1), 1)
+        with pytest.raises(SinkError, match="it did not come to an end in 8 s, and was left behind"):
+            lake.sink(timeout_s=8)(batch(1), 1)
         before = lake.found("n")
         answered.set()
         assert committed.wait(60)

@@ -271,6 +271,7 @@ def test_frames_a_sink_cannot_store_are_refused_with_a_sentence(lake: Lake) -> N
         ({"name": " "}, "name must be a name"),
         ({"key": ["offset"]}, "set keep_position"),
         ({"max_batch_bytes": 0}, "max_batch_bytes must be a whole number"),
+        ({"timeout_s": 0}, "timeout_s must be a number above zero"),
     ],
 )
 def test_a_wrong_setting_is_named(lake: Lake, settings: dict[str, Any], named: str) -> None:

@@ -9,10 +9,8 @@ on the driver.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -74,40 +72,30 @@ class DeltaSink(LakeSink[DeltaTable]):
 
     def _read(self, table: DeltaTable) -> Ledger:
         partitions: dict[str, list[TopicPartition]] = {}
-        for application in sorted(self._applications()):
+        for application in sorted(self._applications(table)):
             if found := _APPLICATION.fullmatch(application):
                 partitions.setdefault(found[1], []).append((found[2], int(found[3])))
         ledger = {query: self._transactions(table, query, some) for query, some in partitions.items()}
         return {query: entries for query, entries in ledger.items() if entries}
 
-    def _applications(self) -> set[str]:
-        """Return the ids of all application transactions; the library has a version only for an id that is known."""
-        files = pa_fs.PyFileSystem(DeltaStorageHandler(self.path, self._options))
-        log = [info.path for info in files.get_file_info(pa_fs.FileSelector("_delta_log")) if info.is_file]
-        version = {path: int(path.rpartition("/")[2][:20]) for path in log if path.rpartition("/")[2][:20].isdigit()}
-        checkpoint = max((version[path] for path in version if path.endswith(".parquet")), default=-1)
-        found: set[str] = set()
-        for path, number in version.items():
-            if number == checkpoint and path.endswith(".parquet"):
-                with files.open_input_file(path) as content:
-                    actions = pq.read_table(content, columns=["txn"])["txn"].to_pylist()
-            elif number > checkpoint and path.endswith(".json"):
-                with files.open_input_file(path) as content:
-                    actions = [json.loads(line).get("txn") for line in content.read().splitlines()]
-            else:
-                continue
-            found |= {action["appId"] for action in actions if action and action["appId"]}
-        return found
+    def _applications(self, table: DeltaTable) -> set[str]:
+        """Return the ids of all application transactions; the library has a version only for an id that is known.
+
+        A checkpoint of the log has them all, and anybody may make one at any time.
+        """
+        table.create_checkpoint()
+        log = pa_fs.PyFileSystem(DeltaStorageHandler(self.path, self._options))
+        with log.open_input_file(f"_delta_log/{table.version():020}.checkpoint.parquet") as checkpoint:
+            actions = pq.read_table(checkpoint, columns=["txn"])["txn"].to_pylist()
+        return {action["appId"] for action in actions if action and action["appId"]}
 
     def _entries(
         self, table: DeltaTable, query: str, partitions: Iterable[TopicPartition], query_id: str | None = None
     ) -> dict[TopicPartition, LedgerEntry]:
-        """Return the entries of partitions; whose batch it was is known where it was of this query."""
-        self._refuse_restored(table, query)
-        return self._transactions(table, query, partitions, query_id)
+        """Return the entries of partitions; whose batch it was is known where it was of this query.
 
-    def _refuse_restored(self, table: DeltaTable, query: str) -> None:
-        """Refuse a table that was restored since the query's last commit: RESTORE leaves application transactions."""
+        Refuses a table that was restored since the query's last commit: RESTORE leaves application transactions.
+        """
         last = table.transaction_version(query + _VERSION)
         others = 0 if last is None else table.version() - last
         if others and any(commit.get("operation") == "RESTORE" for commit in table.history(others)):
@@ -115,6 +103,7 @@ class DeltaSink(LakeSink[DeltaTable]):
                 f"{self._target} was restored (RESTORE) after its version {last}, the last of query {query}, whose "
                 "ledger is still that of the rows from before: set the ledger's entries to where the rows end now"
             )
+        return self._transactions(table, query, partitions, query_id)
 
     @staticmethod
     def _transactions(
@@ -181,17 +170,9 @@ class DeltaSink(LakeSink[DeltaTable]):
     def _columns(table: DeltaTable) -> pa.Schema:
         return pa.schema(table.schema().to_arrow())
 
-    @staticmethod
-    def _held_as(columns: pa.Schema) -> pa.Schema:
-        return pa.schema(Schema.from_arrow(columns).to_arrow())
-
     @property
-    def _command_options(self) -> str:
-        return shlex.join(["--delta", self.path])
-
-    @property
-    def _target(self) -> str:
-        return f"table {self.path}"
+    def _address(self) -> Sequence[str]:
+        return "--delta", self.path
 
     @property
     def _options(self) -> dict[str, str] | None:

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import functools
 import json
-import shlex
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from itertools import chain
+from types import MappingProxyType
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,9 +39,8 @@ from pyiceberg.table import FileScanTask, Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from penstock.clients.bounded_calls import BackgroundCall, LeftBehind, NotAnsweredError
 from penstock.errors import ConfigurationError, SinkError
-from penstock.options import not_empty, positive
+from penstock.options import not_empty
 from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks.frames import numbers
 from penstock.spark_sink.sinks.lake_sink import LakeSink, Ledger, one_zero
@@ -49,16 +49,12 @@ from penstock.spark_sink.sinks.sink import Changes
 #: The ledger in the summary of a snapshot, and the table's property that says that there is one.
 _LEDGER = "penstock.ledger"
 _ROW = "penstock_row"
-# By public names pyiceberg writes files only together with a commit, and converts types only where a table is made.
-_to_data_files, _to_schema = files._dataframe_to_data_files, files._pyarrow_to_schema_without_ids  # noqa: SLF001 - see above
+# By public names pyiceberg writes files only together with a commit.
+_to_data_files = files._dataframe_to_data_files  # noqa: SLF001 - see above
 #: The table's property by which pyiceberg tries a commit again, since 0.12.
 _OWN_TRIES = "commit.retry.num-retries"
 #: Values up to which pyiceberg compares each with the bounds of a file.
 _MOST_VALUES = 200
-#: Calls of this process that were left behind.
-_left = LeftBehind("IcebergSink")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +70,13 @@ class IcebergSink(LakeSink[Table]):
         catalog: properties of the catalogue as pyiceberg takes them, with its `name` where that counts; or the name of
             one in pyiceberg's own configuration. May hold secrets and is never shown.
         key: columns that identify a row, never NULL; empty to append.
-        call_timeout_s: most seconds of one call into the catalogue or its storage, as to write the files of a batch.
-            The batch fails where one takes longer, and the call is left behind: a commit that succeeds all the same is
-            found in the ledger when the batch comes again.
     """
 
     table: str
     catalog: Mapping[str, str] | str = field(repr=False)
     key: Sequence[str] = ()
-    call_timeout_s: float = field(default=600.0, kw_only=True)
 
+    _HELD_AS = MappingProxyType({pa.int8(): pa.int32(), pa.int16(): pa.int32()})
     _CONFLICTS = (refusals.CommitFailedException, refusals.CommitStateUnknownException)
     _PLAIN = (refusals.NoSuchNamespaceError, refusals.NoSuchPropertyException, refusals.RESTError, OSError)
 
@@ -96,19 +89,7 @@ class IcebergSink(LakeSink[Table]):
             raise ConfigurationError("catalog is empty; give pyiceberg's properties of a catalogue, or the name of one")
         if not isinstance(self.catalog, str):
             object.__setattr__(self, "catalog", dict(self.catalog))
-        positive("call_timeout_s", self.call_timeout_s)
         self._check_settings()
-
-    def _call(self, what: str, function: Callable[[], T]) -> T:
-        """Make a call into the catalogue or its storage; `SinkError` where it does not return in time."""
-        try:
-            return BackgroundCall(what, function, self.call_timeout_s, _left).wait()
-        except NotAnsweredError:
-            raise SinkError(
-                f"{self._target}: {what} did not return in {self.call_timeout_s:g} s, and was left behind; see whether "
-                "the catalogue and its storage answer, and start the query again; raise call_timeout_s where it only "
-                "takes long"
-            ) from None
 
     def _read(self, table: Table) -> Ledger:
         """Return the ledger of the newest ancestor of the current snapshot that has one."""
@@ -151,24 +132,18 @@ class IcebergSink(LakeSink[Table]):
             with transaction.update_schema() as columns_update:
                 columns_update.union_by_name(more)
         metadata = transaction.table_metadata
-        added, removed = self._written(table, metadata, rows), list[DataFile]()
-        for file, others in self._replaced(table, metadata.schema(), rows):
-            removed.append(file)
-            added += self._written(table, metadata, others)
+        added, removed = list[DataFile](), list[DataFile]()
+        for file, written in chain([(None, rows)], self._replaced(table, metadata.schema(), rows)):
+            removed += [] if file is None else [file]
+            added += _to_data_files(metadata, written, table.io) if written.num_rows else ()
         update = transaction.update_snapshot(snapshot_properties=summary)
         snapshot = update.overwrite() if removed else update.merge_append()
         for file in removed:
             snapshot.delete_data_file(file)
         for file in added:
             snapshot.append_data_file(file)
-        self._call("to write the manifests of a snapshot", snapshot.commit)
-        self._call("to commit to the catalogue", transaction.commit_transaction)
-
-    def _written(self, table: Table, metadata: TableMetadata, rows: pa.Table) -> list[DataFile]:
-        """Write rows into new data files, which no snapshot has yet."""
-        if not rows.num_rows:
-            return []
-        return self._call("to write data files", lambda: list(_to_data_files(metadata, rows, table.io)))
+        snapshot.commit()
+        transaction.commit_transaction()
 
     def _replaced(self, table: Table, schema: Schema, rows: pa.Table) -> Iterator[tuple[DataFile, pa.Table]]:
         """Yield the data files that hold keys of these rows, each with its other rows."""
@@ -177,12 +152,10 @@ class IcebergSink(LakeSink[Table]):
             return
 
         def read(task: FileScanTask, columns: Schema) -> pa.Table:
-            scan = files.ArrowScan(table.metadata, table.io, columns, ex.AlwaysTrue())
-            return self._call("to read a data file", lambda: scan.to_table([task]))
+            return files.ArrowScan(table.metadata, table.io, columns, ex.AlwaysTrue()).to_table([task])
 
         keys = one_zero(rows.select(self.key), self.key)
-        scan = table.scan(row_filter=_may_hold(keys))
-        for task in self._call("to read the manifests", lambda: list(scan.plan_files())):
+        for task in table.scan(row_filter=_may_hold(keys)).plan_files():
             # Of most files the columns of the key are all that is read.
             held = read(task, schema.select(*self.key))
             if _without(held, keys).num_rows < held.num_rows:
@@ -191,8 +164,8 @@ class IcebergSink(LakeSink[Table]):
     @contextmanager
     def _opened(self, schema: pa.Schema | None = None) -> Iterator[Table | None]:
         name: dict[str, Any] = {"name": self.catalog} if isinstance(self.catalog, str) else {**self.catalog}
-        with self._call("to open the catalogue", lambda: load_catalog(**name)) as catalog:
-            yield self._call("to load the table", lambda: self._loaded(catalog, schema))
+        with load_catalog(**name) as catalog:
+            yield self._loaded(catalog, schema)
 
     def _loaded(self, catalog: Catalog, schema: pa.Schema | None) -> Table | None:
         with suppress(refusals.NoSuchTableError):
@@ -204,33 +177,22 @@ class IcebergSink(LakeSink[Table]):
         merged = {TableProperties.MANIFEST_MERGE_ENABLED: "true"}
         return catalog.create_table_if_not_exists(self.table, self._types(schema), properties=merged)
 
-    def _versions(self, table: Table) -> Iterator[TableMetadata]:
+    @staticmethod
+    def _versions(table: Table) -> Iterator[TableMetadata]:
         """Yield the table's metadata and the former versions of it that are still there, the newest first."""
-
-        def read(location: str) -> TableMetadata:
-            return FromInputFile.table_metadata(table.io.new_input(location))
-
         yield table.metadata
         for entry in reversed(table.metadata.metadata_log):
             with suppress(FileNotFoundError):
-                yield self._call("to read the metadata", functools.partial(read, entry.metadata_file))
+                yield FromInputFile.table_metadata(table.io.new_input(entry.metadata_file))
 
     @staticmethod
     def _columns(table: Table) -> pa.Schema:
         return files.schema_to_pyarrow(table.schema(), include_field_ids=False)
 
-    @staticmethod
-    def _held_as(columns: pa.Schema) -> pa.Schema:
-        return files.schema_to_pyarrow(_to_schema(columns), include_field_ids=False)
-
     @property
-    def _target(self) -> str:
-        return f"table {self.table}"
-
-    @property
-    def _command_options(self) -> str:
+    def _address(self) -> Sequence[str]:
         named = ["--catalog", self.catalog] if isinstance(self.catalog, str) else []
-        return shlex.join(["--iceberg", self.table, *named])
+        return "--iceberg", self.table, *named
 
     @property
     def ledger_key(self) -> Hashable:

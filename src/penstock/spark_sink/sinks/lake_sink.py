@@ -6,8 +6,9 @@ between makes the commit fail; the batch then begins again with the table and th
 
 from __future__ import annotations
 
+import shlex
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -16,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tenacity
 
+from penstock.clients.bounded_calls import BackgroundCall, LeftBehind, NotAnsweredError
 from penstock.errors import ConfigurationError, PenstockError, SinkError
-from penstock.options import names, not_empty, positive_int
+from penstock.options import names, not_empty, positive, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import Batch, warn_left_out
 from penstock.spark_sink.sinks.frames import (
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 #: Times a batch begins again because another writer was first, before that is called an error.
 _TRIES = 10
 _ROW = "penstock_row"
+#: Tries of this process that were left behind.
+_left = LeftBehind("sinks for lakes")
 
 #: A table of a format at one version.
 TableT = TypeVar("TableT")
@@ -80,13 +84,19 @@ class LakeSink(LedgerSink, Generic[TableT]):
         evolve: whether columns that the table lacks are added to it, empty in the rows that are there; those of the key
             never are.
         max_batch_bytes: most bytes of a batch, in Arrow; a larger one is refused.
+        timeout_s: most seconds of a try to store a batch, or to read or write the ledger. The batch fails where it
+            takes longer, and the try is left behind: a commit that succeeds all the same is found in the ledger when
+            the batch comes again.
     """
 
     name: str
     keep_position: bool = False
     evolve: bool = False
     max_batch_bytes: int = MAX_BATCH_BYTES
+    timeout_s: float = 600.0
 
+    #: Types that the format holds as others.
+    _HELD_AS: ClassVar[Mapping[pa.DataType, pa.DataType]] = {}
     #: Errors of a commit before which another writer was, or whose answer was lost: the batch begins again.
     _CONFLICTS: ClassVar[tuple[type[Exception], ...]]
     #: Other errors whose text holds neither values of rows nor credentials.
@@ -99,13 +109,13 @@ class LakeSink(LedgerSink, Generic[TableT]):
 
     @property
     @abstractmethod
-    def _target(self) -> str:
-        """What errors call the table."""
+    def _address(self) -> Sequence[str]:
+        """The options by which `penstock sink` finds the ledger. The second names the table."""
 
     @property
-    @abstractmethod
-    def _command_options(self) -> str:
-        """The options by which `penstock sink` finds the ledger."""
+    def _target(self) -> str:
+        """What errors call the table."""
+        return f"table {self._address[1]}"
 
     @property
     def ledger_key(self) -> Hashable:
@@ -120,11 +130,6 @@ class LakeSink(LedgerSink, Generic[TableT]):
     @abstractmethod
     def _columns(table: TableT) -> pa.Schema:
         """Return the table's columns in Arrow."""
-
-    @staticmethod
-    @abstractmethod
-    def _held_as(columns: pa.Schema) -> pa.Schema:
-        """Return the types as which a table of the format gives columns back; any error where it cannot hold them."""
 
     @abstractmethod
     def _read(self, table: TableT) -> Ledger:
@@ -166,7 +171,7 @@ class LakeSink(LedgerSink, Generic[TableT]):
         rows = collected(batch, self.max_batch_bytes, batch_id, self._target)
         stored = self._stored(rows.schema)
         origin = origin_of(batch, self.name)
-        what = micro_batch(batch, batch_id, origin, self._target, self._command_options)
+        what = micro_batch(batch, batch_id, origin, self._target, shlex.join(self._address))
         if rows.num_rows == 0 and not what.planned:
             return
         require_position(rows, self._target)
@@ -205,6 +210,7 @@ class LakeSink(LedgerSink, Generic[TableT]):
         """Check what the sinks of all formats have; a `ConfigurationError` names a wrong setting."""
         not_empty("name", self.name)
         positive_int("max_batch_bytes", self.max_batch_bytes)
+        positive("timeout_s", self.timeout_s)
         # A tuple, so that a frozen sink cannot be changed through a list that the caller still holds.
         object.__setattr__(self, "key", names("key", self.key) if self.key else ())
         if not self.keep_position and set(self.key) & set(POSITION):
@@ -221,29 +227,36 @@ class LakeSink(LedgerSink, Generic[TableT]):
             with self._opened(schema) as table:
                 return act(table)
 
+        def bounded() -> T:
+            return BackgroundCall("to use the table", once, self.timeout_s, _left).wait()
+
         try:
             return tenacity.Retrying(
                 stop=tenacity.stop_after_attempt(_TRIES),
                 wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
                 retry=tenacity.retry_if_exception_type(self._CONFLICTS),
                 reraise=True,
-            )(once)
+            )(bounded)
+        except NotAnsweredError:
+            why = (
+                f": it did not come to an end in {self.timeout_s:g} s, and was left behind; see whether the "
+                "storage and the catalogue answer, and raise timeout_s where it only takes long"
+            )
         except PenstockError:
             raise
         except self._CONFLICTS as error:
-            raise SinkError(
-                f"{what}: it took no commit in {_TRIES} tries, the last time for: {_first_line(error)}; stop other "
-                "writers, or make fewer of them"
-            ) from None
+            why = (
+                f": it took no commit in {_TRIES} tries, the last time for: {_first_line(error)}; stop other writers, "
+                "or make fewer of them"
+            )
         except self._PLAIN as error:
-            raise SinkError(
-                f"{what}: {_first_line(error)}; this process needs the permission to read and to write there"
-            ) from None
+            why = f": {_first_line(error)}; this process needs the permission to read and to write there"
         except Exception as error:  # noqa: BLE001 - the libraries raise bare ones
-            raise SinkError(
-                f"{what} ({type(error).__name__}); compare the rows with its column types and constraints, and the "
-                "sink's settings with those of the storage"
-            ) from None
+            why = (
+                f" ({type(error).__name__}); compare the rows with its column types and constraints, and the sink's "
+                "settings with those of the storage"
+            )
+        raise SinkError(f"{what}{why}")
 
     def _store(self, table: TableT, rows: pa.Table, stored: list[str], batch: Batch) -> None:
         """Write what is not applied yet, in one commit, upon the version of the table whose ledger was read."""
@@ -298,17 +311,13 @@ class LakeSink(LedgerSink, Generic[TableT]):
 
     def _types(self, schema: pa.Schema) -> pa.Schema:
         """Return columns as a table holds them, any of which may be NULL, or raise `SchemaMismatchError`."""
-        held = []
         for column in schema:
-            try:
-                (kind,) = self._held_as(pa.schema([(column.name, plain(column.type))])).types
-            except Exception:  # noqa: BLE001 - the libraries raise bare ones
+            if pa.types.is_duration(column.type) or pa.types.is_time(column.type) or pa.types.is_null(column.type):
                 raise SchemaMismatchError(
                     f"the frame's column {column.name} is {column.type}, which {self._target} cannot hold; cast it or "
                     "leave it out"
-                ) from None
-            held.append((column.name, plain(kind)))
-        return pa.schema(held)
+                )
+        return pa.schema([(column.name, plain(column.type, self._HELD_AS)) for column in schema])
 
     def _refuse_null(self, rows: pa.Table, columns: Iterable[str], why: str) -> None:
         """Refuse NULL in some columns; of those in a key, any two are different to a merge."""
@@ -332,16 +341,15 @@ def one_zero(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     return rows
 
 
-def plain(kind: pa.DataType) -> pa.DataType:
+def plain(kind: pa.DataType, held_as: Mapping[pa.DataType, pa.DataType]) -> pa.DataType:
     """Return a type in which any value within may be NULL, without the large offsets that Spark may be set to."""
     if pa.types.is_struct(kind):
-        return pa.struct([(column.name, plain(column.type)) for column in kind])
+        return pa.struct([(column.name, plain(column.type, held_as)) for column in kind])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(plain(kind.value_type))
+        return pa.list_(plain(kind.value_type, held_as))
     if pa.types.is_map(kind):
-        return pa.map_(plain(kind.key_type), plain(kind.item_type))
-    small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
-    return small.get(kind, kind)
+        return pa.map_(plain(kind.key_type, held_as), plain(kind.item_type, held_as))
+    return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary(), **held_as}.get(kind, kind)
 
 
 def _newest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
