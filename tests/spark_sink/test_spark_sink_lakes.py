@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -65,6 +66,22 @@ def test_a_foreign_writer_in_between_makes_an_upsert_begin_again(lake: Lake, mon
     first = [(n,) for n in range(5)]
     assert looks == [first, [(-1,), *first]]  # at the second look, the foreign row and nothing of the batch
     assert lake.found("n") == [(n,) for n in range(-1, 10)]
+
+
+def test_a_try_that_does_not_return_is_left_behind_and_the_next_one_stores(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, answered = lake.sink(timeout_s=0.2), threading.Event()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(sink), "_opened", lambda *_given: answered.wait(60))
+        for asked in (lambda: sink(frame(NUMBER, numbers(0, 4)), 0), sink.ledger):
+            with pytest.raises(SinkError, match=r"table .*: it did not come to an end in 0\.2 s.*raise timeout_s"):
+                asked()
+        answered.set()
+    lake.sink()(frame(NUMBER, numbers(0, 4)), 0)
+
+    assert lake.found("n") == [(n,) for n in range(5)]
 
 
 def test_the_entries_of_all_queries_are_listed_set_and_removed(lake: Lake) -> None:
