@@ -7,8 +7,10 @@ from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client.registry import CollectorRegistry
 
 from penstock import App, Message, Telemetry, retry
+from penstock.consumer import handler
 from penstock.spark_sink.progress import SinkPartition, SinkState, SinkStatistics
-from penstock.spark_sink.sinks.handlers.results import BatchReport, HandlerMetrics
+from penstock.spark_sink.sinks.handlers.results import BatchReport
+from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.telemetry.observed import CoordinatorTelemetry, SparkTelemetry
 from penstock.testing import TestApp
 from telemetry_tools import READING
@@ -39,7 +41,8 @@ def scraped() -> dict[str, frozenset[str]]:
     coordinator = CoordinatorTelemetry(telemetry, "penstock", lambda: READING)
     query = SparkTelemetry(telemetry, "totals", lambda: _QUERY)
     query.batch({"triggerExecution": 1.0})
-    HandlerMetrics(telemetry, "orders").record(_REPORT)
+    sink = HandlerSink({"orders": handler(print)}, group="orders", parallelism=1, telemetry=telemetry)
+    sink._publish_report(0, _REPORT)
     try:
         with TestApp(app) as running:
             running.send("orders", key=b"1", value=b"good")

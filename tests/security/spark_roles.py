@@ -189,7 +189,7 @@ def publish(world: World) -> None:
         assert world.trial.attempt(task) == 0
         assert world.trial.attempt(task) == 1
 
-    world.trial.attempt(lambda: require_target(target, [copies]))
+    world.trial.attempt(lambda: require_target(target, [copies], {}))
     world.trial.rounds(work)
     entries = world.trial.attempt(lambda: sink.ledger_entries("", [source]))
     assert entries[source].end == len(world.sent) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -28,7 +29,6 @@ from penstock.spark_sink.sinks.kafka_ledger import (
     Target,
     ledger_key,
     ledger_partition,
-    read_ledger,
     slot_of,
 )
 from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher, change_ledger
@@ -228,7 +228,8 @@ def test_where_a_query_begins_is_written_though_the_ledger_has_no_leader_at_firs
     change_ledger(target, [SOURCE], lambda _held: {SOURCE: LedgerEntry(7, 7)})
 
     assert not errors
-    assert read_ledger(target)[target.name] == {SOURCE: LedgerEntry(7, 7)}
+    with closing(KafkaLedger(target)) as ledger:
+        assert ledger.read_all()[target.name] == {SOURCE: LedgerEntry(7, 7)}
 
 
 def test_the_ledger_is_read_past_what_others_have_open_in_it(

@@ -102,13 +102,13 @@ def kind_of(error: KafkaError) -> ErrorKind:
     return ErrorKind.PASSING if is_transient(error) and not error.fatal() else ErrorKind.FATAL
 
 
-def _inner(error: KafkaException | KafkaError) -> object:
+def _inner(error: BaseException | KafkaError) -> object:
     """Return what an exception carries, a `KafkaError` as a rule."""
     return error.args[0] if isinstance(error, KafkaException) and error.args else error
 
 
-def reason(error: KafkaException | KafkaError) -> str:
-    """Return the text of a Kafka error without the client library's wrapping."""
+def reason(error: BaseException | KafkaError) -> str:
+    """Return the text of an error, of a Kafka error without the client library's wrapping."""
     inner = _inner(error)
     return f"{inner.str()} ({inner.name()})" if isinstance(inner, KafkaError) else str(inner)
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from penstock.consumer.handlers.route import Routes
 from penstock.consumer.inspect.explain import Causes, Explanation, explain, no_partition, no_topic, shut_out
 from penstock.consumer.inspect.statistics import ConsumerStatistics, longest_in_handler, partition_statistics
 from penstock.consumer.inspect.watchdog import Watchdog, stack_of
-from penstock.consumer.outbox.outbox import HandlerResults, Outbox, RefusedResults
+from penstock.consumer.outbox.outbox import HandlerResults, Outbox, RefusedResults, Submits
 from penstock.consumer.outbox.plain_outbox import PlainOutbox
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
 from penstock.consumer.poll.back_pressure import AppPauses, BackPressure
@@ -52,7 +52,12 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """The parts of one consumer, by the clock of its cluster. Nothing runs or is connected before `connect`."""
+    """The parts of one consumer, by the clock of its cluster. Nothing runs or is connected before `connect`.
+
+    A task of Spark puts rows on its lanes, `most_lanes` for each group of handlers, and never connects it. It gives an
+    `outbox` of its own, which takes results and dead letters, and `fail`, which is called with an error after which
+    nothing more is to be handled.
+    """
 
     def __init__(
         self,
@@ -64,6 +69,9 @@ class Engine:
         *,
         contexts: ContextFactory | None = None,
         patterns: TopicPatterns | None = None,
+        outbox: Submits | None = None,
+        fail: Callable[[BaseException], None] | None = None,
+        most_lanes: int | None = None,
     ) -> None:
         self.group = group
         self.patterns = TopicPatterns({}, handlers) if patterns is None else patterns
@@ -74,8 +82,8 @@ class Engine:
         #: What calls the handlers. Replaced before `connect`, by who runs the engine.
         self.executor: Executor = Executor()
         self.stop_request = StopRequest(settings, clock)
-        self.fail = self.stop_request.fail
-        self.lane_plan = LanePlan(self.all_handlers, settings)
+        self.fail: Callable[[BaseException], None] = fail or self.stop_request.fail
+        self.lane_plan = LanePlan(self.all_handlers, settings, most_lanes)
         self.scheduler: Scheduler[Fetch, Record] = Scheduler(self.lane_plan.queues)
         self.telemetry = self._telemetry()
         self.assignments = Assignments()
@@ -85,7 +93,7 @@ class Engine:
         self.refusals = Refusals(group)
         when = settings.commit_interval, clock, self.refusals
         if settings.exactly_once:
-            self.outbox = outbox = TransactionalOutbox(
+            self.outbox = transactional = TransactionalOutbox(
                 group,
                 settings.transaction_interval,
                 clock,
@@ -93,17 +101,18 @@ class Engine:
                 complete_finished=self._complete_finished,
                 fail=self.fail,
             )
-            self.commits = TransactionalCommits(self.assignments, *when, outbox)
+            self.commits = TransactionalCommits(self.assignments, *when, transactional)
         else:
             self.outbox = PlainOutbox()
             self.commits = ConsumerCommits(self.assignments, *when, self._complete_finished)
-        self.results = HandlerResults(self.outbox, self._wake_lane_for)
+        submits = self.outbox if outbox is None else outbox
+        self.results = HandlerResults(submits, self._wake_lane_for)
         self.dead_letter_publisher = DeadLetterPublisher(
             group,
             clock,
             self.timers,
             DeadLetterLimits(settings.dead_letter_limit, self._handled),
-            self.outbox,
+            submits,
             fail=self.fail,
         )
         self.processor = LaneProcessor(
@@ -171,7 +180,7 @@ class Engine:
             executor=lambda: self.executor,
             give_ups=self.processor.give_ups,
             stack_of=stack_of,
-            restart=partial(self.fail, drains=True),
+            restart=partial(self.stop_request.fail, drains=True),
         )
         self.loop: PollLoop | None = None
 

@@ -54,7 +54,7 @@ def knows_one_position_a_partition(patch: pytest.MonkeyPatch) -> None:
 def knows_one_position_a_partition_in_kafka(patch: pytest.MonkeyPatch) -> None:
     """The same in the keys of the ledger's topic."""
     for module in (kafka_ledger, kafka_publisher):
-        patch.setattr(module, "ledger_key", lambda name, source: json.dumps([name, source[1]]).encode())
+        patch.setattr(module, "ledger_key", lambda name, source: json.dumps([name, "any", source[1]]).encode())
 
 
 def knows_one_query(patch: pytest.MonkeyPatch) -> None:

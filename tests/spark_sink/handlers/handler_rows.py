@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.consumer import Handler, retry
 from penstock.message import Message
 from penstock.spark_sink import HandlerSink
-from penstock.spark_sink.sinks.handlers.engine import HandlingTask
+from penstock.spark_sink.sinks.handlers.engine import handle
 from penstock.spark_sink.sinks.handlers.results import BatchReport
 from penstock.spark_sink.sinks.handlers.rows import LANE
 from penstock.spark_sink.sinks.kafka_publisher import Row as Published
@@ -75,7 +75,7 @@ def publish_task(
         options |= {"name": "billing", "bootstrap_servers": "nowhere:1"}
     with mock.patch.object(HandlerSink, "_require_picklable"):
         sink = HandlerSink(handlers, group="billing", parallelism=1, **options)
-    table = pa.Table.from_batches(list(HandlingTask(sink, publishes)(batches_of(rows))))
+    table = pa.Table.from_batches(list(handle(sink, publishes, batches_of(rows))))
     table = table.sort_by([(name, "ascending") for name in ORDER])
     found = list(rows_of(table.to_batches(), "billing", reports))
     return found, BatchReport.of_tasks(reports)

@@ -23,7 +23,9 @@ from penstock.consumer import handler
 from penstock.devbroker import spark_environment
 from penstock.message import Message
 from penstock.spark_sink import HandlerSink, start_sink
+from penstock.spark_sink.ledger.rules import Batch
 from penstock.spark_sink.sinks import kafka_sink
+from penstock.spark_sink.sinks.kafka_ledger import Target
 
 #: Results of each message, and the offset at which a handler dies.
 RESULTS, FATAL = 3, 50
@@ -86,13 +88,12 @@ def arm(plan: Plan) -> None:
 def arm_tasks(plan: Plan) -> None:
     """Arm the processes of the tasks that publish."""
 
-    class Armed(kafka_sink.PublishTask):
-        def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            arm(plan)
-            return kafka_sink.PublishTask.__call__(self, batches)
+    def armed(target: Target, batch: Batch, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        arm(plan)
+        return kafka_sink.publish_task(target, batch, batches)
 
     # Of this program, it travels by value.
-    kafka_sink.PublishTask = Armed
+    kafka_sink.publish_task = armed
 
 
 def publishing(plan: Plan) -> Callable[[Message], list[Outgoing]]:

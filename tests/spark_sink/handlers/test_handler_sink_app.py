@@ -55,7 +55,7 @@ def test_a_sink_of_an_app_has_its_handlers_limits_and_surroundings() -> None:
     assert dict(sink.handlers) == dict(app.handlers)
     assert (sink.group, sink.parallelism, sink.bootstrap_servers) == ("billing", 8, "there:9092")
     assert sink.overlap == "allowed"
-    assert (sink.max_parked, sink.max_parked_bytes, sink.max_concurrency) == (77, 1_000, 5)
+    assert (sink.max_in_flight, sink.max_in_flight_bytes, sink.max_concurrency) == (77, 4_000, 5)
     assert sink.dead_letter_limit.consecutive == 3
     assert [len(each) for each in (sink.middlewares, sink.lifespans, sink.resources)] == [1, 1, 1]
 

@@ -39,7 +39,7 @@ NAMED = {"name": "invoices", "bootstrap_servers": "there:1"}
     [
         ({"parallelism": 0}, "parallelism must be a whole number of at least 1"),
         ({"group": " "}, "group must be a name"),
-        ({"max_parked": 0}, "max_parked must be a whole number"),
+        ({"max_in_flight": 0}, "max_in_flight must be a whole number"),
         ({"overlap": "perhaps"}, "overlap must be 'refused' or 'allowed', but is 'perhaps'"),
         ({"handlers": {}}, "there is no handler"),
         ({"handlers": {"orders": nothing}}, r"must be made by penstock.consumer.handler\(...\), but is a function"),
@@ -66,11 +66,11 @@ def test_a_wrong_option_is_named(options: dict[str, Any], sentence: str) -> None
 
 
 def test_a_sink_travels_with_its_settings_and_leaves_telemetry_behind() -> None:
-    sink = sink_of(handler(nothing, key="header:account"), max_parked=7, telemetry=Telemetry())
+    sink = sink_of(handler(nothing, key="header:account"), max_in_flight=7, telemetry=Telemetry())
 
     again = cloudpickle.loads(cloudpickle.dumps(sink))
 
-    assert (again.group, again.parallelism, again.max_parked, again.telemetry) == ("billing", 4, 7, None)
+    assert (again.group, again.parallelism, again.max_in_flight, again.telemetry) == ("billing", 4, 7, None)
     (one,) = again.handlers.values()
     assert one.key(Message.of(b"", headers=[("account", b"42")])) == b"42"
     assert again.last_report is None
@@ -113,7 +113,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_an_option_that_only_this_process_has_is_named_and_what_a_module_has_travels_by_its_name(shop: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"decoder of the handler nothing of orders cannot be sent .*lock"):
+    with pytest.raises(ConfigurationError, match=r"the handler nothing of orders cannot be sent .*lock"):
         sink_of(handler(nothing, decoder=shop.decoder))
 
     sink = sink_of(handler(nothing, decoder=shop.decode), resources=(shop.session,))
@@ -140,8 +140,11 @@ def test_a_frame_that_lacks_a_column_or_has_another_type_is_refused_with_a_sente
         sink.check(schema())
     with pytest.raises(SinkError, match="lacks offset"):
         sink.check(schema(offset=None))
-    with pytest.raises(SinkError, match="column value is string, but handlers need binary"):
-        sink.check(schema(value=StringType()))
+    sink_of(nothing, headers=False).check(schema(value=StringType()))
+    with pytest.raises(
+        SinkError, match="column value of the frame for the handlers of billing is bigint; messages are text"
+    ):
+        sink.check(schema(value=LongType()))
 
 
 class Settings:
@@ -171,7 +174,7 @@ def test_settings_that_would_run_two_handlers_of_a_key_at_once_are_refused(setti
     batch: Any = mock.Mock(sparkSession=Settings(**settings))  # the part of a session that is asked
     behind = mock.patch.object(handler_sink, "seconds_until_killed", side_effect=ZeroDivisionError)
 
-    with mock.patch.object(HandlerSink, "check"), behind:
+    with mock.patch.object(HandlerSink, "check"), mock.patch.object(HandlerSink, "_messages"), behind:
         with pytest.raises(ConfigurationError, match=told) as caught:
             sink_of(nothing)(batch, 0)
         with pytest.raises(ZeroDivisionError):

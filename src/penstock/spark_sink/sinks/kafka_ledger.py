@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaError, KafkaException, Message
@@ -92,18 +91,18 @@ def slot_of(source: TopicPartition) -> int:
     return zlib.crc32(f"{source[0]}/{source[1]}".encode()) % SLOTS
 
 
-def require_settings(sink: str, bootstrap_servers: str, name: str, ledger_topic: str, config: ClientConfig) -> None:
+def require_settings(sink: str, target: Target) -> None:
     """Raise `ConfigurationError` where settings cannot be those of a sink of this kind."""
-    not_empty("bootstrap_servers", bootstrap_servers)
-    not_empty("name", name)
-    not_empty("ledger_topic", ledger_topic)
-    reserved(config, _OWNED, sink)
-    for key, value in config.items():
+    not_empty("bootstrap_servers", target.servers)
+    not_empty("name", target.name)
+    not_empty("ledger_topic", target.ledger)
+    reserved(target.config, _OWNED, sink)
+    for key, value in target.config.items():
         require_travelling(key, value)
 
 
-def require_target(target: Target, topics: Collection[str], made: Sequence[TopicSpec] = ()) -> None:
-    """Check rights and topics to publish to; make the ledger's, and those that are to be made.
+def require_target(target: Target, topics: Collection[str], made: Mapping[str, Collection[str]]) -> None:
+    """Check rights and topics to publish to; make the ledger's, and those for dead letters, each of some topics.
 
     Raises:
         MissingRightError: the client may not publish to a topic, or not keep the ledger.
@@ -113,9 +112,11 @@ def require_target(target: Target, topics: Collection[str], made: Sequence[Topic
     """
     admin = clients.admin(target.servers, target.config)
     principal = principal_of(target.config)
-    rights = target.rights([*topics, *(spec.name for spec in made)])
+    rights = target.rights([*topics, *made])
     require_rights(admin, f"sink {target.name} cannot publish", rights, principal)
-    specs = [TopicSpec(target.ledger, PARTITIONS, TOPIC_CONFIG), *made]
+    counts = partition_counts(admin, target.servers) if made else {}
+    specs = [TopicSpec(name, max(counts.get(topic, 1) for topic in sources)) for name, sources in made.items()]
+    specs.append(TopicSpec(target.ledger, PARTITIONS, TOPIC_CONFIG))
     count = ensure_topics(admin, target.servers, specs, principal=principal)[target.ledger]
     if count < PARTITIONS:
         raise ConfigurationError(
@@ -132,30 +133,6 @@ def require_target(target: Target, topics: Collection[str], made: Sequence[Topic
         require_topics(admin, target.servers, topics, principal=principal)
 
 
-def read_ledger(target: Target) -> dict[str, Entries]:
-    """Return what a ledger has of each sink, by their names; nothing where it has no topic yet.
-
-    Raises:
-        MissingRightError: the client may not read the ledger.
-        SinkError: the ledger cannot be read.
-        BrokerConnectionError: no broker answered.
-    """
-    admin = clients.admin(target.servers, target.config)
-    # A topic that may not be seen looks like one that is not there, and the query would begin again.
-    reading = [topic_right(Operation.READ, target.ledger)]
-    require_rights(admin, f"the ledger of sink {target.name} cannot be read", reading, principal_of(target.config))
-    if target.ledger not in partition_counts(admin, target.servers):
-        return {}
-    with closing(KafkaLedger(target)) as ledger:
-        try:
-            return ledger.read_all()
-        except KafkaException as error:
-            raise SinkError(
-                f"the ledger {target.ledger} of sink {target.name} could not be read: {reason(error)}; check the "
-                "brokers"
-            ) from error
-
-
 class KafkaLedger:
     """Reads the ledger of one sink; what was read once is not read again. One thread at a time uses it.
 
@@ -166,32 +143,36 @@ class KafkaLedger:
         self._target = target
         self._admin = clients.admin(target.servers, target.config)
         self._reader = PartitionReader(target.servers, target.config, GROUP, _not_read)
+        #: How far each partition of the ledger was read, and what of all sinks was found there.
         self._positions: dict[Place, int] = {}
-        self._known: dict[bytes, LedgerEntry] = {}
+        self._known: dict[str, Entries] = {}
 
-    def read(self, sources: Iterable[TopicPartition]) -> Entries:
+    def read(self, sources: Collection[TopicPartition]) -> Entries:
         """Return the entries of those source partitions that the ledger knows.
 
         Waits for transactions that others have open in the same partitions of the ledger: behind them may be what is
         looked for. After a `KafkaException` trying again may help; a `SinkError` says that the ledger could not be read
         to its end, or holds what is no ledger.
         """
-        keys = {source: ledger_key(self._target.name, source) for source in sources}
-        self._catch_up({ledger_partition(key) for key in keys.values()})
-        return {source: self._known[key] for source, key in keys.items() if key in self._known}
+        self._catch_up({ledger_partition(ledger_key(self._target.name, source)) for source in sources})
+        known = self._known.get(self._target.name, {})
+        return {source: known[source] for source in sources if source in known}
 
     def read_all(self) -> dict[str, Entries]:
-        """Return the entries of all sinks, by their names. Records by other keys than a ledger's are passed over.
+        """Return the entries of all sinks, by their names; nothing where the ledger has no topic yet.
 
-        Raises as `read`.
+        Raises `SinkError` where it cannot be read, `MissingRightError` where it may not, `BrokerConnectionError`.
         """
-        self._catch_up(range(PARTITIONS))
-        found: dict[str, Entries] = {}
-        for key, entry in self._known.items():
-            with suppress(ValueError, TypeError):
-                name, topic, partition = json.loads(key)
-                found.setdefault(name, {})[topic, partition] = entry
-        return found
+        target, topic = self._target, self._target.ledger
+        # A topic that may not be seen looks like one that is not there, and the query would begin again.
+        what, reading = f"the ledger of sink {target.name} cannot be read", [topic_right(Operation.READ, topic)]
+        require_rights(self._admin, what, reading, principal_of(target.config))
+        if topic in partition_counts(self._admin, target.servers):
+            try:
+                self._catch_up(range(PARTITIONS))
+            except KafkaException as error:
+                raise SinkError(f"{what} from {topic}: {reason(error)}; check the brokers") from error
+        return {name: entries for name, entries in self._known.items() if entries}
 
     def close(self) -> None:
         """Close the consumer."""
@@ -201,16 +182,11 @@ class KafkaLedger:
         places = [(self._target.ledger, partition) for partition in partitions]
         # Behind what is open in it, too: before the last stable offset may lie all but the record that is looked for.
         ends = log_ends(self._admin, places, ANSWER_S, IsolationLevel.READ_UNCOMMITTED) if places else {}
-        for place, end in ends.items():
-            if self._positions.setdefault(place, 0) > end:
-                # Another topic of that name: what was read of the one before is gone.
-                self._known = {key: entry for key, entry in self._known.items() if ledger_partition(key) != place[1]}
-                self._positions[place] = 0
-        starts = {
-            place: self._positions[place] or OFFSET_BEGINNING
-            for place, end in ends.items()
-            if end > self._positions[place]
-        }
+        if any(self._positions.get(place, 0) > end for place, end in ends.items()):
+            # Another topic of that name: what was read of the one before is gone.
+            self._positions, self._known = {}, {}
+        read = self._positions
+        starts = {place: read.get(place) or OFFSET_BEGINNING for place, end in ends.items() if read.get(place, 0) < end}
         try:
             for records in self._reader.read(starts, ends, limit_s=_LEDGER_TIMEOUT_S):
                 for record in records:
@@ -225,17 +201,21 @@ class KafkaLedger:
         self._positions |= {place: self._reader.positions[place] for place in starts}
 
     def _take(self, record: Message) -> None:
-        key, value = record.key(), record.value()
-        if key is not None and value is None:
-            self._known.pop(key, None)  # somebody has removed it: all of that partition applies again
-        elif key is not None:
-            try:
-                self._known[key] = decode_entry(value)
-            except MessageFormatError as bad:
-                raise SinkError(
-                    f"{self._target.ledger}:{record.partition()}@{record.offset()} is no record of a ledger; "
-                    "give the sink a ledger_topic of its own"
-                ) from bad
+        try:
+            name, topic, partition = json.loads(record.key() or b"")
+            entries = self._known.setdefault(name, {})
+        except (ValueError, TypeError):
+            return  # by another key than a ledger's
+        if (value := record.value()) is None:
+            entries.pop((topic, partition), None)  # somebody has removed it: all of that partition applies again
+            return
+        try:
+            entries[topic, partition] = decode_entry(value)
+        except MessageFormatError as bad:
+            raise SinkError(
+                f"{self._target.ledger}:{record.partition()}@{record.offset()} is no record of a ledger; give the sink "
+                "a ledger_topic of its own"
+            ) from bad
 
 
 def _not_read(kind: ErrorKind, error: KafkaError, _place: Place) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -42,7 +42,7 @@ from penstock.spark_sink.sinks.kafka_ledger import (
     ledger_partition,
 )
 from penstock.spark_sink.sinks.sink import Changes, Entries
-from penstock.spark_sink.source.plan import Offsets, TopicPartition
+from penstock.spark_sink.source.plan import TopicPartition
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -56,15 +56,6 @@ _WAIT = tenacity.wait_exponential(multiplier=0.1) + tenacity.wait_random_exponen
 #: Seconds in which some record has to be stored: less than a transaction may take.
 _DELIVERY_S = TRANSACTION_TIMEOUT_S - 5.0
 
-#: Trying again does not help against these, nor against what is a record's own fault.
-_FINAL = frozenset(
-    {
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client library's public constants look so
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the same
-    }
-)
 #: What a transaction fails with, and the next try may not.
 Failure = (KafkaException, UnknownEndError, NotOpenedError, IdLostError, BufferError)
 
@@ -128,18 +119,15 @@ class SinkPublisher:
     def publish(self, batch: Batch, rows: Sequence[Row]) -> int:
         """Publish rows of a batch and the ledger after them in one transaction.
 
-        Returns how many of the rows were applied before, of those that publish something.
-        All rows of an offset come in one call, and per source partition in the order of their offsets. Of rows that end
-        in a `SinkError` or a `MissingRightError` none that was not applied before is visible.
+        They are of one source partition, in the order of their offsets, and all rows of an offset come in one call.
+        Returns how many of them were applied before, of those that publish something. Of rows that end in a `SinkError`
+        or a `MissingRightError` none that was not applied before is visible.
         """
-        spans: dict[TopicPartition, Span] = {}
-        ends: Offsets = {}
-        for row in rows:
-            ends[row.source] = row.offset + 1
-            if row.offset >= 0:  # others are ends of an empty batch
-                spans[row.source] = Span(spans.get(row.source, Span(row.offset, row.offset)).first, row.offset)
+        source, last = rows[0].source, rows[-1].offset
+        offsets = [row.offset for row in rows if row.offset >= 0]  # another one is the end of an empty batch
+        spans = {source: Span(offsets[0], last)} if offsets else {}
         # The part of the batch that these rows are ends behind the last of them, or where the batch does.
-        planned = {part: (start, min(ends[part], end)) for part, (start, end) in batch.planned.items() if part in ends}
+        planned = {part: (start, min(last + 1, end)) for part, (start, end) in batch.planned.items() if part == source}
         part_of_batch = replace(batch, planned=planned)
 
         def decide(held: Entries) -> tuple[Sequence[Row], Changes]:
@@ -147,7 +135,7 @@ class SinkPublisher:
             left = [row for row in rows if row.offset >= below.get(row.source, 0)]
             return left, part_of_batch.entries_after(held, spans)
 
-        return publishing(rows) - publishing(self.write(rows, list(ends), decide))
+        return publishing(rows) - publishing(self.write(rows, [source], decide))
 
     def write(self, rows: Sequence[Row], sources: Sequence[TopicPartition], decide: Decide) -> Sequence[Row]:
         """Write what `decide` makes of the ledger's entries: some of the rows, which are returned, and entries.
@@ -168,13 +156,11 @@ class SinkPublisher:
                     return self._write(transactional_id, sources, decide)
         except Failure as error:
             missing = _missing_rights(target, topics, error)
-            if not any(right.resource is Resource.TRANSACTIONAL_ID for right in missing):
-                _end_what_is_open(target, transactional_id)
             what = f"sink {target.name}: {_places(rows) if rows else f'the ledger {target.ledger} was not written'}"
             if missing:
                 raise MissingRightError(what, missing, principal_of(target.config)) from error
             raise SinkError(
-                f"{what}: {_why(error)}, tries: {attempt.retry_state.attempt_number}; fix the topic or the row, or "
+                f"{what}: {reason(error)}, tries: {attempt.retry_state.attempt_number}; fix the topic or the row, or "
                 "stop the other query of this name, and start the query again"
             ) from error
         raise AssertionError("tenacity ends with a result or an error")
@@ -228,12 +214,19 @@ def _in_one_transaction(writer: TransactionalWriter, target: Target, rows: Seque
         for row in rows
         if row.target_topic is not None
     )
-    writer.produce("rows", written, room_s=_DELIVERY_S)
     keys = {ledger_key(target.name, source): entry for source, entry in entries.items()}
     ledger = ((target.ledger, ledger_partition(key), key, encode_entry(entry), ()) for key, entry in keys.items())
-    writer.produce("ledger", ledger, room_s=_DELIVERY_S)
-    if not writer.deliver(_DELIVERY_S):
-        raise KafkaException(next(iter(writer.blame.errors.values()), KafkaError(KafkaError._FAIL, writer.blame.cause)))  # noqa: SLF001 - the client library's public constants look so
+    try:
+        writer.produce("rows", written, room_s=_DELIVERY_S)
+        writer.produce("ledger", ledger, room_s=_DELIVERY_S)
+        if not writer.deliver(_DELIVERY_S):
+            unknown = KafkaError(KafkaError._FAIL, writer.blame.cause)  # noqa: SLF001 - the client library's public constants look so
+            raise KafkaException(next(iter(writer.blame.errors.values()), unknown))  # noqa: TRY301 - as any other failure
+    except (KafkaException, BufferError):
+        # Else readers would wait for its timeout. One that cannot be ended here is ended by who takes the id next.
+        with suppress(KafkaException, UnknownEndError):
+            writer.abort()
+        raise
     try:
         writer.commit()
     except UnknownEndError as error:
@@ -244,22 +237,12 @@ def _in_one_transaction(writer: TransactionalWriter, target: Target, rows: Seque
     return True
 
 
-def _end_what_is_open(target: Target, transactional_id: str) -> None:
-    """End a transaction that was given up, so that readers do not wait for its timeout. As far as possible."""
-    try:
-        _take_id(target, transactional_id).close()
-    except PenstockError as error:
-        _log.warning("%s: what is open ends by its timeout: %s", transactional_id, error)
-
-
 def _may_pass(target: Target, topics: Collection[str], error: BaseException) -> bool:
-    """Tell whether another try may help: not where a right is missing, nor against an error that stays."""
+    """Tell whether another try may help: not where a right is missing, nor against what is a record's own fault."""
     if not isinstance(error, Failure):
         return False
-    if isinstance(error, KafkaException):
-        cause = error.args[0]
-        if cause.code() in _FINAL or blamed(cause) is Blamed.MESSAGE:
-            return False
+    if isinstance(error, KafkaException) and blamed(error.args[0]) is Blamed.MESSAGE:
+        return False
     return not _missing_rights(target, topics, error)
 
 
@@ -284,13 +267,9 @@ def _missing_rights(target: Target, topics: Collection[str], error: BaseExceptio
     return missing or (needed if is_missing_right(error) else [])
 
 
-def _why(error: BaseException | None) -> str:
-    return reason(error) if isinstance(error, KafkaException) else str(error)
-
-
 def _warn_retry(transactional_id: str, state: tenacity.RetryCallState) -> None:
-    error = None if state.outcome is None else state.outcome.exception()
-    _log.warning("%s: publishing failed and is tried again: %s", transactional_id, _why(error))
+    if state.outcome is not None and (error := state.outcome.exception()) is not None:
+        _log.warning("%s: publishing failed and is tried again: %s", transactional_id, reason(error))
 
 
 def _places(rows: Sequence[Row]) -> str:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import shlex
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,8 +43,8 @@ from penstock.spark_sink.sinks.frames import (
 from penstock.spark_sink.sinks.kafka_ledger import (
     LEDGER_TOPIC,
     SLOTS,
+    KafkaLedger,
     Target,
-    read_ledger,
     require_settings,
     require_target,
 )
@@ -83,7 +85,7 @@ _HEADERS = "array<struct<key:string,value:binary>>"
 
 
 def published(rows: DataFrame, target: Target, batch: Batch, parallelism: int) -> DataFrame:
-    """Return the frame whose job publishes a batch, of columns `PUBLISHED`; its rows are for `conclude`.
+    """Return the frame whose job publishes a batch, of columns `PUBLISHED`; see `publish_task`.
 
     Those of a slot go to one task. With a row for each partition where Spark has planned the batch to end: the ledger
     moves there, whatever a filter has dropped.
@@ -95,7 +97,7 @@ def published(rows: DataFrame, target: Target, batch: Batch, parallelism: int) -
         marks = rows.sparkSession.sql(query, args=[topic for topic, *_ in ends])
         rows = rows.unionByName(marks.coalesce(1), allowMissingColumns=True)
     slots = rows.repartitionById(parallelism, slot_column()).sortWithinPartitions(*ORDER)
-    return slots.mapInArrow(PublishTask(target, batch), PICKLED)
+    return slots.mapInArrow(partial(publish_task, target, batch), PICKLED)
 
 
 def slot_column() -> Column:
@@ -104,19 +106,11 @@ def slot_column() -> Column:
     return F.pmod(F.crc32(place.cast("binary")), F.lit(SLOTS)).cast("int")
 
 
-@dataclass(frozen=True, slots=True)
-class PublishTask:
-    """Publishes the rows of one Spark task, sorted by `ORDER`. Can be pickled."""
-
-    target: Target
-    batch: Batch
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield what was published, and the reports that came with the rows."""
-        reports: list[bytes] = []
-        found = publish_rows(self.target, self.batch, rows_of(batches, self.target.name, reports))
-        yield as_row((found, reports))
-        imports_set_aside("publishing")
+def publish_task(target: Target, batch: Batch, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Publish the rows of one Spark task, sorted by `ORDER`; yields what was published, and reports that came along."""
+    reports: list[bytes] = []
+    yield as_row((publish_rows(target, batch, rows_of(batches, target.name, reports)), reports))
+    imports_set_aside("publishing")
 
 
 def rows_of(batches: Iterable[pa.RecordBatch], name: str, reports: list[bytes]) -> Iterator[Row]:
@@ -172,17 +166,6 @@ def publish_rows(
     return found
 
 
-def conclude(batch: Batch, tasks: Iterable[SparkRow]) -> list[bytes]:
-    """Warn of rows that were left out, and return the reports that came with the rows."""
-    published, reports = OffsetStatistics(), list[bytes]()
-    for task in tasks:
-        found, others = from_row(task)
-        published.add(found)
-        reports += others
-    warn_left_out(batch.batch_id, batch.target, published)
-    return reports
-
-
 class PublishingSink(LedgerSink):
     """What sinks that publish to Kafka share: their ledger is a topic, by the sinks' own names."""
 
@@ -193,22 +176,56 @@ class PublishingSink(LedgerSink):
     parallelism: int
 
     @abstractmethod
-    def check(self, schema: StructType) -> None:
-        """Check that frames of this schema can be published; make the ledger's topic."""
-
-    @abstractmethod
     def _target(self) -> Target | None:
         """Return where it publishes; None where it publishes nothing, and has no ledger."""
+
+    @abstractmethod
+    def _topics(self) -> tuple[Collection[str], Mapping[str, Collection[str]]]:
+        """Return the topics that its settings name, and those for dead letters, each with the topics that it is for."""
+
+    @abstractmethod
+    def _check_columns(self, schema: StructType) -> None:
+        """Raise `SchemaMismatchError` for a frame that it cannot take."""
+
+    @abstractmethod
+    def _messages(self, batch: DataFrame) -> DataFrame:
+        """Return what it makes of a batch, with the columns of `PUBLISHED`."""
+
+    def _run(self, job: DataFrame, before: str) -> list[SparkRow]:
+        """Run a job of Spark's, as `run_job` does."""
+        return run_job(job, before)
 
     @property
     def has_ledger(self) -> bool:
         """Whether it remembers what it has published."""
         return self._target() is not None
 
+    def check(self, schema: StructType) -> None:
+        """Check frames of this schema, and what is published to; make the ledger's topic and those for dead letters.
+
+        Raises:
+            SchemaMismatchError: a column is missing or has another type than a message's.
+            MissingRightError: the client may not publish to a topic, or not keep the ledger.
+            TopicNotFoundError: a topic does not exist.
+            BrokerConnectionError: no broker answered.
+            ConfigurationError: the ledger's topic cannot be used, or the client library refuses the settings.
+        """
+        self._check_columns(schema)
+        if (target := self._target()) is not None:
+            require_target(target, *self._topics())
+
+    def least_rights(self, _topics: Iterable[str]) -> list[Right]:
+        """Return the rights that its client needs, save those on topics that rows or an `Outgoing` name."""
+        target = self._target()
+        return [] if target is None else target.least_rights(*self._topics())
+
     def ledger(self) -> dict[str, Entries]:
         """Return what the ledger's topic has of each sink, by their names."""
         target = self._target()
-        return {} if target is None else read_ledger(target)
+        if target is None:
+            return {}
+        with closing(KafkaLedger(target)) as ledger:
+            return ledger.read_all()
 
     def _change_ledger(
         self, query: str, parts: Collection[TopicPartition], change: Callable[[Entries], Changes]
@@ -221,17 +238,12 @@ class PublishingSink(LedgerSink):
         """What tells its ledger from those of others in this process."""
         return self.bootstrap_servers, self.name, self.ledger_topic
 
-    def _publish(
-        self,
-        batch: DataFrame,
-        batch_id: int,
-        made: Callable[[DataFrame], DataFrame],
-        run: Callable[[DataFrame, str], list[SparkRow]] = run_job,
-    ) -> list[bytes]:
-        """Publish the rows that are made of a batch, of columns `PUBLISHED`; return the reports that came with them."""
-        target = self._target()
+    def _publish(self, batch: DataFrame, batch_id: int) -> list[bytes]:
+        """Publish what is made of a batch, where it publishes; return the reports that came with it."""
+        target, before = self._target(), f"batch {batch_id}: "
         if target is None:
-            raise AssertionError("only a sink with a name publishes")
+            self.check(batch.schema)
+            return [row["value"] for row in self._run(self._messages(batch).select("value"), before)]
         origin = origin_of(batch, target.name)
         # A run of a query that has published a batch was found to be able to.
         if not stored_batches.has_any_of(self.ledger_key, origin):
@@ -239,8 +251,24 @@ class PublishingSink(LedgerSink):
         what = micro_batch(
             batch, batch_id, origin, f"sink {target.name}", f"--kafka --ledger-topic {shlex.quote(target.ledger)}"
         )
+        seen, reports = OffsetStatistics(), list[bytes]()
         with stored_batches.one_call(self.ledger_key, origin, what):
-            return conclude(what, run(published(made(batch), target, what, self.parallelism), f"batch {batch_id}: "))
+            for task in self._run(published(self._messages(batch), target, what, self.parallelism), before):
+                found, others = from_row(task)
+                seen.add(found)
+                reports += others
+            warn_left_out(batch_id, what.target, seen)
+        return reports
+
+
+def require_text_or_bytes(schema: StructType, target: str, names: Iterable[str]) -> None:
+    """Raise `SchemaMismatchError` for a column of these whose type is not that of a message's key or value."""
+    for name in names:
+        if name in schema.names and not isinstance(schema[name].dataType, StringType | BinaryType):
+            raise SchemaMismatchError(
+                f"column {name} of the frame for {target} is {schema[name].dataType.simpleString()}; messages are "
+                f"text or bytes: cast it, or make text of it with to_json(...)"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,26 +305,13 @@ class KafkaSink(PublishingSink):
 
     def __post_init__(self) -> None:
         """Check the settings; a `ConfigurationError` names a wrong one."""
-        require_settings("KafkaSink", self.bootstrap_servers, self.name, self.ledger_topic, self.config)
+        require_settings("KafkaSink", self._target())
         if self.topic is not None:
             not_empty("topic", self.topic)
         if self.topic == self.ledger_topic:
             raise ConfigurationError("topic and ledger_topic must differ; rename one")
         positive_int("parallelism", self.parallelism)
         object.__setattr__(self, "config", dict(self.config))
-
-    def check(self, schema: StructType) -> None:
-        """Say what is wrong with a frame of this schema, or with the topics; make the ledger's.
-
-        Raises:
-            SinkError: a column is missing or has another type than a message's.
-            MissingRightError: the client may not publish to the topic, or not keep the ledger.
-            TopicNotFoundError: the topic does not exist.
-            BrokerConnectionError: no broker answered.
-            ConfigurationError: the ledger's topic cannot be used, or the client library refuses the settings.
-        """
-        self._check_columns(schema)
-        require_target(self._target(), [] if self.topic is None else [self.topic])
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Publish one micro-batch.
@@ -307,17 +322,15 @@ class KafkaSink(PublishingSink):
             TopicNotFoundError: the topic does not exist.
             BrokerConnectionError: no broker answered.
         """
-        self._publish(batch, batch_id, self._as_messages)
-
-    def least_rights(self, _topics: Iterable[str]) -> list[Right]:
-        """Return the rights that its client needs, save those on topics that the rows name."""
-        return self._target().least_rights([] if self.topic is None else [self.topic])
+        self._publish(batch, batch_id)
 
     def _target(self) -> Target:
         return Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic)
 
-    def _as_messages(self, batch: DataFrame) -> DataFrame:
-        """Return the frame with the columns of `PUBLISHED`, whatever it had."""
+    def _topics(self) -> tuple[Collection[str], Mapping[str, Collection[str]]]:
+        return [] if self.topic is None else [self.topic], {}
+
+    def _messages(self, batch: DataFrame) -> DataFrame:
         given = {name: F.col(name) for name in batch.columns if name in PUBLISHED.names}
         given |= {"place": F.lit(0), "target_partition": F.lit(-1)}
         if self.topic is not None:
@@ -329,13 +342,9 @@ class KafkaSink(PublishingSink):
 
     def _check_columns(self, schema: StructType) -> None:
         target = f"sink {self.name}"
-        require_columns(schema.names, target, ["value"] if self.topic is not None else ["value", TARGET_TOPIC])
-        for name in ("key", "value", *(() if self.topic is not None else (TARGET_TOPIC,))):
-            if name in schema.names and not isinstance(schema[name].dataType, StringType | BinaryType):
-                raise SchemaMismatchError(
-                    f"column {name} of the frame for {target} is {schema[name].dataType.simpleString()}; messages are "
-                    f"text or bytes: cast it, or make text of it with to_json(...)"
-                )
+        needed = ["value"] if self.topic is not None else ["value", TARGET_TOPIC]
+        require_columns(schema.names, target, needed)
+        require_text_or_bytes(schema, target, ["key", *needed])
         headers = schema["headers"].dataType if "headers" in schema.names else None
         if headers is not None and headers.simpleString() != _HEADERS:
             raise SchemaMismatchError(

@@ -6,10 +6,10 @@ enough.
 
 from __future__ import annotations
 
-import json
+import pickle
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pyarrow as pa
@@ -20,11 +20,9 @@ from penstock.consumer.outbox.outbox import Submission, Then
 from penstock.errors import SinkError
 from penstock.spark_sink.sinks.frames import STEP_BYTES, STEP_ROWS
 from penstock.spark_sink.sinks.kafka_sink import MARK, PUBLISHED
-from penstock.telemetry import Telemetry
-from penstock.telemetry.names import CONSUMER_GROUP_NAME
 
-#: What became of a message.
-OUTCOME = "penstock.spark.handler.outcome"
+#: What becomes of messages, and of tries: the fields of a report that the consumer's statistics have, too.
+OUTCOMES = ("handled", "filtered", "dead_letters", "dropped", "failed", "retried")
 
 
 @dataclass(slots=True)
@@ -58,15 +56,11 @@ class BatchReport:
         """Messages that are done with, one way or another."""
         return self.handled + self.filtered + self.dead_letters + self.dropped
 
-    def to_json(self) -> bytes:
-        """Return it as it travels from a task to the driver."""
-        return json.dumps(asdict(self)).encode()
-
     @classmethod
-    def of_tasks(cls, texts: Sequence[bytes]) -> BatchReport:
+    def of_tasks(cls, pickled: Sequence[bytes]) -> BatchReport:
         """Return the sum of what tasks sent along."""
-        tasks = [json.loads(text) for text in texts]
-        return cls(**{count.name: sum(task[count.name] for task in tasks) for count in fields(cls)})
+        tasks = [pickle.loads(task) for task in pickled]  # noqa: S301 - of this query's own tasks
+        return cls(**{count.name: sum(getattr(task, count.name) for task in tasks) for count in fields(cls)})
 
     def __str__(self) -> str:
         """Say it in a line, without any key."""
@@ -74,38 +68,6 @@ class BatchReport:
             f"{self.rows} messages in {self.tasks} tasks, {self.handled} handled, {self.filtered} filtered, "
             f"{self.dead_letters} dead letters, {self.dropped} dropped, {self.failed} failures, {self.results} results"
         )
-
-
-class HandlerMetrics:
-    """The instruments of one sink, with its group as an attribute. Thread-safe, as OpenTelemetry's are."""
-
-    def __init__(self, telemetry: Telemetry, group: str) -> None:
-        meter = telemetry.meter()
-        self._group = {CONSUMER_GROUP_NAME: group}
-        self._messages = meter.create_counter(
-            "penstock.spark.handler.messages", "{message}", "Messages that handlers on executors are done with."
-        )
-        self._failures = meter.create_counter(
-            "penstock.spark.handler.failures", "{failure}", "Failed tries of handlers on executors."
-        )
-        self._retries = meter.create_counter(
-            "penstock.spark.handler.retries", "{try}", "Tries after the first of handlers on executors."
-        )
-
-    def record(self, report: BatchReport) -> None:
-        """Record a batch."""
-        for outcome, count in (
-            ("handled", report.handled),
-            ("filtered", report.filtered),
-            ("dead_letter", report.dead_letters),
-            ("dropped", report.dropped),
-        ):
-            if count:
-                self._messages.add(count, {**self._group, OUTCOME: outcome})
-        if report.failed:
-            self._failures.add(report.failed, self._group)
-        if report.retried:
-            self._retries.add(report.retried, self._group)
 
 
 class ResultRows:
@@ -162,7 +124,7 @@ class ResultRows:
 
     def end(self, report: BatchReport) -> Iterator[pa.RecordBatch]:
         """Return the rest, and the task's report. Called once, last."""
-        self._rows.append((None, None, None, MARK, None, None, None, report.to_json(), None))
+        self._rows.append((None, None, None, MARK, None, None, None, pickle.dumps(report), None))
         yield self._take()
 
     def _take(self) -> pa.RecordBatch:

@@ -25,8 +25,9 @@ from penstock.spark_sink.sinks.frames import POSITION, require_position, steps
 
 #: The column that names a row's lane.
 LANE = "penstock_lane"
-#: Columns that rows have; the last three may be missing.
+#: Columns that rows have; the last three may be missing. Text is taken for keys and values, too.
 COLUMNS = (*POSITION, "key", "value", "timestamp", "timestampType", "headers")
+_CASTS = {"topic": "string", "partition": "int", "offset": "bigint", "key": "binary", "value": "binary"}
 
 _US_PER_MS = 1000
 #: A timestamp in the client's form, a type and milliseconds, where there is none.
@@ -37,7 +38,7 @@ _LANES_PER_TASK = 64
 
 
 def stretches(batches: Iterable[pa.RecordBatch], topics: Collection[str]) -> Iterator[list[Record]]:
-    """Return the rows of a task in their order, each stretch of one source partition with rising offsets.
+    """Return the rows of a task in their order, each stretch of one source partition.
 
     `SchemaMismatchError` where a row has no position, or its topic is none of these, which have handlers.
     """
@@ -58,10 +59,8 @@ def _require_handled(columns: Mapping[str, pa.Array], topics: Collection[str]) -
 
 
 def _by_partition(columns: Mapping[str, pa.Array]) -> Iterator[list[Record]]:
-    """Return the rows in stretches of one source partition with offsets that do not fall."""
-    records, offsets = list(_records(columns)), columns["offset"]
-    falls = pc.less(offsets.slice(1), offsets.slice(0, max(0, len(offsets) - 1)))
-    ends = {place + 1 for place in pc.indices_nonzero(falls).to_pylist()}
+    """Return the rows in stretches of one source partition."""
+    records, ends = list(_records(columns)), set[int]()
     for name in ("topic", "partition"):
         ends.update(pc.run_end_encode(columns[name]).run_ends.to_pylist())
     begin = 0
@@ -98,8 +97,8 @@ def spread(batch: DataFrame, handlers: Mapping[str, Handler], parallelism: int) 
     else:
         number = arrow_udf(lanes_by_keys(orderings_of(handlers, lanes), columns), "int")
         lane = cast("Column", number(*map(F.col, columns)))
-    rows = batch.select(*columns).withColumn(LANE, lane)
-    return rows.repartitionById(parallelism, LANE).sortWithinPartitions(*POSITION)
+    rows = batch.select(*columns).withColumns({name: F.col(name).cast(kind) for name, kind in _CASTS.items()})
+    return rows.withColumn(LANE, lane).repartitionById(parallelism, LANE).sortWithinPartitions(*POSITION)
 
 
 def lane_column(handlers: Mapping[str, Handler], lanes: int) -> Column:

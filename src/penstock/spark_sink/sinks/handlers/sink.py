@@ -13,43 +13,43 @@ task to end by itself, and then kills the process (`PythonRunner`'s `MonitorThre
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Row as SparkRow
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType
+from pyspark.sql.types import StructType
 
 from penstock import clients
 from penstock import options as check
 from penstock.clients.reading import without_membership
-from penstock.clients.rights import MissingRightError, Right
-from penstock.clients.topics import TopicSpec, partition_counts
+from penstock.clients.rights import MissingRightError
 from penstock.consumer import Handler, OnFailure
-from penstock.consumer.execution.lane_plan import require_one_kind
 from penstock.consumer.handlers.environment import middlewares_of, wrap
-from penstock.consumer.handlers.functions import name_of
-from penstock.consumer.handlers.handler import Kind, require_own_topics
+from penstock.consumer.handlers.handler import require_own_topics
 from penstock.consumer.poll.topics import output_topics
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.frames import require_columns, run_job
-from penstock.spark_sink.sinks.handlers.engine import HandlingTask, TaskSettings
-from penstock.spark_sink.sinks.handlers.results import BatchReport, HandlerMetrics
+from penstock.spark_sink.sinks.handlers.engine import TaskSettings, handle
+from penstock.spark_sink.sinks.handlers.results import OUTCOMES, BatchReport
 from penstock.spark_sink.sinks.handlers.rows import spread
-from penstock.spark_sink.sinks.kafka_ledger import LEDGER_TOPIC, Target, require_settings, require_target
-from penstock.spark_sink.sinks.kafka_sink import PUBLISHED, PublishingSink
+from penstock.spark_sink.sinks.kafka_ledger import LEDGER_TOPIC, Target, require_settings
+from penstock.spark_sink.sinks.kafka_sink import PUBLISHED, PublishingSink, require_text_or_bytes
 from penstock.telemetry import Telemetry
 from penstock.telemetry.batches import count_messages
+from penstock.telemetry.names import CONSUMER_GROUP_NAME
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Counter
 
 #: Masters whose tasks run in the driver's own JVM: no executor can be lost there.
 _LOCAL = re.compile(r"local(\[.*\])?")
@@ -62,14 +62,6 @@ _TIME = re.compile(r"(\d+) *(ms|s|m|min|h)?")
 _SECONDS = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 _log = logging.getLogger("penstock.handler_sink")
-#: Columns that a frame must have.
-_TYPES: Mapping[str, type[DataType]] = {
-    "topic": StringType,
-    "partition": IntegerType,
-    "offset": LongType,
-    "key": BinaryType,
-    "value": BinaryType,
-}
 
 
 def refuse_double_runs(spark: SparkSession) -> None:
@@ -111,7 +103,7 @@ def seconds_until_killed(spark: SparkSession) -> float:
 class _ProcessState:
     """What a sink knows of this process; it is not pickled."""
 
-    metrics: HandlerMetrics | None = None
+    counter: Counter | None = None
     last: BatchReport | None = None
 
 
@@ -139,9 +131,8 @@ class HandlerSink(TaskSettings, PublishingSink):
         lifespans: generator functions that run around each task; one that raises fails the task.
         resources: what `App.worker_resource` made; closed at the end of each task.
         max_concurrency: `async def` handlers under way at once in a task.
-        max_parked: messages of a task that may wait for a retry or behind one of their key; while so many do, the task
-            takes none in.
-        max_parked_bytes: bytes of values that may wait, likewise.
+        max_in_flight: messages of a task that may be taken in and not done, what waits for a retry included.
+        max_in_flight_bytes: bytes of those, likewise.
         dead_letter_limit: when a task fails rather than write one more dead letter, counted by task.
         headers: whether frames have the column `headers`; without it handlers and dead letters see none.
         telemetry: metrics of each batch, on the driver, and on the span of an app's sink; None for none.
@@ -172,7 +163,7 @@ class HandlerSink(TaskSettings, PublishingSink):
             raise ConfigurationError(f"overlap must be 'refused' or 'allowed', but is {self.overlap!r}")
         if not self.handlers:
             raise ConfigurationError("there is no handler; give one for each topic of the query")
-        for option in ("parallelism", "max_concurrency", "max_parked", "max_parked_bytes"):
+        for option in ("parallelism", "max_concurrency", "max_in_flight", "max_in_flight_bytes"):
             check.positive_int(option, getattr(self, option))
         object.__setattr__(self, "handlers", dict(self.handlers))
         for option in ("middlewares", "lifespans", "resources"):
@@ -181,15 +172,10 @@ class HandlerSink(TaskSettings, PublishingSink):
         for topic, handler in self.handlers.items():
             self._check_handler(topic, handler)
         require_own_topics(self.group, self.handlers)
-        require_one_kind(self.handlers.values())
-        asynchronous = any(handler.kind is Kind.TASK for handler in self.handlers.values())
-        if not asynchronous and any(map(inspect.isasyncgenfunction, self.lifespans)):
-            raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
         if self.name is not None:
-            check.not_empty("name", self.name)
             if (target := self._target()) is None:
                 raise ConfigurationError(f"the sink {self.name} publishes; give bootstrap_servers, where it does")
-            require_settings("HandlerSink", target.servers, target.name, target.ledger, target.config)
+            require_settings("HandlerSink", target)
         self._require_picklable()
 
     def _check_handler(self, topic: str, handler: Handler) -> None:
@@ -224,31 +210,19 @@ class HandlerSink(TaskSettings, PublishingSink):
             raise ConfigurationError(f"{name} to={handler.to!r}, the topic of the ledger; rename one")
         wrap(handler, self.middlewares)
 
-    def check(self, schema: StructType) -> None:
-        """Check that frames of these columns can be handled; make the ledger and the dead-letter topics.
-
-        Raises:
-            SchemaMismatchError: a column is missing or has another type.
-            BrokerConnectionError: no broker answered.
-            MissingRightError: dead letters or results may not be written.
-            TopicNotFoundError: a topic that a handler names with `to` does not exist.
-            ConfigurationError: the ledger's topic cannot be used.
-        """
-        require_columns(schema.names, f"the handlers of {self.group}", ["key", "value"])
-        for name, kind in _TYPES.items():
-            if not isinstance(schema[name].dataType, kind):
-                raise SchemaMismatchError(
-                    f"column {name} is {schema[name].dataType.simpleString()}, but handlers need "
-                    f"{kind().simpleString()}; give the sink the source's columns as they are, and parse in a decoder "
-                    "or in the handler"
-                )
+    def _check_columns(self, schema: StructType) -> None:
+        target = f"the handlers of {self.group}"
+        require_columns(schema.names, target, ["key", "value"])
+        require_text_or_bytes(schema, target, ["key", "value"])
         if self.headers and "headers" not in schema.names:
             raise SchemaMismatchError(
-                f"the frame for the handlers of {self.group} has no column headers, so that handlers and dead letters "
-                "would see none; read with the option includeHeaders=true, or make the sink with headers=False"
+                f"the frame for {target} has no column headers, so that handlers and dead letters would see none; read "
+                "with the option includeHeaders=true, or make the sink with headers=False"
             )
-        if (target := self._target()) is not None:
-            require_target(target, self._result_topics(), self._dead_letter_topics(target))
+
+    def _topics(self) -> tuple[Collection[str], Mapping[str, Collection[str]]]:
+        results = {handler.to for handler in self.handlers.values() if handler.to is not None}
+        return results, output_topics(self.group, self.handlers)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Handle one micro-batch.
@@ -264,21 +238,16 @@ class HandlerSink(TaskSettings, PublishingSink):
         """
         if self.overlap == "refused":
             refuse_double_runs(batch.sparkSession)
-        run = partial(self._run, seconds_until_killed(batch.sparkSession))
-        if self.has_ledger:
-            texts = self._publish(batch, batch_id, self._handled, run)
-        else:
-            self.check(batch.schema)
-            texts = [row["value"] for row in run(self._handled(batch).select("value"), f"batch {batch_id}: ")]
-        self._publish_report(batch_id, BatchReport.of_tasks(texts))
+        self._publish_report(batch_id, BatchReport.of_tasks(self._publish(batch, batch_id)))
 
-    def _handled(self, batch: DataFrame) -> DataFrame:
+    def _messages(self, batch: DataFrame) -> DataFrame:
         """Return the frame whose job handles a batch, with what its handlers return and reports of its tasks."""
         rows = spread(batch, self.handlers, self.parallelism)
-        return rows.mapInArrow(HandlingTask(self, self.has_ledger), from_arrow_schema(PUBLISHED))
+        return rows.mapInArrow(partial(handle, self, self.has_ledger), from_arrow_schema(PUBLISHED))
 
-    def _run(self, kill_delay_s: float, job: DataFrame, before: str) -> list[SparkRow]:
-        """Run Spark's job; where it fails, return when no task of it handles anything any more."""
+    def _run(self, job: DataFrame, before: str) -> list[SparkRow]:
+        """Run a job of Spark's; where it fails, return when no task of it handles anything any more."""
+        kill_delay_s = seconds_until_killed(job.sparkSession)
         try:
             return run_job(job, before)
         except Exception as error:
@@ -297,9 +266,12 @@ class HandlerSink(TaskSettings, PublishingSink):
         process.last = report
         _log.info("%s: batch %d: %s", self.group, batch_id, report)
         if self.telemetry is not None:
-            if process.metrics is None:
-                process.metrics = HandlerMetrics(self.telemetry, self.group)
-            process.metrics.record(report)
+            process.counter = process.counter or self.telemetry.meter().create_counter(
+                "penstock.spark.handler.messages", "{message}", "What became of messages of handlers on executors."
+            )
+            for outcome in OUTCOMES:
+                attributes = {CONSUMER_GROUP_NAME: self.group, "penstock.spark.handler.outcome": outcome}
+                process.counter.add(getattr(report, outcome), attributes)
             count_messages(report.rows)
 
     def _target(self) -> Target | None:
@@ -311,29 +283,11 @@ class HandlerSink(TaskSettings, PublishingSink):
         config = {"partitioner": "consistent_random", "compression.type": "zstd", **config}
         return Target(self.bootstrap_servers, config, self.name, self.ledger_topic)
 
-    def _result_topics(self) -> set[str]:
-        return {handler.to for handler in self.handlers.values() if handler.to is not None}
-
-    def least_rights(self, _topics: Iterable[str]) -> list[Right]:
-        """Return the rights that its client needs, save those on topics that an `Outgoing` names."""
-        target = self._target()
-        dead_letter_topics = output_topics(self.group, self.handlers)
-        return [] if target is None else target.least_rights(self._result_topics(), dead_letter_topics)
-
-    def _dead_letter_topics(self, target: Target) -> list[TopicSpec]:
-        wanted = output_topics(self.group, self.handlers)
-        counts = partition_counts(clients.admin(target.servers, target.config), target.servers) if wanted else {}
-        return [TopicSpec(name, max(counts.get(topic, 1) for topic in topics)) for name, topics in wanted.items()]
-
     def _require_picklable(self) -> None:
         parts: dict[str, object] = {
-            f"{option} of the handler {handler.name} of {topic}": getattr(handler, option)
-            for topic, handler in self.handlers.items()
-            for option in ("function", "filter", "decoder", "key", "encoder", "retry")
+            f"the handler {handler.name} of {topic}": handler for topic, handler in self.handlers.items()
         }
-        parts |= {name_of(part): part for part in (*self.middlewares, *self.lifespans)}
-        parts |= {repr(resource): resource for resource in self.resources}
-        # All together: what only fails in company.
+        # All together: what surrounds them, and what only fails in company.
         parts[f"what the tasks of {self.group} do"] = self
         for called, part in parts.items():
             try:
