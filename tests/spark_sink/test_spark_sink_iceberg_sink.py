@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -160,18 +159,6 @@ def test_a_catalogue_that_is_not_reached_is_reported_without_its_properties(uri:
             asked()
         assert "canary" not in str(caught.value)
         assert caught.value.__cause__ is None
-
-
-def test_a_catalogue_that_never_answers_is_named_and_left_behind() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        catalog = {"type": "rest", "uri": f"http://127.0.0.1:{silent.getsockname()[1]}"}
-        sink = IcebergSink("db.orders", catalog, name="q", timeout_s=0.2)
-
-        for asked in (lambda: sink.check(frame(NUMBER, []).schema), lambda: sink(batch(0), 0), sink.ledger):
-            with pytest.raises(
-                SinkError, match=r"table db\.orders.*: it did not come to an end in 0\.2 s.*raise timeout_s"
-            ):
-                asked()
 
 
 def test_a_commit_that_was_left_behind_and_succeeds_later_is_stored_once(
