@@ -24,7 +24,7 @@ from penstock.spark_sink.source.plan import (
     parse_offsets,
     to_json,
 )
-from penstock.spark_sink.source.selection import Position
+from penstock.spark_sink.source.positions import Position
 
 #: What needs no package for SQL.
 WITHOUT_SQL = ["KafkaSink", "DeltaSink", "HandlerSink", "register", "start_sink"]
@@ -36,7 +36,7 @@ LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
     [
         ({"startingOffset": "earliest"}, "did you mean startingOffsets"),
         ({"subscribe": " , "}, "subscribe names no topic"),
-        ({"subscribePattern": "orders"}, "subscribe and subscribePattern"),
+        ({"subscribePattern": "orders"}, "no option subscribePattern any more: name the topics with subscribe"),
         ({"startingOffsets": "yesterday"}, "startingOffsets"),
         ({"startingOffsets": "{}"}, "startingOffsets"),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger"),
@@ -67,33 +67,17 @@ def test_a_wrong_option_is_named(options: dict[str, str], named: str) -> None:
         SourceOptions.parse(LEAST | options)
 
 
-@pytest.mark.parametrize(
-    ("given", "chosen"),
-    [
-        ({"subscribePattern": "or.*s|__.*"}, ["__mine", "orders", "orders"]),
-        ({"SUBSCRIBE": "orders,my-orders,orders"}, ["orders", "orders", "my-orders"]),
-    ],
-)
-def test_topics_are_chosen_by_names_or_by_a_pattern_that_matches_none_of_kafkas_own(
-    given: dict[str, str], chosen: list[str]
-) -> None:
-    options = SourceOptions.parse({"KAFKA.Bootstrap.Servers": "127.0.0.1:9092", **given})
-    counts = {"orders": 2, "my-orders": 1, "orders-x": 1, "__consumer_offsets": 50, "__mine": 1}
+def test_names_of_options_have_any_case_and_a_topic_that_is_named_twice_is_read_once() -> None:
+    options = SourceOptions.parse({"KAFKA.Bootstrap.Servers": "127.0.0.1:9092", "SUBSCRIBE": "orders, mine,orders"})
 
-    assert [topic for topic, _ in options.selection.pick(counts)] == chosen
+    assert options.topics == ("orders", "mine")
     assert (options.read_committed, options.client["group.id"]) == (True, "penstock-spark")
 
 
-def test_positions_that_would_read_nothing_are_refused_where_they_make_no_sense() -> None:
+def test_an_end_has_no_meaning_in_a_stream() -> None:
     for ends in ({"endingOffsets": "latest"}, {"endingTimestamp": "0"}):
         with pytest.raises(ConfigurationError, match=f"{next(iter(ends))} has no meaning"):
             SourceOptions.parse(LEAST | ends).for_stream()
-    for wrong in ("latest", '{"orders": {"0": -1}}'):
-        with pytest.raises(ConfigurationError, match="startingOffsets must not be latest"):
-            SourceOptions.parse(LEAST | {"startingOffsets": wrong}).for_batch()
-    for wrong in ("earliest", '{"orders": {"0": -2}}'):
-        with pytest.raises(ConfigurationError, match="endingOffsets must not be earliest"):
-            SourceOptions.parse(LEAST | {"endingOffsets": wrong}).for_batch()
 
 
 def test_a_time_counts_before_offsets() -> None:

@@ -63,6 +63,12 @@ def id_of(description: Any) -> str | None:
     return None if text == _NO_ID else text
 
 
+def may_only_be_seen(description: Any) -> bool:
+    """Tell whether a described topic may be seen and not read. Brokers that do not tell rights list none at all."""
+    allowed = {operation.name for operation in description.authorized_operations or ()}
+    return Operation.DESCRIBE.name in allowed and Operation.READ.name not in allowed
+
+
 @dataclass(frozen=True, slots=True)
 class TopicIds:
     """Which topics there are, as the brokers answered: a topic that was deleted and made again has another id."""
@@ -99,10 +105,7 @@ def _read_ids(admin: AdminClient, found: Mapping[str, Any], failed: Mapping[str,
             failures = {topic: f"{why}; {words.cause}" for topic, why in failures.items()}
     ids = {topic: known for topic, described in found.items() if (known := id_of(described)) is not None}
     unreadable = {topic for topic, error in failed.items() if is_missing_right(error)}
-    for topic, described in found.items():
-        allowed = {operation.name for operation in described.authorized_operations or ()}
-        if Operation.DESCRIBE.name in allowed and Operation.READ.name not in allowed:
-            unreadable.add(topic)
+    unreadable |= {topic for topic, described in found.items() if may_only_be_seen(described)}
     return TopicIds(ids, absent, failures, frozenset(unreadable))
 
 

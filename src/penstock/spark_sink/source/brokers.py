@@ -10,7 +10,6 @@ Its id tells whether it is the same topic then.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,18 +18,19 @@ from typing import Any
 
 import tenacity
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
-from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec, TopicDescription  # type: ignore[attr-defined] # not in its __all__
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
 from penstock import clients
 from penstock.clients.answers import CONNECT_TIMEOUT_S, first_answer
 from penstock.clients.kafka_errors import is_missing_right, is_transient, reason
+from penstock.clients.ration import once_in, rationed
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
-from penstock.clients.topics import FIRST, LAST, ask_offsets, described, id_of, partition_counts
-from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError
+from penstock.clients.topics import FIRST, LAST, ask_offsets, described, id_of, may_only_be_seen
+from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError, TopicNotFoundError
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import Log, Offsets, TopicPartition, place
 
-_log = logging.getLogger("penstock.spark_sink")
+_log = rationed("penstock.spark_sink")
 
 #: Seconds for one question of a running query: a broker that is gone does not answer, and the next question goes to
 #: another one.
@@ -38,7 +38,7 @@ _QUESTION_TIMEOUT_S = 3.0
 
 _UNCOMMITTED = IsolationLevel.READ_UNCOMMITTED
 
-#: Seconds a log's end stands still before that is logged, and between two such lines of a query.
+#: Seconds a log's end stands still before that is logged, and between two lines that say the same.
 STALLED_S = 10.0
 REPEAT_S = 60.0
 
@@ -90,7 +90,7 @@ class OffsetReader:
 
         Raises `TopicNotFoundError` where a named topic does not exist, and for others as all questions.
         """
-        view = self._view((), CONNECT_TIMEOUT_S)
+        view = self._view(CONNECT_TIMEOUT_S)
         if forbidden := [name for name, error in sorted(view.refused.items()) if is_missing_right(error)]:
             raise self._not_allowed(f"topic {', '.join(forbidden)} cannot be read", forbidden)
         for name, error in sorted(view.refused.items()):
@@ -99,7 +99,11 @@ class OffsetReader:
                     f"topic {name} cannot be seen at {self._options.bootstrap_servers}: {reason(error)}; check its "
                     "brokers"
                 )
-        self._options.selection.require({topic for topic, _ in view.logs})
+        if missing := sorted(set(self._options.topics) - {topic for topic, _ in view.logs}):
+            raise TopicNotFoundError(
+                f"the option subscribe names topics that do not exist: {', '.join(missing)}; create them first, or "
+                "correct the name"
+            )
         return view
 
     def view(self, expected: Collection[str] = ()) -> View:
@@ -109,19 +113,17 @@ class OffsetReader:
         answer, for a moment.
         """
         if not expected:
-            return self._view(expected, CONNECT_TIMEOUT_S)
+            return self._view(CONNECT_TIMEOUT_S)
         retry = tenacity.retry_if_exception_type(BrokerConnectionError) | tenacity.retry_if_result(
             lambda found: any(is_transient(found.refused[name]) for name in found.refused.keys() & set(expected))
         )
-        return self._options.retrying(retry)(self._view, expected, _QUESTION_TIMEOUT_S)
+        return self._options.retrying(retry)(self._view, _QUESTION_TIMEOUT_S)
 
-    def _view(self, expected: Collection[str], timeout_s: float) -> View:
-        servers, selection = self._options.bootstrap_servers, self._options.selection
-        names = selection.topics if selection.pattern is None else partition_counts(self._admin, servers)
-        asked = {*expected, *filter(selection.covers, names)}
+    def _view(self, timeout_s: float) -> View:
+        servers, topics = self._options.bootstrap_servers, self._options.topics
 
         def ask() -> tuple[dict[str, Any], dict[str, KafkaException]]:
-            found, refused = described(self._admin, asked, timeout_s, with_operations=True)
+            found, refused = described(self._admin, topics, timeout_s, with_operations=True)
             # Numbers below zero are the client's own errors: no broker has said anything.
             if refused and not found and all(error.args[0].code() < 0 for error in refused.values()):
                 raise next(iter(refused.values()))
@@ -134,12 +136,12 @@ class OffsetReader:
             # for 87 s): another client asks who that is.
             self._admin = self._make_admin()
             raise
-        for name in [name for name, topic in found.items() if _may_only_be_seen(topic)]:
+        for name in [name for name, topic in found.items() if may_only_be_seen(topic)]:
             # Planned all the same, its tasks would fail one after the other.
             del found[name]
             refused[name] = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "Read is not allowed"))
         return View(
-            logs=self._logs(selection.pick({name: len(topic.partitions) for name, topic in found.items()})),
+            logs=self._logs([(name, number) for name in found for number in range(len(found[name].partitions))]),
             ids={name: topic_id for name, topic in found.items() if (topic_id := id_of(topic)) is not None},
             refused=refused,
         )
@@ -186,12 +188,6 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, SourceError) and isinstance(cause, KafkaException) and is_transient(cause)
 
 
-def _may_only_be_seen(description: TopicDescription) -> bool:
-    """Tell whether a topic may be described and not read. Brokers that do not tell rights list none at all."""
-    allowed = description.authorized_operations or ()
-    return AclOperation.DESCRIBE in allowed and AclOperation.READ not in allowed
-
-
 class GoneTopics:
     """Knows the topics of one query in one run, and which of them are gone. One thread uses it."""
 
@@ -220,7 +216,7 @@ class GoneTopics:
                 gone.add(topic)
                 if topic not in self.reported:
                     report_gone(self._options, part, read, view)
-            if is_another or (part not in view.logs and self._options.selection.covers(topic)):
+            if is_another or (part not in view.logs and topic in self._options.topics):
                 fixed[part] = 0 if is_another else offset
         self._ids |= view.ids
         self.reported = gone
@@ -234,8 +230,8 @@ def report_gone(options: SourceOptions, part: TopicPartition, read: str, view: V
     `failOnDataLoss` is false.
     """
     error = view.refused.get(part[0])
-    if not options.selection.covers(part[0]):
-        what = f"{read} and is read no more, as this query has {options.selection.said}"
+    if part[0] not in options.topics:
+        what = f"{read} and is read no more, as this query has subscribe={','.join(options.topics)}"
         options.report_loss(what, "give the query a checkpointLocation of its own")
     elif error is None or view.is_unknown(part[0]):
         options.report_loss(f"{read} and exists no more")
@@ -256,7 +252,6 @@ class StalledLogs:
         self._clock = clock
         #: The end of each log, and since when it has been there.
         self._ends: dict[TopicPartition, tuple[int, float]] = {}
-        self._quiet_until = float("-inf")
 
     def watch(self, logs: Mapping[TopicPartition, Log]) -> None:
         """Note where logs end; log it where an end does not move though something stands behind it."""
@@ -265,15 +260,14 @@ class StalledLogs:
             if part not in self._ends or self._ends[part][0] != log.end:
                 self._ends[part] = log.end, now
         stalled = {part: log for part, log in logs.items() if now >= self._ends[part][1] + STALLED_S}
-        if now >= self._quiet_until and warn_of_open_transactions(stalled):
-            self._quiet_until = now + REPEAT_S
+        warn_of_open_transactions(stalled, once_in(REPEAT_S, self, now))
 
 
-def warn_of_open_transactions(logs: Mapping[TopicPartition, Log]) -> bool:
-    """Log in which partitions something was written past the end that may be read; tell whether it was in any."""
+def warn_of_open_transactions(logs: Mapping[TopicPartition, Log], ration: dict[str, Any] | None = None) -> None:
+    """Log in which partitions something was written past the end that may be read; `ration` is of `once_in`."""
     waiting = sorted(part for part, log in logs.items() if log.written > log.end)
     if not waiting:
-        return False
+        return
     topic, partition = first = waiting[0]
     _log.warning(
         "%s waits at offset %d: a transaction is open there; %d offsets wait behind it until its producer commits or "
@@ -285,5 +279,5 @@ def warn_of_open_transactions(logs: Mapping[TopicPartition, Log]) -> bool:
         f"; so do {len(waiting) - 1} other partitions" if len(waiting) > 1 else "",
         topic,
         partition,
+        extra=ration,
     )
-    return True

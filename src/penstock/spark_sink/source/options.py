@@ -1,7 +1,7 @@
 """The options of the Spark source, by the names of Spark's own Kafka source, checked once on the driver.
 
-Spark hands option names over in lower case, so they are compared so; errors use the names as documented. Which
-topics are read is in `selection`, where a read begins and ends in `positions`.
+Spark hands option names over in lower case, so they are compared so; errors use the names as documented. Where a read
+begins and ends is in `positions`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from penstock.clients.reading import reading_settings
 from penstock.errors import ConfigurationError
 from penstock.options import nearest
 from penstock.spark_sink.errors import DataLossError
-from penstock.spark_sink.source.plan import EARLIEST, LATEST
-from penstock.spark_sink.source.selection import Position, Selection, parse_selection, position
+from penstock.spark_sink.source.positions import Position, position
 
 _KAFKA = "kafka."
 #: The library wants the name of a group that is never joined.
@@ -48,6 +47,7 @@ _REMOVED = {
     "minOffsetsPerTrigger": "give the query a trigger with a longer interval",
     "startingOffsetsByTimestamp": "give startingTimestamp, or an offset for each partition with startingOffsets",
     "startingOffsetsByTimestampStrategy": "give -1 in startingOffsets where no message is as late",
+    "subscribePattern": "name the topics with subscribe, with commas between them",
 }
 
 _log = logging.getLogger("penstock.spark_sink")
@@ -83,7 +83,7 @@ class SourceOptions:
     bootstrap_servers: str
     #: Client settings by librdkafka's names. They may hold secrets, so they are never shown.
     client: Mapping[str, str] = field(repr=False)
-    selection: Selection
+    topics: tuple[str, ...]
     #: Where a read begins, and where a batch read ends; None for the default.
     starting: Position | None = None
     ending: Position | None = None
@@ -136,9 +136,7 @@ class SourceOptions:
             for option, attribute in _plain().items()
             if option.lower() in given
         }
-        return cls(
-            servers, client, parse_selection(given), position("starting", given), position("ending", given), **plain
-        )
+        return cls(servers, client, _topics(given), position("starting", given), position("ending", given), **plain)
 
     def retrying(self, retry: tenacity.retry_base) -> tenacity.Retrying:
         """Return the policy of questions for offsets: what may pass is asked again, and the last answer counts."""
@@ -161,18 +159,12 @@ class SourceOptions:
             raise ConfigurationError(f"the option {self.ending.option} has no meaning in a stream; leave it out")
         return self
 
-    def for_batch(self) -> SourceOptions:
-        """Return these options, or raise `ConfigurationError` where one has no meaning in a batch."""
-        if self.starting is not None and self.starting.names(LATEST):
-            raise ConfigurationError(
-                "the option startingOffsets must not be latest in a batch query, which would read nothing; "
-                "give earliest or offsets"
-            )
-        if self.ending is not None and self.ending.names(EARLIEST):
-            raise ConfigurationError(
-                "the option endingOffsets must not be earliest, which would read nothing; give latest or offsets"
-            )
-        return self
+
+def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
+    topics = [name.strip() for name in given.get("subscribe", "").split(",") if name.strip()]
+    if not topics:
+        raise ConfigurationError("the option subscribe names no topic; give one or several, with commas")
+    return tuple(dict.fromkeys(topics))
 
 
 def _client_settings(given: Mapping[str, str]) -> dict[str, str]:
@@ -189,7 +181,7 @@ def _client_settings(given: Mapping[str, str]) -> dict[str, str]:
 
 
 #: All options that are no fields of their own, by the names as documented, beside `kafka.*`.
-_NAMES = ("subscribe", "subscribePattern", "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp")
+_NAMES = ("subscribe", "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp")
 
 
 def _plain() -> dict[str, Field[Any]]:

@@ -44,8 +44,8 @@ from penstock.spark_sink.source.plan import (
     to_json,
 )
 from penstock.spark_sink.source.pool import WorkerPool
+from penstock.spark_sink.source.positions import Position
 from penstock.spark_sink.source.reading import KeptConsumer, read_ranges
-from penstock.spark_sink.source.selection import Position
 from penstock.spark_sink.source.session import prepare_environment, use_this_python
 
 #: Those of this process's tasks.
@@ -79,7 +79,7 @@ class PenstockSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark compares it with what is read
         """Return the reader of a batch query."""
-        return BatchReader(SourceOptions.parse(self.options).for_batch())
+        return BatchReader(SourceOptions.parse(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002 - Spark's name; as above
         """Return the reader of a streaming query."""
@@ -136,10 +136,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._see(self._reader().first_view())
         if self._options.starting is None and any(log.first < log.end for log in self._logs.values()):
             _log.warning(
-                "the query over %s begins at the end of the logs, as it has no checkpoint yet and no startingOffsets: "
-                "what was sent before is not read. penstock.spark_sink.start_sink begins where the sink's ledger says; "
-                "or give startingOffsets (earliest, latest or JSON)",
-                self._options.selection.said,
+                "the query over subscribe=%s begins at the end of the logs, as it has no checkpoint yet and no "
+                "startingOffsets: what was sent before is not read. penstock.spark_sink.start_sink begins where the "
+                "sink's ledger says; or give startingOffsets (earliest, latest or JSON)",
+                ",".join(self._options.topics),
             )
         starting = self._options.starting or Position("startingOffsets", LATEST)
         return to_json(starting.resolve(self._logs, self._reader().at_time))
@@ -213,7 +213,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _look(self, begun: Iterable[TopicPartition]) -> View:
         """Look at all that is read, with patience for what the query has begun."""
         # Of topics that are known to be missing it is not asked again and again: the others would wait for them.
-        expected = set(filter(self._options.selection.covers, {topic for topic, _ in begun})) - self._gone.reported
+        expected = {topic for topic, _ in begun if topic in self._options.topics} - self._gone.reported
         return self._see(self._reader().view(expected))
 
     def _see(self, view: View) -> View:
