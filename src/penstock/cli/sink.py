@@ -130,8 +130,8 @@ def reset(
         str | None,
         typer.Option(
             "--to",
-            metavar="earliest|latest|OFFSET|TOPIC:PARTITION@OFFSET,...",
-            help="The next offset to be stored. earliest and latest ask the brokers.",
+            metavar="OFFSET|TOPIC:PARTITION@OFFSET,...",
+            help="The next offset to be stored.",
         ),
     ] = None,
     forget: Annotated[
@@ -149,7 +149,7 @@ def reset(
     wanted = None
     if to is not None:
         parts = {part for ledger in found for part in ledger.entries}
-        wanted = administration.positions(to, parts, where.bootstrap_servers, where.settings)
+        wanted = administration.positions(to, parts)
     made = administration.changes(found, wanted)
     if not dry_run:
         administration.write(found, made)

@@ -237,7 +237,7 @@ def an_operator_changes_the_ledger(sink: SinkUnderTest) -> None:
 
     def reset(to: str | None) -> None:
         found = entries()
-        wanted = None if to is None else administration.positions(to, found[0].entries, None, {})
+        wanted = None if to is None else administration.positions(to, found[0].entries)
         administration.write(found, administration.changes(found, wanted))
 
     sink.store(rows(0, 1, 2, 3))

@@ -10,15 +10,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.clients.reading import without_membership
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.group_offsets.targets import topic_choice
-from penstock.options import ClientConfig
 from penstock.places import place_of, place_text
 from penstock.spark_sink.ledger.rules import BATCHES, LedgerEntry
 from penstock.spark_sink.sinks.sink import LedgerSink
-from penstock.spark_sink.source.brokers import OffsetReader
-from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
 _OFFSET = re.compile(r"\d{1,18}", re.ASCII)
@@ -81,41 +77,27 @@ def chosen(found: Iterable[QueryLedger], topics: Sequence[str]) -> list[QueryLed
     return kept
 
 
-def positions(
-    text: str, parts: Collection[TopicPartition], servers: str | None, config: ClientConfig
-) -> Mapping[TopicPartition, LedgerEntry]:
-    """Return where `--to` wants partitions: the entries of those that it names, of all where it names none.
+def positions(text: str, parts: Collection[TopicPartition]) -> Offsets:
+    """Return where `--to` wants partitions: the next offset of those that it names, of all where it names none.
 
-    `earliest` and `latest` ask the brokers, as readers of committed messages, for the topics' ids too. Raises
-    `ConfigurationError` for what is no position or names other partitions, and as `OffsetReader` does.
+    Raises `ConfigurationError` for what is no position or names other partitions.
     """
     if BATCHES in parts:
         raise ConfigurationError('the ledger has batches by number, as of mode="batch", and no offsets; give --forget')
-    if text in ("earliest", "latest"):
-        if servers is None:
-            raise ConfigurationError(f"--bootstrap-servers is missing: the brokers are asked what --to {text} is")
-        options = {f"kafka.{name}": str(value) for name, value in without_membership(config).items()}
-        topics = ",".join(sorted({topic for topic, _ in parts}))
-        reader = OffsetReader(SourceOptions.parse({**options, "kafka.bootstrap.servers": servers, "subscribe": topics}))
-        view = reader.first_view()  # raises for a topic that is gone, or may not be read
-        if gone := sorted(set(parts) - view.logs.keys()):
-            raise ConfigurationError(f"{gone[0][0]} has no partition {gone[0][1]} any more; give --forget")
-        found = {part: log.first if text == "earliest" else log.end for part, log in view.logs.items() if part in parts}
-        return {part: LedgerEntry(at, at, view.ids.get(part[0])) for part, at in found.items()}
     if _OFFSET.fullmatch(text):
-        offsets: Offsets = dict.fromkeys(parts, int(text))
-    else:
-        try:
-            places = [place_of(place) for place in text.split(",")]
-        except ConfigurationError as error:
-            raise ConfigurationError(
-                f"--to {text!r} is no position; write earliest, latest, an offset, or orders:0@4711,orders:1@4712"
-            ) from error
-        offsets = {(topic, partition): offset for topic, partition, offset in places}
-        if unknown := sorted(offsets.keys() - set(parts)):
-            names = ", ".join(place_text(*part) for part in unknown)
-            raise ConfigurationError(f"--to names {names}, of which the ledger has no entry; leave it out")
-    return {part: LedgerEntry(at, at) for part, at in offsets.items()}
+        return dict.fromkeys(parts, int(text))
+    try:
+        places = [place_of(place) for place in text.split(",")]
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"--to {text!r} is no position; write an offset, or orders:0@4711,orders:1@4712; to begin at an end of the "
+            "logs give --forget, and the query starting_offsets"
+        ) from error
+    offsets = {(topic, partition): offset for topic, partition, offset in places}
+    if unknown := sorted(offsets.keys() - set(parts)):
+        names = ", ".join(place_text(*part) for part in unknown)
+        raise ConfigurationError(f"--to names {names}, of which the ledger has no entry; leave it out")
+    return offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +120,15 @@ class Change:
         return 0 if self.after is None else max(0, self.after.end - self.before.end)
 
 
-def changes(found: Iterable[QueryLedger], to: Mapping[TopicPartition, LedgerEntry] | None) -> list[Change]:
-    """Return what changes where entries become these, or are all removed. An entry keeps the topic id that it has."""
+def changes(found: Iterable[QueryLedger], to: Offsets | None) -> list[Change]:
+    """Return what changes where entries end at these offsets, or are all removed. An entry keeps its topic id."""
     made = []
     for held in found:
         for part, before in sorted(held.entries.items()):
             if to is None:
                 made.append(Change(held.target, part, before, None))
             elif part in to:
-                after = replace(to[part], topic_id=to[part].topic_id or before.topic_id)
-                made.append(Change(held.target, part, before, after))
+                made.append(Change(held.target, part, before, LedgerEntry(to[part], to[part], before.topic_id)))
     return made
 
 
