@@ -91,7 +91,7 @@ class World:
         if self.refusals:
             raise self.refusals.pop(0)
         self.started.append(FakeQuery(f"run-{len(self.started) + 1}"))
-        self.gates.append(Gate(self._function, park=woken))
+        self.gates.append(Gate(self._function))
         return self.started[-1], self.gates[-1]
 
     @property
@@ -151,7 +151,3 @@ class FakeFleet:
 def app_sinks(stop_timeout: float) -> AppSinks:
     """Return the sinks of an app, whose queries and fleet the test brings."""
     return AppSinks("test", [], bootstrap_servers="", config={}, telemetry=None, stop_timeout=stop_timeout)
-
-
-def woken(_batch: object, _milliseconds: int) -> None:
-    raise InterruptedError

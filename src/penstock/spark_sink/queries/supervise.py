@@ -5,14 +5,15 @@ start helps is judged by the types of errors. Of an exception that crossed Spark
 types are read there (`spark_sink.errors`), Spark's by class and error condition. The words of a message decide nothing.
 
 A stop closes the gate before the sink's function, so that the batch under way is finished and no other begun: Spark's
-own stop interrupts a batch in its middle. Behind a closed gate the next batch waits in the JVM until Spark's stop wakes
-it there. It never began, so Spark hands it over at the next start.
+own stop interrupts a batch in its middle. Behind a closed gate the next batch waits until that stop has begun. It has
+not begun itself, so Spark hands it over at the next start.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -61,8 +62,8 @@ _PLAN = "=== Streaming Query ==="
 #: The last line of a Python stack.
 _KIND_AND_TEXT = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Warning)): (.+)$", re.MULTILINE)
 
-#: Milliseconds of one wait of a batch behind the gate.
-_PARK_MS = 1_000
+#: Seconds between two questions of a batch behind the gate whether the stop has begun.
+_STOP_POLL_S = 0.05
 #: Seconds between two questions for the progress of a query.
 _PROGRESS_S = 1.0
 #: Seconds that Spark may take for the stop of a query: it waits for a function that does not call Spark.
@@ -127,59 +128,50 @@ class Gate:
     """Calls a sink's function with each batch until it is closed. One for each start of a query.
 
     Spark's thread calls it; any thread may call the other methods. A batch that began while `close` was called is
-    finished: Spark's trigger is active until then, and whoever stops the query waits for that. `park` waits some
-    milliseconds on the thread of the batch; Spark's stop wakes it with any exception.
+    finished: Spark's trigger is active until then, and whoever stops the query waits for that.
     """
 
-    def __init__(
-        self,
-        function: Callable[[DataFrame, int], None],
-        park: Callable[[DataFrame, int], None] | None = None,
-    ) -> None:
+    def __init__(self, function: Callable[[DataFrame, int], None]) -> None:
         self._function = function
-        self._park = park or sleep_in_jvm
         #: What the function raised, as it was; Spark keeps the text only.
         self.failure: BaseException | None = None
         #: Whether a batch waits behind the closed gate: those before it are committed.
         self.is_parked = False
         self.is_closed = False
-        self._is_leaving = False
+        #: The query, once it is to be stopped.
+        self._stopping: StreamingQuery | None = None
+        self._is_leaving = threading.Event()
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Give the function a batch, or keep the batch waiting behind the closed gate."""
         if self.is_closed:
-            self._wait_for_stop(batch)
+            self._wait_for_stop()
             raise BatchLeftError(batch_id)
         try:
             self._function(batch, batch_id)
         except Exception as error:
             self.failure = error
-            if self._is_leaving:
+            if self._is_leaving.is_set():
                 # Spark's stop cancelled a job under the function: its text is long, see BatchLeftError.
                 raise BatchLeftError(batch_id) from None
             raise
 
-    def _wait_for_stop(self, batch: DataFrame) -> None:
+    def _wait_for_stop(self) -> None:
+        """Wait until Spark's stop has begun: what ends the batch before that is a failure to Spark."""
         self.is_parked = True
-        with suppress(Exception):  # however the stop shows, the batch is left
-            while not self._is_leaving:
-                self._park(batch, _PARK_MS)
-            self._park(batch, _PARK_MS)  # Spark's stop, which follows, wakes it
+        self._is_leaving.wait()
+        with suppress(Exception):  # a Spark that is gone has ended the query
+            while self._stopping is not None and self._stopping.isActive:
+                time.sleep(_STOP_POLL_S)
 
     def close(self) -> None:
         """Let no further batch begin."""
         self.is_closed = True
 
-    def leave(self) -> None:
-        """Close it; Spark's stop follows, and whatever ends a batch from now on is that stop's effect."""
-        self._is_leaving = self.is_closed = True
-
-
-def sleep_in_jvm(batch: DataFrame, milliseconds: int) -> None:
-    """Wait on the JVM's thread of the query, which is this call's own: Spark's stop interrupts it (`Py4JError`)."""
-    jvm = batch.sparkSession.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to its JVM
-    if jvm is not None:
-        jvm.java.lang.Thread.sleep(milliseconds)
+    def leave(self, query: StreamingQuery) -> None:
+        """Close it; Spark's stop of the query follows, and whatever ends a batch from now on is its effect."""
+        self._stopping, self.is_closed = query, True
+        self._is_leaving.set()
 
 
 class SupervisedQuery:
@@ -314,11 +306,11 @@ class SupervisedQuery:
 
     def halt(self, state: SinkState) -> None:
         """End the query, in the middle of a batch if there is one, unless it has ended by itself; `state` follows."""
-        query = self.query
+        query, gate = self.query, self.gate
         try:
+            if query is not None and gate is not None:
+                gate.leave(query)
             if self.state is SinkState.RUNNING and query is not None:
-                if self.gate is not None:
-                    self.gate.leave()
                 end_within(HALT_S, f"stop of the query {self.name}", query.stop)
                 self.progress.follow(query)
         except Exception:  # noqa: BLE001 - the others are to be stopped, too
