@@ -16,7 +16,7 @@ from penstock.testing import TestApp
 from telemetry_tools import READING
 
 _QUERY = SinkStatistics(
-    name="orders", state=SinkState.RUNNING, rows=1, partitions=(SinkPartition("orders", 0, 1, 1, ledger=1),), restarts=1
+    name="orders", state=SinkState.RUNNING, rows=1, partitions=(SinkPartition("orders", 0, 1, 1),), restarts=1
 )
 _REPORT = BatchReport(rows=1, handled=1, failed=1, retried=1, tasks=1)
 

@@ -27,6 +27,7 @@ REMOVED: Final[Mapping[str, str]] = {
     "max_parked_bytes": "a quarter of max_in_flight_bytes limits what is set aside",
     "one_core": "leave it out; to keep the whole process on a core, start it with `taskset -c 1`",
     "retry_policy": "write retry=",
+    "SinkRegistry.sink.group": "the offsets of <app>-sinks, the group of the app's sinks, follow them all",
 }
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -74,10 +75,11 @@ def takes_options(
 
 
 def refuse_removed(place: str, given: Iterable[str]) -> None:
-    """Raise `ConfigurationError` for an option that is no more, with what to write instead."""
+    """Raise `ConfigurationError` for an option that is no more, here or anywhere, with what to write instead."""
     for name in given:
-        if name in REMOVED:
-            raise ConfigurationError(f"{place} has no option {name} any more: {REMOVED[name]}")
+        remedy = REMOVED.get(f"{place}.{name}", REMOVED.get(name))
+        if remedy is not None:
+            raise ConfigurationError(f"{place} has no option {name} any more: {remedy}")
 
 
 def refusing_removed(

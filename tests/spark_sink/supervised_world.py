@@ -10,6 +10,7 @@ from typing import Any
 from penstock.spark_sink.progress import QueryProgress
 from penstock.spark_sink.queries.app_sinks import AppSinks
 from penstock.spark_sink.queries.supervise import Gate, SupervisedQuery
+from penstock.spark_sink.source.plan import Offsets
 
 FRAME: Any = object()
 PHASES = {"addBatch": 1433, "latestOffset": 169, "triggerExecution": 1877}
@@ -132,6 +133,7 @@ class FakeFleet:
         self.mine: frozenset[str] | None = None
         self.on_release: Callable[[Collection[str], bool], None]
         self.has_left = False
+        self.committed: Offsets = {}
         self.news: list[Callable[[], None]] = []
 
     def poll(self, _timeout_s: float = 0.0) -> None:
@@ -143,6 +145,9 @@ class FakeFleet:
         """Give the query to another replica."""
         self.mine = frozenset()
         self.on_release(["orders"], is_lost)
+
+    def commit(self, positions: Offsets) -> None:
+        self.committed = positions
 
     def leave(self) -> None:
         self.has_left = True

@@ -15,12 +15,13 @@ from typing import Self, cast
 
 import pytest
 import sqlalchemy as sa
+from confluent_kafka import OFFSET_INVALID
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin import NewTopic as KafkaTopic
 from streams import SPARK_S
-from supervised_world import World, app_sinks
+from supervised_world import World, app_sinks, report
 
-from kafka_tools import NewTopic, produce
+from kafka_tools import NewTopic, committed, produce
 from penstock.devbroker import DevBroker
 from penstock.fleet.probes.health import Health, HealthLimits
 from penstock.running import RunningApp
@@ -54,8 +55,24 @@ class Replica:
     def state(self) -> SinkState:
         return self.world.supervised.state
 
+    def report(self, topic: str) -> None:
+        """Have the query, where it runs, report how far it is: until it does, it may go to the other replica."""
+        if self.state is SinkState.RUNNING:
+            run, end = f"run-{len(self.world.started)}", {topic: {"0": 4, "2": 6}}
+            self.world.query.recentProgress.append(report(0, run=run, end=end, latest={}))
+            self.world.now += 10
 
-def test_one_of_two_replicas_runs_a_sink_and_the_other_takes_over_when_it_ends(
+
+#: What a running replica reports of three partitions.
+SHOWN = [4, OFFSET_INVALID, 6]
+
+
+def offsets(servers: str, topic: str) -> list[int]:
+    """Return what the group of the sinks has committed of three partitions."""
+    return [part.offset for _, part in sorted(committed(servers, f"{topic}-sinks", topic, 3).items())]
+
+
+def test_one_of_two_replicas_runs_a_sink_shows_its_offsets_and_the_other_takes_over_when_it_ends(
     broker: DevBroker, new_topic: NewTopic
 ) -> None:
     servers, topic = broker.bootstrap_servers, new_topic(partitions=3)
@@ -65,6 +82,9 @@ def test_one_of_two_replicas_runs_a_sink_and_the_other_takes_over_when_it_ends(
             held, waiting = (first, second) if first.state is SinkState.RUNNING else (second, first)
             holder = wait_until(lambda: waiting.fleet.holder("orders"))
             assert holder.startswith(f"{os.uname().nodename}-{os.getpid()} at 127.0.0.1")
+            wait_until(
+                lambda: [replica.report(topic) for replica in (first, second)] and offsets(servers, topic) == SHOWN
+            )
             ended = held.world.query if held is first else None
         wait_until(lambda: second.state is SinkState.RUNNING)
 

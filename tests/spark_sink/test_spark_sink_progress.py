@@ -1,16 +1,13 @@
-"""What is shown of Spark's queries: reports as statistics, metrics and offsets of groups."""
+"""What is shown of Spark's queries: reports as statistics, metrics and offsets of the group of an app's sinks."""
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import SparkSession
 from streams import SPARK_S
 from supervised_world import IDLE, FakeQuery, report
@@ -19,9 +16,7 @@ from kafka_tools import committed, ends, produce
 from penstock.app import App
 from penstock.devbroker import DevBroker
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.ledger.rules import Batch
-from penstock.spark_sink.progress import GroupOffsets, QueryProgress, SinkPartition, SinkState, SinkStatistics
-from penstock.spark_sink.sinks.sink import Origin, stored_batches
+from penstock.spark_sink.progress import QueryProgress, SinkPartition, SinkState, SinkStatistics
 from telemetry_tools import Recorded
 from waiting import wait_until
 
@@ -64,11 +59,7 @@ def test_each_batch_counts_once_however_often_it_is_reported_and_an_idle_query_s
 
 def test_metrics_equal_the_reports_and_end_with_the_query(recorded: Recorded) -> None:
     query: Any = FakeQuery()
-    sink = SimpleNamespace(ledger_key=object())
-    stored = Batch("table orders", 7, "id", {("orders", 0): (1, 3)})
-    with stored_batches.one_call(sink.ledger_key, Origin("orders", "run", "id"), stored):
-        pass
-    progress = QueryProgress("orders", recorded.telemetry(), sink=sink)
+    progress = QueryProgress("orders", recorded.telemetry())
     query.recentProgress = [report(0), report(1, end={"orders": {"0": 5, "1": 12}})]
     progress.follow(query)
 
@@ -82,38 +73,10 @@ def test_metrics_equal_the_reports_and_end_with_the_query(recorded: Recorded) ->
     assert shown["penstock.spark.rows"] == {(): 20}
     assert shown["penstock.spark.rows_per_second"] == {(): 5.3}
     assert shown["penstock.spark.restarts"] == {(): 0}
-    assert shown["penstock.spark.ledger.position"] == {("orders", "0"): 3}
     assert shown["penstock.spark.partition.lag"] == {("orders", "0"): 3, ("orders", "1"): 0}
     assert durations["triggerExecution"] == (2, pytest.approx(2 * 1.877))
     assert set(durations) == {"addBatch", "latestOffset", "triggerExecution"}
     assert recorded.points("penstock.spark.rows") == [], "what has ended is shown no more"
-
-
-def test_a_group_with_members_is_left_alone_with_one_warning(
-    broker: DevBroker, new_topic: Callable[..., str], caplog: pytest.LogCaptureFixture
-) -> None:
-    topic = new_topic()
-    name = f"members-{topic}"
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": name})
-    consumer.subscribe([topic])
-    wait_until(lambda: consumer.poll(0.1) is None and consumer.assignment())
-    group = GroupOffsets(name, bootstrap_servers=broker.bootstrap_servers)
-    caplog.set_level(logging.DEBUG, "penstock.spark_sink")
-
-    group.follow({(topic, 0): 4})
-    group.follow({(topic, 0): 4})
-    levels = [record.levelno for record in caplog.records if "the group has members" in record.message]
-    (standing,) = consumer.committed([TopicPartition(topic, 0)], timeout=30)
-    consumer.close()
-
-    assert standing.offset < 0
-    assert levels == [logging.WARNING, logging.DEBUG]
-
-    def written() -> int:
-        group.follow({(topic, 0): 5})
-        return committed(broker.bootstrap_servers, name, topic, 1)[0].offset
-
-    wait_until(lambda: written() == 5)  # once they have left
 
 
 @pytest.mark.thorough
@@ -121,14 +84,14 @@ def test_an_apps_sink_shows_its_progress_as_statistics_metrics_and_offsets_of_a_
     spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], recorded: Recorded, tmp_path: Path
 ) -> None:
     topic = new_topic(partitions=2)
-    group = f"shown-{topic}"
+    group = f"{topic}-sinks"
     produce(broker.bootstrap_servers, topic, [(b"%d" % number, b"v") for number in range(20)])
     at_end = ends(broker.bootstrap_servers, topic, 2)
     app = App(topic, bootstrap_servers=broker.bootstrap_servers, telemetry=recorded.telemetry())
     store = SqlSink(f"sqlite:///{tmp_path}/rows.db", table="rows")
-    app.sink(
-        topic, sink=store, name="store", trigger="available now", group=group, options={"maxOffsetsPerTrigger": "15"}
-    )(lambda messages: messages.select("value", "topic", "partition", "offset"))
+    app.sink(topic, sink=store, name="store", trigger="available now", options={"maxOffsetsPerTrigger": "15"})(
+        lambda messages: messages.select("value", "topic", "partition", "offset")
+    )
 
     with app.start() as running:
         # Looked at before the app's end, which takes the metrics off the board.
@@ -136,15 +99,11 @@ def test_an_apps_sink_shows_its_progress_as_statistics_metrics_and_offsets_of_a_
         # Spark reports the last batch on a thread of its own.
         sink = wait_until(lambda: next((sink for sink in running.sinks() if sink.rows == 20), None))
         explained: Any = running.explanation(topic)
-        ledger = values(recorded, "penstock.spark.ledger.position")
         rows = values(recorded, "penstock.spark.rows")
         lag = values(recorded, "penstock.spark.partition.lag")
 
     assert (sink.state, sink.rows, sink.batches, sink.lag) == (SinkState.ENDED, 20, 2, 0)
-    assert {part.partition: (part.position, part.ledger) for part in sink.partitions} == {
-        number: (offset, offset) for number, offset in at_end.items()
-    }
-    assert ledger == {(topic, str(number)): offset for number, offset in at_end.items()}
+    assert {part.partition: part.position for part in sink.partitions} == at_end
     assert sink.batch_seconds > 0
     assert explained["sinks"][0]["text"] == str(sink)
     assert json.loads(json.dumps(explained))["sinks"][0]["state"] == "ended"

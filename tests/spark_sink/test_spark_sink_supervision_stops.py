@@ -153,6 +153,17 @@ def test_a_query_ends_behind_its_batch_unless_time_or_another_replica_forbids_it
     assert stage.fleet.has_left
 
 
+def test_the_offsets_of_the_group_follow_the_slowest_of_the_sinks_that_read_a_partition() -> None:
+    stage = Stage(2).start()
+
+    for world, end in zip(stage.worlds, (5, 3), strict=True):
+        world.query.recentProgress.append(report(0, end={"orders": {"0": end}}))
+        world.now += 10
+
+    wait_until(lambda: stage.fleet.committed == {("orders", 0): 3})
+    stage.sinks.stop(5)
+
+
 def test_a_query_that_waits_for_its_restart_is_not_started_any_more() -> None:
     stage = Stage().start()
     stage.world.query.end(ValueError("no room"))

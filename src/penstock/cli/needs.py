@@ -50,7 +50,6 @@ def needs_of_app(app: App, there: Collection[str]) -> AppNeeds:
     for spec in app.sinks:
         topics |= dict.fromkeys(spec.topics, f"read by the sink {spec.name}")
         rights += [topic_right(Operation.READ, name) for name in spec.topics]
-        rights += [] if spec.group is None else [group_right(spec.group)]
         rights += _of_sink(spec.name, spec.function, spec.topics, app, notes)
     rights += _of_coordinator(app, there, made, notes)
     if app.report is not None:

@@ -1,29 +1,14 @@
-"""What Spark reports of queries: as statistics, as OpenTelemetry metrics, and as offsets of a consumer group.
-
-The offsets of a group are for onlookers, such as lag tools: a query begins where its checkpoint or its sink's ledger
-says, never at these. They are written after a batch was committed, to a group that has no members.
-"""
+"""What Spark reports of queries: as statistics, and as OpenTelemetry metrics."""
 
 from __future__ import annotations
 
 import json
-import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-import tenacity
-from confluent_kafka import KafkaException, TopicPartition
-
-from penstock import clients
-from penstock.clients.answers import answered
-from penstock.clients.groups import HAS_MEMBERS, GroupAdmin, alter_group_offsets
-from penstock.clients.kafka_errors import code_of, is_transient, reason
 from penstock.errors import MessageFormatError
-from penstock.options import ClientConfig, not_empty
-from penstock.spark_sink.sinks.sink import stored_batches
 from penstock.spark_sink.source.plan import Offsets, from_json
 
 if TYPE_CHECKING:
@@ -33,11 +18,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from penstock.telemetry import Telemetry
-
-_log = logging.getLogger("penstock.spark_sink")
-
-#: Seconds that brokers may take to write the offsets of a group.
-_ANSWER_S = 2.0
 
 
 class SinkState(Enum):
@@ -66,14 +46,12 @@ class SinkPartition:
         partition: number of the partition.
         position: next offset to read after the last committed batch.
         lag: offsets from there to the end of the log as the source last saw it, or None while it is not known.
-        ledger: next offset to apply by the sink's own ledger, or None where no batch of it was stored in this process.
     """
 
     topic: str
     partition: int
     position: int
     lag: int | None
-    ledger: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,16 +110,12 @@ class SinkStatistics:
 class QueryProgress:
     """What is shown of a query, through all its starts. One thread follows the query; any thread may read."""
 
-    def __init__(
-        self, name: str, telemetry: Telemetry | None = None, *, group: GroupOffsets | None = None, sink: object = None
-    ) -> None:
+    def __init__(self, name: str, telemetry: Telemetry | None = None) -> None:
         #: Replaced as a whole. Whether the query runs is its supervisor's to say.
         self.statistics = SinkStatistics(name=name, state=SinkState.RUNNING)
         #: The run of the last report, and its last batch that was counted.
         self.run: UUID | None = None
         self.batch_of_run: int | None = None
-        self._group = group
-        self._sink = sink
         self._metrics = None
         if telemetry is not None:
             from penstock.telemetry.observed import SparkTelemetry
@@ -179,8 +153,6 @@ class QueryProgress:
             )
             if self._metrics is not None:
                 self._metrics.batch(seconds)
-            if self._group is not None:
-                self._group.follow({(part.topic, part.partition): part.position for part in shown.partitions})
 
     def _at(self, report: StreamingQueryProgress) -> SinkStatistics:
         """Return the statistics with where the query is, as its report says."""
@@ -193,12 +165,7 @@ class QueryProgress:
         if not position:
             return self.statistics
         lag = {part: max(0, latest[part] - position[part]) for part in position.keys() & latest.keys()}
-        # As the sink's batches left it in this process: nobody opens the sink for it.
-        key, name = getattr(self._sink, "ledger_key", None), getattr(self._sink, "name", None) or self.statistics.name
-        ledger = stored_batches.ends(key, name)
-        partitions = tuple(
-            SinkPartition(*part, offset, lag.get(part), ledger.get(part)) for part, offset in sorted(position.items())
-        )
+        partitions = tuple(SinkPartition(*part, offset, lag.get(part)) for part, offset in sorted(position.items()))
         return replace(self.statistics, lag=sum(lag.values()) if lag else None, partitions=partitions)
 
     def restarted(self) -> None:
@@ -218,45 +185,3 @@ def _offsets(given: Any) -> Offsets:
         return from_json(shaped or {})
     except (MessageFormatError, ValueError):
         return {}
-
-
-class GroupOffsets:
-    """Writes the position of one query to one group, which belongs to it alone. For one thread at a time.
-
-    Nothing is raised once it is made: offsets that cannot be written cost a warning, and the next batch writes later
-    ones. An empty name or a setting that the client refuses is a `ConfigurationError`.
-    """
-
-    def __init__(self, group: str, *, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
-        not_empty("group", group)
-        self.group = group
-        self._admin = GroupAdmin(lambda: clients.admin(bootstrap_servers, config or {}))
-        #: What was warned of since it last went well.
-        self._warned: set[str] = set()
-
-    def follow(self, position: Mapping[tuple[str, int], int]) -> None:
-        """Write a position, and wait for the brokers' answer, for some seconds at most."""
-        offsets = [TopicPartition(*part, offset) for part, offset in sorted(position.items())]
-        tries = tenacity.Retrying(
-            stop=tenacity.stop_after_delay(_ANSWER_S),
-            wait=tenacity.wait_fixed(0.1),
-            retry=tenacity.retry_if_exception(lambda error: isinstance(error, KafkaException) and is_transient(error)),
-            reraise=True,
-        )
-        try:
-            tries(self._write, offsets)
-            self._warned.clear()  # what fails after it has gone well is logged again
-        except KafkaException as error:
-            self._admin.renew()
-            why = f"{reason(error)}; the next batch tries again"
-            if code_of(error) in HAS_MEMBERS:
-                why = "the group has members, and they alone may commit. Give the sink a group of its own"
-            text = f"the query's position is not written to group {self.group}: {why}"
-            _log.log(logging.DEBUG if text in self._warned else logging.WARNING, "%s", text)
-            self._warned.add(text)
-
-    def _write(self, offsets: list[TopicPartition]) -> None:
-        answer = answered(alter_group_offsets(self._admin.client, self.group, offsets), _ANSWER_S)
-        for part in answer.topic_partitions:
-            if part.error is not None:
-                raise KafkaException(part.error)

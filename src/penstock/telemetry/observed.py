@@ -28,10 +28,6 @@ def _lag(it: Any) -> Iterable[Point]:
     return by_partition({(part.topic, part.partition): part.lag for part in it.partitions})
 
 
-def _ledger(it: Any) -> Iterable[Point]:
-    return by_partition({(part.topic, part.partition): part.ledger for part in it.partitions})
-
-
 def _pauses(it: Any) -> Iterable[Point]:
     return _by(names.PAUSE_REASON, it.pauses)
 
@@ -126,7 +122,6 @@ SPARK_METRICS: tuple[ObservedMetric, ...] = tuple(
         (_C, "rows", "{row}", "rows", "Rows of committed batches."),
         (_G, "rows_per_second", "{row}/s", "rows_per_s", "Rows that Spark processed in a second of the last batch."),
         (_G, "partition.lag", "{offset}", _lag, "Offsets from the query's position to the end of the log."),
-        (_G, "ledger.position", "{offset}", _ledger, "Next offset to apply by the ledger of the sink."),
         (_C, "restarts", "{restart}", "restarts", "Restarts of the query after failures."),
     )
 )

@@ -25,11 +25,12 @@ from penstock.clients.topics import require_topics
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SessionStoppedError
-from penstock.spark_sink.progress import GroupOffsets, QueryProgress, SinkState, SinkStatistics
+from penstock.spark_sink.progress import QueryProgress, SinkState, SinkStatistics
 from penstock.spark_sink.queries.fleet import Fleet
 from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.queries.supervise import HALT_S, BatchLeftError, Gate, SupervisedQuery, summary_of
 from penstock.spark_sink.sinks.sink import OfQuery
+from penstock.spark_sink.source.plan import Offsets
 from penstock.spark_sink.source.session import is_classic, is_stopped, new_session
 
 if TYPE_CHECKING:
@@ -106,9 +107,7 @@ class AppSinks:
         self.supervise([self._supervised(spark, spec) for spec in self._specs], fleet)
 
     def _supervised(self, spark: SparkSession, spec: SinkSpec) -> SupervisedQuery:
-        servers, config = self._bootstrap_servers, self._config
-        group = None if spec.group is None else GroupOffsets(spec.group, bootstrap_servers=servers, config=config)
-        progress = QueryProgress(spec.name, self._telemetry, group=group, sink=spec.function)
+        progress = QueryProgress(spec.name, self._telemetry)
         self._ends.callback(progress.close)
         start = partial(self._start_query, spark, spec)
         return SupervisedQuery(spec.name, start, allowed=spec.restarts, progress=progress)
@@ -174,6 +173,7 @@ class AppSinks:
             self._poll()
             time.sleep(_POLL_S)
         self._is_finished = self._end(self.supervised, SinkState.STOPPED)
+        self._show_positions()
         self._fleet.leave()
 
     def _poll(self) -> None:
@@ -193,6 +193,15 @@ class AppSinks:
                     "ended or its session was stopped: see its log, and start again",
                     error,
                 )
+        self._show_positions()
+
+    def _show_positions(self) -> None:
+        """Have the offsets of the group follow the queries: where several read a partition, the slowest of them."""
+        positions: Offsets = {}
+        for query in self.supervised:
+            for part, offset in query.positions.items():
+                positions[part] = min(offset, positions.get(part, offset))
+        self._fleet.commit(positions)
 
     def _release(self, names: Collection[str], is_lost: bool) -> None:
         """End queries that another replica is to run, behind the batch under way unless that may run them already."""

@@ -13,26 +13,29 @@ stands by until it is there again, and the log says so. The member reads nothing
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from penstock import clients
 from penstock.clients.answers import answered
 from penstock.clients.bounded_calls import CLOSE_S, end_within
 from penstock.clients.groups import describe_groups
 from penstock.clients.kafka_errors import concerns_a_group, reason
+from penstock.clients.ration import once_in, rationed
 from penstock.clients.reading import without_membership
 from penstock.clients.rights import group_right, missing_right_text, principal_of, require_rights
 from penstock.options import ClientConfig
 from penstock.spark_sink.queries.sink_specs import SinkSpec, group_of_sinks
+from penstock.spark_sink.source.brokers import REPEAT_S
+from penstock.spark_sink.source.plan import Offsets
 
-_log = logging.getLogger("penstock.spark_sink")
+_log = rationed("penstock.spark_sink")
 
 #: Seconds between two questions who holds the sinks, and that brokers may take for an answer.
 _HOLDERS_S, _ANSWER_S = 15.0, 2.0
@@ -76,8 +79,8 @@ class Fleet:
         #: By topic, replaced as a whole.
         self._holders: dict[str, str] = {}
         self._ask_at = 0.0
-        #: What was logged since the group last took this member.
-        self._logged = ""
+        #: The positions that were sent last.
+        self._shown: Offsets = {}
 
     def join(self) -> None:
         """Ask to join the group; `poll` hears the answer.
@@ -102,22 +105,31 @@ class Fleet:
         message = None if self._member is None else self._member.poll(timeout_s)
         error = None if message is None else message.error()
         if error is not None:
-            self._log_refusal(error)
+            text = f"the group {self.group} of the sinks: {reason(error)}"
+            if concerns_a_group(error):
+                what = f"the group {self.group} cannot be joined, so that this replica runs no sink"
+                text = missing_right_text(what, [group_right(self.group)], principal_of(self._config))
+            _log.warning("%s; it is tried again", text, extra=once_in(REPEAT_S, text))
         if self.mine is not None and time.monotonic() >= self._ask_at:
             self._ask_holders()
 
-    def _log_refusal(self, error: KafkaError) -> None:
-        text = f"the group {self.group} of the sinks: {reason(error)}"
-        if concerns_a_group(error):
-            what = f"the group {self.group} cannot be joined, so that this replica runs no sink"
-            text = missing_right_text(what, [group_right(self.group)], principal_of(self._config))
-        _log.log(logging.DEBUG if text == self._logged else logging.WARNING, "%s; it is tried again", text)
-        self._logged = text
+    def commit(self, positions: Offsets) -> None:
+        """Show onlookers how far the sinks of this replica have read, as the offsets of the group.
+
+        For lag tools: a query begins where its checkpoint or its sink's ledger says, never at these. Nothing waits for
+        the brokers' answer. What they refuse, as while members come and go, is sent again with the next question who
+        holds the sinks.
+        """
+        if self._member is None or not positions or positions == self._shown:
+            return
+        self._shown = positions
+        with suppress(KafkaException):  # sent again, too
+            self._member.commit(offsets=[TopicPartition(*part, offset) for part, offset in positions.items()])
 
     def _assigned(self, member: Consumer, parts: list[TopicPartition]) -> None:
         member.incremental_assign(parts)
         member.pause(parts)
-        self._logged, self._ask_at = "", 0.0
+        self._ask_at = 0.0
         self.mine = (self.mine or frozenset()) | self._decided_by(parts)
 
     def _revoked(self, member: Consumer, parts: list[TopicPartition], *, is_lost: bool) -> None:
@@ -132,8 +144,8 @@ class Fleet:
         return frozenset(name for name, topic in self._topics.items() if topic in first)
 
     def _ask_holders(self) -> None:
-        """Ask the group who has what."""
-        self._ask_at = time.monotonic() + _HOLDERS_S
+        """Ask the group who has what, and have the offsets sent again."""
+        self._ask_at, self._shown = time.monotonic() + _HOLDERS_S, {}
         admin = clients.admin(self._servers, self._config)  # for one question: see `clients.groups`
         try:
             members = answered(describe_groups(admin, [self.group])[self.group], _ANSWER_S).members

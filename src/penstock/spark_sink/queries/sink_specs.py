@@ -47,7 +47,6 @@ class SinkSpec:
     options: Mapping[str, str] | None = None
     output_mode: str = "append"
     restarts: int = 10
-    group: str | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked without Spark; a `ConfigurationError` names a wrong setting."""
@@ -58,9 +57,8 @@ class SinkSpec:
             raise ConfigurationError(f"output_mode must be append, update or complete, but is {self.output_mode!r}")
         if isinstance(self.restarts, bool) or not isinstance(self.restarts, int) or self.restarts < 0:
             raise ConfigurationError(f"restarts must be a whole number of at least 0, but is {self.restarts!r}")
-        for option in ("group", "checkpoint_location"):
-            if getattr(self, option) is not None:
-                check.not_empty(option, getattr(self, option))
+        if self.checkpoint_location is not None:
+            check.not_empty("checkpoint_location", self.checkpoint_location)
         for function in (self.function, self.rows):
             if function is not None and context_parameters(function):
                 raise ConfigurationError(
@@ -83,7 +81,6 @@ class SinkOptions(QueryOptions, total=False):
     """The options of `App.sink`."""
 
     restarts: int
-    group: str | None
 
 
 #: What counts for an option that is left out.
@@ -134,7 +131,6 @@ class SinkRegistry:
             output_mode: "append" (default), "update" or "complete": which rows of an aggregate a batch has, as Spark
                 says. Aggregates need a sink such as `SqlSink` with mode="batch".
             restarts: restarts in a row without a committed batch in between, at most; the next failure stops the app.
-            group: consumer group whose offsets follow the committed batches, for lag tools; for this query alone.
 
         Raises:
             ConfigurationError: an option is wrong, the function cannot be called, or another sink has its name.
@@ -151,7 +147,7 @@ class SinkRegistry:
                 name=name or f"{self.name}-{getattr(function, '__name__', type(function).__name__)}",
                 **given,
             )
-            for what in ("name", "group", "checkpoint_location"):
+            for what in ("name", "checkpoint_location"):
                 value = getattr(spec, what)
                 if value is not None and value in [getattr(other, what) for other in self._sinks]:
                     raise ConfigurationError(

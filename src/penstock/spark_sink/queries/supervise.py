@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from penstock.spark_sink.progress import QueryProgress
+    from penstock.spark_sink.source.plan import Offsets
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -204,6 +205,8 @@ class SupervisedQuery:
         self._clock = clock
         self._in_a_row = 0
         self._due = self._progress_due = 0.0
+        #: Spark's id of the last start.
+        self._run = ""
         #: Whether a batch was committed, in any of its starts.
         self._has_ever_committed = False
 
@@ -217,9 +220,21 @@ class SupervisedQuery:
         """Seconds until it is started again, while it waits."""
         return max(0.0, self._due - self._clock()) if self.state is SinkState.WAITING else None
 
+    @property
+    def positions(self) -> Offsets:
+        """Where the run of it on this replica has read to, as far as Spark has reported that."""
+        if self.state is SinkState.STANDBY or not self._is_reported:
+            return {}
+        return {(part.topic, part.partition): part.position for part in self.progress.statistics.partitions}
+
+    @property
+    def _is_reported(self) -> bool:
+        return str(self.progress.run) == self._run
+
     def begin(self) -> None:
         """Start it, or raise what keeps it from starting."""
         self.query, self.gate = self._start()
+        self._run = str(self.query.runId)
         self.state = SinkState.RUNNING
 
     def poll(self, *, is_mine: bool = True) -> None:
@@ -249,8 +264,7 @@ class SupervisedQuery:
         if error is None:
             self.state = SinkState.ENDED
         else:
-            is_of_run = str(self.progress.run) == str(query.runId)
-            has_committed = is_of_run and self.progress.batch_of_run is not None
+            has_committed = self._is_reported and self.progress.batch_of_run is not None
             self._failed((self.gate and self.gate.failure) or error, has_committed=has_committed)
 
     def _failed(self, cause: BaseException, *, has_committed: bool = False) -> None:

@@ -217,15 +217,13 @@ def _process_run() -> str:
 class StoredBatches:
     """The batch that each sink of this process has stored last: a second frame of one batch is refused.
 
-    The ledger cannot tell such a frame from the first one that comes again, whose rows are to be left out. Where the
-    batches were planned to end is kept for onlookers, who would have to open the sink for it.
+    The ledger cannot tell such a frame from the first one that comes again, whose rows are to be left out.
     """
 
     def __init__(self) -> None:
         #: Guards the rest: queries store their batches on threads of their own.
         self._lock = threading.Lock()
         self._last: dict[Hashable, tuple[str, int]] = {}
-        self._ends: dict[Hashable, Offsets] = {}
 
     def has_any_of(self, sink: Hashable, origin: Origin) -> bool:
         """Tell whether this run of the query has stored a batch in this sink: then what it needs was there."""
@@ -247,12 +245,6 @@ class StoredBatches:
         yield
         with self._lock:
             self._last[key] = this
-            self._ends.setdefault(key, {}).update({part: end for part, (_, end) in batch.planned.items()})
-
-    def ends(self, sink: Hashable, query: str) -> Offsets:
-        """Return where batches of a query end that this process has stored; its ledger may be further."""
-        with self._lock:
-            return dict(self._ends.get((sink, query), {}))
 
 
 #: Of this process's queries.
