@@ -66,8 +66,8 @@ class Pairs:
 class ArrowFrame:
     """A frame instead of Spark's: each part is one task; a part that is lost runs twice and counts once.
 
-    `between` is called when all tasks are done and nothing is merged. Its session has so many `cores`, None where that
-    is not known.
+    `between` is called when all tasks are done and nothing is merged. Its session has so many `cores`: too many, unless
+    a test says so, for sessions of executors to be kept.
     """
 
     rows: pa.Table
@@ -78,7 +78,7 @@ class ArrowFrame:
     query: str = ""
     checkpoint: str = "kept"
     batch: int = 0
-    cores: int | None = None
+    cores: int = 1_000
     plan: Mapping[TopicPartition, tuple[int, int]] | None = None
     answers: list[dict[str, Any]] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""Which query a batch comes from, as sinks find it: by Spark's own words, by `start_sink`, and under Connect."""
+"""Which query a batch comes from, and what was planned for it, as sinks find it: by Spark's own words."""
 
 from __future__ import annotations
 
@@ -15,18 +15,7 @@ from streams import read_to_end
 
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.sinks import sink as sinks
-from penstock.spark_sink.sinks.sink import OfQuery, Origin, merged, origin_of, planned_offsets
-
-
-class Connected:
-    """A batch of a Connect session, which refuses to tell of its context."""
-
-    @property
-    def sparkSession(self) -> Any:  # noqa: N802 - Spark's name
-        """A session without a context."""
-        return mock.Mock(spec=["streams"])
-
+from penstock.spark_sink.sinks.sink import Origin, merged, origin_of, planned_offsets
 
 #: What Spark says of a query's batch.
 RUNNING = {"streaming.sql.batchId": "0", "spark.jobGroup.id": "run", "sql.streaming.queryId": "7"}
@@ -35,17 +24,6 @@ RUNNING = {"streaming.sql.batchId": "0", "spark.jobGroup.id": "run", "sql.stream
 def batch_of(**properties: str) -> Any:
     """Return a batch whose session has these local properties."""
     return mock.Mock(**{"sparkSession.sparkContext.getLocalProperty.side_effect": properties.get})
-
-
-def test_a_query_that_start_sink_started_is_known_by_its_name_there() -> None:
-    found = list[Origin]()
-    look: Callable[[Any, int], None] = lambda batch, _: found.append(origin_of(batch))  # noqa: E731 - shorter
-
-    OfQuery(look, "named")(batch_of(), 0)
-    OfQuery(look, "named")(batch_of(**RUNNING), 0)
-    look(batch_of(), 0)
-
-    assert found == [Origin("named"), Origin("named", "run", "7"), Origin()]
 
 
 def test_a_name_that_spark_does_not_tell_or_have_is_an_error_unless_the_sink_has_one() -> None:
@@ -58,26 +36,6 @@ def test_a_name_that_spark_does_not_tell_or_have_is_an_error_unless_the_sink_has
     assert origin_of(changed, "own") == Origin("own", "run", "7")
     with pytest.raises(SinkError, match=r'the query has no name.*write \.queryName\("orders"\) before \.start\(\), or'):
         SqlSink("sqlite:///never-made.db", "orders")(unnamed, 0)
-
-
-def test_under_connect_the_run_is_that_of_the_process_that_calls_functions_of_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    batch: Any = Connected()
-    by_hand = origin_of(batch)
-    monkeypatch.setenv("SPARK_CONNECT_LOCAL_URL", "sc://127.0.0.1:1/")
-
-    first, again = origin_of(batch, "own"), origin_of(batch, "own")
-    sinks._process_run.cache_clear()  # as in another process
-    other = origin_of(batch, "own")
-
-    assert by_hand == Origin()
-    assert first == again
-    assert first.run == first.query_id
-    assert None not in (first.run, other.run)
-    assert first.run != other.run
-    with pytest.raises(SinkError, match="Spark Connect does not tell the name of the query"):
-        origin_of(batch)
 
 
 def test_what_was_planned_is_what_all_sources_say_of_a_partition() -> None:
@@ -96,8 +54,8 @@ def test_what_was_planned_is_what_all_sources_say_of_a_partition() -> None:
 def test_without_a_query_that_runs_nothing_is_known_of_a_plan(caplog: pytest.LogCaptureFixture) -> None:
     query_id = str(uuid.uuid4())
 
+    assert origin_of(batch_of()) == Origin()
     assert planned_offsets(batch_of(), 0, Origin()) == {}
-    assert planned_offsets(batch_of(), 0, Origin("by Connect", "run", "run")) == {}
     assert planned_offsets(mock.Mock(spec=["sparkSession"]), 0, Origin("q", "run", query_id)) == {}
 
 

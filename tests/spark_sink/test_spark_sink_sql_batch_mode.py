@@ -30,10 +30,9 @@ def test_several_rows_of_one_key_are_refused_and_so_are_frames_with_a_position(
     sink = SqlSink(postgresql.url, "totals", ["id"], mode="batch")
     twins = spark.createDataFrame([("a", 1), ("b", 1), ("a", 2)], "id STRING, n BIGINT")
 
-    for origin in (Origin("totals"), Origin("totals", "run", "run")):  # no query, and Spark Connect
-        monkeypatch.setattr(sql_sink, "origin_of", lambda *_, origin=origin: origin)
-        with pytest.raises(SinkError, match="only streaming queries have"):
-            sink(twins, 0)
+    monkeypatch.setattr(sql_sink, "origin_of", lambda *_: Origin("totals"))
+    with pytest.raises(SinkError, match="only streaming queries have"):
+        sink(twins, 0)
     monkeypatch.setattr(sql_sink, "origin_of", lambda *_: Origin("totals", "run", "kept"))
     with pytest.raises(SinkError, match="batch 0 has several rows of one key for table totals"):
         sink(twins, 0)

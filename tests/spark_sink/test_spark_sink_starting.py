@@ -62,8 +62,8 @@ def begins(monkeypatch: pytest.MonkeyPatch) -> Any:
             options=options,
         )
         servers = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders,payments"}
-        found = beginning(spec, servers, progress=progress)
-        return {key: value for key, value in found.options.items() if key not in servers}, found.entries
+        begun, entries = beginning(spec, servers, progress=progress)
+        return {key: value for key, value in begun.items() if key not in servers}, entries
 
     return make
 

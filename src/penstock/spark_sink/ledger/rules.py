@@ -5,7 +5,7 @@ batch, and which batch that was. All that decides whether a row is stored, left 
 Spark and without a database. A batch's own plan is an entry too: it is what the ledger holds once the batch is stored.
 
 A batch ends where it was planned to end, not at its last row: a filter that drops rows moves the ledger all the same.
-Where a plan is not known (Spark Connect, a frame from no stream), `start` is None and `end` follows the last row. Then
+Where a plan is not known (a frame from no stream), `start` is None and `end` follows the last row. Then
 a hole cannot be seen, since filtered and missing rows look alike; all other rules hold.
 """
 

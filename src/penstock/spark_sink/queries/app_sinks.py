@@ -29,12 +29,11 @@ from penstock.spark_sink.progress import QueryProgress, SinkState, SinkStatistic
 from penstock.spark_sink.queries.fleet import Fleet
 from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.queries.supervise import HALT_S, BatchLeftError, Gate, SupervisedQuery, summary_of
-from penstock.spark_sink.sinks.sink import OfQuery
 from penstock.spark_sink.source.plan import Offsets
-from penstock.spark_sink.source.session import is_classic, is_stopped, new_session
+from penstock.spark_sink.source.session import is_stopped, new_session, require_classic
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from penstock.telemetry import Telemetry
@@ -99,11 +98,11 @@ class AppSinks:
         # Before the session: the group takes as long to answer as that takes to start.
         fleet.join()
         spark = self._session()
+        require_classic(spark)
         register(spark)
-        if is_classic(spark):
-            callbacks = logging.getLogger("py4j.clientserver")
-            callbacks.addFilter(_is_error)
-            self._ends.callback(callbacks.removeFilter, _is_error)
+        callbacks = logging.getLogger("py4j.clientserver")
+        callbacks.addFilter(_is_error)
+        self._ends.callback(callbacks.removeFilter, _is_error)
         self.supervise([self._supervised(spark, spec) for spec in self._specs], fleet)
 
     def _supervised(self, spark: SparkSession, spec: SinkSpec) -> SupervisedQuery:
@@ -130,17 +129,17 @@ class AppSinks:
         self._ends.callback(_end_quietly, spark.stop)
         return spark
 
-    def _start_query(self, spark: SparkSession, spec: SinkSpec) -> tuple[StreamingQuery, Gate | None]:
+    def _start_query(self, spark: SparkSession, spec: SinkSpec) -> tuple[StreamingQuery, Gate]:
         from penstock.spark_sink.queries.start import start_query
 
         if is_stopped(spark):
             raise SessionStoppedError(f"Spark's session was stopped under the query {spec.name}; start the app again")
-        function: Callable[[DataFrame, int], None] = OfQuery(spec.function, spec.name)
+        function = spec.function
         if self._telemetry is not None:
             from penstock.telemetry.batches import BatchSpans
 
             function = BatchSpans(self._telemetry, spec.name).around(function)
-        gate = Gate(function) if is_classic(spark) else None
+        gate = Gate(function)
         # The source joins no group.
         config = without_membership(clients.portable(self._config))
         return start_query(spark, spec, self._bootstrap_servers, config, gate), gate

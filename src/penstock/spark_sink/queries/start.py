@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -23,11 +23,11 @@ from penstock.options import ClientConfig, a_callable, names
 from penstock.spark_sink.errors import DataLossError
 from penstock.spark_sink.ledger.rules import LedgerEntry, unknown
 from penstock.spark_sink.queries.sink_specs import QUERY_DEFAULTS, QueryOptions, SinkSpec
-from penstock.spark_sink.sinks.sink import OfQuery, with_ledger
+from penstock.spark_sink.sinks.sink import with_ledger
 from penstock.spark_sink.source.brokers import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import TopicPartition, to_json
-from penstock.spark_sink.source.session import is_classic
+from penstock.spark_sink.source.session import require_classic
 from penstock.spark_sink.source.source import register
 
 _log = logging.getLogger("penstock.spark_sink")
@@ -61,12 +61,10 @@ def checkpoint_of(spark: SparkSession, spec: SinkSpec) -> str | None:
 def has_progress(spark: SparkSession, location: str | None) -> bool | None:
     """Tell whether a checkpoint knows where a query goes on: then Spark asks nobody else.
 
-    None where it cannot be looked at from here: under Spark Connect, and on storage that this process may not list.
+    None where it cannot be looked at from here: on storage that this process may not list.
     """
     if location is None:
         return False
-    if not is_classic(spark):
-        return None
     try:
         context: Any = spark.sparkContext
         offsets = context._jvm.org.apache.hadoop.fs.Path(location, "offsets")  # noqa: SLF001 - the storage is Hadoop's to know
@@ -78,39 +76,27 @@ def has_progress(spark: SparkSession, location: str | None) -> bool | None:
         return None
 
 
-class Beginning(NamedTuple):
-    """Where a query begins: the options of its source, and the entries of partitions that the ledger does not know.
-
-    With these written into the ledger the next start begins there too, though nothing was stored in between.
-    """
-
-    options: dict[str, str]
-    entries: Mapping[TopicPartition, LedgerEntry] = {}
-
-
 def beginning(
-    spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | None = False, is_local: bool = True
-) -> Beginning:
-    """Return where a query begins: where the ledger says, and elsewhere as its options do.
+    spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | None = False
+) -> tuple[dict[str, str], Mapping[TopicPartition, LedgerEntry]]:
+    """Return where a query begins, where the ledger says and elsewhere as its options do: the options of its source.
 
-    `of_source` has the options that name brokers and topics, `progress` is what `has_progress` says of the checkpoint;
-    the topics are looked at where the driver `is_local`, or the sink has a ledger. Where the sink's options say where
-    to begin, they count before its `starting_offsets`. Raises `SinkError` where the ledger cannot be read,
-    `DataLossError` where a checkpoint speaks of a topic that was created again since, and `BrokerConnectionError`,
-    `MissingRightError` or `TopicNotFoundError`.
+    And the entries of partitions that the ledger does not know: with these written into it the next start begins there
+    too, though nothing was stored in between. `of_source` has the options that name brokers and topics, `progress` is
+    what `has_progress` says of the checkpoint. Where the sink's options say where to begin, they count before its
+    `starting_offsets`. Raises `SinkError` where the ledger cannot be read, `DataLossError` where a checkpoint speaks of
+    a topic that was created again since, and `BrokerConnectionError`, `MissingRightError` or `TopicNotFoundError`.
     """
     given = {_STARTING: spec.starting_offsets} | {
         option.lower(): value for option, value in (spec.options or {}).items()
     }
-    as_given = Beginning({**of_source, **given})
+    as_given = {**of_source, **given}
     sink = with_ledger(spec.function)
-    if not (is_local or sink):
-        return as_given
-    options = SourceOptions.parse(as_given.options).for_stream()
+    options = SourceOptions.parse(as_given).for_stream()
     reader = OffsetReader(options)
     view = reader.first_view()
     if sink is None:
-        return as_given
+        return as_given, {}
     ledger = sink.ledger_entries(spec.name, view.logs)
     new = unknown(ledger, {part: LedgerEntry(0, topic_id=view.ids.get(part[0])) for part in view.logs})
     if again := sorted({topic for topic, n in new if (topic, n) in ledger}):
@@ -118,13 +104,13 @@ def beginning(
         if progress is not False and options.fail_on_data_loss:
             raise DataLossError(
                 f"{what}, and its checkpoint speaks of the former one; to read the new topic from its beginning, give "
-                f"it a new checkpoint_location, and under Spark Connect run `penstock sink reset {spec.name} --forget "
-                f"--topic {again[0]}` with the options of its ledger; or "
+                "it a new checkpoint_location, and where this process cannot list it run `penstock sink reset "
+                f"{spec.name} --forget --topic {again[0]}` with the options of its ledger; or "
                 "set failOnDataLoss to false to go on regardless"
             )
         _log.warning("%s%s", what, "" if progress else "; it is read from its beginning")
     if progress:
-        return as_given
+        return as_given, {}
     if ledger:
         _log.info("the query %s begins where its sink's ledger says, unless it has a checkpoint", spec.name)
     # A partition that came to a topic since the query began there, and a topic that was created again, are read from
@@ -141,7 +127,7 @@ def beginning(
     entries = (
         {} if progress is None else {part: LedgerEntry(at, at, view.ids.get(part[0])) for part, at in begun.items()}
     )
-    return Beginning({**of_source, **rest, _STARTING: json.dumps(to_json(positions))}, entries)
+    return {**of_source, **rest, _STARTING: json.dumps(to_json(positions))}, entries
 
 
 @takes_options(QueryOptions, QUERY_DEFAULTS)
@@ -199,6 +185,7 @@ def start_query(
     gate: Callable[[DataFrame, int], None] | None = None,
 ) -> StreamingQuery:
     """Do what `start_sink` does for a declared sink; a gate gets the batches instead of the sink's function."""
+    require_classic(spark)
     checkpoint = checkpoint_of(spark, spec)
     when = trigger_arguments(spec.trigger)
     for key, value in config.items():
@@ -207,11 +194,10 @@ def start_query(
     of_source |= {
         f"kafka.{key}": str(value).lower() if isinstance(value, bool) else str(value) for key, value in config.items()
     }
-    # Where the driver is this process, what is wrong with the topics is raised as it is, not out of Spark's stacks.
-    progress, is_local = has_progress(spark, checkpoint), is_classic(spark)
-    begins = beginning(spec, of_source, progress=progress, is_local=is_local)
+    # What is wrong with the topics is raised here as it is, not out of Spark's stacks.
+    options, entries = beginning(spec, of_source, progress=has_progress(spark, checkpoint))
     register(spark)
-    frame = spark.readStream.format("penstock").options(**begins.options).load()
+    frame = spark.readStream.format("penstock").options(**options).load()
     if spec.rows is not None:
         frame = spec.rows(frame)
         if not hasattr(frame, "writeStream"):
@@ -222,9 +208,9 @@ def start_query(
     check = getattr(spec.function, "check", None)
     if callable(check):
         check(frame.schema)
-    if begins.entries and (sink := with_ledger(spec.function)) is not None:
-        sink.begin_ledger(spec.name, begins.entries)
-    writer = frame.writeStream.foreachBatch(gate or OfQuery(spec.function, spec.name)).outputMode(spec.output_mode)
+    if entries and (sink := with_ledger(spec.function)) is not None:
+        sink.begin_ledger(spec.name, entries)
+    writer = frame.writeStream.foreachBatch(gate or spec.function).outputMode(spec.output_mode)
     writer = writer.queryName(spec.name).trigger(**when)
     if spec.checkpoint_location is not None:
         writer = writer.option("checkpointLocation", spec.checkpoint_location)

@@ -178,14 +178,13 @@ class Gate:
 class SupervisedQuery:
     """The query of one sink, through all its starts.
 
-    `start` returns the query with its gate, or with none where the function runs in another process: there a stop
-    interrupts the batch under way. At most `allowed` restarts come in a row without a committed batch in between.
+    `start` returns the query and its gate. At most `allowed` restarts come in a row without a committed batch between.
     """
 
     def __init__(
         self,
         name: str,
-        start: Callable[[], tuple[StreamingQuery, Gate | None]],
+        start: Callable[[], tuple[StreamingQuery, Gate]],
         *,
         allowed: int,
         progress: QueryProgress,

@@ -119,14 +119,6 @@ def numbers(first: int, count: int) -> pa.Array:
     return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=first - 1)
 
 
-def cores_of(batch: DataFrame) -> int | None:
-    """Return how many tasks a frame's session runs at a time; None where that is not known, as under Connect."""
-    try:
-        return int(batch.sparkSession.sparkContext.defaultParallelism)
-    except Exception:  # noqa: BLE001 - Connect's session refuses the question with an exception of its own
-        return None
-
-
 def as_row(what: object) -> pa.RecordBatch:
     """Return what a task yields for the driver as the row of `PICKLED`."""
     return pa.RecordBatch.from_pydict({"pickled": pa.array([pickle.dumps(what)], pa.binary())})

@@ -9,20 +9,17 @@ source, whose shape is that of Spark's Kafka source.
 
 from __future__ import annotations
 
-import logging
-import os
 import shlex
 import threading
 from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from math import inf
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
+from penstock.clients.ration import once_in, rationed
 from penstock.errors import MessageFormatError, SinkError
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import BATCHES, Batch, LedgerEntry, unknown
@@ -33,19 +30,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-_log = logging.getLogger("penstock.spark_sink")
+_log = rationed("penstock.spark_sink")
 
 #: Spark's names for the number of a micro-batch and for the group of its jobs, which is the id of the run
 #: (`MicroBatchExecution.BATCH_ID_KEY`, `StreamExecution`: the job group is `runId`).
 _BATCH_ID, _RUN = "streaming.sql.batchId", "spark.jobGroup.id"
 #: And for the query's id.
 _QUERY_ID = "sql.streaming.queryId"
-
-#: What Spark Connect's server tells the processes that call functions of batches (`foreach_batch_worker.py`).
-_CONNECT_WORKER = "SPARK_CONNECT_LOCAL_URL"
-
-#: Name of the query whose function runs in this thread, where `start_sink` or an app has started it.
-_CALLING: ContextVar[str | None] = ContextVar("penstock_calling_query", default=None)
 
 Entries = dict[TopicPartition, LedgerEntry]
 #: Entries of one query that are to stand; None removes one.
@@ -126,22 +117,6 @@ def with_ledger(sink: object) -> LedgerSink | None:
 
 
 @dataclass(frozen=True, slots=True)
-class OfQuery:
-    """A sink's function and the name of its query, which sinks that it calls find in `origin_of`. Picklable."""
-
-    function: Callable[[DataFrame, int], None]
-    name: str
-
-    def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Give the function a batch."""
-        token = _CALLING.set(self.name)
-        try:
-            self.function(batch, batch_id)
-        finally:
-            _CALLING.reset(token)
-
-
-@dataclass(frozen=True, slots=True)
 class Origin:
     """Which query handed a batch over.
 
@@ -150,8 +125,7 @@ class Origin:
             made itself.
         run: id of the query's run, another one after each start; None outside of a streaming query and in a thread of
             the function's own.
-        query_id: Spark's id of the query, which survives restarts with a checkpoint; under Spark Connect, where it is
-            not known, the run's.
+        query_id: Spark's id of the query, which survives restarts with a checkpoint; None as `run`.
     """
 
     query: str = ""
@@ -165,17 +139,7 @@ def origin_of(batch: DataFrame, named: str | None = None) -> Origin:
     What the sink calls the query, `named`, counts before Spark's name of it. Raises `SinkError` for a streaming query
     without a name: its ledger would be that of all others without one.
     """
-    name = named or _CALLING.get()
-    try:
-        context = batch.sparkSession.sparkContext
-    except Exception:  # noqa: BLE001 - Connect's session refuses the question with an exception of its own
-        run = _process_run() if _CONNECT_WORKER in os.environ else None
-        if run is not None and not name:
-            raise SinkError(
-                "Spark Connect does not tell the name of the query, to which the ledger belongs; start the query by "
-                'start_sink, or give the sink name="orders"'
-            ) from None
-        return Origin(name or "", run, run)
+    context, name = batch.sparkSession.sparkContext, named
     number, run = context.getLocalProperty(_BATCH_ID), context.getLocalProperty(_RUN)
     if number is None or run is None:
         return Origin(name or "")
@@ -206,12 +170,6 @@ def running_query(batch: DataFrame, query_id: str | None) -> Any:
     session: Any = batch.sparkSession
     running = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001 - see above
     return running.get(session.sparkContext._jvm.java.util.UUID.fromString(query_id))  # noqa: SLF001 - the same
-
-
-@cache
-def _process_run() -> str:
-    """Return what tells one start of a query from another under Connect: each has a process of its own there."""
-    return uuid4().hex
 
 
 class StoredBatches:
@@ -259,10 +217,10 @@ def micro_batch(
     `ledger` has the options by which `penstock sink` finds the ledger; see `Batch` for the rest. Where it `is_numbered`
     its rows come from no messages, and it is known by its number.
     """
-    if is_numbered and (origin.query_id is None or origin.query_id == origin.run):
+    if is_numbered and origin.query_id is None:
         raise SinkError(
             f'{target} takes batches by their number (mode="batch"), which only streaming queries have, on the thread '
-            "that Spark calls; Spark Connect does not tell the query's id: use classic Spark"
+            "that Spark calls: start one with it"
         )
     planned = {BATCHES: (batch_id, batch_id + 1)} if is_numbered else planned_offsets(frame, batch_id, origin)
     reset = f"penstock sink reset {shlex.quote(origin.query)} {ledger}"
@@ -272,10 +230,10 @@ def micro_batch(
 def planned_offsets(frame: DataFrame, batch_id: int, origin: Origin) -> Planned:
     """Return the first offset of each partition in a batch, and the one behind the last.
 
-    Empty if they are not known: under Spark Connect, outside of a streaming query, in a thread of the function's own.
+    Empty if they are not known: outside of a streaming query, and in a thread of the function's own.
     A partition that two sources of the query read up to different offsets is left out.
     """
-    if origin.query_id is None or origin.query_id == origin.run:
+    if origin.query_id is None:
         return {}
     try:
         context = running_query(frame, origin.query_id).getLatestExecutionContext()
@@ -283,19 +241,15 @@ def planned_offsets(frame: DataFrame, batch_id: int, origin: Origin) -> Planned:
             return {}
         starts = {source.toString(): planned.start().json() for source, planned in _pairs(context.newData())}
         ends = [(starts.get(source.toString(), end.json()), end.json()) for source, end in _pairs(context.endOffsets())]
-    except Exception:  # noqa: BLE001 - another version of Spark, or no JVM: rows say what they can
-        _warn_of_unknown_plans()
-        _log.debug("the planned offsets of batch %d are not known", batch_id, exc_info=True)
+    except Exception as error:  # noqa: BLE001 - another version of Spark, or no JVM: rows say what they can
+        _log.warning(
+            "Spark does not say which offsets it has planned for a batch (%s): sinks go by the rows they get, and "
+            "cannot see where some are missing; versions 4.2 and 4.3 are known to tell",
+            type(error).__name__,
+            extra=once_in(inf, "plans"),
+        )
         return {}
     return merged(ends)
-
-
-@cache
-def _warn_of_unknown_plans() -> None:
-    _log.warning(
-        "Spark does not say which offsets it has planned for a batch: sinks go by the rows they get, and cannot see "
-        "where some are missing; versions 4.2 and 4.3 are known to tell"
-    )
 
 
 def _pairs(scala_map: Any) -> list[tuple[Any, Any]]:

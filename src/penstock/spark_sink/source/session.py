@@ -11,6 +11,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -43,10 +45,17 @@ def is_classic(spark: SparkSession) -> bool:
     return not is_remote() and type(spark).__module__ == "pyspark.sql.session"
 
 
+def require_classic(spark: SparkSession) -> None:
+    """Raise `ConfigurationError` under Spark Connect, which says of a batch neither its query nor what was planned."""
+    if not is_classic(spark):
+        raise ConfigurationError(
+            "sinks need a session whose driver is this process, and this one is of Spark Connect: run the program "
+            "where the driver runs; the source alone works here, with sinks of Spark's"
+        )
+
+
 def is_stopped(spark: SparkSession) -> bool:
     """Tell whether a session whose driver is this process was stopped."""
-    if not is_classic(spark):
-        return False
     context: Any = spark.sparkContext
     return context._jsc is None or bool(context._jsc.sc().isStopped())  # noqa: SLF001 - PySpark has no public way to ask
 

@@ -50,8 +50,7 @@ class SqlSinkSettings:
             key is deleted from the table. For tombstones, select `value IS NULL AS gone` and set `delete="gone"`.
         keep_position: whether `topic`, `partition` and `offset` are stored as well.
         ledger_table: table of the ledger, which many sinks may share.
-        name: of the query, in the ledger; Spark's name of the query that hands the batches over if None. Spark Connect
-            does not tell it, but for queries that `start_sink` starts.
+        name: of the query, in the ledger; Spark's name of the query that hands the batches over if None.
         schema: schema of PostgreSQL, or database of MySQL, that holds the table and the ledger; the connection's own if
             None.
         dead_letters: where the messages of refused rows go.

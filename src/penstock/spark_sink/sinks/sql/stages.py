@@ -30,7 +30,7 @@ from sqlalchemy.sql.elements import quoted_name
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.errors import SinkError
-from penstock.spark_sink.sinks.frames import PICKLED, as_row, cores_of, from_row, run_job
+from penstock.spark_sink.sinks.frames import PICKLED, as_row, from_row, run_job
 from penstock.spark_sink.sinks.sql.databases.database import ROW, Database
 from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_right
 from penstock.spark_sink.sinks.sql.rows import Deduplication, Report, staged_schema
@@ -111,8 +111,8 @@ def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Repo
     """
     # By `coalesce` the plan need not be known before it runs. Sessions are kept where they stay within the bound: a
     # core has two Python workers, of the source and of the sink, and each of them may have been the sink's.
-    cores = cores_of(batch)
-    task = replace(task, keeps_session=cores is not None and 2 * cores <= max_connections)
+    cores = batch.sparkSession.sparkContext.defaultParallelism
+    task = replace(task, keeps_session=2 * cores <= max_connections)
     job = _numbered_columns(batch).coalesce(max_connections).mapInArrow(task, PICKLED)
     report = Report()
     for row in run_job(job):
