@@ -1,24 +1,21 @@
-"""What a session gets from penstock: its Python, an environment that stands still, a log that shows the sentence."""
+"""What a session gets from penstock: its Python, and a log that shows the sentence."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from streams import read_to_end
 
 from kafka_tools import produce
 from penstock.devbroker import DevBroker, spark_environment
-from penstock.spark_sink import register
 from penstock.spark_sink.source import session
-from penstock.spark_sink.source.session import environment_of, use_this_python
+from penstock.spark_sink.source.session import use_this_python
 
 
 @pytest.mark.parametrize(
@@ -100,28 +97,3 @@ def test_penstock_run_finds_its_python_and_says_in_a_sentence_why_a_sink_ended(
     assert "at org.apache.spark" not in done.stderr
     assert "INFO py4j" not in done.stderr
     assert "replaced a previously registered" not in done.stderr
-
-
-@pytest.mark.thorough
-def test_the_start_of_a_query_leaves_the_environment_that_all_queries_share_as_it_is(
-    spark: SparkSession,
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    read: Callable[..., DataFrame],
-    tmp_path: Path,
-) -> None:
-    """While Spark adds to it, tasks of another query are serialized with it: they cannot be read then."""
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"v")])
-    register(spark)
-    before = set(environment_of(spark, "penstock").keySet())
-    read_rows: list[int] = []
-
-    frame = read(stream=True, subscribe=topic, startingOffsets="earliest")
-    writer = frame.writeStream.foreachBatch(lambda batch, _: read_rows.append(batch.count()))
-    read_to_end(writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start)
-
-    environment: Mapping[str, str] = dict(environment_of(spark, "penstock"))
-    assert read_rows == [1]
-    assert environment.keys() == before
-    assert environment["SPARK_LOCAL_DIRS"], "Spark has put its own values there"

@@ -1,4 +1,4 @@
-"""What a Spark session needs of this process: its Python, a quiet log, and an environment that stands still.
+"""What a Spark session needs of this process: its Python, and a quiet log.
 
 It reaches into PySpark's private parts where there is no public way. What it does not find there it leaves as it is:
 then Spark behaves as it does without penstock.
@@ -27,15 +27,6 @@ _NOISY = (
     "org.apache.spark.sql.execution.datasources.v2.WriteToDataSourceV2Exec",
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
 )
-
-#: What Spark puts into the environment of a source's process when a query starts (`PythonStreamingSourceRunner.init`,
-#: 4.3.0), with values to be there before; it overwrites them.
-_PUT_BY_SPARK = {
-    "SPARK_LOCAL_DIRS": "",
-    "SPARK_AUTH_SOCKET_TIMEOUT": "15",
-    "SPARK_BUFFER_SIZE": "65536",
-    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
-}
 
 
 def is_classic(spark: SparkSession) -> bool:
@@ -99,26 +90,3 @@ def use_this_python(spark: SparkSession) -> None:
     context: Any = spark.sparkContext
     if str(context.master).startswith("local"):
         context.pythonExec = sys.executable
-
-
-def prepare_environment(spark: SparkSession, source: str) -> None:
-    """Put into the environment of a registered source what Spark would put there at the start of each query.
-
-    All queries on one registration share the map of it. When a query starts, Spark adds keys to it
-    (`PythonStreamingSourceRunner.init` of 4.3.0, unlike `PythonPlannerRunner`, works on the map itself), while tasks
-    of another query may be serialized, and the map with them: a map that has grown between its size and its entries
-    cannot be read (`java.io.OptionalDataException`). Where the keys are there, only values are replaced.
-    """
-    if not is_classic(spark):
-        return
-    try:
-        for key, value in _PUT_BY_SPARK.items():
-            environment_of(spark, source).putIfAbsent(key, value)
-    except Exception:  # noqa: BLE001 - Spark keeps it elsewhere
-        _log.debug("the environment of the source %s was not found", source, exc_info=True)
-
-
-def environment_of(spark: SparkSession, source: str) -> Any:
-    """Return the JVM's map of the environment in which a registered source runs."""
-    manager: Any = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - see above
-    return manager.lookupDataSource(source).dataSourceCls().envVars()

@@ -46,7 +46,7 @@ from penstock.spark_sink.source.plan import (
 from penstock.spark_sink.source.pool import WorkerPool
 from penstock.spark_sink.source.positions import Position
 from penstock.spark_sink.source.reading import KeptConsumer, read_ranges
-from penstock.spark_sink.source.session import prepare_environment, use_this_python
+from penstock.spark_sink.source.session import use_this_python
 
 #: Those of this process's tasks.
 _consumers = WorkerPool[KeptConsumer]()
@@ -62,7 +62,6 @@ def register(spark: SparkSession) -> None:
     """
     use_this_python(spark)
     spark.dataSource.register(PenstockSource)
-    prepare_environment(spark, PenstockSource.name())
 
 
 class PenstockSource(DataSource):
