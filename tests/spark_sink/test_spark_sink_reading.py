@@ -13,10 +13,10 @@ from source_tasks import batches_read, offsets_read, options_for, rows_of
 from fixed_consumer import FixedConsumer, end, failed, record
 from kafka_tools import NewTopic, Write
 from penstock.clients import factory as making
-from penstock.clients.reading import PartitionReader
+from penstock.clients.reading import NotReadInTimeError, PartitionReader
 from penstock.clients.rights import MissingRightError
 from penstock.devbroker import DevBroker
-from penstock.errors import MessageFormatError, SinkError, SourceError
+from penstock.errors import MessageFormatError, SourceError
 from penstock.spark_sink.sinks.sql import dead_letters
 from penstock.spark_sink.source import columns
 from penstock.spark_sink.source.options import SourceOptions
@@ -118,7 +118,7 @@ def test_a_message_that_does_not_come_or_may_not_be_read_becomes_no_letter(monke
     monkeypatch.setattr(dead_letters, "_READ_S", 0.05)
     with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
         letter(monkeypatch, FixedConsumer(failed(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
-    with pytest.raises(SinkError, match=r"within 0.05 s: .*LEADER_NOT_AVAILABLE"):
+    with pytest.raises(NotReadInTimeError, match=r"within 0.05 s: .*LEADER_NOT_AVAILABLE"):
         letter(monkeypatch, FixedConsumer(failed(KafkaError.LEADER_NOT_AVAILABLE)))
 
 

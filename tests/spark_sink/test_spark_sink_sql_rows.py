@@ -238,7 +238,8 @@ def test_a_refused_row_s_message_is_written_as_it_was_and_one_that_is_gone_with_
     first, *kept, headers = found[1]
     assert kept == [b"k1", b"\xff\x00"]
     assert headers[0] == ("trace", b"\xfe")
-    assert first == DeadLetterOrigin(topic, 0, 1, "penstock-spark", 1, "penstock.errors.SinkError", "23514", None)
+    kind = "penstock.errors.SinkError"
+    assert first == DeadLetterOrigin(topic, 0, 1, "penstock-spark", 1, kind, "23514", f"{kind}: 23514\n")
     gone, *kept, _ = found[99]
     assert (gone.message, *kept) == ("gone", None, None)
 

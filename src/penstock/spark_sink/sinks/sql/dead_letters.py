@@ -19,7 +19,7 @@ from penstock.clients.rights import MissingRightError, Operation, Right, princip
 from penstock.clients.topics import TopicSpec, ensure_topics, require_topics
 from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
 from penstock.errors import PenstockError, SinkError
-from penstock.message import FixedRecord, Record
+from penstock.message import FixedRecord, Record, position_of
 from penstock.options import ClientConfig, not_empty
 
 #: Seconds for the reading of one message, and for the acknowledgement of all.
@@ -95,15 +95,10 @@ class DeadLetters:
         try:
             self._ensure_topics({topic for topic, _, _ in reasons})
             self._write(reasons)
-        except KafkaException as error:
-            raise SinkError(
-                f"dead letters could not be written at {self.bootstrap_servers}: {reason(error)}; nothing of "
-                "the batch was stored; check the brokers"
-            ) from error
         except (SinkError, MissingRightError):
             raise
-        except PenstockError as error:
-            raise SinkError(f"dead letters could not be written: {error}; nothing of the batch was stored") from error
+        except (KafkaException, NotReadInTimeError, PenstockError) as error:
+            raise self._failed(reason(error) if isinstance(error, KafkaException) else str(error)) from error
 
     def least_rights(self, topics: Iterable[str]) -> list[Right]:
         """Return the rights that its client needs for the rows of some topics."""
@@ -139,48 +134,33 @@ class DeadLetters:
         with PartitionReader(
             self.bootstrap_servers, settings, self.group, _not_read, isolation="read_uncommitted"
         ) as reader:
-            for (topic, partition, offset), why in reasons.items():
-                record, place = _read(reader, topic, partition, offset), f"{topic}:{partition}@{offset}"
-                origin = DeadLetterOrigin(
-                    topic=topic,
-                    partition=partition,
-                    offset=offset,
-                    group=self.group,
-                    attempts=1,
-                    exception=f"{SinkError.__module__}.{SinkError.__qualname__}",
-                    message=why,
-                )
+            for place, why in reasons.items():
+                record = _read(reader, *place)
+                message = position_of(record)
+                origin = DeadLetterOrigin.of(record, SinkError(why), group=self.group, attempts=1)
 
-                def delivered(error: KafkaError | None, _message: Message, place: str = place) -> None:
+                def delivered(error: KafkaError | None, _message: Message, letter: str = message) -> None:
                     if error is not None:
-                        failures.append(f"{place}: {reason(error)}")
+                        failures.append(f"{letter}: {reason(error)}")
 
-                producer.produce(
-                    self._topic_of(topic),
-                    record.value(),
-                    record.key(),
-                    headers=write(DeadLetterFormat.KAFKA, record, origin),
-                    on_delivery=delivered,
-                )
+                topic, headers = self._topic_of(record.topic()), write(DeadLetterFormat.KAFKA, record, origin)
+                producer.produce(topic, record.value(), record.key(), headers=headers, on_delivery=delivered)
                 producer.poll(0)
-            unsent = producer.flush(_WRITE_S)
-        if failures or unsent:
-            first = failures[0] if failures else f"{unsent} were not acknowledged within {_WRITE_S:g} s"
-            raise SinkError(
-                f"dead letters could not be written to {self.topic}: {first}; nothing of the batch was stored, and "
-                "it comes again when the query is started again"
-            )
+            if unsent := producer.flush(_WRITE_S):
+                failures.append(f"{unsent} were not acknowledged within {_WRITE_S:g} s")
+        if failures:
+            raise self._failed(failures[0])
+
+    def _failed(self, why: str) -> SinkError:
+        return SinkError(
+            f"dead letters could not be written to {self.topic}: {why}; nothing of the batch was stored, and it comes "
+            f"again when the query is started again; check the brokers at {self.bootstrap_servers}"
+        )
 
 
 def _read(reader: PartitionReader, topic: str, partition: int, offset: int) -> Record:
     """Return the message of a place, or a record without key and value where there is none any more."""
-    try:
-        found = reader.record_at((topic, partition), offset, _READ_S)
-    except NotReadInTimeError as late:
-        raise SinkError(
-            f"the message of a refused row could not be written to the dead letters: {late}; nothing of the batch was "
-            "stored; check the partition's leader"
-        ) from late
+    found = reader.record_at((topic, partition), offset, _READ_S)
     return FixedRecord(topic, partition, offset, None, None, (), None) if found is None else cast("Record", found)
 
 
