@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import uuid
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -22,8 +20,6 @@ from penstock.spark_sink.source.plan import TopicPartition, to_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-_attempts = itertools.count(1)
 
 
 def execution(batch: int, *plans: Mapping[TopicPartition, tuple[int, int]]) -> mock.Mock:
@@ -120,10 +116,8 @@ class ArrowFrame:
         size = max(1, math.ceil(self.rows.num_rows / self.parts))
         for start in range(0, self.rows.num_rows, size):
             for attempt in range(2 if self.lost else 1):
-                context = mock.Mock(**{"taskAttemptId.return_value": next(_attempts)})
-                with mock.patch.object(TaskContext, "get", return_value=context):
-                    found = [one for part in task(iter(self.rows.slice(start, size).to_batches(3))) for one in
-                             part.to_pylist()]  # fmt: skip
+                made = task(iter(self.rows.slice(start, size).to_batches(3)))
+                found = [row for part in made for row in part.to_pylist()]
                 if attempt == 0:
                     self.answers += found
         self.between()

@@ -99,7 +99,7 @@ REFUSED: list[tuple[tuple[Any, ...], str]] = [
     ((None, "x", 1), "is part of the key and is NULL"),
     (("check", "x", 4711), "23514|CHECK|4025"),
     (("empty", None, 1), "23502|NOTNULL|1048, Column 'name'"),
-    (("long", "xxxx", 1), "not be kept as character varying(3)|CHECK|not be kept as varchar(3)"),
+    (("long", "xxxx", 1), "not be kept as character varying(3)|CHECK|not be kept as VARCHAR(3)"),
     (("wide", "x", 2**40), "22003|CHECK|1264|4025"),
 ]
 

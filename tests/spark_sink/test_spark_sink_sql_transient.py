@@ -19,7 +19,8 @@ from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.sinks.sql import sink as sql_sink
 from penstock.spark_sink.sinks.sql.databases import DATABASES
-from penstock.spark_sink.sinks.sql.databases.errors import is_transient, refused
+from penstock.spark_sink.sinks.sql.databases.database import ErrorKind
+from penstock.spark_sink.sinks.sql.databases.errors import error_kind, refused
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +110,7 @@ def test_a_key_that_no_index_holds_is_a_dead_letter(server: TestDatabase, staged
     sink(frame(PRICES, [(0, 0, "a", 1), (0, 1, long, 2), (0, 2, "b", 3)]), 0)
 
     assert server.rows("SELECT id, price FROM prices ORDER BY id") == [("a", 1), ("b", 3)]
-    reason = {"postgresql": "54000", "mariadb": "id would not be kept as varchar(255)"}[server.kind]
+    reason = {"postgresql": "54000", "mariadb": "id would not be kept as VARCHAR(255)"}[server.kind]
     assert [(letter.offset, reason in letter.reason) for letter in letters.written] == [(1, True)]
 
 
@@ -141,9 +142,10 @@ def test_what_is_transient_is_told_by_sqlstate_or_number(state: str | int, trans
     error = psycopg.errors.lookup(state)() if isinstance(state, str) else pymysql.err.OperationalError(state, "40001")
 
     database = DATABASES["postgresql" if isinstance(state, str) else "mysql"]
-    assert is_transient(database, sa.exc.DBAPIError("", None, error)) is transient
-    assert not is_transient(database, sa.exc.ProgrammingError("", None, psycopg.ProgrammingError("no state")))
-    assert not is_transient(database, SinkError("the connection is lost"))
+    assert (error_kind(database, sa.exc.DBAPIError("", None, error)) is ErrorKind.TRANSIENT) is transient
+    stateless = sa.exc.ProgrammingError("", None, psycopg.ProgrammingError("no state"))
+    for other in (stateless, SinkError("the connection is lost")):
+        assert error_kind(database, other) is ErrorKind.OTHER
 
 
 def test_the_address_bounds_a_statement_of_postgresql(postgresql: TestDatabase) -> None:

@@ -4,8 +4,8 @@
     stage:  put the others into a staging table, through the driver or from executors (`stages`)
     apply:  { lock the ledger and compare it with the plan, upsert, dead letters, advance the ledger }
 
-What stands in braces is one transaction. Where another writer has moved the ledger meanwhile, all three are done again.
-A batch is applied as a whole first. Where the database refuses that for the sake of a row, the batch comes again with
+What stands in braces is one transaction. Where another writer has moved the ledger meanwhile, the batch has to be tried
+again. It is applied as a whole first. Where the database refuses that for the sake of a row, the batch comes again with
 every row of it, to be applied in pieces until the refused messages are alone: then it ends as if message after message
 had been applied in the order of offsets, without those of which a row was refused.
 """
@@ -14,44 +14,27 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import sqlalchemy as sa
 
 from penstock.errors import SinkError
-from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, warn_left_out
+from penstock.spark_sink.ledger.rules import Batch, warn_left_out
 from penstock.spark_sink.sinks.frames import POSITION, collected
 from penstock.spark_sink.sinks.sink import Entries
-from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_row, facts_of
+from penstock.spark_sink.sinks.sql.databases.errors import RefusedRowError, TransientSinkError
 from penstock.spark_sink.sinks.sql.dead_letters import Rejected
 from penstock.spark_sink.sinks.sql.ledger import Owner, lock_ledger, read_ledger, write_ledger
-from penstock.spark_sink.sinks.sql.rows import Deduplication, staged_schema
+from penstock.spark_sink.sinks.sql.rows import StagingTask
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
 from penstock.spark_sink.sinks.sql.stages import Staged, checked, staged_batch
-from penstock.spark_sink.sinks.sql.tables import NUMBER, Tables, numbered
+from penstock.spark_sink.sinks.sql.tables import NUMBER, Tables, numbered, staged_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _log = logging.getLogger("penstock.spark_sink")
-
-#: How often a batch is staged, where another writer has moved the ledger in between or rows are refused.
-_TRIES = 6
-
-#: A partition that no topic has.
-_NOWHERE = ("(check)", 0)
-
-
-class Outcome(Enum):
-    """What came of a batch that was staged."""
-
-    STORED = auto()
-    #: Another writer has moved the ledger since it was read; nothing was stored.
-    MOVED = auto()
-    #: The database refused it for the sake of a row; nothing was stored.
-    REFUSED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +55,9 @@ class BatchWrite:
 
         Nothing of it stands afterwards but tables, and columns, that did not exist.
         """
-        database = self.settings.database
         with self.settings.session() as connection:
             tables = checked(self.settings, self.frame, connection, None)
-            plan = self.plan(self._ledger(connection, tables), exact=False)
-            with staged_batch(connection, tables, None, self.batch.batch_id, plan) as staged:
-                lock_ledger(connection, database, tables.ledger, self.owner, [_NOWHERE])
-                tables.apply(connection, staged.rows)
-                if self.settings.dead_letters is not None:
-                    numbered(database, connection, staged.rows)
-                write_ledger(connection, tables.ledger, self.owner, {_NOWHERE: LedgerEntry(0)})
-                staged.transaction.rollback()
+            self._write(connection, tables, None, exact=self.settings.dead_letters is not None)
 
     def store(self, rows: DataFrame) -> None:
         """Store the batch; may be called again where it failed, and then finds what it has stored.
@@ -90,87 +65,71 @@ class BatchWrite:
         After a `SinkError` nothing was stored; after a `TransientSinkError` another try may help, and only where it
         came at the commit it is not known whether the batch was stored.
         """
-        settings, table, batch_id, exact = self.settings, self.settings.table, self.batch.batch_id, False
+        settings, batch_id = self.settings, self.batch.batch_id
         on_executors = settings.stages_on_executors
-        given = rows if on_executors else collected(rows, settings.max_batch_bytes, batch_id, f"table {table}")
+        given = rows if on_executors else collected(rows, settings.max_batch_bytes, batch_id, f"table {settings.table}")
         with settings.session(batch_id, is_kept=on_executors and self.run is not None) as connection:
             tables = checked(settings, self.frame, connection, None if self.run is None else (self.run, self.owner))
-            for _ in range(_TRIES):
-                ledger = self._ledger(connection, tables)
-                plan = self.plan(ledger, exact=exact)
-                with staged_batch(connection, tables, given, batch_id, plan) as staged:
-                    outcome = self.apply(connection, tables, ledger, staged, exact=plan.exact)
-                    if outcome is Outcome.STORED:
-                        return
-                    staged.transaction.rollback()
-                exact = exact or outcome is Outcome.REFUSED
-                if outcome is Outcome.MOVED:
-                    _log.warning(
-                        "batch %d for table %s is staged again: another writer has moved its ledger in between",
-                        batch_id,
-                        table,
-                    )
-        raise SinkError(
-            f"batch {batch_id} for table {table} met another writer {_TRIES - 1} times; is a second copy of "
-            "the query running? stop one, or give each a name of its own; nothing of the batch was stored"
-        )
+            # With mode="batch" no row of a key is newer than another one: each has to be there.
+            if not self._write(connection, tables, given, exact=settings.mode == "batch"):
+                self._write(connection, tables, given, exact=True)
 
-    def plan(self, ledger: Entries, *, exact: bool) -> Deduplication:
-        """Decide which rows are left out upon what the ledger has; a `SinkError` refuses a batch that does not fit."""
+    def _write(self, connection: sa.Connection, tables: Tables, rows: Any, *, exact: bool) -> bool:
+        """Plan, stage and apply the batch; without rows, None, nothing of it stands afterwards.
+
+        Return whether it was stored: unless it is `exact`, which has every row, the database may refuse it for the sake
+        of a row.
+        """
+        with connection.begin():
+            planned = read_ledger(connection, tables.ledger, self.owner).get(self.owner, {})
         columns = staged_schema(self.frame, self.settings.sum_columns)
-        is_exact = exact or self.settings.mode == "batch"  # where no row of a key is newer than another one
-        return Deduplication(self.settings, columns, self.batch.applied_below(ledger), is_exact)
+        task = StagingTask(self.settings, columns, self.batch.applied_below(planned), exact, self.batch.batch_id)
+        with staged_batch(connection, tables, rows, task) as staged:
+            is_stored = self.apply(connection, tables, planned, staged, exact=exact)
+            if rows is None or not is_stored:
+                connection.rollback()
+            return is_stored
 
     def apply(
         self, connection: sa.Connection, tables: Tables, planned: Entries, staged: Staged, *, exact: bool
-    ) -> Outcome:
+    ) -> bool:
         """Apply what was staged upon the ledger as it was when that was planned, in its transaction.
 
-        Raises `SinkError` where more rows were refused than may be, or dead letters could not be written.
+        Return False where the database refuses it for the sake of a row. Raises `TransientSinkError` where another
+        writer has moved the ledger, and `SinkError` where more rows were refused than may be, or dead letters could not
+        be written.
         """
-        settings, ledger, offsets = self.settings, tables.ledger, staged.report.offsets
+        (rows, report), settings, ledger = staged, self.settings, tables.ledger
+        offsets = report.offsets
         parts = offsets.spans.keys() | self.batch.moves(planned)
         if not parts:
-            return Outcome.STORED
+            return True
         locked = lock_ledger(connection, settings.database, ledger, self.owner, parts, known=planned)
         if any(locked.get(part) != planned.get(part) for part in parts):
-            return Outcome.MOVED
+            raise TransientSinkError(
+                f"batch {self.batch.batch_id} for table {settings.table} met another writer, which has moved its "
+                "ledger since it was read; nothing of the batch was stored; is a second copy of the query running? "
+                "stop one, or give each a name of its own"
+            )
         entries = self.batch.entries_after(planned, offsets.spans)
         warn_left_out(self.batch.batch_id, self.batch.target, offsets)
         if settings.mode == "batch" and settings.key:
-            self._refuse_twins(connection, staged.rows)
-        rejected = self._upsert(connection, tables, staged, exact=exact)
-        if rejected is None:
-            return Outcome.REFUSED
+            self._refuse_twins(connection, rows)
+        rejected = report.rejected
+        if len(rejected) <= settings.most_rejects and exact:
+            rejected = rejected + self._upsert_in_pieces(connection, tables, rows, rejected)
+        elif len(rejected) <= settings.most_rejects:
+            if rejected:
+                return False  # other rows of their messages may be in what was deduplicated
+            try:
+                tables.apply(connection, rows)
+            except RefusedRowError:
+                return False
         if rejected:
             self._write_dead_letters(sorted(rejected))
         if entries:
             write_ledger(connection, ledger, self.owner, entries)
-        return Outcome.STORED
-
-    def _ledger(self, connection: sa.Connection, tables: Tables) -> Entries:
-        """Return what the ledger has of the query, without a lock."""
-        with connection.begin():
-            return read_ledger(connection, tables.ledger, self.owner).get(self.owner, {})
-
-    def _upsert(
-        self, connection: sa.Connection, tables: Tables, staged: Staged, *, exact: bool
-    ) -> list[Rejected] | None:
-        """Upsert what is staged, and return the refused messages; None where that takes all rows of the batch."""
-        rejected = staged.report.rejected
-        if len(rejected) > self.settings.most_rejects:
-            return rejected
-        if exact:
-            return rejected + self._upsert_in_pieces(connection, tables, staged.rows, rejected)
-        if rejected:
-            return None  # other rows of their messages may be in what was deduplicated
-        try:
-            tables.apply(connection, staged.rows)
-        except sa.exc.SQLAlchemyError as error:
-            if not concerns_a_row(self.settings.database, error):
-                raise
-            return None
-        return []
+        return True
 
     def _upsert_in_pieces(
         self, connection: sa.Connection, tables: Tables, staged: sa.FromClause, before: list[Rejected]
@@ -184,23 +143,21 @@ class BatchWrite:
         ordered, count = numbered(self.settings.database, connection, staged, without)
         number, most = ordered.c[NUMBER], self.settings.most_rejects - len(before)
         rejected: list[Rejected] = []
-        pieces = [(1, count)] if count else []
+        pieces = [(1, count)]
         while pieces and len(rejected) <= most:
             first, last = pieces.pop()
             piece = sa.select(ordered).where(number.between(first, last))
             try:
                 with connection.begin_nested():
                     tables.apply(connection, piece.subquery())
-            except sa.exc.SQLAlchemyError as error:
-                if not concerns_a_row(self.settings.database, error):
-                    raise
+            except RefusedRowError as error:
                 if first < last:
                     middle = (first + last) // 2
                     pieces += [(middle + 1, last), (first, middle)]
                     continue
                 places = piece.with_only_columns(*(ordered.c[name] for name in POSITION)).limit(1)
                 topic, partition, offset = connection.execute(places).one()
-                rejected.append(Rejected(topic, partition, offset, ", ".join(facts_of(self.settings.database, error))))
+                rejected.append(Rejected(topic, partition, offset, str(error)))
         return rejected
 
     def _refuse_twins(self, connection: sa.Connection, staged: sa.FromClause) -> None:

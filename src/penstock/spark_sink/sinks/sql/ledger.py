@@ -25,11 +25,11 @@ _ABSENT = -1
 _NAME = 255
 
 
-def ledger_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
+def ledger_table(name: str, schema: str | None = None) -> sa.Table:
     """Return the ledger's table: one row per query, target table, topic and partition; see `rules.LedgerEntry`."""
     return sa.Table(
         quoted_name(name, quote=True),
-        metadata,
+        sa.MetaData(),
         sa.Column("query", ExactText(_NAME), primary_key=True),
         sa.Column("target", ExactText(_NAME), primary_key=True),
         sa.Column("topic", ExactText(_NAME), primary_key=True),
@@ -44,14 +44,18 @@ def ledger_table(name: str, metadata: sa.MetaData, schema: str | None = None) ->
     )
 
 
-def require_ledger(table: str, columns: Collection[str]) -> None:
-    """Raise `SchemaMismatchError` where a table with these columns does not tell queries apart."""
-    if "query" not in columns:
+def ledger_exists(connection: sa.Connection, ledger: sa.Table) -> bool:
+    """Tell whether there is a ledger; raise `SchemaMismatchError` for a table that does not tell queries apart."""
+    inspector = sa.inspect(connection)
+    if not inspector.has_table(ledger.name, schema=ledger.schema):
+        return False
+    if all(column["name"] != "query" for column in inspector.get_columns(ledger.name, schema=ledger.schema)):
         raise SchemaMismatchError(
-            f"table {table} lacks the column query, so it is no ledger, or that of an earlier version, and does "
+            f"table {ledger.name} lacks the column query, so it is no ledger, or that of an earlier version, and does "
             "not fit what the frame needs; name another ledger_table, or make this one again: rename it, let a sink's "
             "check make the new one, and insert the old rows with the name of the query that they belong to"
         )
+    return True
 
 
 @dataclass(frozen=True, slots=True)

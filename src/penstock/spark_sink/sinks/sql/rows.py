@@ -1,4 +1,4 @@
-"""What becomes of a batch's rows before they reach the database: on executors as on the driver, in Arrow.
+"""What becomes of a batch's rows before they are merged: on executors as on the driver, in Arrow.
 
 Rows below the ledger are left out, rows that no table can hold are set aside, and of each key only what the merge
 needs is kept: the newest row of each partition, with the sums of columns that are added. Arrow holds two keys for
@@ -8,7 +8,8 @@ something else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import secrets
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING
@@ -16,10 +17,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.clients.gc_pause import imports_set_aside
 from penstock.spark_sink.ledger.rules import OffsetStatistics
-from penstock.spark_sink.sinks.frames import POSITION, numbers, offset_spans, require_position, unapplied
-from penstock.spark_sink.sinks.sql.databases.database import DIGITS, ROW
+from penstock.spark_sink.sinks.frames import POSITION, as_row, numbers, offset_spans, require_position, unapplied
+from penstock.spark_sink.sinks.sql.databases.database import ROW
 from penstock.spark_sink.sinks.sql.dead_letters import Rejected
+from penstock.spark_sink.sinks.sql.tables import ATTEMPT, stage_table
 from penstock.spark_sink.source.plan import Offsets
 
 if TYPE_CHECKING:
@@ -56,19 +59,47 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Deduplication:
-    """What is done to the rows of a batch before they reach the database. Picklable.
+class StagingTask:
+    """What is done to the rows of a batch before they are merged, and what an executor runs on its part. Picklable.
 
     Attributes:
-        schema: the frame's columns as they are staged, see `staged_schema`.
+        schema: the frame's columns as they are staged, see `tables.staged_schema`.
         ledger: the offsets below which rows are applied already.
         exact: whether every row is kept, so that one that is refused can be left out without the ones it replaced.
+        batch_id: the batch's number, for errors.
+        table: the staging table, where executors fill it.
+        keeps_session: whether the next task may use the connection.
     """
 
     settings: SqlSinkSettings
     schema: pa.Schema
     ledger: Offsets
     exact: bool
+    batch_id: int
+    table: str = ""
+    keeps_session: bool = False
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Copy the rows and report; the form is that of `mapInArrow`.
+
+        Each piece is copied in a transaction of its own. A `TransientSinkError` says that the database cannot take them
+        now, another `SinkError` that it does not.
+        """
+        attempt = secrets.randbits(63)
+        report = Report(copied={attempt: 0})
+        names = [name for name in self.schema.names if name != ROW]
+        database = self.settings.database
+        stage = stage_table(database, self.table, self.settings.schema, self.schema)
+        with self.settings.session(self.batch_id, is_kept=self.keeps_session) as connection:
+            for piece in self.pieces((batch.rename_columns(names) for batch in batches), report):
+                marks = pa.repeat(pa.scalar(attempt, pa.int64()), piece.num_rows)
+                with connection.begin():
+                    database.stage(connection, stage, piece.append_column(ATTEMPT, marks))
+                report.copied[attempt] += piece.num_rows
+        # More than may be refused end the batch anyway.
+        report.rejected = sorted(report.rejected)[: self.settings.most_rejects + 1]
+        yield as_row(report)
+        imports_set_aside("staging")
 
     def pieces(self, batches: Iterable[pa.RecordBatch], report: Report) -> Iterator[pa.Table]:
         """Return a frame's rows in the form in which they are staged, in pieces of a bounded size.
@@ -79,7 +110,11 @@ class Deduplication:
         pending: list[pa.Table] = []
         numbered = 0
         for batch in batches:
-            fresh = self._storable(self._unapplied(pa.Table.from_batches([batch]), report.offsets), report)
+            rows = pa.Table.from_batches([batch])
+            require_position(rows, f"table {self.settings.table}")
+            left, seen = unapplied(rows, offset_spans(rows), self.ledger)
+            report.offsets.add(seen)
+            fresh = self._storable(left, report)
             # Where rows are equal in everything else, the one that came later is the newer.
             pending.append(fresh.append_column(ROW, numbers(numbered, fresh.num_rows)).cast(self.schema))
             numbered += fresh.num_rows
@@ -88,13 +123,6 @@ class Deduplication:
                 pending = []
         if any(rows.num_rows for rows in pending):
             yield self._reduced(pending)
-
-    def _unapplied(self, rows: pa.Table, offsets: OffsetStatistics) -> pa.Table:
-        """Count the offsets and return the rows at or above the ledger."""
-        require_position(rows, f"table {self.settings.table}")
-        left, seen = unapplied(rows, offset_spans(rows), self.ledger)
-        offsets.add(seen)
-        return left
 
     def _storable(self, rows: pa.Table, report: Report) -> pa.Table:
         """Return the rows that a table can hold, and set the others aside."""
@@ -155,24 +183,6 @@ class Deduplication:
             column = rows.schema.field(index)
             kept = kept.set_column(index, column, grouped[f"{number}_sum"].cast(column.type))
         return kept
-
-
-def staged_schema(schema: pa.Schema, sum_columns: Sequence[str]) -> pa.Schema:
-    """Return a frame's columns as they are staged: those that are summed in a type that holds the sum."""
-    fields = [
-        pa.field(column.name, _of_sums(column.type) if column.name in sum_columns else column.type, nullable=True)
-        for column in schema
-    ]
-    return pa.schema([*fields, pa.field(ROW, pa.int64())])
-
-
-def _of_sums(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_floating(kind):
-        return pa.float64()
-    if pa.types.is_decimal(kind):
-        return pa.decimal128(DIGITS, kind.scale)
-    # A sum of 64 bits would wrap around in silence.
-    return pa.decimal128(DIGITS, 0) if pa.types.is_int64(kind) else pa.int64()
 
 
 def _where(condition: pa.Array) -> list[int]:

@@ -17,8 +17,8 @@ from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES, POSITION, require_columns, require_position_types
 from penstock.spark_sink.sinks.sink import arrow_schema
 from penstock.spark_sink.sinks.sql.databases import database_of
-from penstock.spark_sink.sinks.sql.databases.database import Database
-from penstock.spark_sink.sinks.sql.databases.errors import without_values
+from penstock.spark_sink.sinks.sql.databases.database import Database, engine_of
+from penstock.spark_sink.sinks.sql.databases.errors import refused
 from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class SqlSinkSettings:
     Attributes:
         url: database address in SQLAlchemy's form, `sqlite:///file.db`, `postgresql+psycopg://...` or
             `mysql+pymysql://...`, also for MariaDB; it may hold a password. Errors show host, port and database of it.
-        table: table to write, of a server also as `schema.table`; made from the frame's columns if it does not exist,
+        table: table to write, without its schema; made from the frame's columns if it does not exist,
             and checked if it does: where the query starts by `start_sink` and `App.sink`, at the first batch by plain
             `foreachBatch`.
         key: columns that identify a row, never NULL; empty to append.
@@ -48,7 +48,7 @@ class SqlSinkSettings:
             adds no decimals.
         delete: a boolean column of the frame that is not stored: where the newest row of a key has true in it, the
             key is deleted from the table. For tombstones, select `value IS NULL AS gone` and set `delete="gone"`.
-        keep_position: whether `topic`, `partition` and `offset` are stored as well.
+        keep_position: whether `topic`, `partition` and `offset` are stored as well; those in `key` always are.
         ledger_table: table of the ledger, which many sinks may share.
         name: of the query, in the ledger; Spark's name of the query that hands the batches over if None.
         schema: schema of PostgreSQL, or database of MySQL, that holds the table and the ledger; the connection's own if
@@ -93,7 +93,10 @@ class SqlSinkSettings:
         for option in ("table", "ledger_table", "name", "schema", "delete"):
             if getattr(self, option) is not None:
                 not_empty(option, getattr(self, option))
-        self._split_table(database)
+        if self.schema is None and "." in self.table:
+            raise ConfigurationError(
+                f"table is {self.table!r}; give the schema of a server separately, as in schema='shop', table='orders'"
+            )
         if len({self.table, self.ledger_table, STAGING, ORDERED}) < 4:  # noqa: PLR2004 - four names, all different
             raise ConfigurationError(
                 f"table and ledger_table must differ from each other and from {STAGING} and {ORDERED}; rename one"
@@ -116,19 +119,6 @@ class SqlSinkSettings:
         if self.staging not in ("executors", "driver"):
             raise ConfigurationError(f"staging must be 'executors' or 'driver', but is {self.staging!r}")
         self._check_mode()
-
-    def _split_table(self, database: Database) -> None:
-        """Take `schema.table` for what everybody means by it; with `schema` set, a dot is a part of the name."""
-        if self.schema is not None or "." not in self.table:
-            return
-        schema, _, table = self.table.partition(".")
-        if not database.is_server or not schema or not table or "." in table:
-            raise ConfigurationError(
-                f"table is {self.table!r}, which is no name of a table and a schema; for a server give schema and "
-                "table apart, for SQLite a name without a dot"
-            )
-        object.__setattr__(self, "schema", schema)
-        object.__setattr__(self, "table", table)
 
     def _check_mode(self) -> None:
         if self.mode not in ("position", "batch"):
@@ -166,13 +156,14 @@ class SqlSinkSettings:
 
     @contextmanager
     def session(self, batch_id: int | None = None, *, is_kept: bool = False) -> Iterator[sa.Connection]:
-        """Have a session of the database in the block, whose errors leave it as the sink's; see `Database.session`."""
+        """Open a session, whose errors leave the block as the sink's; one that `is_kept` is there for the next."""
         url = parse_database_url(self.url)
-        with (
-            without_values(self.database, url, self.table, batch_id),
-            self.database.session(url, is_kept=is_kept) as connection,
-        ):
-            yield connection
+        try:
+            with engine_of(self.database, url, is_kept).connect() as connection:
+                yield connection
+        except sa.exc.SQLAlchemyError as error:
+            # Not chained: drivers quote keys and values in their texts, which end in Spark's log.
+            raise refused(self.database, error, self.table, url, batch_id) from None
 
     def arrow_frame(self, schema: StructType) -> pa.Schema:
         """Return the Arrow columns of such frames, or raise `SchemaMismatchError` where the sink cannot use them."""
@@ -191,32 +182,21 @@ class SqlSinkSettings:
         gone = [] if self.delete is None else [self.delete]
         require_columns(schema.names, f"table {self.table}", (*self.key, *self.sum_columns, *gone))
         require_position_types(schema, f"table {self.table}")
-        hidden = [] if self.keep_position else [name for name in (*self.key, *self.sum_columns) if name in POSITION]
-        if hidden:
-            raise SchemaMismatchError(
-                f"table {self.table} has {', '.join(hidden)} in key or sum_columns, but keep_position is off; set it"
-            )
         own = [name for name in schema.names if name.startswith(_OWN)]
         if own:
             raise SchemaMismatchError(
                 f"the frame has {', '.join(own)}; names that begin with {_OWN} are the sink's, rename it"
             )
-        wrong = [name for name in self.sum_columns if not _is_number(schema.field(name).type)]
-        if wrong:
-            raise SchemaMismatchError(
-                f"sum_columns names {', '.join(wrong)}, which holds no numbers; cast it, or take it out of sum_columns"
-            )
-        decimals = [name for name in self.sum_columns if pa.types.is_decimal(schema.field(name).type)]
-        if decimals and not self.database.adds_decimals:
-            raise SchemaMismatchError(
-                f"sum_columns names {', '.join(decimals)}, a decimal of the frame, and SQLite adds decimals as floats "
-                "of 15 digits; cast it to a whole number of its smallest unit, or to a double"
-            )
+        adds_decimals = self.database.adds_decimals
+        for name in self.sum_columns:
+            kind = schema.field(name).type
+            is_exact = pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and adds_decimals)
+            if not is_exact and not pa.types.is_floating(kind):
+                raise SchemaMismatchError(
+                    f"sum_columns names {name}, a {kind} of the frame: added are whole numbers, floats and, but by "
+                    "SQLite, decimals; cast it, to a whole number of its smallest unit say, or take it out"
+                )
         if gone and not pa.types.is_boolean(schema.field(gone[0]).type):
             raise SchemaMismatchError(
                 f"delete names {gone[0]}, which is not boolean; select a condition such as value IS NULL"
             )
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import sqlalchemy as sa
 import tenacity
 
 from penstock.clients.rights import Right
@@ -24,10 +23,10 @@ from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
 from penstock.spark_sink.sinks.sql.databases.errors import TransientSinkError, shown
 from penstock.spark_sink.sinks.sql.ledger import (
     Owner,
+    ledger_exists,
     ledger_table,
     lock_ledger,
     read_ledger,
-    require_ledger,
     write_ledger,
 )
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
@@ -42,6 +41,9 @@ _log = logging.getLogger("penstock.spark_sink")
 
 #: Seconds before a batch is tried again: some 0.2, twice as many each time, up to 10.
 _WAIT = tenacity.wait_exponential(multiplier=0.2, max=10) + tenacity.wait_random(0, 0.2)
+
+#: A partition that no topic has.
+_NOWHERE = ("(check)", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ class SqlSink(SqlSinkSettings, LedgerSink):
             MissingRightError: the sink may not write its tables.
         """
         frame = self.arrow_frame(schema)
-        BatchWrite(self, frame, Owner("", self.table), Batch(f"table {self.table}", 0), None).rehearse()
+        nothing = Batch(f"table {self.table}", 0, planned={_NOWHERE: (0, 1)})
+        BatchWrite(self, frame, Owner("", self.table), nothing, None).rehearse()
 
     def least_rights(self, topics: Iterable[str]) -> list[Right]:
         """Return the rights in Kafka that it needs for the rows of some topics: those of its dead letters."""
@@ -140,13 +143,8 @@ class SqlSink(SqlSinkSettings, LedgerSink):
 
     def _read_all(self) -> dict[Owner, Entries]:
         with self.session() as connection, connection.begin():
-            ledger = ledger_table(self.ledger_table, sa.MetaData(), self.schema)
-            inspector = sa.inspect(connection)
-            if not inspector.has_table(self.ledger_table, schema=self.schema):
-                return {}
-            columns = inspector.get_columns(self.ledger_table, schema=self.schema)
-            require_ledger(self.ledger_table, {column["name"] for column in columns})
-            return read_ledger(connection, ledger)
+            ledger = ledger_table(self.ledger_table, self.schema)
+            return read_ledger(connection, ledger) if ledger_exists(connection, ledger) else {}
 
     def _change_ledger(
         self, query: str, parts: Collection[TopicPartition], change: Callable[[Entries], Changes]

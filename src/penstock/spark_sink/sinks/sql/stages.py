@@ -1,7 +1,7 @@
 """The two ways of a batch's rows into a staging table: through the driver, or from executors.
 
-Each task on an executor copies its rows and reports what it copied, under the id of its own attempt. Spark's answer
-names the attempts that count, so what a lost or repeated task has copied is never merged. A Python worker keeps its
+Each task on an executor copies its rows and reports what it copied, under an id of its own. Spark's answer
+has the reports that count, so what a lost or repeated task has copied is never merged. A Python worker keeps its
 session for the next task: to open one takes longer than to copy the rows of a small batch. Spark ends a worker, and so
 the session, that has had no task for a minute.
 
@@ -19,31 +19,26 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import sqlalchemy as sa
-from sqlalchemy.sql.elements import quoted_name
 
-from penstock.clients.gc_pause import imports_set_aside
 from penstock.errors import SinkError
-from penstock.spark_sink.sinks.frames import PICKLED, as_row, from_row, run_job
-from penstock.spark_sink.sinks.sql.databases.database import ROW, Database
-from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_right
-from penstock.spark_sink.sinks.sql.rows import Deduplication, Report, staged_schema
+from penstock.spark_sink.sinks.frames import PICKLED, from_row, run_job
+from penstock.spark_sink.sinks.sql.databases.database import Database, ErrorKind
+from penstock.spark_sink.sinks.sql.databases.errors import error_kind
+from penstock.spark_sink.sinks.sql.rows import Report, StagingTask
 from penstock.spark_sink.sinks.sql.settings import STAGING, SqlSinkSettings
-from penstock.spark_sink.sinks.sql.tables import Tables, columns_of, prepare
+from penstock.spark_sink.sinks.sql.tables import ATTEMPT, Tables, columns_of, prepare, stage_table, staged_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _log = logging.getLogger("penstock.spark_sink")
-
-#: The attempt of a task that copied a row.
-ATTEMPT = "penstock_attempt"
 
 #: How the names of staging tables begin; the number of the half day follows in which they were made.
 PREFIX = "penstock_stage_"
@@ -52,56 +47,8 @@ HALF_DAY_S = 12 * 60 * 60
 #: Tables that a process knows to be checked: one for each query, sink and frame.
 _MOST_CHECKED = 64
 
-
-def stage_table(database: Database, name: str, schema: str | None, columns: pa.Schema) -> sa.Table:
-    """Return the staging table as SQLAlchemy knows it."""
-    return sa.Table(
-        quoted_name(name, quote=True),
-        sa.MetaData(),
-        *columns_of(database, columns, columns.names),
-        sa.Column(ATTEMPT, sa.BigInteger),
-        prefixes=list(database.stage_prefixes),
-        schema=None if schema is None else quoted_name(schema, quote=True),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class StagingTask:
-    """What an executor runs on its part of a frame. Picklable; it has its own connection.
-
-    `table` is the staging table. `keeps_session` says whether the next task may use the connection.
-    """
-
-    table: str
-    deduplication: Deduplication
-    batch_id: int
-    keeps_session: bool = False
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Copy the rows and report; the form is that of `mapInArrow`.
-
-        Each piece is copied in a transaction of its own. A `TransientSinkError` says that the database cannot take them
-        now, another `SinkError` that it does not.
-        """
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        attempt = context.taskAttemptId() if context is not None else 0
-        report = Report(copied={attempt: 0})
-        settings, columns = self.deduplication.settings, self.deduplication.schema
-        names = [name for name in columns.names if name != ROW]
-        database = settings.database
-        stage = stage_table(database, self.table, settings.schema, columns)
-        with settings.session(self.batch_id, is_kept=self.keeps_session) as connection:
-            for piece in self.deduplication.pieces((batch.rename_columns(names) for batch in batches), report):
-                marks = pa.repeat(pa.scalar(attempt, pa.int64()), piece.num_rows)
-                with connection.begin():
-                    database.stage(connection, stage, piece.append_column(ATTEMPT, marks))
-                report.copied[attempt] += piece.num_rows
-        # More than may be refused end the batch anyway.
-        report.rejected = sorted(report.rejected)[: settings.most_rejects + 1]
-        yield as_row(report)
-        imports_set_aside("staging")
+#: The rows of a batch in a staging table, and what was seen of the batch.
+Staged = tuple[sa.FromClause, Report]
 
 
 def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Report:
@@ -113,27 +60,12 @@ def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Repo
     # core has two Python workers, of the source and of the sink, and each of them may have been the sink's.
     cores = batch.sparkSession.sparkContext.defaultParallelism
     task = replace(task, keeps_session=2 * cores <= max_connections)
-    job = _numbered_columns(batch).coalesce(max_connections).mapInArrow(task, PICKLED)
+    if any({".", "`"}.intersection(column.name) for column in batch.schema.fields):
+        batch = batch.toDF(*map(str, range(len(batch.columns))))  # by those names Spark does not find columns
     report = Report()
-    for row in run_job(job):
+    for row in run_job(batch.coalesce(max_connections).mapInArrow(task, PICKLED)):
         report.add(from_row(row))
     return report
-
-
-def _numbered_columns(batch: DataFrame) -> DataFrame:
-    """Return a frame whose columns Spark finds by their names, which it does not where those have dots or backticks."""
-    if any({".", "`"}.intersection(column.name) for column in batch.schema.fields):
-        return batch.toDF(*(str(number) for number in range(len(batch.columns))))
-    return batch
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """Rows of a batch in a staging table, within a transaction that is committed unless it is rolled back."""
-
-    transaction: sa.Transaction
-    rows: sa.FromClause
-    report: Report
 
 
 #: What this process has checked for queries, each of which has one batch at a time. SQLAlchemy knows a statement again
@@ -177,9 +109,7 @@ def _fingerprint(connection: sa.Connection, database: Database, tables: Tables) 
 
 
 @contextmanager
-def staged_batch(
-    connection: sa.Connection, tables: Tables, rows: Any, batch_id: int, plan: Deduplication
-) -> Iterator[Staged]:
+def staged_batch(connection: sa.Connection, tables: Tables, rows: Any, task: StagingTask) -> Iterator[Staged]:
     """Stage a batch's rows, None for no rows, and begin the transaction that applies them, which ends with it.
 
     The rows are a frame of Spark's for executors, and a table of Arrow's for the driver.
@@ -188,19 +118,17 @@ def staged_batch(
     if (stage := tables.stage) is not None:
         with _made(connection, database, stage):
             if rows is not None:
-                task = StagingTask(str(stage.name), plan, batch_id)
-                report = run_tasks(rows, task, settings.max_connections)
-            with connection.begin() as transaction:
-                require_copied(connection, stage, report.copied)
-                yield Staged(transaction, staged_rows(stage, report.copied), report)
+                report = run_tasks(rows, replace(task, table=str(stage.name)), settings.max_connections)
+            with connection.begin():
+                yield copied_rows(connection, stage, report.copied), report
         return
     batches = [] if rows is None else rows.to_batches()
-    with connection.begin() as transaction:
-        columns = columns_of(database, plan.schema, plan.schema.names)
+    with connection.begin():
+        columns = columns_of(database, task.schema, task.schema.names)
         table = database.create_temporary(connection, STAGING, *columns)
-        for piece in plan.pieces(batches, report):
+        for piece in task.pieces(batches, report):
             database.stage(connection, table, piece)
-        yield Staged(transaction, table, report)
+        yield table, report
 
 
 @contextmanager
@@ -215,7 +143,7 @@ def _made(connection: sa.Connection, database: Database, stage: sa.Table) -> Ite
             with connection.begin():
                 stage.drop(connection, checkfirst=False)
         except sa.exc.SQLAlchemyError as error:
-            if concerns_a_right(database, error):
+            if error_kind(database, error) is ErrorKind.RIGHT:
                 raise
             # A lost task still copies into it, or the session is lost.
             _log.info("the staging table %s is left behind for a day (%s)", stage.name, type(error).__name__)
@@ -234,13 +162,13 @@ def _remove_left_over(connection: sa.Connection, schema: str | None, half_day: i
                 sa.Table(name, sa.MetaData(), schema=schema).drop(connection, checkfirst=True)
 
 
-def require_copied(connection: sa.Connection, stage: sa.Table, copied: Mapping[int, int]) -> None:
-    """Raise `SinkError` unless the table holds what the tasks reported.
+def copied_rows(connection: sa.Connection, stage: sa.Table, copied: Mapping[int, int]) -> sa.Subquery:
+    """Return the rows that these attempts have copied, so many each.
 
-    The server has crashed since, or somebody else wrote.
+    Raises `SinkError` where the table does not hold them: the server has crashed since, or somebody else wrote.
     """
-    attempt = stage.c[ATTEMPT]
-    counted = sa.select(attempt, sa.func.count()).where(attempt.in_(copied)).group_by(attempt)
+    of_attempts = stage.c[ATTEMPT].in_(copied)
+    counted = sa.select(stage.c[ATTEMPT], sa.func.count()).where(of_attempts).group_by(stage.c[ATTEMPT])
     found: dict[int, int] = {row[0]: row[1] for row in connection.execute(counted)}
     if any(found.get(number, 0) != rows for number, rows in copied.items()):
         raise SinkError(
@@ -248,9 +176,4 @@ def require_copied(connection: sa.Connection, stage: sa.Table, copied: Mapping[i
             f"{sum(copied.values())}; somebody has changed it, or PostgreSQL has crashed, which empties it; nothing "
             "was stored, and Spark hands the batch over again when the query is started again"
         )
-
-
-def staged_rows(stage: sa.Table, attempts: Collection[int]) -> sa.Subquery:
-    """Return the rows that the named attempts copied."""
-    columns = [column for column in stage.c if column.name != ATTEMPT]
-    return sa.select(*columns).where(stage.c[ATTEMPT].in_(attempts)).subquery()
+    return sa.select(*(column for column in stage.c if column.name != ATTEMPT)).where(of_attempts).subquery()

@@ -16,9 +16,17 @@ from sqlalchemy.sql.elements import quoted_name
 
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.frames import POSITION
-from penstock.spark_sink.sinks.sql.databases.database import DIGITS, ROW, Conversion, Database, Held, Type
-from penstock.spark_sink.sinks.sql.databases.errors import ChangedValueError
-from penstock.spark_sink.sinks.sql.ledger import ledger_table, require_ledger
+from penstock.spark_sink.sinks.sql.databases.database import (
+    DIGITS,
+    ROW,
+    Conversion,
+    Database,
+    ErrorKind,
+    Held,
+    Type,
+)
+from penstock.spark_sink.sinks.sql.databases.errors import RefusedRowError, error_kind, facts_of
+from penstock.spark_sink.sinks.sql.ledger import ledger_exists, ledger_table
 from penstock.spark_sink.sinks.sql.settings import ORDERED, SqlSinkSettings
 
 _SIMPLE_TYPES: Mapping[pa.DataType, Type] = {
@@ -35,6 +43,9 @@ _SIMPLE_TYPES: Mapping[pa.DataType, Type] = {
     pa.large_binary(): sa.LargeBinary(),
     pa.date32(): sa.Date(),
 }
+#: The attempt of a task that copied a row.
+ATTEMPT = "penstock_attempt"
+
 #: Number of a staged message in the order in which a plain loop would apply it, and that of each of its rows.
 NUMBER, _PLACE = "penstock_number", "penstock_place"
 _RANK = "penstock_rank"
@@ -46,9 +57,8 @@ def prepare(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connecti
     Raises `SinkError` where the table does not fit the frame.
     """
     database, schema = settings.database, settings.schema
-    stored = [
-        name for name in frame.names if name != settings.delete and (settings.keep_position or name not in POSITION)
-    ]
+    unstored = () if settings.keep_position else set(POSITION) - {*settings.key, *settings.sum_columns}
+    stored = [name for name in frame.names if name != settings.delete and name not in unstored]
     target = sa.Table(
         quoted_name(settings.table, quote=True),
         sa.MetaData(),
@@ -62,13 +72,11 @@ def prepare(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connecti
             f"table {target.name} cannot take the frame with {', '.join(long)}: the database would cut names at {most} "
             "bytes; give shorter names"
         )
-    _make(connection, lambda: _missing_table(connection, target))
-    if settings.evolve:
-        _make(connection, lambda: _missing_columns(connection, target))
+    _make(connection, target, adds_columns=settings.evolve)
     ledger = prepare_ledger(settings, connection)
     with connection.begin():
         held = _held(connection, target)
-        differences = _differences(settings, target, held)
+        differences = _differences(database, target, held)
         differences += database.differences(connection, target, settings.key, held)
         if differences:
             raise SchemaMismatchError(
@@ -77,51 +85,44 @@ def prepare(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connecti
             )
         if differences := database.differences(connection, ledger, (), {}):
             raise SchemaMismatchError(f"table {ledger.name} does not fit: {'; '.join(differences)}")
-        return Tables(settings, target, ledger, database.conversions(connection, target))
+        return Tables(settings, target, ledger, database.conversions(connection, target, held))
 
 
 def prepare_ledger(settings: SqlSinkSettings, connection: sa.Connection) -> sa.Table:
     """Make the ledger where it does not exist, and add the columns that a former version's lacks; its rows stay."""
-    ledger = ledger_table(settings.ledger_table, sa.MetaData(), settings.schema)
-
-    def missing() -> list[str]:
-        if found := _missing_table(connection, ledger):
-            return found
-        require_ledger(ledger.name, _held(connection, ledger))
-        return _missing_columns(connection, ledger)
-
-    _make(connection, missing)
+    ledger = ledger_table(settings.ledger_table, settings.schema)
+    with connection.begin():
+        ledger_exists(connection, ledger)
+    _make(connection, ledger, adds_columns=True)
     return ledger
 
 
-def _make(connection: sa.Connection, missing: Callable[[], Sequence[str]]) -> None:
-    """Run the statements that make what is missing, unless another session has made it in the meantime."""
+def _make(connection: sa.Connection, table: sa.Table, *, adds_columns: bool) -> None:
+    """Make a table, or the columns that it lacks, unless another session has made them in the meantime."""
     try:
         with connection.begin():
-            for statement in missing():
+            for statement in _missing(connection, table, adds_columns=adds_columns):
                 connection.exec_driver_sql(statement)
     except sa.exc.DBAPIError:
         with connection.begin():
-            if missing():
+            if _missing(connection, table, adds_columns=adds_columns):
                 raise
 
 
-def _missing_table(connection: sa.Connection, table: sa.Table) -> list[str]:
-    """Return the statement that makes a table, where it does not exist."""
-    if sa.inspect(connection).has_table(table.name, schema=table.schema):
-        return []
-    return [str(sa.schema.CreateTable(table).compile(dialect=connection.dialect))]
-
-
-def _missing_columns(connection: sa.Connection, table: sa.Table) -> list[str]:
-    """Return the statements that add the columns that a table lacks; its rows have NULL in them.
+def _missing(connection: sa.Connection, table: sa.Table, *, adds_columns: bool) -> list[str]:
+    """Return the statement that makes a table, or those that add the columns that it lacks; its rows have NULL in them.
 
     Not those of the key, nor where the table has one whose name differs only in case.
     """
-    name, dialect = connection.dialect.identifier_preparer.format_table(table), connection.dialect
+    dialect = connection.dialect
+    if not sa.inspect(connection).has_table(table.name, schema=table.schema):
+        return [str(sa.schema.CreateTable(table).compile(dialect=dialect))]
+    if not adds_columns:
+        return []
     held = {column.lower() for column in _held(connection, table)}
     return [
-        f"ALTER TABLE {name} ADD COLUMN {sa.schema.CreateColumn(column).compile(dialect=dialect)}"
+        f"ALTER TABLE {dialect.identifier_preparer.format_table(table)} ADD COLUMN "
+        f"{sa.schema.CreateColumn(column).compile(dialect=dialect)}"
         for column in table.columns
         if str(column.name).lower() not in held and not column.primary_key
     ]
@@ -148,7 +149,7 @@ def columns_of(
     def type_of(name: str) -> Type:
         kind = schema.field(name).type
         if name in summed:
-            return _sum_type(kind)
+            return sa.BigInteger() if pa.types.is_integer(kind) else _sql_type(name, _of_sums(kind))
         return database.column_type(_sql_type(name, kind), len(key) * (name in key))
 
     return [
@@ -175,40 +176,49 @@ def _sql_type(column: str, kind: pa.DataType) -> Type:
     return _SIMPLE_TYPES[kind]
 
 
-def _sum_type(kind: pa.DataType) -> Type:
-    """Return the type of a column that adds up what one of this type brings: a row's own would soon be full."""
+def staged_schema(schema: pa.Schema, sum_columns: Sequence[str]) -> pa.Schema:
+    """Return a frame's columns as they are staged: those that are summed in a type that holds the sum."""
+    fields = [
+        pa.field(column.name, _of_sums(column.type) if column.name in sum_columns else column.type, nullable=True)
+        for column in schema
+    ]
+    return pa.schema([*fields, pa.field(ROW, pa.int64())])
+
+
+def _of_sums(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_floating(kind):
-        return sa.Double()
-    return sa.Numeric(DIGITS, kind.scale) if pa.types.is_decimal(kind) else sa.BigInteger()
+        return pa.float64()
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(DIGITS, kind.scale)
+    # A sum of 64 bits would wrap around in silence.
+    return pa.decimal128(DIGITS, 0) if pa.types.is_int64(kind) else pa.int64()
 
 
-def _differences(settings: SqlSinkSettings, table: sa.Table, held: Held) -> list[str]:
+def _differences(database: Database, table: sa.Table, held: Held) -> list[str]:
     """Return every difference for which an existing table cannot take the frame's rows.
 
     Columns the frame does not have are left alone, provided that they may be empty or the table fills them. A column
     that holds sums may be narrower than one that is made for them, as long as they fit.
     """
-    database = settings.database
     twins = {name.lower(): f", and has {name}, which differs only in case" for name in held}
     differences = []
     for column in table.columns:
         name = str(column.name)
         if name not in held:
-            twin = twins.get(name.lower(), "")
-            differences.append(f"the table lacks the frame's column {name}{twin}")
-            continue
-        stored = held[name]["type"]
-        if not database.fits(stored, column.type, is_sum=name in settings.sum_columns):
+            differences.append(f"the table lacks the frame's column {name}{twins.get(name.lower(), '')}")
+        elif not database.fits(stored := held[name]["type"], column.type):
             differences.append(f"column {name} is {stored} in the table and {column.type} in the frame")
-    differences += [
+    return differences + [
         f"column {name} must not be empty, and the frame does not have it"
         for name, column in held.items()
-        if name not in table.columns
-        and not column["nullable"]
-        and not any(column.get(filled) for filled in ("identity", "computed", "default"))
-        and not database.is_numbered(column)
+        if name not in table.columns and not column["nullable"] and not _is_filled(column)
     ]
-    return differences
+
+
+def _is_filled(column: Mapping[str, Any]) -> bool:
+    """Tell whether the table fills a column itself."""
+    is_row_id = bool(column.get("primary_key")) and isinstance(column["type"], sa.Integer)  # of SQLite
+    return is_row_id or any(column.get(by) for by in ("identity", "computed", "default", "autoincrement"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,16 +241,22 @@ class Tables:
     def apply(self, connection: sa.Connection, staged: sa.FromClause) -> None:
         """Apply staged rows: append them, or of each key the newest.
 
-        Raises `ChangedValueError` for one whose value a column would change, and what the database says of others.
+        Raises `RefusedRowError` where the table refuses a row or would change a value of it, and what the database says
+        of itself.
         """
-        self._require_kept(connection, staged)
-        if self.settings.key:
-            self._upsert(connection, staged)
-        else:
-            names = _names(self.target)
-            rows = sa.select(*(self._value(staged, name) for name in names))
-            connection.execute(sa.insert(self.target).from_select(names, rows))
-        self.settings.database.check_constraints(connection)
+        database = self.settings.database
+        try:
+            self._require_kept(connection, staged)
+            if self.settings.key:
+                self._upsert(connection, staged)
+            else:
+                names = _names(self.target)
+                rows = sa.select(*(self._value(staged, name) for name in names))
+                connection.execute(sa.insert(self.target).from_select(names, rows))
+        except sa.exc.SQLAlchemyError as error:
+            if error_kind(database, error) is not ErrorKind.ROW:
+                raise
+            raise RefusedRowError(", ".join(facts_of(database, error))) from None
 
     def _require_kept(self, connection: sa.Connection, staged: sa.FromClause) -> None:
         changes = [
@@ -252,7 +268,7 @@ class Tables:
             reason = sa.case(*changes)
             first = sa.select(reason).select_from(staged).where(reason.is_not(None)).limit(1)
             if (found := connection.execute(first).scalar()) is not None:
-                raise ChangedValueError(found)
+                raise RefusedRowError(found)
 
     def _upsert(self, connection: sa.Connection, staged: sa.FromClause) -> None:
         """Insert one row per key, change the one that stands there, or delete it.
@@ -297,6 +313,18 @@ class Tables:
         value: sa.ColumnElement[Any] = staged.c[name]
         read = self.conversions[name].read if name in self.conversions else None
         return value if read is None else read(value)
+
+
+def stage_table(database: Database, name: str, schema: str | None, columns: pa.Schema) -> sa.Table:
+    """Return the staging table that executors fill, as SQLAlchemy knows it."""
+    return sa.Table(
+        quoted_name(name, quote=True),
+        sa.MetaData(),
+        *columns_of(database, columns, columns.names),
+        sa.Column(ATTEMPT, sa.BigInteger),
+        prefixes=list(database.stage_prefixes),
+        schema=None if schema is None else quoted_name(schema, quote=True),
+    )
 
 
 def numbered(

@@ -1,17 +1,17 @@
 """The seam between databases: all that a SQL sink does differently in one and in another.
 
 A new database is a file beside this one with a subclass, and its line in this package. Everything else that a sink says
-is SQLAlchemy Core and the same everywhere (`tables`, `upsert`).
+is SQLAlchemy Core and the same everywhere (`tables`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
+from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -40,26 +40,9 @@ DIGITS = 38
 #: Sessions of a database that a process keeps at most, and for how many seconds.
 _MOST_KEPT, _KEPT_S = 32, 300
 
-#: Kinds of columns by the kind of what arrives. Within a pair single values may be refused; of those that are not here
-#: hardly any would be kept, and the table does not fit. Kinds are those of `kind_of`.
-Kept = dict[str, frozenset[str]]
-KEPT: Kept = {
-    "boolean": frozenset({"boolean"}),
-    "whole": frozenset({"whole", "decimal", "real", "double"}),
-    "decimal": frozenset({"decimal", "real", "double"}),
-    "real": frozenset({"decimal", "real", "double"}),
-    "double": frozenset({"decimal", "double"}),
-    "date": frozenset({"date"}),
-    "time": frozenset({"time"}),
-    "bytes": frozenset({"bytes"}),
-    "text": frozenset({"text"}),
-}
-#: The same of numbers that are added up: exact ones would lose digits in floats, and floats in decimals.
-KEPT_SUMS: Kept = {
-    "whole": frozenset({"whole", "decimal"}),
-    "decimal": frozenset({"decimal"}),
-    "double": frozenset({"real", "double"}),
-}
+#: Two kinds, of the frame's column and of the table's, that differ though values are kept. Otherwise both must be of
+#: one kind: hardly any value of another would be kept. Kinds are those of `kind_of`.
+WIDER = frozenset({("whole", "decimal"), ("real", "double")})
 
 
 def kind_of(column: Type) -> str:
@@ -89,6 +72,20 @@ class ExactText(sa.Text):
         self.size = size
 
 
+class ErrorKind(Enum):
+    """What an error of a database is about."""
+
+    #: The values of a row.
+    ROW = auto()
+    #: The database cannot do it now: another try may help.
+    TRANSIENT = auto()
+    #: The user lacks a permission.
+    RIGHT = auto()
+    #: The table does not fit the frame.
+    MISFIT = auto()
+    OTHER = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """How a column's staged values get into the table.
@@ -115,18 +112,14 @@ class Database(ABC):
     stage_prefixes: ClassVar[Sequence[str]] = ()
     #: Of "NaN", "infinity" and "NUL", a character of texts, those that it does not know.
     unknown: ClassVar[frozenset[str]] = frozenset()
-    #: The kinds of columns that may keep what the frame has of a kind, and those that may keep sums of it.
-    kept: ClassVar[Kept] = KEPT
-    kept_sums: ClassVar[Kept] = KEPT_SUMS
+    #: Kinds that differ though values are kept, see `WIDER`.
+    wider: ClassVar[frozenset[tuple[str, str]]] = WIDER
     #: Whether decimals are added as such.
     adds_decimals: ClassVar[bool] = True
-    #: Codes of its errors, or the first two characters of a SQLSTATE: those of a row beside what DB-API calls data and
-    #: integrity errors, those of which another try may help, those of a missing right, those of a table that does not
-    #: fit the frame, and those whose texts never quote a value.
-    row_codes: ClassVar[frozenset[str]] = frozenset()
-    transient_codes: ClassVar[frozenset[str]] = frozenset()
-    forbidden_codes: ClassVar[frozenset[str]] = frozenset()
-    misfit_codes: ClassVar[frozenset[str]] = frozenset()
+    #: Codes of its errors, or the first two characters of a SQLSTATE, by kind. What DB-API calls data and integrity
+    #: errors is of a row without a code.
+    codes: ClassVar[Mapping[ErrorKind, frozenset[str]]] = {}
+    #: Codes of errors whose texts never quote a value.
     plain_codes: ClassVar[frozenset[str]] = frozenset()
     #: Returns an `INSERT` of its dialect.
     insert: ClassVar[staticmethod[..., Any]]
@@ -134,15 +127,6 @@ class Database(ABC):
     @abstractmethod
     def engine(self, url: sa.URL, pooling: Mapping[str, Any]) -> sa.Engine:
         """Return an engine whose connections keep what a sink relies on, whatever the server's defaults."""
-
-    @contextmanager
-    def session(self, url: sa.URL, *, is_kept: bool = False) -> Iterator[sa.Connection]:
-        """Open a connection of its own; transactions are begun on it, and leaving it ends what is open.
-
-        One that `is_kept` is there for the next session of this process, which opens another where it is lost.
-        """
-        with _engine_of(self, url, is_kept).connect() as connection:
-            yield connection
 
     def changing(self, insert: Any, table: sa.Table, key: Sequence[str], changes: Changes) -> sa.Insert:
         """Return an `INSERT` that changes a row instead whose key is there, and leaves it alone without changes."""
@@ -189,17 +173,14 @@ class Database(ABC):
         """Return what a table that is made needs beside its columns, of which `summed` are added up."""
         return ()
 
-    def fits(self, stored: Type, arriving: Type, *, is_sum: bool) -> bool:
+    def fits(self, stored: Type, arriving: Type) -> bool:
         """Tell whether a column of one type takes values of another; single ones may be refused by a `Conversion`."""
-        return kind_of(stored) in (self.kept_sums if is_sum else self.kept)[kind_of(arriving)]
+        kinds = kind_of(arriving), kind_of(stored)
+        return kinds[0] == kinds[1] or kinds in self.wider
 
-    def conversions(self, connection: sa.Connection, table: sa.Table) -> Mapping[str, Conversion]:
+    def conversions(self, connection: sa.Connection, table: sa.Table, held: Held) -> Mapping[str, Conversion]:
         """Return how values of the frame get into the columns of an existing table, where that is not plain."""
         return {}
-
-    def is_numbered(self, column: Mapping[str, Any]) -> bool:
-        """Tell whether the table gives each row another number in a column, though no default says so."""
-        return column.get("autoincrement") is True
 
     def differences(self, connection: sa.Connection, table: sa.Table, key: Sequence[str], held: Held) -> list[str]:
         """Return what of an existing table does not fit though a batch would pass; `key` is empty where rows are added.
@@ -212,15 +193,13 @@ class Database(ABC):
         """Return another text when a table's columns or indexes have changed."""
         return ""
 
-    def check_constraints(self, connection: sa.Connection) -> None:
-        """Have refused now what would be refused at the commit, where it can be found which row it was."""
-
 
 @lru_cache(maxsize=16)
-def _engine_of(database: Database, url: sa.URL, is_kept: bool) -> sa.Engine:
+def engine_of(database: Database, url: sa.URL, is_kept: bool) -> sa.Engine:
     """Return the engine of an address, which knows the server and the statements that it has compiled.
 
-    Unless sessions are kept it has no connections, so that a forked process may use it, too.
+    Sessions that are kept are there for the next use in this process, which opens another where one is lost. Unless
+    they are, the engine has no connections, so that a forked process may use it, too.
     """
     kept = {"pool_size": _MOST_KEPT, "pool_pre_ping": True, "pool_recycle": _KEPT_S}
     return database.engine(url, kept if is_kept else {"poolclass": NullPool})

@@ -12,18 +12,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 
 from penstock.spark_sink.sinks.sql.databases.database import (
-    KEPT,
-    KEPT_SUMS,
+    WIDER,
     Changes,
     Conversion,
     Database,
+    ErrorKind,
     ExactText,
     Held,
     Type,
@@ -46,12 +46,8 @@ _SESSION = (
 #: Bytes of an index, and of a character; most characters of a key's column.
 _INDEX_BYTES, _CHARACTER_BYTES, _KEY_SIZE = 3072, 4, 255
 
-
-_COLUMNS = """
-SELECT column_name, LOWER(data_type), column_type, character_maximum_length, character_set_name, collation_name,
-    numeric_precision, numeric_scale, datetime_precision
-FROM information_schema.columns WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :name
-"""
+#: Bytes of texts that have no length.
+_BYTES = {mysql.TINYTEXT: 2**8 - 1, mysql.TEXT: 2**16 - 1, mysql.MEDIUMTEXT: 2**24 - 1}
 
 #: Digits of a second that a time has.
 _MICROSECONDS = 6
@@ -59,25 +55,6 @@ _MICROSECONDS = 6
 #: Numbers that JSON of MySQL would round to a float, outside of quotes.
 _QUOTED_IN_JSON = r'"([^"\\]|\\.)*"'
 _LONG_IN_JSON = "(?=[0-9.]{17})[0-9]+[.]|[0-9]{16,}[eE]|[0-9]{19}"
-
-
-class _Held(NamedTuple):
-    """A column of the table, as the catalogue has it."""
-
-    name: str
-    kind: str
-    written: str
-    size: int
-    charset: str | None
-    collation: str | None
-    precision: int
-    scale: int
-    fraction: int
-
-    @property
-    def pads(self) -> bool:
-        """Whether texts are equal that differ in spaces at their end."""
-        return self.collation is not None and not re.search("nopad|_0900_", self.collation)
 
 
 @compiles(ExactText, "mysql")
@@ -92,31 +69,32 @@ class MySql(Database):
 
     name = "mysql"
     unknown = frozenset({"NaN", "infinity"})
-    #: Exact numbers go into no floats, which keep few of their digits.
-    kept = KEPT | KEPT_SUMS | {"boolean": frozenset({"whole"}), "double": KEPT["double"]}
-    #: Other duplicates, values that are unreadable or divided by zero, a view's or a column's check, no partition for a
-    #: row, a trigger's SIGNAL, bad JSON, and a row that is too long for the table.
-    row_codes = frozenset({
-        "1022", "1118", "1292", "1365", "1369", "1411", "1525", "1526", "1557", "1586", "1644", "1690", "1748", "1761",
-        "1762", "1916", "1918", "1977", "3140", "3141", "3156", "3157", "3819", "3854", "4025",
-    })  # fmt: skip
-    #: Connections (2xxx, and 0 where one is closed), too many of them, a server that goes or cannot answer, locks and
-    #: deadlocks (1305: a savepoint that a deadlock took along), a table or row that has changed, and servers that take
-    #: no changes, as in the middle of a failover.
-    transient_codes = frozenset({
-        "0", "1020", "1040", "1043", "1047", "1053", "1077", "1079", "1080", "1152", "1158", "1159", "1160", "1161",
-        "1203", "1205", "1206", "1213", "1290", "1305", "1412", "1637", "1792", "1836", "1927", "2002", "2003", "2006",
-        "2013", "2014", "2045", "2055", "4031",
-    })  # fmt: skip
-    forbidden_codes = frozenset({"1044", "1142", "1143", "1227", "1370"})
-    #: Names that are too long, or that no column, table or database has, and decimals of more digits than it has.
-    misfit_codes = frozenset({"1059", "1102", "1103", "1166", "1300", "1425", "1426"})
+    wider = WIDER | {("boolean", "whole")}
+    codes: ClassVar[Mapping[ErrorKind, frozenset[str]]] = {
+        # Other duplicates, values that are unreadable or divided by zero, a view's or a column's check, no partition
+        # for a row, a trigger's SIGNAL, bad JSON, and a row that is too long for the table.
+        ErrorKind.ROW: frozenset({
+            "1022", "1118", "1292", "1365", "1369", "1411", "1525", "1526", "1557", "1586", "1644", "1690", "1748",
+            "1761", "1762", "1916", "1918", "1977", "3140", "3141", "3156", "3157", "3819", "3854", "4025",
+        }),
+        # Connections (2xxx, and 0 where one is closed), too many of them, a server that goes or cannot answer, locks
+        # and deadlocks (1305: a savepoint that a deadlock took along), a table or row that has changed, and servers
+        # that take no changes, as in the middle of a failover.
+        ErrorKind.TRANSIENT: frozenset({
+            "0", "1020", "1040", "1043", "1047", "1053", "1077", "1079", "1080", "1152", "1158", "1159", "1160", "1161",
+            "1203", "1205", "1206", "1213", "1290", "1305", "1412", "1637", "1792", "1836", "1927", "2002", "2003",
+            "2006", "2013", "2014", "2045", "2055", "4031",
+        }),
+        ErrorKind.RIGHT: frozenset({"1044", "1142", "1143", "1227", "1370"}),
+        # Names that are too long, or that no column, table or database has, and decimals of more digits than it has.
+        ErrorKind.MISFIT: frozenset({"1059", "1102", "1103", "1166", "1300", "1425", "1426"}),
+    }  # fmt: skip
     #: Texts with names of columns, tables, constraints, servers and users; those of users are taken out.
     plain_codes = frozenset({
         "1045", "1046", "1048", "1049", "1054", "1071", "1118", "1146", "1153", "1264", "1267", "1364", "1406", "1698",
-        "2058", "2059", "3819", "4025", *(transient_codes - {"1203"}), *forbidden_codes, *misfit_codes,
+        "2058", "2059", "3819", "4025", *(codes[ErrorKind.TRANSIENT] - {"1203"}), *codes[ErrorKind.RIGHT],
+        *codes[ErrorKind.MISFIT],
     })  # fmt: skip
-
     insert = staticmethod(mysql.insert)
 
     def engine(self, url: sa.URL, pooling: Mapping[str, Any]) -> sa.Engine:
@@ -150,11 +128,12 @@ class MySql(Database):
             return mysql.LONGBLOB() if size is None else sa.VARBINARY(size * _CHARACTER_BYTES)
         return mysql.DATETIME(timezone=kind.timezone, fsp=6) if isinstance(kind, sa.DateTime) else kind
 
-    def conversions(self, connection: sa.Connection, table: sa.Table) -> dict[str, Conversion]:
+    def conversions(self, connection: sa.Connection, table: sa.Table, held: Held) -> dict[str, Conversion]:
         """Return how values of the frame get into the columns of a table."""
-        return {held.name: _conversion(table.c[held.name], held) for held in _columns_of(connection, table)}
+        options = sa.inspect(connection).get_table_options(table.name, table.schema)
+        return {name: _conversion(column, held[name]["type"], options) for name, column in table.columns.items()}
 
-    def fits(self, stored: Type, arriving: Type, *, is_sum: bool) -> bool:
+    def fits(self, stored: Type, arriving: Type) -> bool:
         """Tell whether a column takes values of a type: a truth value also into BIT.
 
         FLOAT(7, 2) cuts in its own way, a set is put in order, and times, years and what SQLAlchemy does not know, such
@@ -164,7 +143,7 @@ class MySql(Database):
             return isinstance(arriving, sa.Boolean)
         is_cut = isinstance(stored, sa.Float) and getattr(stored, "scale", None) is not None
         is_odd = isinstance(stored, mysql.SET | mysql.TIME | mysql.YEAR | sa.types.NullType)
-        return not is_cut and not is_odd and super().fits(stored, arriving, is_sum=is_sum)
+        return not is_cut and not is_odd and super().fits(stored, arriving)
 
     def differences(self, connection: sa.Connection, table: sa.Table, key: Sequence[str], held: Held) -> list[str]:
         """Return what is no table of InnoDB; with a key, other unique indexes and texts of loose collations.
@@ -172,41 +151,39 @@ class MySql(Database):
         `ON DUPLICATE KEY UPDATE` would change a row that it finds by another index. One on a number that the table
         gives each row meets no other row.
         """
-        inspector, schema, found = sa.inspect(connection), table.schema, []
-        engine = inspector.get_table_options(table.name, schema).get("mysql_engine")
-        if engine != "InnoDB":
+        inspector, place, found = sa.inspect(connection), (table.name, table.schema), []
+        options = inspector.get_table_options(*place)
+        if (engine := options.get("mysql_engine")) != "InnoDB":
             found.append(
                 f"it is of {engine}, and only InnoDB stores rows and ledger in one transaction; "
                 f"ALTER TABLE {table.name} ENGINE=InnoDB"
             )
         if not key:
             return found
-        primary = inspector.get_pk_constraint(table.name, schema)["constrained_columns"]
-        indexes: list[list[Any]] = [primary] * bool(primary)
-        indexes += [
-            [] if index.get("dialect_options", {}).get("mysql_length") else index["column_names"]
-            for index in inspector.get_indexes(table.name, schema)
+        primary = inspector.get_pk_constraint(*place)["constrained_columns"]
+        # An index of the first characters of a column is on no columns here.
+        unique: list[set[str | None]] = [set(primary)] if primary else []
+        unique += [
+            set() if index.get("dialect_options", {}).get("mysql_length") else set(index["column_names"])
+            for index in inspector.get_indexes(*place)
             if index["unique"]
         ]
-        if not any(set(index) == set(key) for index in indexes):
+        if set(key) not in unique:
             found.append(f"it has no primary key or unique index on ({', '.join(key)})")
-        numbered = {name for name, column in held.items() if self.is_numbered(column) and name not in table.c}
+        numbered = {name for name, column in held.items() if column.get("autoincrement") and name not in table.c}
+        others = [", ".join(sorted(map(str, index))) for index in unique if index != set(key) and not index & numbered]
         found += [
             f"it has another unique index{f' on ({columns})' if columns else ''}, and ON DUPLICATE KEY UPDATE would "
             "change the row that it finds by that; make it an index that is not unique"
-            for columns in (
-                ", ".join(sorted(map(str, index)))
-                for index in indexes
-                if set(index) != set(key) and not numbered & set(index)
-            )
+            for columns in others
         ]
-        found += [
-            f"column {column.name} of the key has the collation {column.collation}, by which texts are equal that "
-            "differ, in case say, or that lacks characters; give it a binary one of utf8mb4, such as utf8mb4_bin"
-            for column in _columns_of(connection, table)
-            if column.name in key and column.collation and not re.fullmatch("utf8mb4.*_bin", column.collation)
+        collations = {name: _collation_of(held[name]["type"], options) for name in key if name in held}
+        return found + [
+            f"column {name} of the key has the collation {collation}, by which texts are equal that differ, in case "
+            "say, or that lacks characters; give it a binary one of utf8mb4, such as utf8mb4_bin"
+            for name, collation in collations.items()
+            if collation is not None and not re.fullmatch("utf8mb4.*_bin", collation)
         ]
-        return found
 
     def fingerprint(self, connection: sa.Connection, table: sa.Table) -> str:
         """Return how the table would be made, without the next number of its rows."""
@@ -214,48 +191,53 @@ class MySql(Database):
         return re.sub("AUTO_INCREMENT=[0-9]+", "", connection.exec_driver_sql(f"SHOW CREATE TABLE {name}").one()[1])
 
 
-def _columns_of(connection: sa.Connection, table: sa.Table) -> list[_Held]:
-    """Return the columns of an existing table that a sink writes."""
-    found = connection.execute(sa.text(_COLUMNS), {"schema": table.schema, "name": table.name})
-    return [_Held(*row) for row in found if row[0] in table.c]
+def _collation_of(stored: Any, options: Mapping[str, Any]) -> str | None:
+    """Return how a column compares texts, None if it has none; what it does not say itself, its table does."""
+    if not isinstance(stored, sa.String):
+        return None
+    inherited = None if getattr(stored, "charset", None) else options.get("mysql_collate")
+    return stored.collation or inherited or "that is its character set's default"
 
 
-def _conversion(column: sa.Column[Any], held: _Held) -> Conversion:
+def _conversion(column: sa.Column[Any], stored: Any, options: Mapping[str, Any]) -> Conversion:
     value: sa.ColumnElement[Any] = sa.column(str(column.name), column.type)
-    written = held.kind if held.kind == "enum" else held.written
+    written = str(stored).partition(" C")[0]  # without character set and collation
     if not isinstance(column.type, sa.Text):
-        return Conversion(written, None, _keeps(column.type, value, held))
-    conditions = _keeps_text(value, held, is_key=column.primary_key)
+        return Conversion(written, None, _keeps(column.type, value, stored))
+    collation = _collation_of(stored, options) if column.primary_key else None
+    charset = getattr(stored, "charset", None) or options.get("mysql_default charset")
+    conditions = _keeps_text(value, stored, charset, collation)
     # As the table tells keys apart.
-    read = partial(sa.collate, collation=held.collation) if column.primary_key and held.collation is not None else None
+    read = None if collation is None else partial(sa.collate, collation=collation)
     return Conversion(written, read, sa.and_(*conditions) if conditions else None)
 
 
-def _keeps(kind: Type, value: sa.ColumnElement[Any], held: _Held) -> sa.ColumnElement[bool] | None:
+def _keeps(kind: Type, value: sa.ColumnElement[Any], stored: Any) -> sa.ColumnElement[bool] | None:
     """Return the condition under which a number, a time or bytes stay as they are; None where each does."""
-    if held.kind == "decimal" and isinstance(kind, sa.Float):
-        return sa.cast(value, sa.Numeric(held.precision, held.scale)) == value
-    if held.kind == "decimal" and isinstance(kind, sa.Numeric) and held.scale < (kind.scale or 0):
-        return sa.func.truncate(value, held.scale) == value
-    if held.kind in {"datetime", "timestamp"} and held.fraction < _MICROSECONDS:
-        return sa.func.mod(sa.func.microsecond(value), 10 ** (_MICROSECONDS - held.fraction)) == 0
-    return sa.func.length(value) == held.size if held.kind == "binary" else None
+    if isinstance(stored, mysql.DECIMAL) and isinstance(kind, sa.Numeric) and (stored.scale or 0) < (kind.scale or 0):
+        return sa.func.truncate(value, stored.scale or 0) == value
+    if isinstance(stored, mysql.DATETIME | mysql.TIMESTAMP) and (digits := stored.fsp or 0) < _MICROSECONDS:
+        return sa.func.mod(sa.func.microsecond(value), 10 ** (_MICROSECONDS - digits)) == 0
+    return sa.func.length(value) == stored.length if isinstance(stored, sa.BINARY) else None
 
 
-def _keeps_text(value: sa.ColumnElement[Any], held: _Held, *, is_key: bool) -> list[sa.ColumnElement[bool]]:
+def _keeps_text(
+    value: sa.ColumnElement[Any], stored: Any, charset: str | None, key_collation: str | None
+) -> list[sa.ColumnElement[bool]]:
     """Return the conditions under which a text stays as it is; what is not said here is an error of the server."""
     found: list[sa.ColumnElement[bool]] = []
-    if held.kind in {"char", "varchar"}:
-        found.append(sa.func.char_length(value) <= held.size)
-    if held.kind in {"tinytext", "text", "mediumtext"}:
-        text = value if held.charset == "utf8mb4" else sa.cast(value, mysql.CHAR(charset=held.charset))
-        found.append(sa.func.octet_length(text) <= held.size)
-    if held.kind == "char" or (is_key and held.pads):
+    if isinstance(stored, mysql.CHAR | mysql.VARCHAR):
+        found.append(sa.func.char_length(value) <= stored.length)
+    if (most := _BYTES.get(type(stored))) is not None:
+        text = value if charset == "utf8mb4" else sa.cast(value, mysql.CHAR(charset=charset))
+        found.append(sa.func.octet_length(text) <= most)
+    # Of a key, texts are equal that differ in spaces at their end.
+    pads = key_collation is not None and not re.search("nopad|_0900_", key_collation)
+    if pads or isinstance(stored, mysql.CHAR):
         found.append(sa.func.char_length(sa.func.rtrim(value)) == sa.func.char_length(value))
-    if held.kind == "enum":
-        members = [member.replace("''", "'") for member in re.findall("'((?:[^']|'')*)'", held.written)]
-        found.append(sa.func.hex(value).in_([member.encode().hex().upper() for member in members]))
-    if held.kind == "json":
+    if isinstance(stored, mysql.ENUM):
+        found.append(sa.func.hex(value).in_([member.encode().hex().upper() for member in stored.enums]))
+    if isinstance(stored, sa.JSON):
         unquoted = sa.func.regexp_replace(value, _QUOTED_IN_JSON, "")
         found.append(sa.not_(unquoted.regexp_match(_LONG_IN_JSON)))
     return found

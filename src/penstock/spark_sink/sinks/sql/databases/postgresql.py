@@ -2,21 +2,29 @@
 
 PostgreSQL rounds numbers and times, and cuts and pads texts, to what a column holds, and says nothing. So a value is
 kept if it comes back as it was when it is cast to the column's type and back. Types below keep what a text says in any
-spelling, times and intervals in some; for others a text must read as PostgreSQL writes the value.
+spelling; for others a text must read as PostgreSQL writes the value.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.csv
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from penstock.spark_sink.sinks.sql.databases.database import Conversion, Database, is_whole, new_engine
+from penstock.spark_sink.sinks.sql.databases.database import (
+    Conversion,
+    Database,
+    ErrorKind,
+    Held,
+    is_whole,
+    new_engine,
+)
 
 #: Rows that are CSV text at one time.
 _ROWS_AT_ONCE = 20_000
@@ -26,7 +34,11 @@ _CONNECT_TIMEOUT_S = 15
 _LOCK_WAIT_S = 60
 
 #: Begins a transaction in one round trip. A pooler may give the next one another session, so all is said each time.
-_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL TIME ZONE 'UTC'; SET LOCAL lock_timeout = '{}s'"
+#: Constraints that are deferred are checked at once, where it can be found which row it was, and not at the commit.
+_BEGIN = (
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL TIME ZONE 'UTC'; SET LOCAL lock_timeout = '{}s'; "
+    "SET CONSTRAINTS ALL IMMEDIATE"
+)
 
 #: What the catalogue has of a table's columns and indexes.
 _FINGERPRINT = """
@@ -35,19 +47,16 @@ SELECT (SELECT string_agg(held::text, ' ' ORDER BY attnum) FROM pg_attribute AS 
 FROM to_regclass(:name) AS found(oid)
 """
 
-
-#: The columns of a table: type as it is written, and of what that is made where it is a domain.
+#: The columns of a table: its type as it is written, the name of it if it is PostgreSQL's own, its length or precision,
+#: -1 for none, and whether it is an enum or of an extension.
 _COLUMNS = """
-WITH RECURSIVE held AS (
-    SELECT attname, format_type(atttypid, atttypmod) AS written, atttypid AS kind, atttypmod AS modifier
-    FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attnum > 0 AND NOT attisdropped
-    UNION ALL
-    SELECT attname, written, typbasetype, typtypmod FROM held JOIN pg_type ON oid = kind WHERE typtype = 'd'
-)
-SELECT attname, written, typname, modifier, format_type(kind, modifier) = written AS is_plain,
-    typtype = 'e' OR (typtype = 'b' AND typcategory <> 'A' AND typnamespace <> 'pg_catalog'::regnamespace) AS is_named
-FROM held JOIN pg_type ON oid = kind WHERE typtype <> 'd'
+SELECT attname, format_type(atttypid, atttypmod), CASE WHEN is_own THEN typname ELSE '' END, atttypmod,
+    NOT is_own AND typtype IN ('b', 'e') AND typcategory <> 'A'
+FROM pg_attribute
+JOIN (SELECT *, typnamespace = 'pg_catalog'::regnamespace AS is_own FROM pg_type) AS kind ON kind.oid = atttypid
+WHERE attrelid = to_regclass(:name) AND attnum > 0 AND NOT attisdropped
 """
+
 
 #: Whole numbers, of which one that does not fit is an error.
 _WHOLE = frozenset({"int2", "int4", "int8"})
@@ -62,31 +71,6 @@ _EXACT = _WHOLE | {
     "numrange", "bool", "numeric",
 }  # fmt: skip
 
-#: Spellings of which nothing is lost but by a column's precision. Others would be read as well: without a time's date
-#: or zone, say, or with a fraction of a month in whole days.
-_CLOCK = "[0-9]{2}:[0-9]{2}(:[0-5][0-9]([.][0-9]{1,6}0*)?)?"
-_SPELLINGS = {
-    "time": f"^{_CLOCK}$",
-    "timetz": f"^{_CLOCK}([+-][0-9]{{2}}(:?[0-9]{{2}})?|z)$",
-    "interval": "^[^.]*([.][0-9]{1,6}0*)? ?(s|secs?|seconds?)?$",
-}
-
-
-class _Held(NamedTuple):
-    """A column of the table.
-
-    `written` is its type as SQL has it, `name` PostgreSQL's name of that, or of what a domain is made of, and
-    `modifier` its length or precision, -1 for none. `is_plain` says that it is no domain, and `is_named` that its
-    values are those of an enum or of an extension.
-    """
-
-    column: str
-    written: str
-    name: str
-    modifier: int
-    is_plain: bool
-    is_named: bool
-
 
 class PostgreSql(Database):
     """PostgreSQL, by psycopg."""
@@ -95,18 +79,20 @@ class PostgreSql(Database):
     #: An UNLOGGED table is empty after a crash of the server; the rows are counted before they are merged.
     stage_prefixes = ("UNLOGGED",)
     unknown = frozenset({"NUL"})
-    #: A view's check, a trigger's RAISE, two rows that the table holds for one key though the frame does not, which
-    #: pass one by one, and a row that is too long for the table or for an index.
-    row_codes = frozenset({"44", "P0001", "21000", "54000"})
-    #: Connections, serialization failure, deadlock, a lock not to be had, too many connections, a server that goes,
-    #: fell or is not ready yet, and one that takes no changes, as it is in the middle of a failover.
-    transient_codes = frozenset({"08", "40001", "40P01", "55P03", "53300", "57P01", "57P02", "57P03", "25006"})
-    forbidden_codes = frozenset({"42501"})
-    #: A column of another type, a key without a unique constraint or with one that is checked at the commit, a column
-    #: that the table computes, and one that each table has already, such as ctid.
-    misfit_codes = frozenset({"42804", "42P10", "55000", "428C9", "42701"})
+    codes: ClassVar[Mapping[ErrorKind, frozenset[str]]] = {
+        # A view's check, a trigger's RAISE, two rows that the table holds for one key though the frame does not, which
+        # pass one by one, and a row that is too long for the table or for an index.
+        ErrorKind.ROW: frozenset({"44", "P0001", "21000", "54000"}),
+        # Connections, serialization failure, deadlock, a lock not to be had, too many connections, a server that goes,
+        # fell or is not ready yet, and one that takes no changes, as it is in the middle of a failover.
+        ErrorKind.TRANSIENT: frozenset({"08", "40001", "40P01", "55P03", "53300", "57P01", "57P02", "57P03", "25006"}),
+        ErrorKind.RIGHT: frozenset({"42501"}),
+        # A column of another type, a key without a unique constraint or with one that is checked at the commit, a
+        # column that the table computes, and one that each table has already, such as ctid.
+        ErrorKind.MISFIT: frozenset({"42804", "42P10", "55000", "428C9", "42701"}),
+    }
     #: Also what an address with a `statement_timeout` bounds.
-    plain_codes = forbidden_codes | misfit_codes | {"57014"}
+    plain_codes = codes[ErrorKind.RIGHT] | codes[ErrorKind.MISFIT] | {"57014"}
     insert = staticmethod(postgresql.insert)
 
     def engine(self, url: sa.URL, pooling: Mapping[str, Any]) -> sa.Engine:
@@ -142,15 +128,10 @@ class PostgreSql(Database):
             # COPY goes past SQLAlchemy, so its errors are put in SQLAlchemy's form here.
             raise sa.exc.DBAPIError("COPY", None, error, hide_parameters=True) from error
 
-    def conversions(self, connection: sa.Connection, table: sa.Table) -> dict[str, Conversion]:
+    def conversions(self, connection: sa.Connection, table: sa.Table, _held: Held) -> dict[str, Conversion]:
         """Return how values of the frame get into the columns of a table."""
-        found = [_Held(*row) for row in connection.execute(sa.text(_COLUMNS), {"name": _name_of(table)})]
-        held = {column.column: column for column in found if column.column in table.c}
-        return {name: _conversion(connection.dialect, table.c[name], column) for name, column in held.items()}
-
-    def check_constraints(self, connection: sa.Connection) -> None:
-        """Check constraints that are deferred to the commit."""
-        connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
+        found, dialect = connection.execute(sa.text(_COLUMNS), {"name": _name_of(table)}), connection.dialect
+        return {row[0]: _conversion(dialect, table.c[row[0]], row) for row in found if row[0] in table.c}
 
     def fingerprint(self, connection: sa.Connection, table: sa.Table) -> str:
         """Ask the catalogue, in one question."""
@@ -179,39 +160,19 @@ def _as_text(chunk: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=chunk.schema.names)
 
 
-def _conversion(dialect: sa.Dialect, column: sa.Column[Any], held: _Held) -> Conversion:
+def _conversion(dialect: sa.Dialect, column: sa.Column[Any], held: Sequence[Any]) -> Conversion:
+    """Return how values get into a column, which is a row of `_COLUMNS`."""
     value: sa.ColumnElement[Any] = sa.column(str(column.name), column.type)
+    _, written, name, modifier, is_made = held
+    read = partial(_as, written=written)
     if isinstance(column.type, sa.Text):
-        is_read = not held.is_plain or held.name not in _TEXTS
-        return Conversion(held.written, _as(held.written) if is_read else None, _keeps_text(value, held))
+        is_kept = is_made or (name.removeprefix("_") in _EXACT and modifier == -1)
+        kept = None if is_kept else sa.cast(read(value), sa.Text()) == value
+        return Conversion(written, None if name in _TEXTS else read, kept)
     own = str(column.type.compile(dialect=dialect)).lower().replace(", ", ",")
-    if own == held.written or (is_whole(column.type) and held.name in _WHOLE):
-        return Conversion(held.written)
-    is_float = isinstance(column.type, sa.Float)
-    # By way of a text, which has all digits: as a numeric a float has 15 of them, or 6.
-    read = _as("text", held.written) if is_float and held.name == "numeric" else None
-    stored = (read or _as(held.written))(value)
-    if held.name in {"float4", "float8"} and isinstance(column.type, sa.Numeric) and not is_float:
-        stored = sa.cast(stored, sa.Text())
-    return Conversion(held.written, read, sa.cast(stored, column.type) == value)
+    is_kept = own == written or (is_whole(column.type) and name in _WHOLE)
+    return Conversion(written, None, None if is_kept else sa.cast(read(value), column.type) == value)
 
 
-def _as(*types: str) -> Callable[[sa.ColumnElement[Any]], sa.ColumnElement[Any]]:
-    """Return the reading of a value by some types, one after the other."""
-
-    def read(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-        for written in types:
-            value = value.op("::", precedence=100)(sa.literal_column(written))
-        return value
-
-    return read
-
-
-def _keeps_text(value: sa.ColumnElement[Any], held: _Held) -> sa.ColumnElement[bool] | None:
-    """Return the condition under which what a text says is what is stored; None where each text is refused or kept."""
-    if held.is_named or (held.name.removeprefix("_") in _EXACT and held.modifier == -1):
-        return None
-    stored = _as(held.written)(value)
-    if held.name in _SPELLINGS:
-        return sa.and_(value.op("~*")(_SPELLINGS[held.name]), stored == _as(held.name)(value))
-    return sa.cast(stored, sa.Text()) == value
+def _as(value: sa.ColumnElement[Any], written: str) -> sa.ColumnElement[Any]:
+    return value.op("::", precedence=100)(sa.literal_column(written))

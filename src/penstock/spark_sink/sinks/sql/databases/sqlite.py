@@ -8,19 +8,16 @@ rows are refused before.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
-from penstock.spark_sink.sinks.sql.databases.database import KEPT, Database, Type, new_engine
+from penstock.spark_sink.sinks.sql.databases.database import WIDER, Database, ErrorKind, Type, new_engine
 
 #: Seconds to wait for another writer's transaction to end.
 LOCK_TIMEOUT_S = 60.0
-
-#: A column of any of these keeps numbers of any other, fractions in whole numbers too.
-_NUMBERS = ("whole", "decimal", "real", "double")
 
 #: Digits that a number keeps, which is a float. Decimals of more are texts.
 _DIGITS = 15
@@ -39,11 +36,11 @@ class Sqlite(Database):
     name = "sqlite"
     is_server = False
     unknown = frozenset({"NaN"})
-    kept = KEPT | dict.fromkeys(["boolean", *_NUMBERS], frozenset({"boolean", *_NUMBERS}))
-    kept_sums = kept
+    #: Each float is one of 8 bytes.
+    wider = WIDER | {("double", "real")}
     adds_decimals = False
     #: Among others a column that is not there or that the table computes, and a key without a unique index.
-    misfit_codes = frozenset({"SQLITE_ERROR"})
+    codes: ClassVar[Mapping[ErrorKind, frozenset[str]]] = {ErrorKind.MISFIT: frozenset({"SQLITE_ERROR"})}
     insert = staticmethod(sqlite.insert)
 
     def engine(self, url: sa.URL, pooling: Mapping[str, Any]) -> sa.Engine:
@@ -78,12 +75,3 @@ class Sqlite(Database):
         """Return what keeps it from turning whole sums that have become too large into floats."""
         whole = [name for name in summed if pa.types.is_integer(frame.field(name).type)]
         return [sa.CheckConstraint(sa.func.typeof(sa.column(name)).in_(["integer", "null"])) for name in whole]
-
-    def fits(self, stored: Type, arriving: Type, *, is_sum: bool) -> bool:
-        """Refuse columns of floats for whole numbers: they would keep 53 bits of one, and say nothing."""
-        is_cut = isinstance(stored, sa.Float) and isinstance(arriving, sa.BigInteger) and not is_sum
-        return not is_cut and super().fits(stored, arriving, is_sum=is_sum)
-
-    def is_numbered(self, column: Mapping[str, Any]) -> bool:
-        """Tell whether it is an INTEGER primary key, which stands for the row's own id."""
-        return bool(column["primary_key"]) and isinstance(column["type"], sa.Integer)
