@@ -15,8 +15,8 @@ from databases import TestDatabase
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.sinks.sql import stages as ways
-from penstock.spark_sink.sinks.sql.databases import mysql
-from penstock.spark_sink.sinks.sql.databases import postgresql as postgresql_module
+from penstock.spark_sink.sinks.sql.databases.mysql import MySql
+from penstock.spark_sink.sinks.sql.databases.postgresql import PostgreSql
 from penstock.spark_sink.sinks.sql.rows import Report
 from penstock.spark_sink.sinks.sql.stages import run_tasks
 
@@ -111,8 +111,10 @@ def test_a_table_that_has_changed_since_is_checked_again(server: TestDatabase, c
 def test_a_staging_table_into_which_a_lost_task_still_copies_is_left_behind(
     server: TestDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgresql_module, "_LOCK_WAIT_S", 1)
-    monkeypatch.setattr(mysql, "_SESSION", mysql._SESSION.replace("lock_wait_timeout = 60", "lock_wait_timeout = 1"))
+    args = dict(MySql.connect_args)
+    args["init_command"] = args["init_command"].replace("lock_wait_timeout = 60", "lock_wait_timeout = 1")
+    monkeypatch.setattr(MySql, "connect_args", args)
+    monkeypatch.setattr(PostgreSql, "begin", PostgreSql.begin.replace("'60s'", "'1s'"))
     sink = totals_sink(server)
     with sa.create_engine(server.url, poolclass=sa.NullPool).connect() as lost:
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.sql.elements import quoted_name
 
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks.sink import Changes, Entries
-from penstock.spark_sink.sinks.sql.databases.database import Database, ExactText
+from penstock.spark_sink.sinks.sql.databases.database import Database, ExactText, named_table
 from penstock.spark_sink.source.plan import TopicPartition
 
 #: What a row holds that was made only to be locked, or whose entry was removed.
@@ -27,9 +26,9 @@ _NAME = 255
 
 def ledger_table(name: str, schema: str | None = None) -> sa.Table:
     """Return the ledger's table: one row per query, target table, topic and partition; see `rules.LedgerEntry`."""
-    return sa.Table(
-        quoted_name(name, quote=True),
-        sa.MetaData(),
+    return named_table(
+        name,
+        schema,
         sa.Column("query", ExactText(_NAME), primary_key=True),
         sa.Column("target", ExactText(_NAME), primary_key=True),
         sa.Column("topic", ExactText(_NAME), primary_key=True),
@@ -40,7 +39,6 @@ def ledger_table(name: str, schema: str | None = None) -> sa.Table:
         sa.Column("topic_id", sa.Text),
         sa.Column("query_id", sa.Text),
         sa.Column("batch_id", sa.BigInteger),
-        schema=None if schema is None else quoted_name(schema, quote=True),
     )
 
 

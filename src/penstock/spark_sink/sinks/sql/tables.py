@@ -24,6 +24,7 @@ from penstock.spark_sink.sinks.sql.databases.database import (
     ErrorKind,
     Held,
     Type,
+    named_table,
 )
 from penstock.spark_sink.sinks.sql.databases.errors import RefusedRowError, error_kind, facts_of
 from penstock.spark_sink.sinks.sql.ledger import ledger_exists, ledger_table
@@ -59,13 +60,8 @@ def prepare(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connecti
     database, schema = settings.database, settings.schema
     unstored = () if settings.keep_position else set(POSITION) - {*settings.key, *settings.sum_columns}
     stored = [name for name in frame.names if name != settings.delete and name not in unstored]
-    target = sa.Table(
-        quoted_name(settings.table, quote=True),
-        sa.MetaData(),
-        *columns_of(database, frame, stored, settings.key, settings.sum_columns),
-        *database.constraints(frame, settings.sum_columns),
-        schema=None if schema is None else quoted_name(schema, quote=True),
-    )
+    columns = columns_of(database, frame, stored, settings.key, settings.sum_columns)
+    target = named_table(settings.table, schema, *columns, *database.constraints(frame, settings.sum_columns))
     most, names = connection.dialect.max_identifier_length, (schema or "", settings.table, settings.ledger_table)
     if long := [name for name in (*names, *stored) if len(name.encode()) > most]:
         raise SchemaMismatchError(
@@ -317,14 +313,8 @@ class Tables:
 
 def stage_table(database: Database, name: str, schema: str | None, columns: pa.Schema) -> sa.Table:
     """Return the staging table that executors fill, as SQLAlchemy knows it."""
-    return sa.Table(
-        quoted_name(name, quote=True),
-        sa.MetaData(),
-        *columns_of(database, columns, columns.names),
-        sa.Column(ATTEMPT, sa.BigInteger),
-        prefixes=list(database.stage_prefixes),
-        schema=None if schema is None else quoted_name(schema, quote=True),
-    )
+    items = [*columns_of(database, columns, columns.names), sa.Column(ATTEMPT, sa.BigInteger)]
+    return named_table(name, schema, *items, prefixes=database.stage_prefixes)
 
 
 def numbered(

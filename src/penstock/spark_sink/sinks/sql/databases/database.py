@@ -6,7 +6,6 @@ is SQLAlchemy Core and the same everywhere (`tables`).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -18,6 +17,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
+from sqlalchemy.sql.elements import quoted_name
 
 #: Returns new values of the row that stands, by column; it is given what finds a value of the arriving row by column.
 Changes = Callable[[Callable[[str], sa.ColumnElement[Any]]], Mapping[str, sa.ColumnElement[Any]]]
@@ -72,6 +72,12 @@ class ExactText(sa.Text):
         self.size = size
 
 
+def named_table(name: str, schema: str | None, *items: sa.schema.SchemaItem, prefixes: Sequence[str] = ()) -> sa.Table:
+    """Return a table whose name and schema are quoted always."""
+    place = None if schema is None else quoted_name(schema, quote=True)
+    return sa.Table(quoted_name(name, quote=True), sa.MetaData(), *items, schema=place, prefixes=list(prefixes))
+
+
 class ErrorKind(Enum):
     """What an error of a database is about."""
 
@@ -101,7 +107,7 @@ class Conversion:
     kept: sa.ColumnElement[bool] | None = None
 
 
-class Database(ABC):
+class Database:
     """One kind of database. It has no state but its engines: connections are the caller's."""
 
     #: Its name, as SQLAlchemy has it.
@@ -121,12 +127,14 @@ class Database(ABC):
     codes: ClassVar[Mapping[ErrorKind, frozenset[str]]] = {}
     #: Codes of errors whose texts never quote a value.
     plain_codes: ClassVar[frozenset[str]] = frozenset()
+    #: What its driver is given to connect; time limits in the address count before these.
+    connect_args: ClassVar[Mapping[str, Any]] = {}
+    #: How its transactions see each other, as SQLAlchemy calls it; None for the driver's own way.
+    isolation: ClassVar[str | None] = None
+    #: Begins a transaction, where the driver does not.
+    begin: ClassVar[str] = ""
     #: Returns an `INSERT` of its dialect.
     insert: ClassVar[staticmethod[..., Any]]
-
-    @abstractmethod
-    def engine(self, url: sa.URL, pooling: Mapping[str, Any]) -> sa.Engine:
-        """Return an engine whose connections keep what a sink relies on, whatever the server's defaults."""
 
     def changing(self, insert: Any, table: sa.Table, key: Sequence[str], changes: Changes) -> sa.Insert:
         """Return an `INSERT` that changes a row instead whose key is there, and leaves it alone without changes."""
@@ -202,9 +210,13 @@ def engine_of(database: Database, url: sa.URL, is_kept: bool) -> sa.Engine:
     they are, the engine has no connections, so that a forked process may use it, too.
     """
     kept = {"pool_size": _MOST_KEPT, "pool_pre_ping": True, "pool_recycle": _KEPT_S}
-    return database.engine(url, kept if is_kept else {"poolclass": NullPool})
-
-
-def new_engine(url: sa.URL, connect_args: Mapping[str, Any], pooling: Mapping[str, Any], **options: Any) -> sa.Engine:
-    """Return an engine whose errors do not quote parameters."""
-    return sa.create_engine(url, hide_parameters=True, connect_args=dict(connect_args), **pooling, **options)
+    options: dict[str, Any] = kept if is_kept else {"poolclass": NullPool}
+    is_set = {name for name in url.query if name.endswith("timeout")}
+    given = {name: value for name, value in database.connect_args.items() if name not in is_set}
+    # Errors are not to quote parameters.
+    engine = sa.create_engine(
+        url, hide_parameters=True, connect_args=given, isolation_level=database.isolation, **options
+    )
+    if database.begin:
+        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(database.begin))
+    return engine

@@ -27,19 +27,14 @@ from penstock.spark_sink.sinks.sql.databases.database import (
     ExactText,
     Held,
     Type,
-    new_engine,
 )
 
-#: Seconds to wait for a connection, and for the server's answer to one statement; an address may set others.
-_BOUNDS = {"connect_timeout": 15, "read_timeout": 600, "write_timeout": 600}
-#: Seconds to wait for another transaction's lock.
-_LOCK_WAIT_S = 60
-
-#: What a session is to keep whatever the server's defaults: values out of range are errors, times are in UTC, tables
-#: have transactions, and keys are sorted by all that an index holds of them (3072 bytes, of 4 for a character in ours).
+#: What a session is to keep whatever the server's defaults: values out of range are errors, times are in UTC, locks are
+#: waited for 60 s, tables have transactions, and keys are sorted by all that an index holds of them (3072 bytes, of 4
+#: for a character in ours).
 _SESSION = (
-    f"SET SESSION sql_mode = 'TRADITIONAL', time_zone = '+00:00', innodb_lock_wait_timeout = {_LOCK_WAIT_S}, "
-    f"lock_wait_timeout = {_LOCK_WAIT_S}, default_storage_engine = InnoDB, default_tmp_storage_engine = InnoDB, "
+    "SET SESSION sql_mode = 'TRADITIONAL', time_zone = '+00:00', innodb_lock_wait_timeout = 60, "
+    "lock_wait_timeout = 60, default_storage_engine = InnoDB, default_tmp_storage_engine = InnoDB, "
     "max_sort_length = 12288"
 )
 
@@ -95,13 +90,13 @@ class MySql(Database):
         "2058", "2059", "3819", "4025", *(codes[ErrorKind.TRANSIENT] - {"1203"}), *codes[ErrorKind.RIGHT],
         *codes[ErrorKind.MISFIT],
     })  # fmt: skip
+    #: Seconds to wait for a connection, and for the server's answer to one statement.
+    connect_args: ClassVar[Mapping[str, Any]] = {
+        "connect_timeout": 15, "read_timeout": 600, "write_timeout": 600, "charset": "utf8mb4", "init_command": _SESSION
+    }  # fmt: skip
+    #: As in `PostgreSql.begin`.
+    isolation = "READ COMMITTED"
     insert = staticmethod(mysql.insert)
-
-    def engine(self, url: sa.URL, pooling: Mapping[str, Any]) -> sa.Engine:
-        """Return an engine whose transactions are at READ COMMITTED, see `PostgreSql.engine`."""
-        bounds = {name: seconds for name, seconds in _BOUNDS.items() if name not in url.query}
-        session = {"charset": "utf8mb4", "init_command": _SESSION}
-        return new_engine(url, {**bounds, **session}, pooling, isolation_level="READ COMMITTED")
 
     def changing(self, insert: Any, table: sa.Table, key: Sequence[str], changes: Changes) -> mysql.Insert:
         """Return an `INSERT ... ON DUPLICATE KEY UPDATE`, see `differences`; IGNORE would let bad values pass."""

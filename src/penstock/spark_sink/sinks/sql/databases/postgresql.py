@@ -23,22 +23,10 @@ from penstock.spark_sink.sinks.sql.databases.database import (
     ErrorKind,
     Held,
     is_whole,
-    new_engine,
 )
 
 #: Rows that are CSV text at one time.
 _ROWS_AT_ONCE = 20_000
-
-#: Seconds to wait for a connection, unless the address sets others, and for another transaction's lock.
-_CONNECT_TIMEOUT_S = 15
-_LOCK_WAIT_S = 60
-
-#: Begins a transaction in one round trip. A pooler may give the next one another session, so all is said each time.
-#: Constraints that are deferred are checked at once, where it can be found which row it was, and not at the commit.
-_BEGIN = (
-    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL TIME ZONE 'UTC'; SET LOCAL lock_timeout = '{}s'; "
-    "SET CONSTRAINTS ALL IMMEDIATE"
-)
 
 #: What the catalogue has of a table's columns and indexes.
 _FINGERPRINT = """
@@ -93,21 +81,19 @@ class PostgreSql(Database):
     }
     #: Also what an address with a `statement_timeout` bounds.
     plain_codes = codes[ErrorKind.RIGHT] | codes[ErrorKind.MISFIT] | {"57014"}
+    connect_args: ClassVar[Mapping[str, Any]] = {"connect_timeout": 15}  # seconds
+    #: Keeps the driver from beginning transactions by its own rules.
+    isolation = "AUTOCOMMIT"
+    #: In one round trip; a pooler may give the next transaction another session, so all is said each time. The ledger's
+    #: rows are locked before they are read: a stricter level would show them as they were before the lock and refuse
+    #: the change instead of letting the second writer go on behind the first. By the time zone PostgreSQL turns
+    #: instants into times without a zone, and back. Constraints that are deferred are checked at once, where it can be
+    #: found which row it was, and not at the commit.
+    begin = (
+        "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL TIME ZONE 'UTC'; SET LOCAL lock_timeout = '60s'; "
+        "SET CONSTRAINTS ALL IMMEDIATE"
+    )
     insert = staticmethod(postgresql.insert)
-
-    def engine(self, url: sa.URL, pooling: Mapping[str, Any]) -> sa.Engine:
-        """Return an engine whose transactions are at READ COMMITTED and in UTC, and wait for no lock for ever.
-
-        The ledger's rows are locked before they are read; a stricter level would show them as they were before
-        the lock and refuse the change instead of letting the second writer go on behind the first. By the time zone
-        PostgreSQL turns instants into times without a zone, and back.
-        """
-        bounds = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
-        # AUTOCOMMIT keeps the driver from beginning transactions by its own rules.
-        engine = new_engine(url, bounds, pooling, isolation_level="AUTOCOMMIT")
-        begin = _BEGIN.format(_LOCK_WAIT_S)
-        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
-        return engine
 
     def stage(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
         """Copy rows into the table. Only Arrow and the server look at the values, so nothing in them is SQL."""

@@ -14,10 +14,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
-from penstock.spark_sink.sinks.sql.databases.database import WIDER, Database, ErrorKind, Type, new_engine
-
-#: Seconds to wait for another writer's transaction to end.
-LOCK_TIMEOUT_S = 60.0
+from penstock.spark_sink.sinks.sql.databases.database import WIDER, Database, ErrorKind, Type
 
 #: Digits that a number keeps, which is a float. Decimals of more are texts.
 _DIGITS = 15
@@ -41,18 +38,12 @@ class Sqlite(Database):
     adds_decimals = False
     #: Among others a column that is not there or that the table computes, and a key without a unique index.
     codes: ClassVar[Mapping[ErrorKind, frozenset[str]]] = {ErrorKind.MISFIT: frozenset({"SQLITE_ERROR"})}
+    #: Seconds to wait for another writer's transaction to end; and the driver is not to begin any by its own rules.
+    connect_args: ClassVar[Mapping[str, Any]] = {"timeout": 60.0, "isolation_level": None}
+    #: Takes the write lock at once: a transaction that reads first and writes later can be refused its lock at the
+    #: first write, when another has written in between.
+    begin = "BEGIN IMMEDIATE"
     insert = staticmethod(sqlite.insert)
-
-    def engine(self, url: sa.URL, pooling: Mapping[str, Any]) -> sa.Engine:
-        """Return an engine whose transactions take the write lock at once.
-
-        A transaction that reads first and writes later can be refused its lock at the first write, when another
-        has written in between; one that begins IMMEDIATE waits for the lock before it reads the ledger.
-        """
-        # isolation_level None keeps the driver from opening transactions by its own rules.
-        engine = new_engine(url, {"timeout": LOCK_TIMEOUT_S, "isolation_level": None}, pooling)
-        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
-        return engine
 
     def values(self, column: pa.Array) -> list[Any]:
         """Return numbers, and times and decimals of many digits as texts."""
