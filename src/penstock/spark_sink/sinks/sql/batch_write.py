@@ -56,7 +56,7 @@ class BatchWrite:
         Nothing of it stands afterwards but tables, and columns, that did not exist.
         """
         with self.settings.session() as connection:
-            tables = checked(self.settings, self.frame, connection, None)
+            tables = checked(self.settings, self.frame, connection, self.owner, None)
             self._write(connection, tables, None, exact=self.settings.dead_letters is not None)
 
     def store(self, rows: DataFrame) -> None:
@@ -69,7 +69,7 @@ class BatchWrite:
         on_executors = settings.stages_on_executors
         given = rows if on_executors else collected(rows, settings.max_batch_bytes, batch_id, f"table {settings.table}")
         with settings.session(batch_id, is_kept=on_executors and self.run is not None) as connection:
-            tables = checked(settings, self.frame, connection, None if self.run is None else (self.run, self.owner))
+            tables = checked(settings, self.frame, connection, self.owner, self.run)
             # With mode="batch" no row of a key is newer than another one: each has to be there.
             if not self._write(connection, tables, given, exact=settings.mode == "batch"):
                 self._write(connection, tables, given, exact=True)

@@ -109,15 +109,16 @@ class SqlSink(SqlSinkSettings, LedgerSink):
         write = BatchWrite(self, self.arrow_frame(batch.schema), Owner(origin.query, self.table), what, origin.run)
         rows = numbered(batch, batch_id) if is_numbered else batch
 
-        def log_retry(state: tenacity.RetryCallState) -> None:
-            error = state.outcome.exception() if state.outcome is not None else None
-            _log.warning("batch %d for table %s is tried again: %s", batch_id, self.table, error)
-
         tries = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(self.tries),
             wait=_WAIT,
             retry=tenacity.retry_if_exception_type(TransientSinkError),
-            before_sleep=log_retry,
+            before_sleep=lambda state: _log.warning(
+                "batch %d for table %s is tried again: %s",
+                batch_id,
+                self.table,
+                state.outcome and state.outcome.exception(),
+            ),
             reraise=True,
         )
         with stored_batches.one_call(self.ledger_key, origin, what):

@@ -31,6 +31,7 @@ from penstock.errors import SinkError
 from penstock.spark_sink.sinks.frames import PICKLED, from_row, run_job
 from penstock.spark_sink.sinks.sql.databases.database import Database, ErrorKind
 from penstock.spark_sink.sinks.sql.databases.errors import error_kind
+from penstock.spark_sink.sinks.sql.ledger import Owner
 from penstock.spark_sink.sinks.sql.rows import Report, StagingTask
 from penstock.spark_sink.sinks.sql.settings import STAGING, SqlSinkSettings
 from penstock.spark_sink.sinks.sql.tables import ATTEMPT, Tables, columns_of, prepare, stage_table, staged_schema
@@ -44,8 +45,6 @@ _log = logging.getLogger("penstock.spark_sink")
 PREFIX = "penstock_stage_"
 _NAME = re.compile(PREFIX + "([0-9]+)_[0-9a-f]{16}")
 HALF_DAY_S = 12 * 60 * 60
-#: Tables that a process knows to be checked: one for each query, sink and frame.
-_MOST_CHECKED = 64
 
 #: The rows of a batch in a staging table, and what was seen of the batch.
 Staged = tuple[sa.FromClause, Report]
@@ -68,21 +67,24 @@ def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Repo
     return report
 
 
-#: What this process has checked for queries, each of which has one batch at a time. SQLAlchemy knows a statement again
-#: by its tables, so that those of a query's batches are compiled once.
-_checked: dict[Hashable, Tables] = {}
+#: What this process has checked, by sink and query, for which half day and run. A query has one batch at a time.
+#: SQLAlchemy knows a statement again by its tables, so that those of a query's batches are compiled once.
+_checked: dict[Hashable, tuple[Hashable, Tables]] = {}
 
 
-def checked(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connection, query: Hashable | None) -> Tables:
-    """Return the tables of a sink, made and checked, unless all is as it was for an earlier batch of the query."""
+def checked(
+    settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connection, owner: Owner, run: str | None
+) -> Tables:
+    """Return the tables of a sink, made and checked, unless all is as it was for an earlier batch of the run."""
     database = settings.database
     if not settings.stages_on_executors:
         return prepare(settings, frame, connection)
     half_day = int(time.time()) // HALF_DAY_S  # so that no batch of a living query has a table that seems left over
-    key = (half_day, query, settings.url, repr(settings), str(frame))  # all that they are checked for
-    if query is not None and (found := _checked.get(key)) is not None:
-        with connection.begin():
-            if _fingerprint(connection, database, found) == found.fingerprint:
+    key = (owner, settings.url, repr(settings), str(frame))  # all that they are checked for
+    when, found = _checked.get(key, (None, None))
+    if run is not None and found is not None and when == (half_day, run):
+        with suppress(sa.exc.ProgrammingError), connection.begin():  # where a table is gone
+            if found.look(connection) == found.fingerprint:
                 return found
     tables = prepare(settings, frame, connection)
     _remove_left_over(connection, settings.schema, half_day)
@@ -92,20 +94,9 @@ def checked(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connecti
     with _made(connection, database, stage), connection.begin():
         connection.execute(sa.insert(stage).from_select(list(stage.c), sa.select(stage).where(sa.false())))
     with connection.begin():
-        tables = replace(tables, stage=stage, fingerprint=_fingerprint(connection, database, tables))
-    if len(_checked) >= _MOST_CHECKED:
-        _checked.clear()
-    if query is not None:
-        _checked[key] = tables
+        tables = replace(tables, stage=stage, fingerprint=tables.look(connection))
+    _checked[key] = (half_day, run), tables
     return tables
-
-
-def _fingerprint(connection: sa.Connection, database: Database, tables: Tables) -> str:
-    """Return another text when columns or indexes have changed; an empty one where a table is gone."""
-    try:
-        return "\n".join(database.fingerprint(connection, table) for table in (tables.target, tables.ledger))
-    except sa.exc.ProgrammingError:
-        return ""
 
 
 @contextmanager

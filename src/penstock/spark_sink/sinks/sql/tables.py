@@ -234,6 +234,10 @@ class Tables:
     stage: sa.Table | None = None
     fingerprint: str = ""
 
+    def look(self, connection: sa.Connection) -> str:
+        """Return another text when columns or indexes have changed since the tables were checked."""
+        return "\n".join(self.settings.database.fingerprint(connection, table) for table in (self.target, self.ledger))
+
     def apply(self, connection: sa.Connection, staged: sa.FromClause) -> None:
         """Apply staged rows: append them, or of each key the newest.
 

@@ -100,12 +100,10 @@ class PostgreSql(Database):
         names = [str(column.name) for column in table.columns]
         columns = ", ".join(map(_quoted, names))
         statement = f"COPY {_name_of(table)} ({columns}) FROM STDIN (FORMAT csv)"
-        driver = connection.connection.driver_connection
-        if driver is None:
-            raise sa.exc.ResourceClosedError("the connection was closed before COPY")
+        cursor: Any = connection.connection.cursor()
         options = pyarrow.csv.WriteOptions(include_header=False)
         try:
-            with driver.cursor() as cursor, cursor.copy(statement) as copy:
+            with cursor, cursor.copy(statement) as copy:
                 for chunk in rows.select(names).to_batches(_ROWS_AT_ONCE):
                     text = io.BytesIO()
                     pyarrow.csv.write_csv(_as_text(chunk), text, options)
