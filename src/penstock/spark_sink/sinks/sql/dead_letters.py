@@ -120,8 +120,7 @@ class DeadLetters:
         rights = [right for right in self.least_rights(topics) if right.operation is not Operation.CREATE]
         require_rights(admin, "dead letters cannot be written, so nothing of the batch was stored", rights, principal)
         counts = require_topics(admin, self.bootstrap_servers, topics, principal=principal)
-        named = {self._topic_of(topic): count for topic, count in counts.items()}
-        specs = [TopicSpec(name, count) for name, count in named.items()]
+        specs = [TopicSpec(self._topic_of(topic), count) for topic, count in counts.items()]
         ensure_topics(admin, self.bootstrap_servers, specs, principal=principal)
 
     def _write(self, reasons: Mapping[tuple[str, int, int], str]) -> None:

@@ -175,28 +175,23 @@ class SqlSinkSettings:
                     "does without; rename it in the query"
                 )
             frame = pa.schema([*frame, ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
-        self._require_columns(frame)
-        return frame
-
-    def _require_columns(self, schema: pa.Schema) -> None:
         gone = [] if self.delete is None else [self.delete]
-        require_columns(schema.names, f"table {self.table}", (*self.key, *self.sum_columns, *gone))
-        require_position_types(schema, f"table {self.table}")
-        own = [name for name in schema.names if name.startswith(_OWN)]
-        if own:
+        require_columns(frame.names, f"table {self.table}", (*self.key, *self.sum_columns, *gone))
+        require_position_types(frame, f"table {self.table}")
+        if own := [name for name in frame.names if name.startswith(_OWN)]:
             raise SchemaMismatchError(
                 f"the frame has {', '.join(own)}; names that begin with {_OWN} are the sink's, rename it"
             )
-        adds_decimals = self.database.adds_decimals
         for name in self.sum_columns:
-            kind = schema.field(name).type
-            is_exact = pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and adds_decimals)
+            kind = frame.field(name).type
+            is_exact = pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and self.database.adds_decimals)
             if not is_exact and not pa.types.is_floating(kind):
                 raise SchemaMismatchError(
                     f"sum_columns names {name}, a {kind} of the frame: added are whole numbers, floats and, but by "
                     "SQLite, decimals; cast it, to a whole number of its smallest unit say, or take it out"
                 )
-        if gone and not pa.types.is_boolean(schema.field(gone[0]).type):
+        if gone and not pa.types.is_boolean(frame.field(gone[0]).type):
             raise SchemaMismatchError(
                 f"delete names {gone[0]}, which is not boolean; select a condition such as value IS NULL"
             )
+        return frame

@@ -42,9 +42,6 @@ _log = logging.getLogger("penstock.spark_sink")
 #: Seconds before a batch is tried again: some 0.2, twice as many each time, up to 10.
 _WAIT = tenacity.wait_exponential(multiplier=0.2, max=10) + tenacity.wait_random(0, 0.2)
 
-#: A partition that no topic has.
-_NOWHERE = ("(check)", 0)
-
 
 @dataclass(frozen=True, slots=True)
 class SqlSink(SqlSinkSettings, LedgerSink):
@@ -89,7 +86,7 @@ class SqlSink(SqlSinkSettings, LedgerSink):
             MissingRightError: the sink may not write its tables.
         """
         frame = self.arrow_frame(schema)
-        nothing = Batch(f"table {self.table}", 0, planned={_NOWHERE: (0, 1)})
+        nothing = Batch(f"table {self.table}", 0, planned={("(check)", 0): (0, 1)})  # which no topic is called
         BatchWrite(self, frame, Owner("", self.table), nothing, None).rehearse()
 
     def least_rights(self, topics: Iterable[str]) -> list[Right]:

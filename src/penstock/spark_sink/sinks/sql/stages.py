@@ -67,7 +67,7 @@ def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Repo
     return report
 
 
-#: What this process has checked, by sink and query, for which half day and run. A query has one batch at a time.
+#: What this process has checked, by sink and query, and half day, run and state then. A query has one batch at a time.
 #: SQLAlchemy knows a statement again by its tables, so that those of a query's batches are compiled once.
 _checked: dict[Hashable, tuple[Hashable, Tables]] = {}
 
@@ -81,10 +81,10 @@ def checked(
         return prepare(settings, frame, connection)
     half_day = int(time.time()) // HALF_DAY_S  # so that no batch of a living query has a table that seems left over
     key = (owner, settings.url, repr(settings), str(frame))  # all that they are checked for
-    when, found = _checked.get(key, (None, None))
-    if run is not None and found is not None and when == (half_day, run):
+    state, found = _checked.get(key, (None, None))
+    if run is not None and found is not None:
         with suppress(sa.exc.ProgrammingError), connection.begin():  # where a table is gone
-            if found.look(connection) == found.fingerprint:
+            if state == (half_day, run, found.look(connection)):
                 return found
     tables = prepare(settings, frame, connection)
     _remove_left_over(connection, settings.schema, half_day)
@@ -94,8 +94,9 @@ def checked(
     with _made(connection, database, stage), connection.begin():
         connection.execute(sa.insert(stage).from_select(list(stage.c), sa.select(stage).where(sa.false())))
     with connection.begin():
-        tables = replace(tables, stage=stage, fingerprint=tables.look(connection))
-    _checked[key] = (half_day, run), tables
+        state = (half_day, run, tables.look(connection))
+    tables = replace(tables, stage=stage)
+    _checked[key] = state, tables
     return tables
 
 

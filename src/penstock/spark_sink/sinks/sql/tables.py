@@ -17,7 +17,6 @@ from sqlalchemy.sql.elements import quoted_name
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.frames import POSITION
 from penstock.spark_sink.sinks.sql.databases.database import (
-    DIGITS,
     ROW,
     Conversion,
     Database,
@@ -51,6 +50,9 @@ ATTEMPT = "penstock_attempt"
 NUMBER, _PLACE = "penstock_number", "penstock_place"
 _RANK = "penstock_rank"
 
+#: Digits of the widest decimal.
+_DIGITS = 38
+
 
 def prepare(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connection) -> Tables:
     """Make the tables, and columns, that do not exist and check those that do, in transactions of their own.
@@ -74,13 +76,13 @@ def prepare(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connecti
         held = _held(connection, target)
         differences = _differences(database, target, held)
         differences += database.differences(connection, target, settings.key, held)
+        unfit = database.differences(connection, ledger, (), {})
+        differences += [f"its ledger {ledger.name} does not fit: {why}" for why in unfit]
         if differences:
             raise SchemaMismatchError(
                 f"table {target.name} does not fit the frame: {'; '.join(differences)}; "
                 "alter the table or the frame, or name another table"
             )
-        if differences := database.differences(connection, ledger, (), {}):
-            raise SchemaMismatchError(f"table {ledger.name} does not fit: {'; '.join(differences)}")
         return Tables(settings, target, ledger, database.conversions(connection, target, held))
 
 
@@ -185,9 +187,9 @@ def _of_sums(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_floating(kind):
         return pa.float64()
     if pa.types.is_decimal(kind):
-        return pa.decimal128(DIGITS, kind.scale)
+        return pa.decimal128(_DIGITS, kind.scale)
     # A sum of 64 bits would wrap around in silence.
-    return pa.decimal128(DIGITS, 0) if pa.types.is_int64(kind) else pa.int64()
+    return pa.decimal128(_DIGITS, 0) if pa.types.is_int64(kind) else pa.int64()
 
 
 def _differences(database: Database, table: sa.Table, held: Held) -> list[str]:
@@ -224,7 +226,6 @@ class Tables:
     Attributes:
         conversions: how staged values get into the target's columns.
         stage: the table that executors fill, if they do.
-        fingerprint: what the catalogue had of the tables when they were checked.
     """
 
     settings: SqlSinkSettings
@@ -232,7 +233,6 @@ class Tables:
     ledger: sa.Table
     conversions: Mapping[str, Conversion]
     stage: sa.Table | None = None
-    fingerprint: str = ""
 
     def look(self, connection: sa.Connection) -> str:
         """Return another text when columns or indexes have changed since the tables were checked."""

@@ -34,9 +34,6 @@ ROW = "penstock_row"
 #: Rows that are Python objects at one time.
 _ROWS_AT_ONCE = 10_000
 
-#: Digits of the widest decimal.
-DIGITS = 38
-
 #: Sessions of a database that a process keeps at most, and for how many seconds.
 _MOST_KEPT, _KEPT_S = 32, 300
 

@@ -195,44 +195,33 @@ def _collation_of(stored: Any, options: Mapping[str, Any]) -> str | None:
 
 
 def _conversion(column: sa.Column[Any], stored: Any, options: Mapping[str, Any]) -> Conversion:
+    """Return how values get into a column; a value that is changed though nothing is said here is an error there."""
     value: sa.ColumnElement[Any] = sa.column(str(column.name), column.type)
-    written = str(stored).partition(" C")[0]  # without character set and collation
-    if not isinstance(column.type, sa.Text):
-        return Conversion(written, None, _keeps(column.type, value, stored))
-    collation = _collation_of(stored, options) if column.primary_key else None
-    charset = getattr(stored, "charset", None) or options.get("mysql_default charset")
-    conditions = _keeps_text(value, stored, charset, collation)
-    # As the table tells keys apart.
-    read = None if collation is None else partial(sa.collate, collation=collation)
-    return Conversion(written, read, sa.and_(*conditions) if conditions else None)
-
-
-def _keeps(kind: Type, value: sa.ColumnElement[Any], stored: Any) -> sa.ColumnElement[bool] | None:
-    """Return the condition under which a number, a time or bytes stay as they are; None where each does."""
-    if isinstance(stored, mysql.DECIMAL) and isinstance(kind, sa.Numeric) and (stored.scale or 0) < (kind.scale or 0):
-        return sa.func.truncate(value, stored.scale or 0) == value
-    if isinstance(stored, mysql.DATETIME | mysql.TIMESTAMP) and (digits := stored.fsp or 0) < _MICROSECONDS:
-        return sa.func.mod(sa.func.microsecond(value), 10 ** (_MICROSECONDS - digits)) == 0
-    return sa.func.length(value) == stored.length if isinstance(stored, sa.BINARY) else None
-
-
-def _keeps_text(
-    value: sa.ColumnElement[Any], stored: Any, charset: str | None, key_collation: str | None
-) -> list[sa.ColumnElement[bool]]:
-    """Return the conditions under which a text stays as it is; what is not said here is an error of the server."""
-    found: list[sa.ColumnElement[bool]] = []
+    kept: list[sa.ColumnElement[bool]] = []
+    digits = getattr(column.type, "scale", None) or 0
+    if isinstance(stored, mysql.DECIMAL) and (stored.scale or 0) < digits:
+        kept.append(sa.func.truncate(value, stored.scale or 0) == value)
+    if isinstance(stored, mysql.DATETIME | mysql.TIMESTAMP) and (fraction := stored.fsp or 0) < _MICROSECONDS:
+        kept.append(sa.func.mod(sa.func.microsecond(value), 10 ** (_MICROSECONDS - fraction)) == 0)
+    if isinstance(stored, sa.BINARY):
+        kept.append(sa.func.length(value) == stored.length)
     if isinstance(stored, mysql.CHAR | mysql.VARCHAR):
-        found.append(sa.func.char_length(value) <= stored.length)
+        kept.append(sa.func.char_length(value) <= stored.length)
     if (most := _BYTES.get(type(stored))) is not None:
+        charset = stored.charset or options.get("mysql_default charset")
         text = value if charset == "utf8mb4" else sa.cast(value, mysql.CHAR(charset=charset))
-        found.append(sa.func.octet_length(text) <= most)
+        kept.append(sa.func.octet_length(text) <= most)
+    collation = _collation_of(stored, options) if column.primary_key else None
     # Of a key, texts are equal that differ in spaces at their end.
-    pads = key_collation is not None and not re.search("nopad|_0900_", key_collation)
+    pads = collation is not None and not re.search("nopad|_0900_", collation)
     if pads or isinstance(stored, mysql.CHAR):
-        found.append(sa.func.char_length(sa.func.rtrim(value)) == sa.func.char_length(value))
+        kept.append(sa.func.char_length(sa.func.rtrim(value)) == sa.func.char_length(value))
     if isinstance(stored, mysql.ENUM):
-        found.append(sa.func.hex(value).in_([member.encode().hex().upper() for member in stored.enums]))
+        kept.append(sa.func.hex(value).in_([member.encode().hex().upper() for member in stored.enums]))
     if isinstance(stored, sa.JSON):
         unquoted = sa.func.regexp_replace(value, _QUOTED_IN_JSON, "")
-        found.append(sa.not_(unquoted.regexp_match(_LONG_IN_JSON)))
-    return found
+        kept.append(sa.not_(unquoted.regexp_match(_LONG_IN_JSON)))
+    # As the table tells keys apart.
+    read = None if collation is None else partial(sa.collate, collation=collation)
+    written = str(stored).partition(" C")[0]  # without character set and collation
+    return Conversion(written, read, sa.and_(*kept) if kept else None)

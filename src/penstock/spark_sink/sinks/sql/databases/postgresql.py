@@ -17,13 +17,7 @@ import pyarrow.csv
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from penstock.spark_sink.sinks.sql.databases.database import (
-    Conversion,
-    Database,
-    ErrorKind,
-    Held,
-    is_whole,
-)
+from penstock.spark_sink.sinks.sql.databases.database import Conversion, Database, ErrorKind, Held, is_whole
 
 #: Rows that are CSV text at one time.
 _ROWS_AT_ONCE = 20_000
