@@ -142,6 +142,7 @@ SQLITE_PAIRS: Pairs = [
     ("REAL", pa.int64(), []),
     ("REAL", pa.decimal128(9, 2), []),
     ("INTEGER", pa.float64(), []),
+    ("INTEGER", pa.bool_(), [(True, "1"), (False, "0")]),
     ("REAL", pa.float64(), [(1.5, "1.5"), (math.nan, None), (math.inf, "Inf")]),
 ]  # fmt: skip
 

@@ -43,7 +43,7 @@ def ledger_table(name: str, schema: str | None = None) -> sa.Table:
 
 
 def ledger_exists(connection: sa.Connection, ledger: sa.Table) -> bool:
-    """Tell whether there is a ledger; raise `SchemaMismatchError` for a table that does not tell queries apart."""
+    """Tell whether there is a ledger; raise `SchemaMismatchError` for a table that does not distinguish queries."""
     inspector = sa.inspect(connection)
     if not inspector.has_table(ledger.name, schema=ledger.schema):
         return False

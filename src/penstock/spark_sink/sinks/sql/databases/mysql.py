@@ -221,7 +221,7 @@ def _conversion(column: sa.Column[Any], stored: Any, options: Mapping[str, Any])
     if isinstance(stored, sa.JSON):
         unquoted = sa.func.regexp_replace(value, _QUOTED_IN_JSON, "")
         kept.append(sa.not_(unquoted.regexp_match(_LONG_IN_JSON)))
-    # As the table tells keys apart.
+    # As the table distinguishes keys.
     read = None if collation is None else partial(sa.collate, collation=collation)
     written = str(stored).partition(" C")[0]  # without character set and collation
     return Conversion(written, read, sa.and_(*kept) if kept else None)

@@ -33,8 +33,8 @@ class Sqlite(Database):
     name = "sqlite"
     is_server = False
     unknown = frozenset({"NaN"})
-    #: Each float is one of 8 bytes.
-    wider = WIDER | {("double", "real")}
+    #: Each float is one of 8 bytes, and many tables have whole numbers for truth values, as it has no such type.
+    wider = WIDER | {("double", "real"), ("boolean", "whole")}
     adds_decimals = False
     #: Among others a column that is not there or that the table computes, and a key without a unique index.
     codes: ClassVar[Mapping[ErrorKind, frozenset[str]]] = {ErrorKind.MISFIT: frozenset({"SQLITE_ERROR"})}
