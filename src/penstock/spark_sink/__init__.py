@@ -64,8 +64,6 @@ _EXTRAS = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used; a missing package is answered with the extra to install."""
-    if name == "TaskReport":
-        raise AttributeError("penstock.spark_sink has no TaskReport any more: BatchReport sums up a batch's tasks")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -154,13 +154,7 @@ def start_sink(
         bootstrap_servers: addresses of the brokers.
         config: client settings by librdkafka's names, as in `App`.
         name: name of the query in Spark's progress and web page.
-        trigger: an interval such as `"5 seconds"`, or `"available now"` to read what is there and end.
-        checkpoint_location: folder of the checkpoint, which belongs to this query alone. Without one, and where it is
-            lost, the next start goes on where the sink's ledger says; a sink without a ledger needs one.
-        starting_offsets: where a query begins that neither a checkpoint nor the sink's ledger knows: `earliest`,
-            `latest` or Spark's JSON. The ledger keeps it for the next start.
-        options: further options of the source by Spark's names, such as `maxOffsetsPerTrigger`.
-        output_mode: `append`, `update` or `complete`: which rows of an aggregate a batch has, as Spark says.
+        trigger, checkpoint_location, starting_offsets, options, output_mode: as in `App.sink`.
 
     Returns:
         The running query; `stop()` and `awaitTermination()` are Spark's.

@@ -62,15 +62,10 @@ def require_columns(present: Iterable[str], target: str, more: Iterable[str] = (
 
 def require_position_types(schema: pa.Schema, target: str) -> None:
     """Raise `SchemaMismatchError` where topic, partition or offset of a frame is not of the source's kind."""
-
-    def is_text(kind: pa.DataType) -> bool:
-        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-    wanted = (("topic", "text", is_text), ("partition", "an integer", pa.types.is_integer),
-              ("offset", "an integer", pa.types.is_integer))  # fmt: skip
-    for name, kind, fits in wanted:
-        found = schema.field(name).type
-        if not fits(found):
+    for name in POSITION:
+        kind, found = "text" if name == "topic" else "an integer", schema.field(name).type
+        is_text = pa.types.is_string(found) or pa.types.is_large_string(found)
+        if not (is_text if name == "topic" else pa.types.is_integer(found)):
             raise SchemaMismatchError(
                 f"column {name} of the frame for {target} is {found}, and the source's is {kind}; select it as it is"
             )

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructType, TimestampType
 
 from penstock.errors import MessageFormatError
-from penstock.message import UNREADABLE_HEADERS, Record, headers_of
+from penstock.message import Record, readable_headers
 from penstock.spark_sink.source.plan import TopicPartition, place
 
 #: A record batch is handed over when it holds this many rows or this many bytes of keys, values and headers. More rows
@@ -87,7 +87,8 @@ class Rows:
         # In C, for it is done for every record: what a record takes at most, as if the largest parts met in one.
         sizes = [list(map(len, filter(None, column))) for column in (keys, values)]
         if self.with_headers:
-            headers = [_headers(record) for record in records]
+            # One record of many millions must not end the query, and nothing but its headers is lost.
+            headers = [readable_headers(cast("Record", record)) or None for record in records]
             self.headers += headers
             sizes.append([sum(len(name) + len(value or b"") for name, value in some) for some in headers if some])
         self.size_bytes += sum(map(sum, sizes))
@@ -146,11 +147,3 @@ def _bytes_column(values: list[bytes | None]) -> pa.Array:
     known = cast("list[bytes]", values)
     ends = pc.cumulative_sum(pa.array([0, *map(len, known)], pa.int32())).buffers()[1]
     return pa.Array.from_buffers(pa.binary(), len(known), [valid, ends, pa.py_buffer(b"".join(known))])
-
-
-def _headers(record: Message) -> list[tuple[str, bytes | None]] | None:
-    try:
-        return headers_of(cast("Record", record)) or None
-    except UnicodeDecodeError:
-        # One record of many millions must not end the query, and nothing but its headers is lost.
-        return list(UNREADABLE_HEADERS)

@@ -46,7 +46,7 @@ _REMOVED = {
     "maxTriggerDelay": "give the query a trigger with a longer interval",
     "minOffsetsPerTrigger": "give the query a trigger with a longer interval",
     "startingOffsetsByTimestamp": "give startingTimestamp, or an offset for each partition with startingOffsets",
-    "startingOffsetsByTimestampStrategy": "give -1 in startingOffsets where no message is as late",
+    "startingOffsetsByTimestampStrategy": "leave it out: where no message is as late, the next one is read first",
     "subscribePattern": "name the topics with subscribe, with commas between them",
 }
 

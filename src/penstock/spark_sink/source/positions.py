@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from penstock.errors import ConfigurationError, MessageFormatError, SourceError
+from penstock.errors import ConfigurationError, MessageFormatError
 from penstock.spark_sink.source.plan import EARLIEST, LATEST, Log, Offsets, TopicPartition, parse_offsets, place
 
 #: What the client answers for a time after the last message.
@@ -26,7 +26,7 @@ class Position:
     Attributes:
         option: the option that says so, for errors.
         given: the next offset, -2 for the first and -1 for the end, of all partitions or of each; or a time in
-            milliseconds since the epoch, which stands for the first message at or after it.
+            milliseconds since the epoch, which stands for the first message at or after it, or the end where none is.
         is_time: whether it is a time.
     """
 
@@ -43,11 +43,12 @@ class Position:
     def resolve(self, logs: Mapping[TopicPartition, Log], at_time: AtTime) -> Offsets:
         """Return the offsets of exactly the partitions that are read, whose logs these are.
 
-        A position that lacks a partition, or names one that is not read, is a `ConfigurationError` about the option; a
-        partition without a message as late as the time of a beginning is a `SourceError`.
+        A position that lacks a partition, or names one that is not read, is a `ConfigurationError` about the option.
         """
         if isinstance(self.given, int) and self.is_time:
-            return self._at_time(self.given, logs, at_time)
+            # Where no message is as late, the next one is; one that came after the end was looked up lies past it.
+            found, ends = at_time(self.given, logs), {part: log.end for part, log in logs.items()}
+            return {part: ends[part] if at == _NO_OFFSET else min(at, ends[part]) for part, at in found.items()}
         given = dict.fromkeys(logs, self.given) if isinstance(self.given, int) else self.given
         if missing := sorted(logs.keys() - given.keys()):
             raise ConfigurationError(
@@ -61,18 +62,6 @@ class Position:
             )
         words = {part: {EARLIEST: log.first, LATEST: log.end} for part, log in logs.items()}
         return {part: words[part].get(offset, offset) for part, offset in given.items()}
-
-    def _at_time(self, time_ms: int, logs: Mapping[TopicPartition, Log], at_time: AtTime) -> Offsets:
-        found = at_time(time_ms, logs)
-        none = sorted(part for part, offset in found.items() if offset == _NO_OFFSET)
-        if none and self.option == "startingTimestamp":
-            raise SourceError(
-                f"{place(none[0])} has no message at or after {time_ms} ms, where the option {self.option} begins "
-                f"({len(none)} such partitions); give an earlier time, or -1 in startingOffsets to begin at their end"
-            )
-        # A message that came after the end was looked up lies past it.
-        ends = {part: log.end for part, log in logs.items()}
-        return {part: ends[part] if offset == _NO_OFFSET else min(offset, ends[part]) for part, offset in found.items()}
 
 
 def position(side: str, given: Mapping[str, str]) -> Position | None:

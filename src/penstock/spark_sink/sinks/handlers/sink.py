@@ -14,12 +14,11 @@ task to end by itself, and then kills the process (`PythonRunner`'s `MonitorThre
 from __future__ import annotations
 
 import logging
-import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
@@ -32,14 +31,15 @@ from penstock import options as check
 from penstock.clients.reading import without_membership
 from penstock.clients.rights import MissingRightError
 from penstock.consumer import Handler, OnFailure
-from penstock.consumer.handlers.environment import middlewares_of, wrap
+from penstock.consumer.failures.dead_letters import DeadLetterLimit
+from penstock.consumer.handlers.environment import MiddlewareSpec, WorkerResource, middlewares_of, wrap
 from penstock.consumer.handlers.handler import require_own_topics
 from penstock.consumer.poll.topics import output_topics
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.frames import require_columns, run_job
-from penstock.spark_sink.sinks.handlers.engine import TaskSettings, handle
+from penstock.spark_sink.sinks.handlers.engine import handle
 from penstock.spark_sink.sinks.handlers.results import OUTCOMES, BatchReport
 from penstock.spark_sink.sinks.handlers.rows import spread
 from penstock.spark_sink.sinks.kafka_ledger import LEDGER_TOPIC, Target, require_settings
@@ -51,16 +51,9 @@ from penstock.telemetry.names import CONSUMER_GROUP_NAME
 if TYPE_CHECKING:
     from opentelemetry.metrics import Counter
 
-#: Masters whose tasks run in the driver's own JVM: no executor can be lost there.
-_LOCAL = re.compile(r"local(\[.*\])?")
-
 #: Seconds between the looks of the executor's thread, and what its kill may take to come about.
 _LOOK_S = 2.0
 _GRACE_S = 2.0
-_TIME = re.compile(r"(\d+) *(ms|s|m|min|h)?")
-#: A number alone means milliseconds, as everywhere in Spark's times.
-_SECONDS = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
 _log = logging.getLogger("penstock.handler_sink")
 
 
@@ -77,7 +70,7 @@ def refuse_double_runs(spark: SparkSession) -> None:
         return str(spark.conf.get(name, default)).strip().lower()
 
     wanted = {"spark.speculation": ("false", "false")}
-    if not _LOCAL.fullmatch(found("spark.master", "local")):
+    if found("spark.master", "local").partition("[")[0] != "local":  # no executor can be lost in the driver's own JVM
         wanted["spark.stage.maxConsecutiveAttempts"] = ("4", "1")
         if found("spark.decommission.enabled", "false") == "true":
             wanted["spark.stage.ignoreDecommissionFetchFailure"] = ("true", "false")
@@ -93,10 +86,9 @@ def refuse_double_runs(spark: SparkSession) -> None:
 
 def seconds_until_killed(spark: SparkSession) -> float:
     """Return the seconds after which no process of a cancelled task is left."""
-    found = _TIME.fullmatch(str(spark.conf.get("spark.python.task.killTimeout", "2s")).strip())
-    # Spark's default where it is written in another way.
-    timeout_s = 2.0 if found is None else int(found[1]) * _SECONDS[found[2]]
-    return _LOOK_S + timeout_s + _GRACE_S
+    text, context = str(spark.conf.get("spark.python.task.killTimeout", "2s")), cast("Any", spark.sparkContext)
+    timeout_ms: int = context._jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(text)  # noqa: SLF001 - PySpark has no public way to its JVM
+    return _LOOK_S + timeout_ms / 1_000 + _GRACE_S
 
 
 @dataclass(slots=True)
@@ -108,7 +100,7 @@ class _ProcessState:
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerSink(TaskSettings, PublishingSink):
+class HandlerSink(PublishingSink):
     """Calls handlers for the messages of micro-batches, on executors. Made by `App.handler_sink`, or by hand.
 
     Use it with `writeStream.foreachBatch(sink)` or `start_sink`, over frames with the columns of the source, `headers`
@@ -146,6 +138,15 @@ class HandlerSink(TaskSettings, PublishingSink):
         ConfigurationError: an option is wrong, or a handler has one that cannot be kept on executors.
     """
 
+    handlers: Mapping[str, Handler]
+    group: str = field(kw_only=True)
+    middlewares: Sequence[MiddlewareSpec] = field(default=(), kw_only=True)
+    lifespans: Sequence[Callable[[], Any]] = field(default=(), kw_only=True)
+    resources: Sequence[WorkerResource[Any]] = field(default=(), kw_only=True)
+    max_concurrency: int = field(default=1_000, kw_only=True)
+    max_in_flight: int = field(default=10_000, kw_only=True)
+    max_in_flight_bytes: int = field(default=128 * 1024 * 1024, kw_only=True)
+    dead_letter_limit: DeadLetterLimit | None = field(default=None, kw_only=True)
     parallelism: int = field(kw_only=True)
     bootstrap_servers: str | None = field(default=None, kw_only=True)
     config: ClientConfig = field(default_factory=dict, repr=False, kw_only=True)
@@ -284,17 +285,14 @@ class HandlerSink(TaskSettings, PublishingSink):
         return Target(self.bootstrap_servers, config, self.name, self.ledger_topic)
 
     def _require_picklable(self) -> None:
-        parts: dict[str, object] = {
-            f"the handler {handler.name} of {topic}": handler for topic, handler in self.handlers.items()
-        }
-        # All together: what surrounds them, and what only fails in company.
-        parts[f"what the tasks of {self.group} do"] = self
-        for called, part in parts.items():
+        # Each handler, which is named then; and all together: what surrounds them, and what only fails in company.
+        for part in (*self.handlers.values(), self):
             try:
                 cloudpickle.dumps(part)  # type: ignore[no-untyped-call] # it ships no types
             except Exception as error:
+                what = f"the handler {part.name}" if isinstance(part, Handler) else f"what the tasks of {self.group} do"
                 raise ConfigurationError(
-                    f"{called} cannot be sent to Spark's executors: {type(error).__name__}: {error}; it refers to "
+                    f"{what} cannot be sent to Spark's executors: {type(error).__name__}: {error}; it refers to "
                     "something that lives in this process only, such as a lock, a connection, a session or a "
                     "serializer: make that inside the handler, in a worker_resource or in a lifespan, or write a "
                     "function that uses it into a module that executors import, which travels by its name"
