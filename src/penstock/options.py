@@ -125,6 +125,13 @@ def choice(option: str, value: str | EnumT, kind: type[EnumT]) -> EnumT:
         raise ConfigurationError(f"{option} must be one of {choices}, but is {value!r}") from None
 
 
+def one_of(option: str, value: str, *allowed: str) -> None:
+    """Raise `ConfigurationError` unless the value is one of these words."""
+    if value not in allowed:
+        words = ", ".join(map(repr, allowed[:-1]))
+        raise ConfigurationError(f"{option} must be {words} or {allowed[-1]!r}, but is {value!r}")
+
+
 def switched(option: str, value: bool | SettingsT, kind: type[SettingsT]) -> SettingsT | None:
     """Return the settings of what is off with False, on with True, and on as settings of `kind` say; None for off."""
     if value is True:

@@ -151,7 +151,7 @@ def test_wrong_settings_of_sinks_are_refused_at_once() -> None:
     for wrong, said in (
         ({"name": "one"}, "two sinks have the name 'one'"),
         ({"name": "two", "group": "shown"}, "has no option group any more: the offsets of <app>-sinks, the group of"),
-        ({"name": "two", "restarts": -1}, "restarts must be a whole number"),
+        ({"name": "two", "restarts": -1}, "restarts must be zero or more"),
     ):
         with pytest.raises(ConfigurationError, match=said):
             app.sink("orders", **wrong)(lambda _batch, _batch_id: None)  # type: ignore[arg-type] # each is one option

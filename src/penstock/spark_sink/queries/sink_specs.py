@@ -53,10 +53,8 @@ class SinkSpec:
         check.not_empty("trigger", self.trigger)
         check.not_empty("name", self.name)
         check.a_callable("sink", self.function)
-        if self.output_mode not in ("append", "update", "complete"):
-            raise ConfigurationError(f"output_mode must be append, update or complete, but is {self.output_mode!r}")
-        if isinstance(self.restarts, bool) or not isinstance(self.restarts, int) or self.restarts < 0:
-            raise ConfigurationError(f"restarts must be a whole number of at least 0, but is {self.restarts!r}")
+        check.one_of("output_mode", self.output_mode, "append", "update", "complete")
+        check.not_negative("restarts", self.restarts)
         if self.checkpoint_location is not None:
             check.not_empty("checkpoint_location", self.checkpoint_location)
         for function in (self.function, self.rows):

@@ -24,6 +24,7 @@ from pyspark.sql.types import StringType, StructType
 
 from penstock.consumer.handlers.serialization import classified, describe
 from penstock.errors import ConfigurationError, RegistryConnectionError
+from penstock.options import one_of
 from penstock.spark_sink.source.formats import AvroReader, JsonReader, ProtobufReader, Reader
 
 _READERS: Mapping[str, Any] = {reader.kind: reader for reader in (AvroReader, JsonReader, ProtobufReader)}
@@ -84,10 +85,8 @@ def decode(
     """
     if (subject is None) == (schema is None):
         raise ConfigurationError("decode takes the reader's schema from subject= or from schema=; give one of the two")
-    if format.upper() not in _READERS:
-        raise ConfigurationError(f"format must be 'avro', 'json' or 'protobuf', but is {format!r}")
-    if on_error not in ("null", "report"):
-        raise ConfigurationError(f"on_error must be 'null' or 'report', but is {on_error!r}")
+    one_of("format", format.lower(), *map(str.lower, _READERS))
+    one_of("on_error", on_error, "null", "report")
     where = MessageField.KEY if is_key else MessageField.VALUE
     with _refused(f"the subject {subject}" if schema is None else "the reader's schema"):
         found = Schema(schema, format.upper()) if subject is None else _latest(client_of(registry), subject)

@@ -14,10 +14,11 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pyarrow as pa
 
@@ -25,8 +26,10 @@ from penstock.clients.gc_pause import collection_put_off, imports_set_aside
 from penstock.consumer.assignments import Assignment, Fetch, total_size_in_bytes
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
-from penstock.consumer.handlers.environment import enter_all
+from penstock.consumer.failures.dead_letters import DeadLetterLimit
+from penstock.consumer.handlers.environment import MiddlewareSpec, WorkerResource, enter_all
 from penstock.consumer.handlers.functions import ContextFactory
+from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import PenstockError, SinkError
 from penstock.message import Record
@@ -34,9 +37,6 @@ from penstock.offsets import Tracker
 from penstock.routing import Run
 from penstock.spark_sink.sinks.handlers.results import OUTCOMES, BatchReport, ResultRows
 from penstock.spark_sink.sinks.handlers.rows import stretches
-
-if TYPE_CHECKING:
-    from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 
 _log = logging.getLogger("penstock.handler_sink")
 
@@ -50,6 +50,21 @@ _MOST_LANES = 2048
 _ENDS = "the query ends and the batch comes again"
 
 
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """Those settings of `HandlerSink` that tasks need; what they mean stands there."""
+
+    handlers: Mapping[str, Handler]
+    group: str = field(kw_only=True)
+    middlewares: Sequence[MiddlewareSpec] = field(default=(), kw_only=True)
+    lifespans: Sequence[Callable[[], Any]] = field(default=(), kw_only=True)
+    resources: Sequence[WorkerResource[Any]] = field(default=(), kw_only=True)
+    max_concurrency: int = field(default=1_000, kw_only=True)
+    max_in_flight: int = field(default=10_000, kw_only=True)
+    max_in_flight_bytes: int = field(default=128 * 1024 * 1024, kw_only=True)
+    dead_letter_limit: DeadLetterLimit | None = field(default=None, kw_only=True)
+
+
 class TaskEngine:
     """Handles the rows of one task. Its methods are for the task's thread.
 
@@ -59,7 +74,7 @@ class TaskEngine:
         results: takes what handlers return, and dead letters.
     """
 
-    def __init__(self, work: HandlerSink, stretches: Iterator[list[Record]], results: ResultRows) -> None:
+    def __init__(self, work: TaskSettings, stretches: Iterator[list[Record]], results: ResultRows) -> None:
         self._work = work
         self._stretches = stretches
         #: Whether all rows were put on lanes.
@@ -193,7 +208,7 @@ class TaskEngine:
             resource.close()
 
 
-def handle(work: HandlerSink, publishes: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def handle(work: TaskSettings, publishes: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Handle the rows of one Spark task; `publishes` says whether the sink may publish anything.
 
     Yields rows of `results`, of which the last has the task's report; nothing begins where there are no rows. Raises as

@@ -29,7 +29,6 @@ LANE = "penstock_lane"
 COLUMNS = (*POSITION, "key", "value", "timestamp", "timestampType", "headers")
 _CASTS = {"topic": "string", "partition": "int", "offset": "bigint", "key": "binary", "value": "binary"}
 
-_US_PER_MS = 1000
 #: A timestamp in the client's form, a type and milliseconds, where there is none.
 _NO_TIMESTAMP = (0, -1)
 
@@ -75,7 +74,7 @@ def _records(columns: Mapping[str, pa.Array]) -> Iterator[Record]:
 
     timestamps: Iterable[tuple[int, int]] = repeat(_NO_TIMESTAMP)
     if "timestamp" in columns:
-        milliseconds = pc.divide(columns["timestamp"].cast(pa.int64()), _US_PER_MS)
+        milliseconds = pc.divide(columns["timestamp"].cast(pa.int64()), 1_000)  # of microseconds
         kinds = columns["timestampType"] if "timestampType" in columns else pa.nulls(len(milliseconds), pa.int32())
         # The client's numbers: 0 none, 1 by the sender, 2 by the broker; Spark's are one lower.
         kinds = pc.if_else(pc.is_null(milliseconds), 0, pc.add(pc.fill_null(kinds, 0), 1))
@@ -90,7 +89,7 @@ def _records(columns: Mapping[str, pa.Array]) -> Iterator[Record]:
 
 
 def spread(batch: DataFrame, handlers: Mapping[str, Handler], parallelism: int) -> DataFrame:
-    """Return a batch's rows with their lanes, spread over tasks in the order in which they are handled."""
+    """Return a batch's rows, spread over tasks in the order in which they are handled."""
     columns, lanes = [name for name in COLUMNS if name in batch.columns], parallelism * _LANES_PER_TASK
     if all(handler.key is None for handler in handlers.values()):
         lane = lane_column(handlers, lanes)
@@ -98,6 +97,8 @@ def spread(batch: DataFrame, handlers: Mapping[str, Handler], parallelism: int) 
         number = arrow_udf(lanes_by_keys(orderings_of(handlers, lanes), columns), "int")
         lane = cast("Column", number(*map(F.col, columns)))
     rows = batch.select(*columns).withColumns({name: F.col(name).cast(kind) for name, kind in _CASTS.items()})
+    if {handler.order for handler in handlers.values()} == {Order.NONE}:  # no message waits for another one
+        return rows.coalesce(parallelism)
     return rows.withColumn(LANE, lane).repartitionById(parallelism, LANE).sortWithinPartitions(*POSITION)
 
 

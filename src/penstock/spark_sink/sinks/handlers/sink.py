@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -31,15 +31,14 @@ from penstock import options as check
 from penstock.clients.reading import without_membership
 from penstock.clients.rights import MissingRightError
 from penstock.consumer import Handler, OnFailure
-from penstock.consumer.failures.dead_letters import DeadLetterLimit
-from penstock.consumer.handlers.environment import MiddlewareSpec, WorkerResource, middlewares_of, wrap
+from penstock.consumer.handlers.environment import middlewares_of, wrap
 from penstock.consumer.handlers.handler import require_own_topics
 from penstock.consumer.poll.topics import output_topics
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.frames import require_columns, run_job
-from penstock.spark_sink.sinks.handlers.engine import handle
+from penstock.spark_sink.sinks.handlers.engine import TaskSettings, handle
 from penstock.spark_sink.sinks.handlers.results import OUTCOMES, BatchReport
 from penstock.spark_sink.sinks.handlers.rows import spread
 from penstock.spark_sink.sinks.kafka_ledger import LEDGER_TOPIC, Target, require_settings
@@ -100,7 +99,7 @@ class _ProcessState:
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerSink(PublishingSink):
+class HandlerSink(TaskSettings, PublishingSink):
     """Calls handlers for the messages of micro-batches, on executors. Made by `App.handler_sink`, or by hand.
 
     Use it with `writeStream.foreachBatch(sink)` or `start_sink`, over frames with the columns of the source, `headers`
@@ -138,15 +137,6 @@ class HandlerSink(PublishingSink):
         ConfigurationError: an option is wrong, or a handler has one that cannot be kept on executors.
     """
 
-    handlers: Mapping[str, Handler]
-    group: str = field(kw_only=True)
-    middlewares: Sequence[MiddlewareSpec] = field(default=(), kw_only=True)
-    lifespans: Sequence[Callable[[], Any]] = field(default=(), kw_only=True)
-    resources: Sequence[WorkerResource[Any]] = field(default=(), kw_only=True)
-    max_concurrency: int = field(default=1_000, kw_only=True)
-    max_in_flight: int = field(default=10_000, kw_only=True)
-    max_in_flight_bytes: int = field(default=128 * 1024 * 1024, kw_only=True)
-    dead_letter_limit: DeadLetterLimit | None = field(default=None, kw_only=True)
     parallelism: int = field(kw_only=True)
     bootstrap_servers: str | None = field(default=None, kw_only=True)
     config: ClientConfig = field(default_factory=dict, repr=False, kw_only=True)
@@ -160,8 +150,7 @@ class HandlerSink(PublishingSink):
     def __post_init__(self) -> None:
         """Check the settings and that the handlers can be pickled."""
         check.not_empty("group", self.group)
-        if self.overlap not in {"refused", "allowed"}:
-            raise ConfigurationError(f"overlap must be 'refused' or 'allowed', but is {self.overlap!r}")
+        check.one_of("overlap", self.overlap, "refused", "allowed")
         if not self.handlers:
             raise ConfigurationError("there is no handler; give one for each topic of the query")
         for option in ("parallelism", "max_concurrency", "max_in_flight", "max_in_flight_bytes"):

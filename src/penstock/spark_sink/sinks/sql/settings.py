@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from penstock.database_url import parse_database_url
 from penstock.errors import ConfigurationError
-from penstock.options import names, not_empty, positive_int
+from penstock.options import names, not_empty, one_of, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES, POSITION, require_columns, require_position_types
 from penstock.spark_sink.sinks.sink import arrow_schema
@@ -116,13 +116,11 @@ class SqlSinkSettings:
             raise ConfigurationError("schema is set, but a file of SQLite has none; leave it out")
         for option in ("max_rejects", "max_connections", "tries", "max_batch_bytes"):
             positive_int(option, getattr(self, option))
-        if self.staging not in ("executors", "driver"):
-            raise ConfigurationError(f"staging must be 'executors' or 'driver', but is {self.staging!r}")
+        one_of("staging", self.staging, "executors", "driver")
         self._check_mode()
 
     def _check_mode(self) -> None:
-        if self.mode not in ("position", "batch"):
-            raise ConfigurationError(f"mode must be 'position' or 'batch', but is {self.mode!r}")
+        one_of("mode", self.mode, "position", "batch")
         given = [name for name in ("keep_position", "sum_columns", "dead_letters") if getattr(self, name)]
         if self.mode == "batch" and given:
             named = ", ".join(given)
