@@ -275,13 +275,13 @@ class HandlerSink(TaskSettings, PublishingSink):
 
     def _require_picklable(self) -> None:
         # Each handler, which is named then; and all together: what surrounds them, and what only fails in company.
-        for part in (*self.handlers.values(), self):
+        for topic, part in (*self.handlers.items(), ("", self)):
             try:
                 cloudpickle.dumps(part)  # type: ignore[no-untyped-call] # it ships no types
             except Exception as error:
-                what = f"the handler {part.name}" if isinstance(part, Handler) else f"what the tasks of {self.group} do"
+                name = f"the handler {part.name} of {topic}" if isinstance(part, Handler) else f"a task of {self.group}"
                 raise ConfigurationError(
-                    f"{what} cannot be sent to Spark's executors: {type(error).__name__}: {error}; it refers to "
+                    f"{name} cannot be sent to Spark's executors: {type(error).__name__}: {error}; it refers to "
                     "something that lives in this process only, such as a lock, a connection, a session or a "
                     "serializer: make that inside the handler, in a worker_resource or in a lifespan, or write a "
                     "function that uses it into a module that executors import, which travels by its name"
