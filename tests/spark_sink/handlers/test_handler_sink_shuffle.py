@@ -16,7 +16,7 @@ from penstock.consumer.handlers.handler import orderings_of
 from penstock.devbroker import DevBroker
 from penstock.message import FixedRecord, Message
 from penstock.spark_sink import HandlerSink
-from penstock.spark_sink.sinks.handlers.rows import lane_column
+from penstock.spark_sink.sinks.handlers.rows import LANE, lane_column, spread
 
 
 def nothing(_message: Message) -> None:
@@ -97,3 +97,19 @@ def test_messages_that_wait_for_each_other_share_a_lane_and_others_are_spread(
     assert all(0 <= row.lane < LANES for row in rows)
     # Of a few hundred identities some meet in one of a thousand lanes.
     assert len(set.union(*lanes.values())) >= 0.8 * len(lanes)
+
+
+def test_rows_go_through_a_shuffle_only_where_one_message_waits_for_another(spark: SparkSession) -> None:
+    rows = made_up(spark).repartition(4)
+    free, by_key = handler(nothing, order="none"), handler(nothing)
+
+    unordered = spread(rows, {"orders": free, "payments": free}, 2)
+    ordered = spread(rows, {"orders": free, "payments": by_key}, 2)
+
+    assert [LANE in plan_of(frame) for frame in (unordered, ordered)] == [False, True]
+    assert unordered.rdd.getNumPartitions() == 2
+    assert unordered.count() == ordered.count() == rows.count()
+
+
+def plan_of(frame: DataFrame) -> str:
+    return str(frame._jdf.queryExecution().executedPlan())
