@@ -35,7 +35,7 @@ READS = {
     f"tx resume {_ID}": "the transactions of penstock cannot be read",
     "sink ls --kafka": "the ledger in penstock.spark-ledger cannot be read",
     "sink show orders --kafka": "the ledger in penstock.spark-ledger cannot be read",
-    "sink reset orders --kafka --to 3": "the ledger in penstock.spark-ledger cannot be read",
+    "sink reset orders --kafka --to orders:0@3": "the ledger in penstock.spark-ledger cannot be read",
     "sink rename orders others --kafka": "the ledger in penstock.spark-ledger cannot be read",
     "status": "the reports in penstock.reports cannot be read",
     "explain sms --reports": "the reports in penstock.reports cannot be read",

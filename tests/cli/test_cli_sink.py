@@ -111,13 +111,12 @@ def test_the_sinks_of_an_app_lead_to_their_ledgers(
         ("ls --kafka", 2, "--bootstrap-servers is missing"),
         ("ls --sql sqlite:////no/such.db", 1, "there is no file"),
         ("show nobody --sql {url}", 1, "no query 'nobody': it has 'other', 'shop', 'windows'"),
-        ("reset windows --sql {url} --to 2", 2, "and no offsets; give --forget"),
+        ("reset windows --sql {url} --to shop:0@2", 2, "and no offsets; give --forget"),
         ("reset shop --sql {url}", 2, "give --to, or --forget"),
-        ("reset shop --sql {url} --to 3 --forget", 2, "give --to, or --forget"),
-        ("reset shop --sql {url} --to latest", 2, "give --forget, and the query starting_offsets"),
-        ("reset shop --sql {url} --to soon", 2, "is no position"),
+        ("reset shop --sql {url} --to orders:0@3 --forget", 2, "give --to, or --forget"),
+        ("reset shop --sql {url} --to latest", 2, "write TOPIC:PARTITION@OFFSET"),
         ("reset shop --sql {url} --to orders:7@1", 2, r"orders:7, of which the ledger has no entry"),
-        ("reset shop --sql {url} --to 3 --topic payments", 1, "no entry of payments"),
+        ("reset shop --sql {url} --to orders:0@3 --topic payments", 1, "no entry of payments"),
     ],
 )
 def test_what_cannot_be_done_is_refused(
@@ -142,7 +141,7 @@ def test_a_ledger_in_kafka_is_changed(
         return json.loads(penstock_command("sink", *arguments, *options).out)
 
     (listed,) = penstock("ls")["queries"]
-    (changed,) = penstock("reset", sink.name, "--to", "4")["partitions"]
+    (changed,) = penstock("reset", sink.name, "--to", f"{topic}:0@4")["partitions"]
     entry = sink.ledger()[sink.name][topic, 0]
     penstock("reset", sink.name, "--forget")
 

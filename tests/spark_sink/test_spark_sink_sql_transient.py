@@ -102,6 +102,21 @@ def test_a_task_that_loses_its_connection_has_the_batch_staged_again(
     assert server.rows("SELECT price FROM events ORDER BY price") == [(1,), (2,), (3,)]
 
 
+def test_a_trigger_that_refuses_a_statement_without_rows_is_named_before_the_first_batch(
+    postgresql: TestDatabase,
+) -> None:
+    sink, none = SqlSink(postgresql.url, "totals", ["id"], dead_letters=Letters()), frame(PRICES, [])
+    sink.check(none.schema)
+    postgresql.execute(
+        """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN RAISE EXCEPTION USING ERRCODE = '23514'; END $$""",
+        "CREATE TRIGGER refuse BEFORE INSERT ON totals FOR EACH STATEMENT EXECUTE FUNCTION refuse()",
+    )
+
+    with pytest.raises(SinkError, match="table totals refuses a statement without rows: CheckViolation, 23514"):
+        sink.check(none.schema)
+
+
 @pytest.mark.parametrize("staged", STAGED)
 def test_a_key_that_no_index_holds_is_a_dead_letter(server: TestDatabase, staged: Any) -> None:
     letters, long = Letters(), secrets.token_hex(9_000)  # it can hardly be compressed

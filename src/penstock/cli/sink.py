@@ -130,8 +130,8 @@ def reset(
         str | None,
         typer.Option(
             "--to",
-            metavar="OFFSET|TOPIC:PARTITION@OFFSET,...",
-            help="The next offset to be stored.",
+            metavar="TOPIC:PARTITION@OFFSET,...",
+            help="The next offset to be stored, of each partition named.",
         ),
     ] = None,
     forget: Annotated[

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.errors import MessageFormatError
-from penstock.spark_sink.source.plan import Offsets, from_json
+from penstock.spark_sink.source.plan import Offsets, reported_offsets
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -114,7 +110,7 @@ class QueryProgress:
         #: Replaced as a whole. Whether the query runs is its supervisor's to say.
         self.statistics = SinkStatistics(name=name, state=SinkState.RUNNING)
         #: The run of the last report, and its last batch that was counted.
-        self.run: UUID | None = None
+        self.run: object = None
         self.batch_of_run: int | None = None
         self._metrics = None
         if telemetry is not None:
@@ -156,12 +152,11 @@ class QueryProgress:
 
     def _at(self, report: StreamingQueryProgress) -> SinkStatistics:
         """Return the statistics with where the query is, as its report says."""
-        position: Offsets = {}
-        latest: Offsets = {}
+        position, latest = Offsets(), Offsets()
         for source in report.sources:
-            if ends := _offsets(source.endOffset):
+            if ends := reported_offsets(source.endOffset):
                 position |= ends
-                latest |= _offsets(source.latestOffset)
+                latest |= reported_offsets(source.latestOffset)
         if not position:
             return self.statistics
         lag = {part: max(0, latest[part] - position[part]) for part in position.keys() & latest.keys()}
@@ -176,12 +171,3 @@ class QueryProgress:
         """Show no metrics any more."""
         if self._metrics is not None:
             self._metrics.close()
-
-
-def _offsets(given: Any) -> Offsets:
-    """Return offsets of Kafka's shape, of our source or Spark's own; none where a source has others."""
-    try:
-        shaped = json.loads(given) if isinstance(given, str) else given
-        return from_json(shaped or {})
-    except (MessageFormatError, ValueError):
-        return {}

@@ -147,7 +147,7 @@ def test_what_a_restored_database_lacks_is_named_and_read_again_from_its_ledger_
     assert penstock(*shlex.split(command)).code == 0
     run(range(30, 30))
     left_out = sorted(stored())
-    assert penstock("sink", "reset", topic, "--sql", f"sqlite:///{database}", "--to", "4").code == 0
+    assert penstock("sink", "reset", topic, "--sql", f"sqlite:///{database}", "--to", f"{topic}:0@4").code == 0
     run(range(30, 30), "third")
 
     assert read_again == list(range(0, 30, 2))

@@ -111,5 +111,42 @@ def test_rows_go_through_a_shuffle_only_where_one_message_waits_for_another(spar
     assert unordered.count() == ordered.count() == rows.count()
 
 
+@pytest.mark.parametrize(
+    ("options", "order", "changed", "is_shuffled"),
+    [
+        ({}, "partition", lambda rows: rows.where("offset >= 0").sortWithinPartitions("value"), False),
+        ({}, "partition", lambda rows: rows.union(rows), True),
+        ({}, "partition", lambda rows: rows.repartition(3), True),
+        ({}, "key", lambda rows: rows, True),
+        ({"minPartitions": "4"}, "partition", lambda rows: rows, True),
+    ],
+    ids=["as they are read", "united", "spread by the user", "by key", "partitions divided"],
+)
+def test_rows_by_partition_stay_where_they_are_read_if_one_task_reads_a_partition(
+    spark: SparkSession,
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    *,
+    options: dict[str, str],
+    order: str,
+    changed: Callable[[DataFrame], DataFrame],
+    is_shuffled: bool,
+) -> None:
+    topic = new_topic(partitions=2)
+    for partition in range(2):
+        produce(broker.bootstrap_servers, topic, [(b"%d" % n, b"%d" % -n) for n in range(50)], partition=partition)
+    settings = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": topic, **options}
+    read = changed(spark.read.format("penstock").options(**settings).load())
+
+    rows = spread(read, {topic: handler(nothing, order=order)}, 1)
+
+    assert (LANE in plan_of(rows)) is is_shuffled
+    assert rows.count() == read.count() > 0
+    for found in rows.select("partition", "offset").rdd.glom().collect():
+        for partition in range(2):
+            offsets = [row.offset for row in found if row.partition == partition]
+            assert offsets == sorted(offsets)
+
+
 def plan_of(frame: DataFrame) -> str:
     return str(frame._jdf.queryExecution().executedPlan())

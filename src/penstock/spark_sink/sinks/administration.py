@@ -6,7 +6,6 @@ So by `rules` a batch that starts there goes on, one that starts above it is ref
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,8 +15,6 @@ from penstock.places import place_of, place_text
 from penstock.spark_sink.ledger.rules import BATCHES, LedgerEntry
 from penstock.spark_sink.sinks.sink import LedgerSink
 from penstock.spark_sink.source.plan import Offsets, TopicPartition
-
-_OFFSET = re.compile(r"\d{1,18}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +75,13 @@ def chosen(found: Iterable[QueryLedger], topics: Sequence[str]) -> list[QueryLed
 
 
 def positions(text: str, parts: Collection[TopicPartition]) -> Offsets:
-    """Return where `--to` wants partitions: the next offset of those that it names, of all where it names none.
+    """Return the next offset of each partition that `--to` names, as `orders:0@4711,orders:1@4712`.
 
-    Raises `ConfigurationError` for what is no position or names other partitions.
+    Raises `ConfigurationError` for what is no place and for other partitions than these.
     """
     if BATCHES in parts:
         raise ConfigurationError('the ledger has batches by number, as of mode="batch", and no offsets; give --forget')
-    if _OFFSET.fullmatch(text):
-        return dict.fromkeys(parts, int(text))
-    try:
-        places = [place_of(place) for place in text.split(",")]
-    except ConfigurationError as error:
-        raise ConfigurationError(
-            f"--to {text!r} is no position; write an offset, or orders:0@4711,orders:1@4712; to begin at an end of the "
-            "logs give --forget, and the query starting_offsets"
-        ) from error
-    offsets = {(topic, partition): offset for topic, partition, offset in places}
+    offsets = {(topic, partition): offset for topic, partition, offset in map(place_of, text.split(","))}
     if unknown := sorted(offsets.keys() - set(parts)):
         names = ", ".join(place_text(*part) for part in unknown)
         raise ConfigurationError(f"--to names {names}, of which the ledger has no entry; leave it out")

@@ -20,10 +20,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from penstock.clients.ration import once_in, rationed
-from penstock.errors import MessageFormatError, SinkError
+from penstock.errors import SinkError
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import BATCHES, Batch, LedgerEntry, unknown
-from penstock.spark_sink.source.plan import Offsets, TopicPartition, parse_offsets
+from penstock.spark_sink.source.plan import TopicPartition, reported_offsets
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -264,18 +264,8 @@ def merged(sources: list[tuple[str, str]]) -> Planned:
     """Return the plan of a batch from the JSON of each source's start and end; one of another shape has no Kafka."""
     plans: list[Planned] = []
     for start_json, end_json in sources:
-        try:
-            start, end = _offsets(start_json), _offsets(end_json)
-        except MessageFormatError:
-            continue
+        start, end = reported_offsets(start_json), reported_offsets(end_json)
         # The source reads a partition that it has not met before from its beginning.
         plans.append({part: (start.get(part, 0), until) for part, until in end.items()})
     planned = ChainMap(*plans).items()
     return {part: ends for part, ends in planned if all(plan.get(part, ends) == ends for plan in plans)}
-
-
-def _offsets(text: str) -> Offsets:
-    offsets = parse_offsets(text)
-    if any(offset < 0 for offset in offsets.values()):
-        raise MessageFormatError("an offset of a plan is a position, not a word")
-    return offsets

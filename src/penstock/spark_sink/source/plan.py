@@ -112,6 +112,15 @@ def parse_offsets(text: str) -> Offsets:
         ) from error
 
 
+def reported_offsets(given: Any) -> Offsets:
+    """Return offsets as Spark reports a source's, in its shape, as text or not; none where a source has others."""
+    try:
+        offsets = from_json((json.loads(given) if isinstance(given, str) else given) or {})
+    except (MessageFormatError, ValueError):
+        return {}
+    return offsets if min(offsets.values(), default=0) >= 0 else {}  # below are words, no positions
+
+
 def limited(start: Mapping[TopicPartition, int], latest: Offsets, limit: int) -> Offsets:
     """Return ends that take at most `limit` offsets in all, shared among partitions by what each has behind.
 

@@ -148,9 +148,9 @@ class TaskEngine:
         counts = self._engine.statistics(workers=1)
         outcomes = {outcome: getattr(counts, outcome) for outcome in OUTCOMES}
         report = BatchReport(rows=self._taken, results=counts.published, tasks=1, **outcomes)
-        if report.rows != report.done:
+        if report.rows != (done := report.handled + report.filtered + report.dead_letters + report.dropped):
             raise SinkError(
-                f"of {report.rows} messages of a task {report.done} are accounted for: a retry policy has no end, or "
+                f"of {report.rows} messages of a task {done} are accounted for: a retry policy has no end, or "
                 "this is a defect of penstock; the batch comes again"
             )
         return report

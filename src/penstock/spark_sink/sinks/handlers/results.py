@@ -51,11 +51,6 @@ class BatchReport:
     results: int = 0
     tasks: int = 0
 
-    @property
-    def done(self) -> int:
-        """Messages that are done with, one way or another."""
-        return self.handled + self.filtered + self.dead_letters + self.dropped
-
     @classmethod
     def of_tasks(cls, pickled: Sequence[bytes]) -> BatchReport:
         """Return the sum of what tasks sent along."""

@@ -6,6 +6,7 @@ be the consumer's. Spark computes it by itself, without a step through Python, u
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, cast
@@ -13,6 +14,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Message
+from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined] # it has no types
@@ -97,9 +99,36 @@ def spread(batch: DataFrame, handlers: Mapping[str, Handler], parallelism: int) 
         number = arrow_udf(lanes_by_keys(orderings_of(handlers, lanes), columns), "int")
         lane = cast("Column", number(*map(F.col, columns)))
     rows = batch.select(*columns).withColumns({name: F.col(name).cast(kind) for name, kind in _CASTS.items()})
-    if {handler.order for handler in handlers.values()} == {Order.NONE}:  # no message waits for another one
+    orders = {handler.order for handler in handlers.values()}
+    if orders == {Order.NONE}:  # no message waits for another one
         return rows.coalesce(parallelism)
+    if orders <= {Order.NONE, Order.PARTITION} and _stands_by_partition(batch, parallelism):
+        # The user may have sorted them otherwise since they were read.
+        return rows.coalesce(parallelism).sortWithinPartitions(*POSITION)
     return rows.withColumn(LANE, lane).repartitionById(parallelism, LANE).sortWithinPartitions(*POSITION)
+
+
+def _stands_by_partition(batch: DataFrame, parallelism: int) -> bool:
+    """Tell whether one task has all rows of a source partition, and a shuffle would bring no more tasks to the work.
+
+    That is known where each task of the frame does something to what one task of the source reads: not behind a
+    shuffle, a union or a `coalesce` of the user's, and not of frames of another source.
+    """
+    try:
+        java: Any = batch._jdf.queryExecution()  # noqa: SLF001 - there is no public way to the source's tasks
+        if java.executedPlan().getClass().getSimpleName() == "AdaptiveSparkPlanExec":
+            return False  # a shuffle, which to look behind would run
+        rows = java.toRdd()
+        while rows.getClass().getSimpleName() != "DataSourceRDD":
+            above = rows.dependencies()
+            if above.size() != 1 or above.head().getClass().getSimpleName() != "OneToOneDependency":
+                return False
+            rows = above.head().rdd()
+        tasks = [pickle.loads(task.inputPartition().get().pickedPartition()).value for task in rows.partitions()]  # noqa: S301 - made by the source, in this query
+        parts = [offsets.part for ranges in tasks for offsets in ranges or ()]
+    except (AttributeError, TypeError, Py4JError):  # another version of Spark, or another source
+        return False
+    return len(set(parts)) == len(parts) and len(tasks) >= min(parallelism, len(parts))
 
 
 def lane_column(handlers: Mapping[str, Handler], lanes: int) -> Column:

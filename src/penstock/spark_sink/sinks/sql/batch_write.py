@@ -155,6 +155,9 @@ class BatchWrite:
                     middle = (first + last) // 2
                     pieces += [(middle + 1, last), (first, middle)]
                     continue
+                if not count:
+                    text = f"table {self.settings.table} refuses a statement without rows: {error}; change its trigger"
+                    raise SinkError(text) from None
                 places = piece.with_only_columns(*(ordered.c[name] for name in POSITION)).limit(1)
                 topic, partition, offset = connection.execute(places).one()
                 rejected.append(Rejected(topic, partition, offset, str(error)))
