@@ -24,7 +24,7 @@ import penstock
 from penstock.app import App
 from penstock.cli.dlq import row_of
 from penstock.consumer import retry
-from penstock.consumer.failures.failure_text import failure_text
+from penstock.consumer.failure_text import failure_text
 from penstock.dead_letters.headers import read
 from penstock.dead_letters.reader import DeadLetter
 from penstock.errors import PenstockError

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from penstock.consumer import ConsumerSettings, Handler, Kind
 from penstock.consumer.assignments import Assignment, Fetch, Item
-from penstock.consumer.execution.handler_calls import call
 from penstock.consumer.handlers.route import Failed
+from penstock.consumer.run.handler_calls import call
 from penstock.message import FixedRecord
 from penstock.testing import TestBroker
 from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker

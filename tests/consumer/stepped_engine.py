@@ -12,11 +12,11 @@ from penstock.clients.renewal import ClientRenewal
 from penstock.consumer import ConsumerSettings, Handler, Kind, MiddlewareSpec, retry
 from penstock.consumer.assignments import Assignment
 from penstock.consumer.engine import Engine
-from penstock.consumer.execution.executor import Executor
-from penstock.consumer.execution.handler_calls import call
-from penstock.consumer.execution_slot import ExecutionSlot, Outcome
 from penstock.consumer.handlers.results import DeferredCompletion
 from penstock.consumer.handlers.route import Failed
+from penstock.consumer.lanes.slot import ExecutionSlot, Outcome
+from penstock.consumer.run.executor import Executor
+from penstock.consumer.run.handler_calls import call
 from penstock.dead_letters.headers import HeaderList
 from penstock.message import FixedRecord
 from penstock.testing import TestClock

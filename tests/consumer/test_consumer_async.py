@@ -11,7 +11,7 @@ import pytest
 
 from kafka_tools import produce
 from penstock.consumer import handler
-from penstock.consumer.execution.event_loop import new_event_loop
+from penstock.consumer.run.event_loop import new_event_loop
 from penstock.devbroker import DevBroker
 from penstock.message import Message
 from support.consumers import NewTopic, all_committed, consumer_of, fed, group_of

@@ -14,7 +14,7 @@ import tenacity
 from stepped_engine import ONCE_A_SECOND, SteppedEngine
 
 from penstock.consumer import Kind, handler, retry
-from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer.lanes.slot import ExecutionSlot
 from penstock.errors import BatchError
 from penstock.message import Message
 from penstock.testing import TestApp, TestBroker

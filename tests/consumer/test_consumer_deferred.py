@@ -11,7 +11,7 @@ from stepped import Stepped
 from stepped_engine import ONCE_A_SECOND, SteppedEngine
 
 from penstock.consumer import DeferredCompletion, Kind, handler, retry
-from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer.lanes.slot import ExecutionSlot
 from penstock.message import Message
 from penstock.testing import TestApp, TestBroker
 from support.consumers import app_of, consumer_of

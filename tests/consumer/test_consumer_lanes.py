@@ -11,9 +11,9 @@ import tenacity
 from stepped_engine import SteppedEngine
 
 from penstock.consumer import ConsumerSettings, handler, retry
-from penstock.consumer.execution.lane_plan import LanePlan
-from penstock.consumer.execution.threads import WorkerPool
 from penstock.consumer.inspect.explain import Causes, explain
+from penstock.consumer.lanes.plan import LanePlan
+from penstock.consumer.run.threads import WorkerPool
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.message import Message
 

@@ -9,9 +9,9 @@ from stepped import Stepped
 from stepped_engine import SteppedEngine
 
 from penstock.consumer import Kind, handler, retry
-from penstock.consumer.execution.handler_calls import call
-from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Slice, complete_finished
 from penstock.consumer.handlers.call_guard import CallGuard
+from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Slice, complete_finished
+from penstock.consumer.run.handler_calls import call
 from penstock.errors import BatchError, HandlerTimeLimitError
 from penstock.message import Message
 from penstock.outgoing import Outgoing

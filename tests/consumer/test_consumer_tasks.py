@@ -13,8 +13,8 @@ import pytest
 from stepped_engine import SteppedEngine
 
 from penstock.consumer import Handler, handler, retry
-from penstock.consumer.execution import event_loop
-from penstock.consumer.execution.event_loop import TaskPool
+from penstock.consumer.run import event_loop
+from penstock.consumer.run.event_loop import TaskPool
 from penstock.errors import StoppedError
 from penstock.message import Message
 from waiting import wait_until

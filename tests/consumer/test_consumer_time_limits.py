@@ -17,15 +17,15 @@ from stepped import Stepped
 from tenacity import wait_fixed, wait_none
 
 from penstock.consumer import Kind, LitePushConsumer, handler, retry
-from penstock.consumer.execution import handler_calls
-from penstock.consumer.execution.handler_calls import call
-from penstock.consumer.execution.time_limits import GRACE_S
-from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers import call_guard
 from penstock.consumer.handlers.call_guard import CallGuard
 from penstock.consumer.handlers.route import Failed
 from penstock.consumer.inspect.details import lane_depths
+from penstock.consumer.lanes.slot import ExecutionSlot
+from penstock.consumer.run import handler_calls
+from penstock.consumer.run.handler_calls import call
+from penstock.consumer.run.time_limits import GRACE_S
 from penstock.errors import HandlerTimeLimitError, NotGivenUpError, WorkersBlockedError
 from penstock.message import Message
 from penstock.outgoing import Outgoing

@@ -10,13 +10,13 @@ from confluent_kafka import TopicPartition
 
 from penstock.app import App
 from penstock.consumer.assignments import Assignment
-from penstock.consumer.execution.handler_calls import call
-from penstock.consumer.execution_slot import Outcome
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.results import DeferredCompletion, Results
 from penstock.consumer.handlers.route import Failed
+from penstock.consumer.lanes.slot import Outcome
 from penstock.consumer.poll.loop import PollLoop
 from penstock.consumer.retry_topics import RetriedRecord
+from penstock.consumer.run.handler_calls import call
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import ConfigurationError
 from penstock.message import Message

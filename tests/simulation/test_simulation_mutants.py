@@ -20,14 +20,13 @@ from confluent_kafka import KafkaError, KafkaException
 from penstock.clients.transactional.end_watch import EndWatch
 from penstock.consumer.assignments import Assignments, size_in_bytes
 from penstock.consumer.engine import Engine
-from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
-from penstock.consumer.execution.lanes.set_aside import SetAside
-from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.consumer.failures.dead_letters import DeadLetterPublisher, ExhaustedMessage
-from penstock.consumer.failures.parking import Parking
-from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.ordering import Ordering
+from penstock.consumer.lanes.parking import Parking
+from penstock.consumer.lanes.processor import LaneProcessor
+from penstock.consumer.lanes.set_aside import SetAside
+from penstock.consumer.lanes.slot import ExecutionSlot
 from penstock.consumer.outbox import plain_outbox, transactional_outbox
+from penstock.consumer.outbox.dead_letters import DeadLetterPublisher, ExhaustedMessage
 from penstock.consumer.outbox.outbox import HandlerResults, Submission
 from penstock.consumer.outbox.plain_outbox import PlainOutbox
 from penstock.consumer.outbox.transaction import Held, Transaction, places_of
@@ -36,6 +35,7 @@ from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
 from penstock.consumer.poll.back_pressure import BackPressure
 from penstock.consumer.poll.commits import ConsumerCommits
 from penstock.consumer.poll.rebalance import Rebalance
+from penstock.consumer.timers import Timers
 from penstock.offsets import CommitPoint, OffsetMap, Tracker
 from penstock.routing import KeyState, Scheduler
 from penstock.routing.lanes import ParkedKey

@@ -2,7 +2,6 @@
 
 from penstock.clients.cluster import Clock, Cluster
 from penstock.clients.rights import Grantable, Operation, Resource, Right, Rights
-from penstock.consumer.failures.dead_letters import DeadLetterLimit, DeadLetterReason
 from penstock.consumer.handlers.environment import (
     AsyncMiddleware,
     CallNext,
@@ -30,6 +29,7 @@ from penstock.consumer.inspect.details import ConsumerDetails, ParkedMessage
 from penstock.consumer.inspect.explain import Explanation
 from penstock.consumer.inspect.statistics import ConsumerStatistics, InHandler, Liveness, PartitionStatistics
 from penstock.consumer.lite_push import LitePushConsumer
+from penstock.consumer.outbox.dead_letters import DeadLetterLimit, DeadLetterReason
 from penstock.consumer.poll.topics import Needs
 from penstock.consumer.settings import UNCHANGED, ConsumerSettings, LiveSettings, Unchanged
 from penstock.dead_letters.headers import DeadLetterFormat

@@ -13,13 +13,6 @@ from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 
 from penstock.clients.cluster import Clock, Cluster
 from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, Fetch
-from penstock.consumer.execution.executor import Executor
-from penstock.consumer.execution.lane_plan import LanePlan
-from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
-from penstock.consumer.execution.time_limits import TimeLimits
-from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
-from penstock.consumer.failures.dead_letters import DeadLetterLimits, DeadLetterPublisher
-from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.environment import MiddlewareSpec
 from penstock.consumer.handlers.functions import ContextFactory
 from penstock.consumer.handlers.handler import Handler
@@ -28,6 +21,10 @@ from penstock.consumer.handlers.route import Routes
 from penstock.consumer.inspect.explain import Causes, Explanation, explain, no_partition, no_topic, shut_out
 from penstock.consumer.inspect.statistics import ConsumerStatistics, longest_in_handler, partition_statistics
 from penstock.consumer.inspect.watchdog import Watchdog, stack_of
+from penstock.consumer.lanes.plan import LanePlan
+from penstock.consumer.lanes.processor import LaneProcessor
+from penstock.consumer.lanes.slot import ExecutionSlot, complete_finished
+from penstock.consumer.outbox.dead_letters import DeadLetterLimits, DeadLetterPublisher
 from penstock.consumer.outbox.outbox import HandlerResults, Outbox, RefusedResults, Submits
 from penstock.consumer.outbox.plain_outbox import PlainOutbox
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
@@ -42,7 +39,10 @@ from penstock.consumer.poll.refusals import Refusals
 from penstock.consumer.poll.router import Router
 from penstock.consumer.poll.stop_request import StopRequest
 from penstock.consumer.poll.topics import TopicSearch, TopicWatch, output_topics, prepare_topics, writes_outputs
+from penstock.consumer.run.executor import Executor
+from penstock.consumer.run.time_limits import TimeLimits
 from penstock.consumer.settings import ConsumerSettings
+from penstock.consumer.timers import Timers
 from penstock.message import Record
 from penstock.offsets import decode, owner_of
 from penstock.routing import KeyState, Scheduler

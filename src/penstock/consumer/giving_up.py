@@ -1,6 +1,6 @@
 """Giving up the message that holds a partition, by request: what is asked, when it is refused, and what came of it.
 
-It is done by the holder of the message's lane, as `failures/give_ups.py` says. Here, on the thread of who asks, is all
+It is done by the holder of the message's lane, as `lanes/give_ups.py` says. Here, on the thread of who asks, is all
 that may take time: an error says in a sentence why a message cannot be given up, and its dead-letter topic is made.
 """
 
@@ -15,11 +15,11 @@ from penstock.clients.cluster import Cluster
 from penstock.clients.rights import MissingRightError, Operation, topic_right
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
-from penstock.consumer.failures.give_ups import GiveUp
-from penstock.consumer.failures.parking import GIVEABLE
 from penstock.consumer.handlers.options import OnFailure
 from penstock.consumer.inspect.details import parked_heads
 from penstock.consumer.inspect.explain import Explanation
+from penstock.consumer.lanes.give_ups import GiveUp
+from penstock.consumer.lanes.parking import GIVEABLE
 from penstock.consumer.poll.topics import create_outputs
 from penstock.errors import NotGivenUpError
 

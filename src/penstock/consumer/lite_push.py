@@ -12,7 +12,6 @@ from typing import Any, Self, TypeVar, Unpack
 from penstock import options as check
 from penstock.clients.cluster import Cluster, KafkaCluster
 from penstock.consumer.engine import Engine
-from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.environment import MiddlewareSpec, WorkerResource, middlewares_of
 from penstock.consumer.handlers.functions import ContextFactory
@@ -25,6 +24,7 @@ from penstock.consumer.inspect.statistics import ConsumerStatistics, Liveness, l
 from penstock.consumer.inspect.watchdog import stack_of, stack_of_thread
 from penstock.consumer.poll.loop import PollLoop
 from penstock.consumer.poll.topics import Needs, needs_of
+from penstock.consumer.run.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.settings import UNCHANGED, UNCHANGED_SETTINGS, ConsumerSettings, LiveSettings, Unchanged
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.option_list import takes_options

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
 
 from penstock import options as check
-from penstock.consumer.failures.dead_letters import DeadLetterLimit
+from penstock.consumer.outbox.dead_letters import DeadLetterLimit
 from penstock.errors import ConfigurationError
 from penstock.option_list import refusing_removed
 from penstock.options import ClientConfig

@@ -18,13 +18,13 @@ from penstock.app import App
 from penstock.clients.cluster import Clock
 from penstock.clients.topics import TopicSpec
 from penstock.consumer import ConsumerStatistics, Explanation
-from penstock.consumer.execution.handler_calls import call
-from penstock.consumer.execution_slot import Outcome
 from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.environment import enter_all
 from penstock.consumer.handlers.functions import ContextFactory
 from penstock.consumer.handlers.handler import Kind, require_own_topics
 from penstock.consumer.handlers.registry import TopicPatterns
+from penstock.consumer.lanes.slot import Outcome
+from penstock.consumer.run.handler_calls import call
 from penstock.errors import ConfigurationError, PenstockError, StoppedError
 from penstock.message import Message, calling_handlers_of
 from penstock.testing.memory.broker import TestBroker

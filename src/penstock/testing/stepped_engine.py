@@ -15,8 +15,6 @@ from confluent_kafka import TopicPartition
 from penstock.clients.cluster import RebalanceCallback
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
-from penstock.consumer.execution.executor import Executor
-from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, SeenCall, Slice, Work
 from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.environment import MiddlewareSpec
 from penstock.consumer.handlers.functions import ContextFactory
@@ -26,8 +24,10 @@ from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, failure_of
 from penstock.consumer.inspect.explain import Explanation
 from penstock.consumer.inspect.statistics import ConsumerStatistics
+from penstock.consumer.lanes.slot import ExecutionSlot, LaneProcessing, Outcome, SeenCall, Slice, Work
 from penstock.consumer.poll.back_pressure import GRACE_S
 from penstock.consumer.poll.loop import PollLoop
+from penstock.consumer.run.executor import Executor
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import PenstockError, raised
 from penstock.testing.memory.broker import TestBroker

@@ -8,10 +8,10 @@ from collections.abc import Awaitable
 from contextvars import Context
 from typing import TypeVar, cast
 
-from penstock.consumer.execution_slot import Outcome
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.results import DeferredCompletion
 from penstock.consumer.handlers.route import Failed
+from penstock.consumer.lanes.slot import Outcome
 from penstock.errors import ConfigurationError, PenstockError, raised
 from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
 

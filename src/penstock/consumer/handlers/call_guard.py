@@ -14,7 +14,7 @@ call that it was meant for. The argument, for one guard:
 - What is raised may not have arrived when the call ends; nobody can tell. So `settle` raises it once more, which
   replaces one that is still to come, and waits until it arrives. (To take it back, by raising NULL, leaves the
   interpreter looking for it at every step: CPython 3.11 then never ends a function under a debugger.) One may arrive on
-  the way there, once, and only within the `try` of `execution.handler_calls.call`: between the call's first step and
+  the way there, once, and only within the `try` of `run.handler_calls.call`: between the call's first step and
   the end of `settle` is nothing but local variables of that thread. It then counts as this call's outcome.
 - A thread that finds its call abandoned touches nothing any more: its slot, its lane and the generator that processes
   it belong to its successor, who has them since the decision.

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
-from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.consumer.failures.dead_letters import DeadLetterReason, DeadLetterReasons
-from penstock.consumer.failures.parking import NotDue
 from penstock.consumer.handlers.ordering import key_of
+from penstock.consumer.lanes.parking import NotDue
+from penstock.consumer.lanes.slot import ExecutionSlot
+from penstock.consumer.outbox.dead_letters import DeadLetterReason, DeadLetterReasons
 from penstock.message import Record
 from penstock.routing import KeyState, Scheduler
 

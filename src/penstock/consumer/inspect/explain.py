@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.consumer.assignments import AppPause, Assignment, ConsumerParked, Fetch, Item, PauseReason
-from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
 from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.inspect.details import head_of, parked_heads, parked_message
 from penstock.consumer.inspect.statistics import PartitionStatistics, partition_statistics
+from penstock.consumer.lanes.slot import ExecutionSlot, complete_finished
 from penstock.message import Record
 from penstock.options import ClientConfig
 from penstock.routing import KeyState, Scheduler

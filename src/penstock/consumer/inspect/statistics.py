@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from penstock.consumer.assignments import Assignment
-from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer.lanes.slot import ExecutionSlot
 
 
 @dataclass(frozen=True, slots=True)

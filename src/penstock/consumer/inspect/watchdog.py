@@ -11,9 +11,9 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.consumer.execution.executor import LoopLag
-from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
 from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.lanes.slot import ExecutionSlot, complete_finished
+from penstock.consumer.run.executor import LoopLag
 from penstock.message import Record
 
 _log = logging.getLogger(__name__)

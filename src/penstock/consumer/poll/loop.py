@@ -14,13 +14,10 @@ from dataclasses import dataclass, field
 
 from penstock.clients.cluster import Clock, ConsumerClient
 from penstock.consumer.assignments import Assignment, Assignments, PauseReason
-from penstock.consumer.execution.executor import Executor
-from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
-from penstock.consumer.execution.time_limits import TimeLimits
-from penstock.consumer.failures.dead_letters import DeadLetterPublisher
-from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.rate_limits import TokenBucket
 from penstock.consumer.inspect.watchdog import Watchdog
+from penstock.consumer.lanes.processor import LaneProcessor
+from penstock.consumer.outbox.dead_letters import DeadLetterPublisher
 from penstock.consumer.outbox.outbox import Outbox
 from penstock.consumer.poll.back_pressure import BackPressure
 from penstock.consumer.poll.commits import Commits
@@ -30,6 +27,9 @@ from penstock.consumer.poll.positions import LogEnds, LostPositions, OpenTransac
 from penstock.consumer.poll.router import Router
 from penstock.consumer.poll.stop_request import StopRequest
 from penstock.consumer.poll.topics import TopicSearch, TopicWatch
+from penstock.consumer.run.executor import Executor
+from penstock.consumer.run.time_limits import TimeLimits
+from penstock.consumer.timers import Timers
 from penstock.errors import raised
 from penstock.routing import KeyState
 

@@ -19,8 +19,8 @@ from operator import not_
 from penstock.clients.cluster import Clock
 from penstock.clients.gc_pause import collection_resumed
 from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, ConsumerRun, Fetch, total_size_in_bytes
-from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.lanes.slot import ExecutionSlot
 from penstock.message import Record, column
 from penstock.routing import Run, Scheduler
 

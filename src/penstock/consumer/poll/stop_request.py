@@ -7,7 +7,7 @@ import threading
 from math import inf
 
 from penstock.clients.cluster import Clock
-from penstock.consumer.failures.failure_text import attached, failure_text, short_text
+from penstock.consumer.failure_text import attached, failure_text, short_text
 from penstock.consumer.settings import ConsumerSettings
 
 _log = logging.getLogger(__name__)

@@ -25,11 +25,11 @@ import pyarrow as pa
 from penstock.clients.gc_pause import collection_put_off, imports_set_aside
 from penstock.consumer.assignments import Assignment, Fetch, total_size_in_bytes
 from penstock.consumer.engine import Engine
-from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
-from penstock.consumer.failures.dead_letters import DeadLetterLimit
 from penstock.consumer.handlers.environment import MiddlewareSpec, WorkerResource, enter_all
 from penstock.consumer.handlers.functions import ContextFactory
 from penstock.consumer.handlers.handler import Handler
+from penstock.consumer.outbox.dead_letters import DeadLetterLimit
+from penstock.consumer.run.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import PenstockError, SinkError
 from penstock.message import Record

@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from penstock.consumer.execution.event_loop import TaskPool
-from penstock.consumer.execution.executor import Executor, LoopLag
-from penstock.consumer.execution.lane_plan import LanePlan
-from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
-from penstock.consumer.execution.threads import WorkerPool
-from penstock.consumer.execution_slot import ExecutionSlot, SeenCall
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
+from penstock.consumer.lanes.plan import LanePlan
+from penstock.consumer.lanes.processor import LaneProcessor
+from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall
+from penstock.consumer.run.event_loop import TaskPool
+from penstock.consumer.run.executor import Executor, LoopLag
+from penstock.consumer.run.threads import WorkerPool
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import ConfigurationError
 

@@ -6,12 +6,12 @@ from collections.abc import Generator, Hashable
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Item
-from penstock.consumer.execution.lanes.admission import Admission, place_of
-from penstock.consumer.execution.lanes.batch_processor import BatchProcessor
-from penstock.consumer.execution.lanes.set_aside import SetAside
-from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
-from penstock.consumer.failures.parking import NotDue, Parking
 from penstock.consumer.handlers.route import Failed, RateLimited
+from penstock.consumer.lanes.admission import Admission, place_of
+from penstock.consumer.lanes.batches import BatchProcessor
+from penstock.consumer.lanes.parking import NotDue, Parking
+from penstock.consumer.lanes.set_aside import SetAside
+from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Work
 from penstock.errors import HandlerTimeLimitError
 from penstock.message import Message
 from penstock.routing.lanes import WAITING, KeyState

@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from penstock.consumer.assignments import ConsumerLane
-from penstock.consumer.execution.handler_calls import Begun, serve
-from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
-from penstock.consumer.execution_slot import ExecutionSlot, SeenCall
 from penstock.consumer.handlers.call_guard import CallAbandonedError, CallGuard
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
+from penstock.consumer.lanes.processor import LaneProcessor
+from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall
+from penstock.consumer.run.handler_calls import Begun, serve
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import raised
 from penstock.message import handler_thread

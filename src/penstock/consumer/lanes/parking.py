@@ -14,15 +14,15 @@ from functools import partial
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item, size_in_bytes
-from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.consumer.failures.dead_letters import DeadLetterPublisher, ExhaustedMessage, NoRetryError
-from penstock.consumer.failures.failure_text import attached, failure_text, raised_where, short_text
-from penstock.consumer.failures.give_ups import GiveUp, GiveUps
-from penstock.consumer.failures.timers import Timer, Timers
+from penstock.consumer.failure_text import attached, failure_text, raised_where, short_text
 from penstock.consumer.handlers.options import OnFailure
 from penstock.consumer.handlers.results import DeferredCompletion, ResultError
 from penstock.consumer.handlers.route import Failed, Route
+from penstock.consumer.lanes.give_ups import GiveUp, GiveUps
+from penstock.consumer.lanes.slot import ExecutionSlot
+from penstock.consumer.outbox.dead_letters import DeadLetterPublisher, ExhaustedMessage, NoRetryError
 from penstock.consumer.outbox.outbox import RefusedResults
+from penstock.consumer.timers import Timer, Timers
 from penstock.errors import GivenUpError, HandlerTimeLimitError, PenstockError, class_name
 from penstock.message import position_of
 from penstock.routing import KeyState

@@ -9,7 +9,7 @@ would be handled once more for each of its tries.
 
 A batch has messages of one handler, of any partitions of its topics. Before it is handed over, the holder shows in its
 slot what it is of, and then leaves out what is of an inactive assignment: see the argument in
-`penstock.consumer.execution.lanes.lane_processor`.
+`penstock.consumer.lanes.processor`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from itertools import islice
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerAside, ConsumerLane, ConsumerParked, ConsumerRun, Item
-from penstock.consumer.execution.lanes.admission import AFTER_BATCH, Admission
-from penstock.consumer.execution.lanes.batch import Batch
-from penstock.consumer.execution.lanes.set_aside import SetAside
-from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
-from penstock.consumer.failures.parking import FailedBatch, Parking
 from penstock.consumer.handlers.results import DeferredCompletion, Results
 from penstock.consumer.handlers.route import Failed, RateLimited, Route, UndecodableError
+from penstock.consumer.lanes.admission import AFTER_BATCH, Admission
+from penstock.consumer.lanes.batch import Batch
+from penstock.consumer.lanes.parking import FailedBatch, Parking
+from penstock.consumer.lanes.set_aside import SetAside
+from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.outbox.outbox import HandlerResults, Tries
 from penstock.errors import BatchError, PenstockError
 from penstock.message import FetchedMessage, Message

@@ -7,9 +7,9 @@ from itertools import groupby
 from operator import itemgetter
 
 from penstock.consumer.assignments import ConsumerLane, Item
-from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.consumer.failures.parking import NotDue, Parking
 from penstock.consumer.handlers.route import Answer, Failed, RateLimited, Route
+from penstock.consumer.lanes.parking import NotDue, Parking
+from penstock.consumer.lanes.slot import ExecutionSlot
 from penstock.errors import PenstockError
 from penstock.message import Message, Record
 

@@ -21,12 +21,12 @@ from concurrent.futures import Future
 from typing import TypeVar, cast
 
 from penstock.consumer.assignments import ConsumerLane
-from penstock.consumer.execution.executor import LoopLag
-from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
-from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Slice
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.results import DeferredCompletion, Results
 from penstock.consumer.handlers.route import Failed, failure_of
+from penstock.consumer.lanes.processor import LaneProcessor
+from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Slice
+from penstock.consumer.run.executor import LoopLag
 from penstock.errors import StoppedError, raised
 from penstock.message import handler_thread
 

@@ -6,7 +6,7 @@ simulation does either when it likes: the rules are written once, here. So the g
 
 New messages that no limit holds are yielded by the `Slice`, and completed by the slice, for a step of a generator and a
 look at the clock cost as much as a quick handler. How it is worked through stands there, in
-`penstock.consumer.execution_slot`.
+`penstock.consumer.lanes.slot`.
 
 One generator at a time holds a lane (the scheduler guarantees it), so what it does to the lane's runs, parked keys and
 runs that were set aside needs no lock. Revocation: the poll thread sets `assignment.active = False` and then reads
@@ -23,11 +23,12 @@ from typing import cast
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import Assignment, ConsumerAside, ConsumerLane, ConsumerRun, Fetch
-from penstock.consumer.execution.lanes.admission import Admission
-from penstock.consumer.execution.lanes.batch_processor import BatchProcessor
-from penstock.consumer.execution.lanes.parked_key_processor import ParkedKeyProcessor
-from penstock.consumer.execution.lanes.set_aside import SetAside
-from penstock.consumer.execution_slot import (
+from penstock.consumer.lanes.admission import Admission
+from penstock.consumer.lanes.batches import BatchProcessor
+from penstock.consumer.lanes.parked_keys import ParkedKeyProcessor
+from penstock.consumer.lanes.parking import Parking
+from penstock.consumer.lanes.set_aside import SetAside
+from penstock.consumer.lanes.slot import (
     MOST_SLOW,
     ExecutionSlot,
     LaneProcessing,
@@ -37,10 +38,9 @@ from penstock.consumer.execution_slot import (
     Work,
     place_of,
 )
-from penstock.consumer.failures.dead_letters import DeadLetterPublisher
-from penstock.consumer.failures.parking import Parking
-from penstock.consumer.failures.timers import Timers
+from penstock.consumer.outbox.dead_letters import DeadLetterPublisher
 from penstock.consumer.outbox.outbox import HandlerResults, RefusedResults
+from penstock.consumer.timers import Timers
 from penstock.message import Record
 from penstock.routing import Scheduler
 

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
-from penstock.consumer.execution_slot import ExecutionSlot, SeenCall
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
+from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall
 
 _log = logging.getLogger(__name__)
 

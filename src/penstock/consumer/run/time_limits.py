@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.consumer.assignments import Fetch
-from penstock.consumer.execution.executor import Executor
-from penstock.consumer.execution_slot import ExecutionSlot, SeenCall
-from penstock.consumer.failures.give_ups import GiveUps
 from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
+from penstock.consumer.lanes.give_ups import GiveUps
+from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall
+from penstock.consumer.run.executor import Executor
 from penstock.errors import HandlerTimeLimitError, WorkersBlockedError
 
 _log = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ from contextvars import Context
 from typing import Any
 
 from penstock.consumer.assignments import ConsumerLane
-from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
-from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Slice
 from penstock.consumer.handlers.call_guard import CallAbandonedError
 from penstock.consumer.handlers.results import DeferredCompletion
 from penstock.consumer.handlers.route import Failed, failure_of
+from penstock.consumer.lanes.processor import LaneProcessor
+from penstock.consumer.lanes.slot import ExecutionSlot, LaneProcessing, Outcome, Slice
 from penstock.errors import HandlerTimeLimitError, raised
 from penstock.message import FetchedMessage, Message, Record
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 
 from penstock.consumer.assignments import Assignment, ConsumerAside, ConsumerLane, ConsumerParked
-from penstock.consumer.failures.timers import Timers
+from penstock.consumer.timers import Timers
 from penstock.routing import RunsAside
 
 

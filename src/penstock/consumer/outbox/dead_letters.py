@@ -30,12 +30,12 @@ from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.ration import once_in, rationed
 from penstock.clients.rights import THIS_CLIENT
 from penstock.consumer.assignments import Assignment, Item, size_in_bytes
-from penstock.consumer.failures.failure_text import short_text
-from penstock.consumer.failures.timers import Timers
+from penstock.consumer.failure_text import short_text
 from penstock.consumer.handlers.results import Result
 from penstock.consumer.outbox.outbox import Submission, Submits, why_refused
 from penstock.consumer.retry_topics import headers as retry_headers
 from penstock.consumer.retry_topics import origin_of, retry_topic, tries_before
+from penstock.consumer.timers import Timers
 from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, write
 from penstock.errors import ConfigurationError, PenstockError, class_name
 from penstock.message import Record, position_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 from penstock.consumer.assignments import ConsumerRun, Fetch, Item
-from penstock.consumer.execution.lanes.admission import Admission
+from penstock.consumer.lanes.admission import Admission
 from penstock.message import Message, Record
 
 

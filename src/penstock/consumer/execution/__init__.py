@@ -1,1 +1,0 @@
-"""What happens on lanes: the lane processor, the worker threads and the event loop that call handlers."""

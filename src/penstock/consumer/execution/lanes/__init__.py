@@ -1,1 +1,0 @@
-"""What is done with a lane that is held, the same on threads and on the event loop."""

@@ -1,1 +1,0 @@
-"""What becomes of messages that failed: retries, parked keys, dead letters."""
