@@ -16,10 +16,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 import penstock
 from kafka_proxy import API_VERSIONS, KafkaProxy, What
-from penstock.clients.groups import GroupAdmin
 from penstock.transactions.core.check_plan import CheckPolicy
+from penstock.transactions.operator.administration import NO_ANSWER, NO_PRODUCER
 from penstock.transactions.stores.kafka.context import CoordinatorContext
-from penstock.transactions.stores.kafka.coordinator.checks import CheckSender, SendOutcome
+from penstock.transactions.stores.kafka.coordinator.checks import Liveness
 from penstock.transactions.wire.topics import StoreTopics
 
 DEADLY = r"\.(?:describe_consumer_groups|(?:alter|list)_consumer_group_offsets|delete_consumer_groups)\("
@@ -78,12 +78,11 @@ def test_a_check_whose_group_nobody_knows_is_logged_and_asks_again(
         silent.set_exception(KafkaException(said))
     answers = [{topics.checkers("shop"): future} for future in (silent, knowing)]
     admins = [Mock(**{"describe_consumer_groups.return_value": answer}) for answer in answers]
-    pending = Mock(**{"half.group": "shop"})
     context = CoordinatorContext("", {}, CheckPolicy(6, 30, 15), topics)
-    sender = CheckSender(context, GroupAdmin(Mock(side_effect=admins)), Mock())
+    liveness = Liveness(context, Mock(side_effect=admins))
 
-    outcomes = [sender.check(Mock(), pending, now) for now in (0.0, 2.0, 4.9, 5.1, 5.2)]
+    waits = [liveness.hindrance("shop", now) for now in (0.0, 2.0, 4.9, 5.1, 5.2)]
 
-    assert outcomes == [*[SendOutcome.LATER] * 3, SendOutcome.UNKNOWN, SendOutcome.NOBODY]
+    assert waits == ["", "", "", NO_ANSWER.format("shop"), NO_PRODUCER.format("shop")]
     assert "group shop are not checked: no broker said within 5 s whether one runs" in caplog.text
     assert said is None or "COORDINATOR_LOAD_IN_PROGRESS" in caplog.text

@@ -11,8 +11,8 @@ from half_partition import context_of, half_partition, half_record, op_record
 from penstock.transactions.core.check_plan import WINDOW, CheckPolicy
 from penstock.transactions.core.discard import Discarding
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.stores.kafka.coordinator.checks import CheckScheduler, SendOutcome
-from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
+from penstock.transactions.operator.administration import NO_ANSWER, NO_PRODUCER
+from penstock.transactions.stores.kafka.coordinator.checks import CheckScheduler
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import NO_ID, new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
@@ -26,20 +26,22 @@ class Asking:
     """Takes questions and decisions, and tells whether a group is there."""
 
     def __init__(self) -> None:
-        self.checked: list[tuple[float, str]] = []
+        self.checked: list[str] = []
         self.decided: list[tuple[str, Verdict]] = []
         self.ticks: list[int] = []
         self.looked = 0
-        self.answers: dict[str, SendOutcome] = {}
+        #: What keeps groups from being asked.
+        self.hindrances: dict[str, str] = {}
 
-    def check(self, partition: HalfPartition, pending: Pending, now: float) -> SendOutcome:
-        assert partition.number == 0
+    def hindrance(self, group: str, _now: float) -> str | None:
         self.looked += 1
-        asked = self.answers.get(pending.half.group, SendOutcome.SENT)
-        if asked is SendOutcome.SENT:
-            self.checked.append((now, pending.half.transaction_id))
-            pending.requested = pending.check_count + 1
-        return asked
+        return self.hindrances.get(group)
+
+    def ask(self, half_partition: int, pending: Pending) -> bool:
+        assert half_partition == 0
+        self.checked.append(pending.half.transaction_id)
+        pending.requested = pending.check_count + 1
+        return True
 
     def decide(self, half_partition: int, pending: Pending, verdict: Verdict) -> None:
         assert half_partition == 0
@@ -57,7 +59,7 @@ class Room:
         self.counts, self.asking = context.counts, Asking()
         self.partition = half_partition(context=context)
         discarding = Discarding("topic", 30, "test")
-        self.scheduler = CheckScheduler(context, self.asking, discarding)  # type: ignore[arg-type] # what is used of it
+        self.scheduler = CheckScheduler(context, self.asking, self.asking, discarding)  # type: ignore[arg-type] # what is used
         self.halves = self.ops = 0
         # As if it had marked the op log when it took the partition over.
         self.partition.ticked_at = 0.0
@@ -135,7 +137,7 @@ def test_a_dead_group_costs_one_question_for_all_its_halves_and_delays_no_other(
     for _ in range(5_000):
         room.half(0.0, group="dead")
     room.half(0.0, group="alive")
-    room.asking.answers["dead"] = SendOutcome.NOBODY
+    room.asking.hindrances["dead"] = NO_PRODUCER.format("dead")
     room.tick(7.0)
 
     assert room.run(7.0) == 1
@@ -145,7 +147,7 @@ def test_a_dead_group_costs_one_question_for_all_its_halves_and_delays_no_other(
     assert room.run(7.1) == 0
     assert room.asking.looked == 2
     room.tick(37.1)
-    room.asking.answers.clear()
+    room.asking.hindrances.clear()
     assert room.run(37.1) == WINDOW + 1, "who is back is asked, in portions"
     assert room.scheduler.unasked({0: room.partition}) == {}
 
@@ -153,7 +155,7 @@ def test_a_dead_group_costs_one_question_for_all_its_halves_and_delays_no_other(
 def test_a_group_of_which_the_brokers_do_not_say_whether_it_lives_is_counted_until_what_waits_is_decided() -> None:
     room = Room()
     half = room.half(0.0, group="shop")
-    room.asking.answers["shop"] = SendOutcome.UNKNOWN
+    room.asking.hindrances["shop"] = NO_ANSWER.format("shop")
     room.tick(7.0)
     room.run(7.0)
 
@@ -170,11 +172,11 @@ def test_a_crowd_is_asked_about_as_fast_as_it_is_answered_and_no_faster() -> Non
     room.tick(7)
 
     assert room.run(7) == WINDOW + 2, "one group's crowd takes no other's turn"
-    assert {other.transaction_id for other in others} <= {name for _, name in room.asking.checked}
+    assert {other.transaction_id for other in others} <= set(room.asking.checked)
     room.tick(8)
     assert room.run(8) == 0
     # One is answered UNKNOWN, nine are decided, and the others are not heard of.
-    asked = {name for _, name in room.asking.checked}
+    asked = set(room.asking.checked)
     answered = [at for at, half in enumerate(halves) if half.transaction_id in asked][:10]
     first = halves[answered[0]]
     room.op(Op(first.transaction_id, Verdict.UNKNOWN, Author.CHECK, "orders", 0, (answered[0],), 1), 9)

@@ -22,7 +22,7 @@ def test_a_partition_counts_as_recovered_only_when_all_that_was_in_its_logs_is_r
 
     def look() -> None:
         owned.note_progress(0.0)
-        now = Counts().statistics(lambda: held_in([owned.reading(0.0)]))
+        now = Counts().statistics(lambda: held_in([owned], 0.0))
         seen.append((now.partitions, now.pending))
 
     look()

@@ -61,7 +61,7 @@ def loop_of(state: dict[str, Any], has_work: bool, waited: list[float]) -> Coord
         serve=lambda: None,
         was_cut_off=lambda: False,
         recoveries=SimpleNamespace(slow_call=lambda _: ("", 0.0), partitions=()),
-        logs=SimpleNamespace(read=read),
+        logs=SimpleNamespace(read=read, bound=lambda *_: None),
     )
     loop = CoordinatorLoop(
         context_of(StoreTopics("store", 1)),
@@ -70,7 +70,7 @@ def loop_of(state: dict[str, Any], has_work: bool, waited: list[float]) -> Coord
         engine=engine,  # type: ignore[arg-type]
         upkeep=SimpleNamespace(look=lambda *_: None),  # type: ignore[arg-type]
         checks=SimpleNamespace(run=lambda *_: None),  # type: ignore[arg-type]
-        status=lambda *_: None,
+        status=SimpleNamespace(write=lambda *_: None),  # type: ignore[arg-type]
     )
     loop._update_status = lambda _: None  # type: ignore[method-assign] # it is written elsewhere
     return loop

@@ -142,4 +142,3 @@ def test_a_list_of_what_is_pending_holds_the_payloads_of_the_transaction_that_is
     pending = partition.state.pending
     assert {name: one.half.value for name, one in pending.items() if one.half.value} == {asked_for: b"v" * 1_000}
     assert all(one.verdict is Verdict.COMMIT for one in pending.values())
-    assert len(partition.decisions) == 3

@@ -19,9 +19,9 @@ from transaction_tools import Bench, child, line_of
 from kafka_tools import ANSWER_S
 from penstock.errors import StoppedError
 from penstock.transactions import Coordinator
-from penstock.transactions.stores.kafka.logs.fencing import Fence, decode_claim, encode_claim, transactional_names
+from penstock.transactions.stores.kafka.logs.fencing import decode_claim, end_transactions
 from penstock.transactions.stores.kafka.logs.recovered_partition import RecoveredPartition
-from penstock.transactions.stores.kafka.logs.recovery import RecoveryReader
+from penstock.transactions.stores.kafka.logs.recovery import RecoveryReader, Step
 from penstock.transactions.wire.done_records import Note, encode_done
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
@@ -42,6 +42,21 @@ def claims(bench: Bench) -> dict[int, list[str]]:
     answers = wait_until(told)
     consumer.close()
     return {answer.partition: decode_claim(bench.topics, answer.metadata) for answer in answers}
+
+
+def names(bench: Bench, name: str) -> list[str]:
+    """Return the transactional ids of a coordinator."""
+    return [f"{bench.topics.coordinators}.{name}.{letter}" for letter in "abcxyz"]
+
+
+def until(limit_s: float) -> Step:
+    """Return a step of a recovery that ends it with an error after so many seconds."""
+    deadline = time.monotonic() + limit_s
+
+    def step(doing: str) -> None:
+        assert time.monotonic() < deadline, doing
+
+    return step
 
 
 @pytest.fixture
@@ -129,45 +144,33 @@ def test_a_coordinator_that_is_shut_out_by_what_does_not_stay_comes_back(bench: 
 
 
 def test_only_ids_of_coordinators_of_the_store_are_read_from_a_claim(bench: Bench) -> None:
-    ids = transactional_names(bench.topics, "one").all
+    ids = names(bench, "one")
 
-    assert decode_claim(bench.topics, encode_claim(ids)) == ids
+    assert decode_claim(bench.topics, " ".join(ids)) == ids
     assert decode_claim(bench.topics, f"somebody-else {ids[0]}  ") == ids[:1]
     assert decode_claim(bench.topics, None) == []
     assert len(decode_claim(bench.topics, " ".join(ids * 50))) < 10
 
 
-def test_ending_what_was_left_open_under_its_owners_name_shuts_it_out_once(bench: Bench) -> None:
-    own, other = transactional_names(bench.topics, "own").all, transactional_names(bench.topics, "other").all
+def test_ending_what_was_left_open_under_its_owners_name_shuts_it_out(bench: Bench) -> None:
+    other, context = names(bench, "other"), context_of(bench.topics, bench.servers)
     left = Producer({"bootstrap.servers": bench.servers, "transactional.id": other[0]})
     left.init_transactions(60)
     left.begin_transaction()
     left.produce(bench.topic, b"left open")
     left.flush(30)
 
-    fence, ended = Fence(context_of(bench.topics, bench.servers), lambda: own), set[str]()
-    fence.end([encode_claim(own), encode_claim(other), None], ended)
-
-    assert ended == set(other)
+    assert end_transactions(context, other) == set(other)
     assert bench.visible() == []
     with pytest.raises(Exception, match=r"FENCED|EPOCH"):
         left.commit_transaction(30)
 
-    # Its owner is alive, and goes on: it is not shut out by who still waits.
-    alive = Producer({"bootstrap.servers": bench.servers, "transactional.id": other[0]})
-    alive.init_transactions(60)
-    fence.end([encode_claim(other)], ended)
-    alive.begin_transaction()
-    alive.produce(bench.topic, b"goes on")
-    alive.commit_transaction(30)
-    assert bench.visible() == [(None, b"goes on")]
-
 
 def test_what_a_dead_coordinator_left_open_in_the_done_log_alone_is_ended_by_who_takes_over(bench: Bench) -> None:
-    topics, dead = bench.topics, transactional_names(bench.topics, "dead").all
+    topics, dead = bench.topics, names(bench, "dead")
     group = {"bootstrap.servers": bench.servers, "group.id": topics.coordinators}
     claiming = Consumer(group)
-    claim = TopicPartition(topics.half, 0, 0, encode_claim(dead))
+    claim = TopicPartition(topics.half, 0, 0, " ".join(dead))
     claiming.commit(offsets=[claim], asynchronous=False)
     claiming.close()
     # It died between the records of a Kafka transaction and their positions: those hold nobody back.
@@ -177,11 +180,8 @@ def test_what_a_dead_coordinator_left_open_in_the_done_log_alone_is_ended_by_who
     left.begin_transaction()
     left.produce(topics.done, b"never committed", partition=0)
     left.flush(30)
-    deadline = time.monotonic() + 30
-    context = context_of(topics, bench.servers)
-    reader = RecoveryReader(context, lambda: time.monotonic() > deadline, Fence(context, list))
 
-    recovered = reader.recover([0], lambda _doing: None)[0]
+    recovered = RecoveryReader(context_of(topics, bench.servers), list).recover([0], until(30.0))[0]
 
     assert (recovered.done_end, recovered.notes, recovered.unreadable) == (1, [], 0)
     with pytest.raises(KafkaException, match=r"FENCED|EPOCH"):
@@ -199,12 +199,11 @@ def test_what_was_tried_apart_and_let_through_before_the_group_changed_hands_is_
     # It is fenced by the group here, and moves no position; what it settles comes to the done log a moment later.
     fenced = [TopicPartition(topics.discarded, 0, 0)]
     apart.send_offsets_to_transaction(fenced, member.consumer_group_metadata(), ANSWER_S)
-    deadline = time.monotonic() + 60
-    context = context_of(topics, bench.servers)
-    reader = RecoveryReader(context, lambda: time.monotonic() > deadline, Fence(context, list))
+    reader, in_time = RecoveryReader(context_of(topics, bench.servers), list), until(60.0)
     asked, found = threading.Event(), list[RecoveredPartition]()
 
     def step(doing: str) -> None:
+        in_time(doing)
         if "may hold back" in doing:
             asked.set()
 

@@ -15,7 +15,8 @@ from confluent_kafka import Producer
 from transaction_tools import TIMEOUT_S, Bench, child, kill, line_of, unknown
 
 from penstock.transactions import HalfMessage, TransactionState, new_id
-from penstock.transactions.stores.kafka.logs.fencing import Fence
+from penstock.transactions.stores.kafka.context import CoordinatorContext
+from penstock.transactions.stores.kafka.logs import recovery
 from penstock.transactions.wire.half import Half, encode_half
 from waiting import wait_until
 
@@ -77,13 +78,14 @@ def test_scenario_12_a_coordinator_killed_after_the_target_write_before_the_end_
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: set[str] = set()
-    end = Fence.end
+    end = recovery.end_transactions
 
-    def noting_end(self: Fence, claims: Iterable[str | None], ended: set[str]) -> None:
-        end(self, claims, ended)
+    def noting_end(context: CoordinatorContext, ids: Iterable[str]) -> set[str]:
+        ended = end(context, ids)
         found.update(ended)
+        return ended
 
-    monkeypatch.setattr(Fence, "end", noting_end)
+    monkeypatch.setattr(recovery, "end_transactions", noting_end)
     load = killed_coordinator(bench, "before commit")
 
     # The fault happened: messages were written, and their transaction is open.

@@ -22,6 +22,7 @@ from penstock.transactions.acked_producer import Report
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.operator.administration import NO_PRODUCER
 from penstock.transactions.operator.inspection import Patience
+from penstock.transactions.stores.kafka.coordinator.own_sends import OwnSends
 from penstock.transactions.stores.kafka.coordinator.status import (
     Status,
     StatusLog,
@@ -106,9 +107,9 @@ class Sent:
         self.error: KafkaException | None = None
 
     def try_send(
-        self, topic: str, partition: int, key: bytes | None, value: bytes | None, *, report: Report | None = None
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None, *, headers: None, report: Report
     ) -> bool:
-        assert (topic, partition, key) == ("store.status", 0, b"one")
+        assert (topic, partition, key, headers) == ("store.status", 0, b"one", None)
         assert report is not None
         if self.error is not None:
             raise self.error
@@ -120,7 +121,7 @@ class Sent:
 
 def test_a_status_is_written_when_it_changes_and_again_while_there_is_something_to_say() -> None:
     sent = Sent()
-    log = StatusLog(context_of(StoreTopics("store")), sent)  # type: ignore[arg-type] # what is used of it
+    log = status_log(sent)
     well = Status("one", 0, (0,))
 
     log.write(well, 0.0)
@@ -144,9 +145,14 @@ def test_a_status_is_written_when_it_changes_and_again_while_there_is_something_
     assert len(sent.values) == 4
 
 
+def status_log(sent: Sent) -> StatusLog:
+    context = context_of(StoreTopics("store"))
+    return StatusLog(context.topics.status, OwnSends(context, sent))  # type: ignore[arg-type] # what is used of it
+
+
 def test_a_status_that_could_not_be_written_is_tried_again_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     sent = Sent()
-    log = StatusLog(context_of(StoreTopics("store")), sent)  # type: ignore[arg-type] # what is used of it
+    log = status_log(sent)
 
     sent.is_full = True
     log.write(SICK, 0.0)
@@ -158,7 +164,7 @@ def test_a_status_that_could_not_be_written_is_tried_again_and_harms_nobody(capl
     log.write(SICK, 3.0)
 
     assert sent.values == [SICK]
-    assert len([line for line in caplog.messages if "store.status takes nothing" in line]) == 1
+    assert len([line for line in caplog.messages if "is not stored in store.status" in line]) == 1
 
 
 def decided(place: int, topic: str, key: bytes | None, verdict: Verdict = Verdict.COMMIT) -> Pending:
@@ -200,7 +206,7 @@ def test_what_nobody_decided_waits_for_its_group_where_the_owner_of_its_partitio
 
     found = waits_for(undecided, 0, [owner, elsewhere])
 
-    shown = Found(0, undecided, None, None, found).described(0.0)
+    shown = Found(0, undecided, None, found).described(0.0)
     assert (shown.waits_for, waits_for(other, 0, [owner, elsewhere])) == ("a producer of group shop: none runs", "")
     assert owner.lines() == [f"checks of coordinator c1 wait for {why}"]
 

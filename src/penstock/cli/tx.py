@@ -264,9 +264,8 @@ def _distinct(topics: Sequence[str]) -> list[str]:
 def _decision(found: Found) -> str | None:
     if found.pending.verdict is None:
         return None
-    decision = found.decision
-    by = "" if decision is None else f" by {_AUTHORS[decision.author.name]}"
-    return found.pending.verdict.name + by + ("" if decision is None or not decision.actor else f" ({decision.actor})")
+    author = found.pending.author
+    return found.pending.verdict.name + ("" if author is None else f" by {_AUTHORS[author.name]}")
 
 
 def _message(half: Half, place: str, payload: bool) -> str:

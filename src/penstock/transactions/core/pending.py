@@ -114,8 +114,6 @@ class Pending:
     requested: int = 0
     #: How often its producers were asked since this coordinator has it: each time another one is.
     attempts: int = 0
-    #: The client library refused a question about it, and that was said.
-    is_uncheckable: bool = False
     #: It cannot be published with the others now, or stands behind one that cannot: it is set aside.
     held: bool = False
     #: The done log holds it whole at or above this offset; None: only the half log does.

@@ -153,10 +153,31 @@ class KafkaAdministration(Administration):
             raise TransactionError(f"not all messages of transaction {transaction_id} are stored: only roll it back")
         group, place = pending.half.group, f"{self._topics.half}[{number}]@{pending.offset}"
         self._audit.write(Act(actor, VERBS[verdict], transaction_id, group, place, why))
+        return self.apply(found, verdict, Author.OPERATOR, actor, timeout_s)
+
+    def apply(self, found: Found, verdict: Verdict, author: Author, actor: str, timeout_s: float) -> Decided:
+        """Store a decision, and wait at most `timeout_s` seconds until it took effect.
+
+        Raises `DecisionNotStoredError` where it is not known to be stored.
+        """
+        pending, number = found.pending, found.half_partition
         done_from = self._inspection.end(self._topics.done, number)
-        op = Op(transaction_id, verdict, Author.OPERATOR, group, number, pending.offsets, 0, actor)
-        op_offset = self._send(op)
-        return self._await(found, op_offset, done_from, timeout_s)
+        op_offset = self._send(
+            Op(found.transaction_id, verdict, author, pending.group, number, pending.offsets, 0, actor)
+        )
+        note = self._inspection.await_end(found, done_from, timeout_s)
+        if note is not None:
+            return Decided(Effect.DONE if note.op_offset == op_offset else Effect.REFUSED, note.verdict)
+        now = self.find(found.transaction_id)
+        if now is None or now.pending.verdict is None:
+            return Decided(Effect.WAITS, None, "a coordinator")
+        ours = now.pending.decided_at == op_offset
+        return Decided(Effect.WAITS if ours else Effect.REFUSED, now.pending.verdict, self.describe(now).waits_for)
+
+    def end_of(self, transaction_id: str) -> Verdict | None:
+        """Return how a transaction was settled, as far as the done log still says so."""
+        ends = (self._inspection.ends_of(transaction_id, number, 0) for number in range(self._topics.partitions))
+        return next((note.verdict for note in ends if note is not None), None)
 
     def settle(self, transaction_id: str, verdict: Verdict, actor: str, why: str, timeout_s: float) -> Decided:
         """Do what `decide` does."""
@@ -223,17 +244,6 @@ class KafkaAdministration(Administration):
                 f"the decision of transaction {op.transaction_id} is not known to be stored: {error}; "
                 "try again: a second one harms nothing"
             ) from error
-
-    def _await(self, found: Found, op_offset: int, done_from: int, timeout_s: float) -> Decided:
-        """Wait until the transaction is settled."""
-        note = self._inspection.await_end(found, done_from, timeout_s)
-        if note is not None:
-            return Decided(Effect.DONE if note.op_offset == op_offset else Effect.REFUSED, note.verdict)
-        now = self.find(found.transaction_id)
-        if now is None or now.pending.verdict is None:
-            return Decided(Effect.WAITS, None, "a coordinator")
-        ours = now.pending.decided_at == op_offset
-        return Decided(Effect.WAITS if ours else Effect.REFUSED, now.pending.verdict, self.describe(now).waits_for)
 
     def describe(self, found: Found) -> PendingTransaction:
         """Return a pending transaction as an operator sees it."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from confluent_kafka import KafkaError, KafkaException
+
 from penstock.clients.bounded_calls import LeftBehind
+from penstock.clients.kafka_errors import concerns_a_group, is_missing_right
+from penstock.clients.rights import Operation, Right, group_right, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.options import ClientConfig
 from penstock.transactions.core.check_plan import CheckPolicy
@@ -40,3 +44,16 @@ class CoordinatorContext:
     def __post_init__(self) -> None:
         self.rights = MissingRights(self.config)
         self.left = LeftBehind(f"the coordinator of {self.topics.prefix}")
+
+    def lacks(self, error: KafkaException | KafkaError, what: str, right: Right) -> bool:
+        """Note that `what` was refused for want of a right, if the error says so; tell whether it does."""
+        if is_missing_right(error):
+            self.rights.refused(what, right)
+        return is_missing_right(error)
+
+    def may_not_read(self, error: KafkaException | KafkaError, what: str, topic: str) -> bool:
+        """Do what `lacks` does, where the group was asked about, or a topic was to be read."""
+        is_group = concerns_a_group(error)
+        return self.lacks(
+            error, what, group_right(self.topics.coordinators) if is_group else topic_right(Operation.READ, topic)
+        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from confluent_kafka import Message, TopicPartition
 
@@ -38,11 +38,12 @@ from penstock.transactions.stores.kafka.logs.recovered_partition import (
     OP,
     DoneRead,
     committed_at,
+    names_of,
     recovered_partition,
 )
 from penstock.transactions.wire.done_records import Done, Note, decode_done
 from penstock.transactions.wire.half import decode_half
-from penstock.transactions.wire.ops import Op, Verdict, decode_ops
+from penstock.transactions.wire.ops import Verdict, decode_ops
 from penstock.transactions.wire.topics import StoreTopics
 
 #: The last records of the status topic: more than dozens of coordinators write in the time for which they count.
@@ -59,8 +60,6 @@ class Found:
     pending: Pending
     #: Id of the transaction of its group and key that it waits for.
     held_by: str | None
-    #: The one that stands, and has not taken effect yet.
-    decision: Op | None
     #: What it waits for, from the status of a coordinator; empty: that is not known.
     obstacle: str = ""
 
@@ -80,7 +79,6 @@ class _Partition:
 
     state: PartitionState
     kept: str | None
-    decisions: dict[tuple[int, int], Op] = field(default_factory=dict)
 
     def take_half(self, message: Message) -> None:
         """Take a record of the half log in."""
@@ -101,15 +99,10 @@ class _Partition:
         offset, state = message.offset() or 0, self.state
         if offset < state.op_position:
             return
-        try:
-            ops = decode_ops(message.value())
-        except MessageFormatError:
-            ops = []
-        for index, op in enumerate(ops):
-            if op.verdict is not Verdict.TICK:
-                state.add_op(offset, op, message.timestamp()[1], index)
-                if op.transaction_id in state.pending:
-                    self.decisions[offset, index] = op
+        with contextlib.suppress(MessageFormatError):
+            for index, op in enumerate(decode_ops(message.value())):
+                if op.verdict is not Verdict.TICK:
+                    state.add_op(offset, op, message.timestamp()[1], index)
         state.skip_op(offset)
 
 
@@ -182,7 +175,7 @@ class KafkaInspection(Inspection):
 
     def _partitions(self, kept: str | None) -> dict[int, _Partition]:
         """Read the logs of all half partitions as a coordinator does; report logs that were replaced or cut."""
-        logs = {HALF: self._topics.half, OP: self._topics.op, DONE: self._topics.done}
+        logs = names_of(self._topics)
         numbers = range(self._topics.partitions)
         places = [(topic, number) for number in numbers for topic in logs.values()]
         committed = self.ask(lambda: self.committed([TopicPartition(*place) for place in places]))
@@ -201,7 +194,7 @@ class KafkaInspection(Inspection):
         begins: dict[str, dict[int, int]] = {HALF: {}, OP: {}}
         for number, found in positions.items():
             end = bounds[logs[DONE], number][1]
-            start = recovered_partition(logs, number, found, ids, DoneRead(end, done[number]))
+            start = recovered_partition(self._topics, number, found, ids, DoneRead(end, done[number]))
             partition = read[number] = _Partition(PartitionState(start.half_position, start.op_position), kept)
             partition.state.remember(start.notes, start.snapshots)
             begins[HALF][number], begins[OP][number] = start.half_position, start.op_position
@@ -227,5 +220,4 @@ def _found(number: int, partition: _Partition, statuses: list[Status]) -> Iterat
         line = pending.half.line
         head = None if line is None else keys.head(line)
         held_by = None if head is None or head is pending else head.half.transaction_id
-        decision = partition.decisions.get((pending.decided_at, pending.decided_index))
-        yield Found(number, pending, held_by, decision, waits_for(pending, number, statuses))
+        yield Found(number, pending, held_by, waits_for(pending, number, statuses))

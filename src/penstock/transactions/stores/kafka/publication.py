@@ -23,7 +23,7 @@ from penstock import clients
 from penstock.clients.answers import answered, asked_until_ready
 from penstock.clients.bounded_calls import CLOSE_S, BriefQuestion
 from penstock.clients.groups import describe_groups
-from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
+from penstock.clients.kafka_errors import ErrorKind, code_of, is_missing_right, reason
 from penstock.clients.reading import PartitionReader, Place
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.clients.topics import partition_counts
@@ -95,23 +95,19 @@ def why(found: Observation, topics: Sequence[str], store: str) -> str:
     return target_text(topics, found.statuses) or stopped or halted
 
 
-def observer_of(servers: str, config: ClientConfig, topics: StoreTopics) -> Callable[[], Observation]:
-    """Return what observes a store in Kafka, by clients that end with the observation: see `group_requests`."""
-
-    def observe() -> Observation:
-        admin = clients.admin(servers, config)
-        counts = partition_counts(admin, servers, _LOOK_ANSWER_S)
-        inspection = KafkaInspection(servers, config, topics, Patience(_BROKER_WAIT_S))
-        asked = describe_groups(admin, [topics.coordinators])
-        coordinators: int | None
-        try:
-            coordinators = len(answered(asked[topics.coordinators], _LOOK_ANSWER_S).members)
-        except KafkaException as error:
-            # None has ever been there; or a producer has not the right to ask.
-            coordinators = 0 if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND else None
-        return Observation(frozenset(counts), inspection.seen_statuses(), coordinators)
-
-    return observe
+def observed(servers: str, config: ClientConfig, topics: StoreTopics) -> Observation:
+    """Observe a store in Kafka, by clients that end with the observation: see `clients.groups`."""
+    admin = clients.admin(servers, config)
+    counts = partition_counts(admin, servers, _LOOK_ANSWER_S)
+    inspection = KafkaInspection(servers, config, topics, Patience(_BROKER_WAIT_S))
+    asked = describe_groups(admin, [topics.coordinators])
+    coordinators: int | None
+    try:
+        coordinators = len(answered(asked[topics.coordinators], _LOOK_ANSWER_S).members)
+    except KafkaException as error:
+        # None has ever been there; or a producer has not the right to ask.
+        coordinators = 0 if code_of(error) == KafkaError.GROUP_ID_NOT_FOUND else None
+    return Observation(frozenset(counts), inspection.seen_statuses(), coordinators)
 
 
 #: How many may be decided and not published: at least and at most, and for each transaction in flight beyond a few.

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,11 +21,12 @@ from penstock.errors import DecisionNotStoredError, MessageFormatError, Penstock
 from penstock.options import ClientConfig
 from penstock.transactions.acked_producer import AckedProducer, wire_headers
 from penstock.transactions.core.decisions import not_cancelled, not_pending
+from penstock.transactions.operator.administration import Effect
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
-from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
-from penstock.transactions.stores.kafka.logs.topic_lookup import correct_settings
-from penstock.transactions.stores.kafka.publication import DoneWatch, PublicationDiagnosis, PublicationPace, observer_of
+from penstock.transactions.stores.kafka.administration import KafkaAdministration
+from penstock.transactions.stores.kafka.logs.topic_settings import check_settings
+from penstock.transactions.stores.kafka.publication import DoneWatch, PublicationDiagnosis, PublicationPace, observed
 from penstock.transactions.stores.kafka.sends import HalfSends, OpBatches, StoredHalves
 from penstock.transactions.stores.target_topics import TargetTopics
 from penstock.transactions.wire.half import CheckRequest, Half, decode_check_request
@@ -166,9 +168,9 @@ class KafkaStore:
         self._topics = open_topics(
             self._admin, self._bootstrap_servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal
         )
-        correct_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
+        check_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
         self._halves = HalfSends(self._sends, self._topics, self._ops)
-        observe = observer_of(self._bootstrap_servers, self._config, self._topics)
+        observe = partial(observed, self._bootstrap_servers, self._config, self._topics)
         self._why = PublicationDiagnosis(observe, self._prefix)
         self._sends.after_reports = self._ops.after_reports
         self._sends.start()
@@ -214,12 +216,8 @@ class KafkaStore:
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
         """Store the answer to a check and return once it is durable, or raise `DecisionNotStoredError`."""
-        half = request.half
-        place = (request.half_partition, (request.half_offset,))
-        self._await_stored(Op(half.transaction_id, verdict, author, half.group, *place, request.check_number))
-
-    def _await_stored(self, op: Op) -> None:
-        """Store a decision and return once it is durable, or raise `DecisionNotStoredError`."""
+        half, place = request.half, (request.half_partition, (request.half_offset,))
+        op = Op(half.transaction_id, verdict, author, half.group, *place, request.check_number)
         answers: SimpleQueue[TransactionError | None] = SimpleQueue()
         self._ops.add(op, answers.put)
         error = answers.get()
@@ -229,45 +227,25 @@ class KafkaStore:
     def cancel(self, transaction_id: str, group: str, wait_s: float) -> None:
         """Take a committed message back that is not due yet, and return once it is rolled back; see `Store.cancel`.
 
-        It reads what is pending, for no index of ids is kept.
+        It reads what is pending, for no index of ids is kept. Whether the message is due goes by the broker's clock,
+        where the decision is stored: that it came in time is shown by the done log, once a coordinator has settled it.
         """
-        inspection = KafkaInspection(self._bootstrap_servers, self._config, self._topics)
-        found = inspection.find(transaction_id)
-        if found is None:
-            ends = (inspection.ends_of(transaction_id, number, 0) for number in range(self._topics.partitions))
-            end = next((note.verdict for note in ends if note is not None), None)
-            if end is None:
+        with KafkaAdministration(self._bootstrap_servers, self._prefix, self._config) as store:
+            found = store.find(transaction_id)
+            end = store.end_of(transaction_id) if found is None else found.pending.verdict
+            if end is None if found is None else found.pending.group != group:
                 raise not_pending(transaction_id, group)
-        elif found.pending.group != group:
-            raise not_pending(transaction_id, group)
-        elif found.pending.verdict is Verdict.COMMIT and found.pending.half.deliver_at_ms is not None:
-            end = self._take_back(inspection, found, wait_s)
-        else:
-            end = found.pending.verdict
+            if found is not None and end is Verdict.COMMIT and found.pending.half.deliver_at_ms is not None:
+                decided = store.apply(found, Verdict.ROLLBACK, Author.PRODUCER, "", wait_s)
+                if decided.effect is Effect.WAITS:
+                    raise DecisionNotStoredError(
+                        f"transaction {transaction_id}: that it is cancelled is stored, but no coordinator has settled "
+                        f"it in {wait_s:g} s; one that is started does so, if that was stored before it was due: look "
+                        f"with `penstock tx show {transaction_id}`"
+                    )
+                end = decided.stands
         if end is not Verdict.ROLLBACK:
             raise not_cancelled(transaction_id, end)
-
-    def _take_back(self, inspection: KafkaInspection, found: Found, wait_s: float) -> Verdict | None:
-        """Roll back what is committed and waits for its time, and return what stands then.
-
-        Whether it is due goes by the broker's clock, where the record is stored: that it came in time is shown by the
-        done log, once a coordinator has settled the transaction.
-        """
-        pending, number = found.pending, found.half_partition
-        done_from = inspection.end(self._topics.done, number)
-        name, places = pending.transaction_id, pending.offsets
-        self._await_stored(Op(name, Verdict.ROLLBACK, Author.PRODUCER, pending.group, number, places, 0))
-        note = inspection.await_end(found, done_from, wait_s)
-        if note is not None:
-            return note.verdict
-        now = inspection.find(name)
-        if now is None or now.pending.verdict is Verdict.ROLLBACK:
-            raise DecisionNotStoredError(
-                f"transaction {name}: that it is cancelled is stored, but no coordinator has settled it in {wait_s:g} "
-                "s; one that is started does so, if that was stored before it was due: look with `penstock tx show "
-                f"{name}`"
-            )
-        return now.pending.verdict
 
     def watch(self, transaction_id: str, callback: SettledCallback) -> None:
         """Call back once a transaction is settled, as soon as a committed reader of the done log sees it."""

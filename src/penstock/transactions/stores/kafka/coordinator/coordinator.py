@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, TopicPartition
 
 from penstock import clients
 from penstock.clients.bounded_calls import CLOSE_S, end_within
-from penstock.clients.groups import GroupAdmin
 from penstock.clients.kafka_errors import reason
 from penstock.clients.rights import principal_of
 from penstock.clients.topics import single_copies
@@ -32,23 +31,18 @@ from penstock.transactions.publishing.publisher import Proof
 from penstock.transactions.publishing.targets import cluster_targets
 from penstock.transactions.stores.coordination import CoordinatorOptions, StoreCoordinator, publication_spans
 from penstock.transactions.stores.kafka.context import CoordinatorContext
-from penstock.transactions.stores.kafka.coordinator.checks import CheckScheduler, CheckSender
+from penstock.transactions.stores.kafka.coordinator.checks import CheckScheduler, Liveness
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition, held_in
 from penstock.transactions.stores.kafka.coordinator.log_upkeep import LogUpkeep
 from penstock.transactions.stores.kafka.coordinator.loop import CoordinatorLoop
 from penstock.transactions.stores.kafka.coordinator.membership import Membership
+from penstock.transactions.stores.kafka.coordinator.own_sends import OwnSends
 from penstock.transactions.stores.kafka.coordinator.status import Status, StatusLog, described_pending, waits_for
-from penstock.transactions.stores.kafka.logs.fencing import (
-    Fence,
-    encode_claim,
-    log_positions,
-    transactional_names,
-    trial_positions,
-)
+from penstock.transactions.stores.kafka.logs.fencing import log_positions
 from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
 from penstock.transactions.stores.kafka.logs.recovered_partition import DoneRead
 from penstock.transactions.stores.kafka.logs.recovery import Recoveries, RecoveryReader
-from penstock.transactions.stores.kafka.logs.topic_lookup import correct_settings
+from penstock.transactions.stores.kafka.logs.topic_settings import check_settings
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.topics import COORDINATOR_NEEDS, StoreTopics, open_topics
 
@@ -113,19 +107,18 @@ class KafkaCoordinator(StoreCoordinator):
         self._loop: CoordinatorLoop
         self._sends: AckedProducer
         self._payloads: PayloadReader
-        # What hinders it, as of its last report. Written by the coordinator's thread, read by any.
-        self._status: Status | None = None
+        self._status: StatusLog | None = None
 
     def _held(self, *, own: bool) -> CoordinatorStatistics:  # noqa: ARG002 - it knows of its partitions alone
         def read() -> dict[str, Any]:
             now = time.monotonic()
-            return held_in([partition.reading(now) for partition in self._owned()])
+            return held_in(self._owned(), now)
 
         return self._context.counts.statistics(read)
 
     def pending(self, most: int) -> Sequence[PendingTransaction]:
         """Return the oldest transactions that are pending in its partitions, at most so many. Any thread."""
-        status, now_ms = self._status, self._context.clock.now_ms(time.monotonic())
+        status, now_ms = self._current_status, self._context.clock.now_ms(time.monotonic())
         # It is one of its own partitions: any of them names its owner.
         statuses, number = ([], 0) if status is None else ([status], next(iter(status.partitions), 0))
         some = (pending for partition in self._owned() for pending in partition.oldest(most))
@@ -140,7 +133,12 @@ class KafkaCoordinator(StoreCoordinator):
 
     def waits(self) -> list[str]:
         """Return in sentences what its pending transactions wait for besides their decisions. Any thread."""
-        return super().waits() if self._status is None else self._status.lines()
+        status = self._current_status
+        return super().waits() if status is None else status.lines()
+
+    @property
+    def _current_status(self) -> Status | None:
+        return self._status.current if self._status is not None else None
 
     def _owned(self) -> list[HalfPartition]:
         membership = self._membership
@@ -153,7 +151,7 @@ class KafkaCoordinator(StoreCoordinator):
         wanted = context.topics.partitions
         topics = open_topics(admin, servers, self._prefix, wanted, needs=COORDINATOR_NEEDS, principal=principal)
         context.topics = topics
-        correct_settings(admin, servers, topics, refuses=True, principal=principal)
+        check_settings(admin, servers, topics, refuses=True, principal=principal)
         for found in single_copies(admin, topics.all):
             _log.warning("%s", found)
 
@@ -169,31 +167,33 @@ class KafkaCoordinator(StoreCoordinator):
             left=context.left,
             spans=lambda: publication_spans(options.telemetry, self._prefix),
         )
-        names = transactional_names(topics, self._instance or new_id())
 
         def own_ids() -> list[str]:
             return [slot.transactional_id for slot in (*common, *apart)]
 
-        recovery = RecoveryReader(context, self._stopping.is_set, Fence(context, own_ids))
+        recovery = RecoveryReader(context, own_ids)
+        recoveries = Recoveries(context, recovery.recover, self._stopping.is_set)
 
         def read_done(starts: Mapping[int, int]) -> Mapping[int, DoneRead]:
-            return recovery.done(starts, starts)
+            return recovery.done(starts, starts, recoveries.require_running)
 
-        common = [publishing.slot(name, read_done, apart=False) for name in names.common]
-        apart = [publishing.slot(name, read_done, apart=True) for name in names.apart]
+        name = f"{topics.coordinators}.{self._instance or new_id()}"
+        common = [publishing.slot(f"{name}.{letter}", read_done, apart=False) for letter in "abc"]
+        apart = [publishing.slot(f"{name}.{letter}", read_done, apart=True) for letter in "xyz"]
         self._payloads = PayloadReader(context)
         membership = self._membership = Membership(
             context,
-            Recoveries(context, recovery.recover),
+            recoveries,
             partial(HalfPartition, context, self._payloads),
             instance=self._instance,
             session_timeout_s=options.session_timeout,
         )
 
         def prove(batches: Mapping[int, CommitBatch]) -> Proof:
-            is_common = any(batch.moves for batch in batches.values())
-            claim = encode_claim(own_ids())
-            positions = log_positions(topics, batches, claim) if is_common else trial_positions(topics, batches)
+            if any(batch.moves for batch in batches.values()):
+                positions = log_positions(topics, batches, own_ids())
+            else:  # of what is tried apart nobody reads the positions, but a zombie is refused
+                positions = [TopicPartition(topics.discarded, number, 0) for number in batches]
             return Proof(topics.coordinators, membership.group_metadata(), positions)
 
         self._engine = Engine(
@@ -206,23 +206,17 @@ class KafkaCoordinator(StoreCoordinator):
             prove=prove,
         )
         # A question is a half with a few headers more: it may be larger than what its producer's client let through.
-        name = f"coordinator-{self._prefix}"
-        self._sends = AckedProducer(servers, {**ANY_SIZE, **config}, _SEND_TIMEOUT_S, name)
-        members = GroupAdmin(partial(clients.admin, servers, config))
-        status_log = StatusLog(context, self._sends)
-
-        def keep_status(status: Status, now: float) -> None:
-            self._status = status
-            status_log.write(status, now)
-
+        self._sends = AckedProducer(servers, {**ANY_SIZE, **config}, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
+        sends, liveness = OwnSends(context, self._sends), Liveness(context, partial(clients.admin, servers, config))
+        self._status = StatusLog(topics.status, sends)
         self._loop = CoordinatorLoop(
             context,
-            names.common[0],
+            common[0].name,
             membership=membership,
             engine=self._engine,
-            upkeep=LogUpkeep(context, admin, membership.logs, begun=time.monotonic()),
-            checks=CheckScheduler(context, CheckSender(context, members, self._sends), self._discarding),
-            status=keep_status,
+            upkeep=LogUpkeep(context, admin, begun=time.monotonic()),
+            checks=CheckScheduler(context, liveness, sends, self._discarding),
+            status=self._status,
         )
 
     def _begin(self) -> None:

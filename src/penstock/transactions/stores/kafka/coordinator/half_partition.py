@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice, takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.transactions.core.check_plan import CheckPlan
 from penstock.transactions.core.checkpoints import DoneMarks, Mark
@@ -42,36 +42,6 @@ _IDLE_COMMIT_AFTER_S = 2.0
 _SNAPSHOT_INTERVAL_S = 0.5
 #: Tries to read what is pending while it changes.
 _TRIES = 5
-
-
-class PartitionReading(NamedTuple):
-    """What one half partition holds, as the statistics count it.
-
-    Attributes:
-        is_recovered: whether all that its predecessors left was read.
-        behind: those that stand behind an earlier one of their key.
-        delayed: those that wait for their time.
-        set_aside: those whose target takes nothing now, and what stands behind them.
-    """
-
-    is_recovered: bool
-    pending: int
-    behind: int
-    delayed: int
-    set_aside: int
-    oldest_age_ms: int
-
-
-def held_in(found: Sequence[PartitionReading]) -> dict[str, Any]:
-    """Return what some half partitions hold together, by names of `CoordinatorStatistics`."""
-    return {
-        "partitions": sum(it.is_recovered for it in found),
-        "pending": sum(it.pending for it in found),
-        "held_by_key": sum(it.behind for it in found),
-        "delayed": sum(it.delayed for it in found),
-        "oldest_pending_age": max([0, *(it.oldest_age_ms for it in found)]) / 1000,
-        "held": sum(it.set_aside for it in found),
-    }
 
 
 class HalfPartition(Backlog):
@@ -191,14 +161,18 @@ class HalfPartition(Backlog):
                 "ahead", "op partition %d: %d decisions refused: no such half was ever stored", self.number, dropped
             )
 
-    def reading(self, now: float) -> PartitionReading:
-        """Return what it holds now, for statistics; safe from any thread. `now` is in monotonic seconds."""
-        state, birth_ms = self.state, self.oldest_birth_ms
-        age_ms = self.clock.now_ms(now) - birth_ms if state.pending and birth_ms is not None else 0
-        queue = self.queue
-        return PartitionReading(
-            self.is_recovered, len(state.pending), self.behind, len(queue.delays), len(queue.set_aside), age_ms
-        )
+    def give_up(self, why: str) -> None:
+        """Have it taken over again: a log of it is not as it was read."""
+        if not self.is_given_up:
+            self.is_given_up = True
+            _log.error(
+                "half partition %d is given up, and taken over again from what its logs hold now: %s", self.number, why
+            )
+
+    def oldest_age_s(self, now: float) -> float:
+        """Return the age of the oldest that is pending; safe from any thread. `now` is in monotonic seconds."""
+        birth_ms = self.oldest_birth_ms
+        return 0.0 if birth_ms is None or not self.state.pending else (self.clock.now_ms(now) - birth_ms) / 1000
 
     def oldest(self, most: int) -> list[Pending]:
         """Return the first that are pending, in the order of the half log, at most so many; safe from any thread."""
@@ -346,3 +320,15 @@ class HalfPartition(Backlog):
         """Return the lowest offset of a log that is not done with."""
         half, op = self.state.checkpoints()
         return {HALF: half, OP: op, DONE: self.committed[DONE]}[log]
+
+
+def held_in(partitions: Sequence[HalfPartition], now: float) -> dict[str, Any]:
+    """Return what half partitions hold together, by names of `CoordinatorStatistics`; safe from any thread."""
+    return {
+        "partitions": sum(it.is_recovered for it in partitions),
+        "pending": sum(len(it.state.pending) for it in partitions),
+        "held_by_key": sum(it.behind for it in partitions),
+        "delayed": sum(len(it.queue.delays) for it in partitions),
+        "oldest_pending_age": max([0.0, *(it.oldest_age_s(now) for it in partitions)]),
+        "held": sum(len(it.queue.set_aside) for it in partitions),
+    }

@@ -34,6 +34,9 @@ from penstock.transactions.wire.topics import StoreTopics
 
 #: How large op records are taken for before one was seen: the first comes alone.
 _FIRST_OP_BYTES = 1 << 20
+#: Op records of a partition that may wait for a half before no more are read: the leader of its log may be away for
+#: long, and they would fill the memory.
+_WAITING = 20_000
 
 
 class LogReader:
@@ -49,8 +52,9 @@ class LogReader:
         self._ops = make()
         # Mean size of op records, as it was last seen: nearly all are one decision, or many of a fixed size.
         self._op_bytes = _FIRST_OP_BYTES
-        # Offset of the next op, by partition.
+        # Offset of the next op, by partition; and partitions whose ops are not read on.
         self._next_op: dict[int, int] = {}
+        self._paused: set[int] = set()
 
     def add(self, number: int, half_position: int, op_position: int) -> None:
         """Read the logs of a partition, too, from these offsets."""
@@ -60,18 +64,19 @@ class LogReader:
 
     def remove(self, number: int) -> None:
         """Read the logs of a partition no more."""
-        self.resume_ops(number)
+        self.bound(number, 0)
         self._halves.incremental_unassign([TopicPartition(self._half, number)])
         self._ops.incremental_unassign([TopicPartition(self._op, number)])
         del self._next_op[number]
 
-    def pause_ops(self, number: int) -> None:
-        """Read no more ops of a partition until `resume_ops`: what was read of them waits for halves."""
-        self._ops.pause([TopicPartition(self._op, number)])
-
-    def resume_ops(self, number: int) -> None:
-        """Read the ops of a partition again."""
-        self._ops.resume([TopicPartition(self._op, number)])
+    def bound(self, number: int, waiting: int) -> None:
+        """Read no more ops of a partition while so many of them wait for halves that it is enough."""
+        if waiting >= _WAITING and number not in self._paused:
+            self._paused.add(number)
+            self._ops.pause([TopicPartition(self._op, number)])
+        elif waiting <= _WAITING // 2 and number in self._paused:
+            self._paused.remove(number)
+            self._ops.resume([TopicPartition(self._op, number)])
 
     def close(self) -> None:
         """Close the consumers."""

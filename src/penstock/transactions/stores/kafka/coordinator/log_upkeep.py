@@ -3,7 +3,9 @@
 It deletes what lies below the checkpoints: half and op first, and of the done log only what speaks of nothing that is
 left in those. It finds out that somebody else deleted what was needed, or made a topic again: then it says so, and the
 partition is given up and taken over again from what is there. And it tells how far the half log goes to those that wait
-for a half. Nothing here waits: brokers are asked on a thread, and their answers looked for later.
+for a half. Nothing here waits: brokers are asked, and their answers looked for later. What is in an answer was true at
+some time after the question: that is what makes an end that was asked for worth more than one that a fetch brought
+along.
 """
 
 from __future__ import annotations
@@ -11,18 +13,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from penstock.clients.bounded_calls import BackgroundCall, NotAnsweredError
-from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.answers import Asked
+from penstock.clients.kafka_errors import reason
 from penstock.clients.rights import Operation, topic_right
+from penstock.clients.topics import FIRST, LAST, Offsets, TopicIds, ask_offsets, ask_topic_ids
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
-from penstock.transactions.stores.kafka.coordinator.log_feed import LogReader
 from penstock.transactions.stores.kafka.logs.recovered_partition import (
     DONE,
     HALF,
@@ -30,28 +31,43 @@ from penstock.transactions.stores.kafka.logs.recovered_partition import (
     OP,
     Committed,
     Fate,
-    explained,
-    fate_of,
+    names_of,
 )
-from penstock.transactions.stores.kafka.logs.topic_lookup import ANSWER_S, Look, look_at_logs
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds between two looks at the logs, and two deletions of what is not needed.
+#: Seconds between two looks at the logs, and two deletions of what is not needed; and between two looks where somebody
+#: waits for the answer.
 UPKEEP_S = 5.0
-#: Op records that may wait for a half before no more are read; the leader of its log may be away for long.
-_WAITING = 20_000
-#: Seconds between two looks where somebody waits for the answer, and after which one is abandoned.
 _WAITED_FOR_INTERVAL_S = 0.2
-_CALL_LIMIT_S = 3 * ANSWER_S
+#: Seconds that a broker may take to answer.
+_ANSWER_S = 5.0
 
 
-class _Asked(NamedTuple):
+class _ReadTo(NamedTuple):
     """How far a partition was read when the brokers were asked, and what was not needed any more then."""
 
     partition: HalfPartition
     positions: Mapping[str, int]
     points: Mapping[str, int]
+
+
+class _Look(NamedTuple):
+    """A question to the brokers: how far the logs had been read when it was asked, and the answers to come."""
+
+    asked_at: float
+    read_to: Mapping[int, _ReadTo]
+    lows: Asked[Any, Any, Offsets]
+    ends: Asked[Any, Any, Offsets]
+    ids: Asked[str, Any, TopicIds]
+
+
+class _Seen(NamedTuple):
+    """What the brokers answered to a look: bounds by log and half partition, and topic ids by log."""
+
+    read_to: Mapping[int, _ReadTo]
+    bounds: Mapping[tuple[str, int], tuple[int, int]]
+    ids: Mapping[str, str]
 
 
 class LogUpkeep:
@@ -60,22 +76,15 @@ class LogUpkeep:
     Nothing is deleted for a while after it has `begun`, in monotonic seconds.
     """
 
-    def __init__(
-        self, context: CoordinatorContext, admin: AdminClient, logs: LogReader, *, begun: float = float("-inf")
-    ) -> None:
-        self._topics = topics = context.topics
-        self._counts, self._ration = context.counts, context.ration
-        self._rights, self._left = context.rights, context.left
+    def __init__(self, context: CoordinatorContext, admin: AdminClient, *, begun: float = float("-inf")) -> None:
+        self._context, self._ration = context, context.ration
         self._admin = admin
-        self._names = {HALF: topics.half, OP: topics.op, DONE: topics.done}
-        self._logs = logs
-        # A look that is under way, and one that was not acted upon yet, each with how far the logs had been read when
-        # it began: what is read since lies behind the ends that it finds.
-        self._looking: tuple[BackgroundCall[Look], Mapping[int, _Asked]] | None = None
-        self._seen: tuple[Look, Mapping[int, _Asked]] | None = None
+        self._names = names_of(context.topics)
+        self._logs = {topic: log for log, topic in self._names.items()}
+        # A look that is under way, and one that was not acted upon yet.
+        self._looking: _Look | None = None
+        self._seen: _Seen | None = None
         self._asked_at, self._truncated_at = float("-inf"), begun
-        # Partitions whose ops are not read on.
-        self._paused: dict[int, HalfPartition] = {}
         # Deletions under way, by log and partition: from whom, and below which offset.
         self._deleting: dict[tuple[str, int], tuple[HalfPartition, int, Future[Any]]] = {}
 
@@ -84,55 +93,46 @@ class LogUpkeep:
 
         Called often, also while a Kafka transaction is under way.
         """
-        if self._looking is not None:
-            self._take_look(*self._looking, owned)
-        self._bound_waiting(owned)
         is_wanted = any(partition.feed.wants_look(now) for partition in owned.values())
-        if (
-            owned
-            and self._looking is None
-            and now - self._asked_at >= (_WAITED_FOR_INTERVAL_S if is_wanted else UPKEEP_S)
-        ):
+        interval_s = _WAITED_FOR_INTERVAL_S if is_wanted else UPKEEP_S
+        if owned and self._looking is None and now - self._asked_at >= interval_s:
             self._asked_at = now
-            asked = {number: _Asked(p, p.positions(), p.committed) for number, p in owned.items()}
-            look = partial(look_at_logs, self._admin, self._topics, list(owned))
-            self._looking = (
-                BackgroundCall(f"a look at the logs of {self._topics.prefix}", look, _CALL_LIMIT_S, self._left),
-                asked,
-            )
-
-    def _take_look(
-        self, call: BackgroundCall[Look], asked: Mapping[int, _Asked], owned: Mapping[int, HalfPartition]
-    ) -> None:
-        """Take the answer of a look, if it is there."""
-        try:
-            look = call.answer()
-        except (KafkaException, NotAnsweredError) as error:
-            text = reason(error) if isinstance(error, KafkaException) else error
-            self._ration.warn("bounds", "the logs of %s cannot be looked at: %s", self._topics.prefix, text)
+            try:
+                self._looking = self._ask(owned, now)
+            except KafkaException as error:
+                prefix = self._context.topics.prefix
+                self._ration.warn("bounds", "the logs of %s cannot be looked at: %s", prefix, reason(error))
+        look = self._looking
+        if look is not None and all(asked.is_over for asked in look[2:]):
             self._looking = None
-            return
-        if look is None:
-            return
-        self._looking, self._seen = None, (look, asked)
-        for name, why in look.failures.items():
+            self._take(look, owned)
+
+    def _ask(self, owned: Mapping[int, HalfPartition], now: float) -> _Look:
+        places = [(topic, number) for topic in self._logs for number in owned]
+        lows, ends = (
+            ask_offsets(self._admin, dict.fromkeys(places, spec), _ANSWER_S, IsolationLevel.READ_UNCOMMITTED)
+            for spec in (FIRST, LAST)
+        )
+        # What is read since lies behind the ends that are found.
+        read_to = {number: _ReadTo(p, p.positions(), p.committed) for number, p in owned.items()}
+        return _Look(now, read_to, lows, ends, ask_topic_ids(self._admin, self._logs, _ANSWER_S))
+
+    def _take(self, look: _Look, owned: Mapping[int, HalfPartition]) -> None:
+        """Take the answer to a look."""
+        (lows, no_lows), (ends, no_ends), topics = look.lows.wait(), look.ends.wait(), look.ids.wait()
+        unknown = {f"{topic}:{number}": reason(why) for (topic, number), why in {**no_lows, **no_ends}.items()}
+        for name, why in {**unknown, **topics.failures}.items():
             text = "it is not known where %s begins and ends: %s; asking again"
             self._ration.warn(f"bounds {name}", text, name, why)
-        for number, partition in owned.items():
-            bounds = look.bounds.get((HALF, number))
-            if bounds is not None and number in asked and asked[number].partition is partition:
-                partition.feed.learn_half_end(bounds.end, look.asked_at)
-
-    def _bound_waiting(self, owned: Mapping[int, HalfPartition]) -> None:
-        """Read no more ops of a partition while many wait for halves, or they would fill the memory."""
-        for number, partition in owned.items():
-            is_paused = self._paused.get(number) is partition
-            if partition.feed.waiting >= _WAITING and not is_paused:
-                self._paused[number] = partition
-                self._logs.pause_ops(number)
-            elif is_paused and partition.feed.waiting <= _WAITING // 2:
-                del self._paused[number]
-                self._logs.resume_ops(number)
+        bounds = {
+            (self._logs[topic], number): (low, ends[topic, number])
+            for (topic, number), low in lows.items()
+            if (topic, number) in ends
+        }
+        self._seen = _Seen(look.read_to, bounds, {self._logs[name]: found for name, found in topics.ids.items()})
+        for number, asked in look.read_to.items():
+            if (HALF, number) in bounds and owned.get(number) is asked.partition:
+                asked.partition.feed.learn_half_end(bounds[HALF, number][1], look.asked_at)
 
     def maintain(self, owned: Mapping[int, HalfPartition], now: float) -> None:
         """Act upon the last answer, and delete what is not needed.
@@ -144,51 +144,47 @@ class LogUpkeep:
         seen, self._seen = self._seen, None
         if seen is None:
             return
-        look, read_to = seen
-        mine = {number: asked for number, asked in read_to.items() if owned.get(number) is asked.partition}
+        mine = {number: asked for number, asked in seen.read_to.items() if owned.get(number) is asked.partition}
         for number, asked in mine.items():
-            self._compare(number, asked, look)
+            self._compare(number, asked, seen)
         if now - self._truncated_at >= UPKEEP_S:
             self._truncated_at = now
-            self._truncate({number: asked for number, asked in mine.items() if _is_intact(number, asked, look)})
+            # Those alone whose logs are all known to be those that were read.
+            self._truncate(
+                {
+                    number: asked
+                    for number, asked in mine.items()
+                    if not asked.partition.is_given_up and all((log, number) in seen.bounds for log in LOGS)
+                }
+            )
 
-    def _compare(self, number: int, asked: _Asked, look: Look) -> None:
+    def _compare(self, number: int, asked: _ReadTo, seen: _Seen) -> None:
         """Find out whether the logs of a partition are those that were read; give it up where one is not."""
         partition = asked.partition
         for log in LOGS:
-            bounds, topic_id = look.bounds.get((log, number)), look.ids.get(log)
-            if bounds is None:
+            if (log, number) not in seen.bounds:
                 continue
+            low, end = seen.bounds[log, number]
+            topic_id = seen.ids.get(log)
             is_other = topic_id is not None and partition.ids.get(log, topic_id) != topic_id
-            is_cut = not is_other and asked.positions[log] > bounds.end
+            is_cut = not is_other and asked.positions[log] > end
             # What was read since the question lies behind the end that was found.
-            position = asked.positions[log] if is_cut else min(partition.needed_from(log), bounds.end)
-            needed = Committed(position, *bounds, {})
-            fate = fate_of(*needed[:3], is_other=is_other or is_cut)
+            position = asked.positions[log] if is_cut else min(partition.needed_from(log), end)
+            needed = Committed(position, low, end, {})
+            fate = needed.fate(is_other=is_other or is_cut)
             if fate is not Fate.INTACT:
                 # Where the end of the same topic was cut off, no position that is committed tells the next owner.
-                self._counts.lost += is_cut
-                self.give_up(partition, explained(log, f"{self._names[log]}:{number}", needed, fate))
+                self._context.counts.lost += is_cut
+                partition.give_up(needed.explained(log, f"{self._names[log]}:{number}", fate))
                 return
             if topic_id is not None:
                 partition.ids[log] = topic_id
-        half, done = look.bounds.get((HALF, number)), look.bounds.get((DONE, number))
-        if half is not None and partition.state.held:
-            partition.sweep(half.end, asked.positions[OP])
-        if done is not None:
-            partition.mark(done.end)
+        if partition.state.held and (HALF, number) in seen.bounds:
+            partition.sweep(seen.bounds[HALF, number][1], asked.positions[OP])
+        if (DONE, number) in seen.bounds:
+            partition.mark(seen.bounds[DONE, number][1])
 
-    def give_up(self, partition: HalfPartition, why: str) -> None:
-        """Have a partition taken over again: a log of it is not as it was read."""
-        if not partition.is_given_up:
-            partition.is_given_up = True
-            _log.error(
-                "half partition %d is given up, and taken over again from what its logs hold now: %s",
-                partition.number,
-                why,
-            )
-
-    def _truncate(self, intact: Mapping[int, _Asked]) -> None:
+    def _truncate(self, intact: Mapping[int, _ReadTo]) -> None:
         """Delete what was not needed when the logs were found to be as they were read, save where that is under way."""
         wanted = {
             TopicPartition(self._names[log], number, point): (log, number)
@@ -199,9 +195,10 @@ class LogUpkeep:
         if not wanted:
             return
         try:
-            futures = self._admin.delete_records(list(wanted), request_timeout=ANSWER_S)
+            futures = self._admin.delete_records(list(wanted), request_timeout=_ANSWER_S)
         except KafkaException as error:
-            self._ration.warn("truncate", "the logs of %s cannot be truncated: %s", self._topics.prefix, reason(error))
+            prefix = self._context.topics.prefix
+            self._ration.warn("truncate", "the logs of %s cannot be truncated: %s", prefix, reason(error))
             return
         for place, future in futures.items():
             log, number = wanted[place]
@@ -209,28 +206,18 @@ class LogUpkeep:
 
     def _take_deletions(self, owned: Mapping[int, HalfPartition]) -> None:
         """Take in what became of deletions: what failed is tried again, after some time."""
-        for key in [key for key, (_, _, future) in self._deleting.items() if future.done()]:
-            partition, point, future = self._deleting.pop(key)
-            log, number = key
+        for log, number in [key for key, (_, _, future) in self._deleting.items() if future.done()]:
+            partition, point, future = self._deleting.pop((log, number))
+            topic = self._names[log]
+            right = topic_right(Operation.DELETE, topic)
             try:
                 future.result()
             except KafkaException as error:
-                self._tell_not_deleted(self._names[log], number, point, error)
+                what = f"topic {topic} cannot be truncated, so that what is settled stays in it and it grows"
+                if not self._context.lacks(error, what, right):
+                    text = "%s:%d cannot be truncated below offset %d: %s; what is settled stays in it; trying again"
+                    self._ration.warn(f"truncate {topic}", text, topic, number, point, reason(error))
             else:
-                self._rights.granted(topic_right(Operation.DELETE, self._names[log]))
+                self._context.rights.granted(right)
                 if owned.get(number) is partition:
                     partition.truncated(log, point)
-
-    def _tell_not_deleted(self, topic: str, number: int, point: int, error: KafkaException) -> None:
-        if is_missing_right(error):
-            what = f"topic {topic} cannot be truncated, so that what is settled stays in it and it grows"
-            self._rights.refused(what, topic_right(Operation.DELETE, topic))
-            return
-        what = "what is settled stays in it, and it grows; it is tried again"
-        text = "%s:%d cannot be truncated below offset %d: %s; %s"
-        self._ration.warn(f"truncate {topic}", text, topic, number, point, reason(error), what)
-
-
-def _is_intact(number: int, asked: _Asked, look: Look) -> bool:
-    """Tell whether all logs of a partition are known to be those that were read."""
-    return not asked.partition.is_given_up and all((log, number) in look.bounds for log in LOGS)

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import Message
 
 from penstock.clients.gc_pause import collection_put_off
 from penstock.clients.kafka_errors import ErrorKind, kind_of, reason
-from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.transactions.publishing.engine import IN_FLIGHT_S, Engine
 from penstock.transactions.publishing.publisher_slot import SLOW_S
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.checks import CheckScheduler
 from penstock.transactions.stores.kafka.coordinator.log_upkeep import LogUpkeep
 from penstock.transactions.stores.kafka.coordinator.membership import Membership
-from penstock.transactions.stores.kafka.coordinator.status import Status
+from penstock.transactions.stores.kafka.coordinator.status import Status, StatusLog
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -45,17 +44,17 @@ class CoordinatorLoop:
         engine: Engine,
         upkeep: LogUpkeep,
         checks: CheckScheduler,
-        status: Callable[[Status, float], None],
+        status: StatusLog,
     ) -> None:
         self._name = name
-        self._topics, self._counts = context.topics, context.counts
+        self._context, self._topics, self._counts = context, context.topics, context.counts
         self._ration, self._rights = context.ration, context.rights
         self._membership = membership
         self._owned = membership.owned
         self._engine = engine
         self._upkeep = upkeep
         self._checks = checks
-        self._write_status = status
+        self._status = status
         self._status_at = 0.0
 
     def round(self) -> None:
@@ -109,7 +108,7 @@ class CoordinatorLoop:
         quarantine, call, missing = self._engine.quarantine, self._counts.slow_call, self._rights.missing()
         lacking = {name: text for name, text in missing.items() if not name.startswith(_HARMLESS)}
         halts = [f"a right that the coordinator lacks: {text}" for text in dict.fromkeys(lacking.values())]
-        self._write_status(
+        self._status.write(
             Status(
                 self._name,
                 int(time.time() * 1000),
@@ -148,12 +147,13 @@ class CoordinatorLoop:
         for message in records:
             error = message.error()
             if error is not None:
-                kind = kind_of(error)
-                self._report_not_read(message.topic() or "", error, kind)
+                topic = message.topic() or half_topic
+                if not self._context.may_not_read(error, f"the log {topic} cannot be read", topic):
+                    self._ration.warn("read", "the half and op logs cannot be read: %s; trying again", reason(error))
                 partition = self._owned.get(message.partition() or 0)
-                if kind is ErrorKind.OUT_OF_RANGE and partition is not None:
+                if kind_of(error) is ErrorKind.OUT_OF_RANGE and partition is not None:
                     # The reader stands still: the log does not have the next offset.
-                    self._upkeep.give_up(partition, f"{message.topic()} does not have the offset that is read next")
+                    partition.give_up(f"{message.topic()} does not have the offset that is read next")
                 continue
             partition = self._owned.get(message.partition() or 0)
             if partition is None:
@@ -162,13 +162,6 @@ class CoordinatorLoop:
                 partition.feed.half(message, now)
             else:
                 partition.feed.op(message, now)
-        for partition in self._owned.values():
+        for number, partition in self._owned.items():
             partition.note_progress(now)
-
-    def _report_not_read(self, topic: str, error: KafkaError, kind: ErrorKind) -> None:
-        if kind in {ErrorKind.MISSING_RIGHT, ErrorKind.GROUP}:
-            is_group = kind is ErrorKind.GROUP
-            right = group_right(self._topics.coordinators) if is_group else topic_right(Operation.READ, topic)
-            self._rights.refused(f"the log {topic or self._topics.half} cannot be read", right)
-        else:
-            self._ration.warn("read", "the half and op logs cannot be read: %s; trying again", reason(error))
+            self._membership.logs.bound(number, partition.feed.waiting)

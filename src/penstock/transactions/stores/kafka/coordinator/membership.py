@@ -18,9 +18,8 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from penstock import clients
 from penstock.clients.bounded_calls import CLOSE_S, end_within
-from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
+from penstock.clients.kafka_errors import reason
 from penstock.clients.reading import reading_settings
-from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.errors import PenstockError
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
@@ -63,7 +62,7 @@ class Membership:
         instance: str | None,
         session_timeout_s: float,
     ) -> None:
-        self._topics, self._rights = context.topics, context.rights
+        self._context, self._topics = context, context.topics
         bootstrap_servers, config = context.bootstrap_servers, context.config
         #: The partitions that come to it.
         self.recoveries = recoveries
@@ -127,8 +126,8 @@ class Membership:
         if error is not None and (error.fatal() or error.code() == KafkaError._FATAL):  # noqa: SLF001 - the library's public constants look so
             self._shut_out(f"the coordinator is shut out of {self._topics.coordinators}: {reason(error)}")
             return
-        if error is not None and is_missing_right(error):
-            self._report_lacking(error)
+        if error is not None:
+            self._context.may_not_read(error, f"no partitions of {self._topics.half} are to be had", self._topics.half)
         for number, recovered in self.recoveries.found(time.monotonic()):
             self.owned[number] = self._own(number, recovered)
             self.logs.add(number, recovered.half_position, recovered.op_position)
@@ -154,11 +153,6 @@ class Membership:
         self._forget([*self.owned, *self.recoveries.partitions])
         end_within(CLOSE_S, f"closing a member of {self._topics.coordinators}", fenced.close)
         self.join()
-
-    def _report_lacking(self, error: KafkaError) -> None:
-        is_group = concerns_a_group(error)
-        right = group_right(self._topics.coordinators) if is_group else topic_right(Operation.READ, self._topics.half)
-        self._rights.refused(f"no partitions of {self._topics.half} are to be had", right)
 
     def was_cut_off(self) -> bool:
         """Tell whether a connection to a broker was lost since this was asked last."""

@@ -8,25 +8,17 @@ long as it is not old. Nothing is decided by it.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
 
-from confluent_kafka import KafkaError, KafkaException, Message
-
-from penstock.clients.kafka_errors import is_missing_right, reason
-from penstock.clients.rights import Operation, topic_right
 from penstock.errors import MessageFormatError
-from penstock.transactions.acked_producer import AckedProducer
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.model import PendingTransaction
 from penstock.transactions.operator.administration import described
-from penstock.transactions.stores.kafka.context import CoordinatorContext
+from penstock.transactions.stores.kafka.coordinator.own_sends import OwnSends
 from penstock.transactions.wire.ops import Verdict
-
-_log = logging.getLogger("penstock.transactions")
 
 #: Seconds between two records at least, and until what has not changed is written again.
 _MIN_INTERVAL_S = 1.0
@@ -175,40 +167,23 @@ def described_pending(
 class StatusLog:
     """Writes the status of one coordinator. Used by its thread, which never waits here, and gets no exception."""
 
-    def __init__(self, context: CoordinatorContext, sends: AckedProducer) -> None:
+    def __init__(self, topic: str, sends: OwnSends) -> None:
+        self._topic = topic
         self._sends = sends
-        self._rights, self._ration, self._topic = context.rights, context.ration, context.topics.status
+        #: The last one, whether it was written or not; None: there is none yet. Others read it.
+        self.current: Status | None = None
         # What was written last, less its time; None: nothing, or that nothing is the matter.
         self._last: Status | None = None
         self._tried_at = self._last_at = float("-inf")
 
     def write(self, status: Status, now: float) -> None:
         """Write a status down if it is new, or if the last record grows old; `now` is in monotonic seconds."""
+        self.current = status
         news = replace(status, at_ms=0) if status.is_notable else None
         is_due = news != self._last or (news is not None and now - self._last_at >= _REPEAT_INTERVAL_S)
         if not is_due or now - self._tried_at < _MIN_INTERVAL_S:
             return
         self._tried_at = now
-        try:
-            key, value = status.coordinator.encode(), encode_status(status)
-            is_sent = self._sends.try_send(self._topic, 0, key, value, report=self._reported)
-        except KafkaException as error:
-            if not self._is_lacking(error.args[0]) and self._ration.is_due("status"):
-                _log.warning("%s takes nothing, so `penstock tx ls` shows less: %s", self._topic, reason(error))
-            return
-        if is_sent:
+        key, what = status.coordinator.encode(), "the status, without which `penstock tx ls` shows less,"
+        if self._sends.write(self._topic, 0, key, encode_status(status), what):
             self._last, self._last_at = news, now
-
-    def _reported(self, error: KafkaError | None, _: Message) -> None:
-        """Take the report on a record, in the delivery thread."""
-        if error is None:
-            self._rights.granted(topic_right(Operation.WRITE, self._topic))
-        else:
-            self._is_lacking(error)
-
-    def _is_lacking(self, error: KafkaError) -> bool:
-        """Tell whether a record was refused for want of a right, and note that."""
-        if is_missing_right(error):
-            what = f"{self._topic} takes nothing, so that `penstock tx ls` shows less"
-            self._rights.refused(what, topic_right(Operation.WRITE, self._topic))
-        return is_missing_right(error)

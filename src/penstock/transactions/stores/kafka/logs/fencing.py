@@ -9,8 +9,7 @@ learns from the done log what became of it, and goes on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from confluent_kafka import KafkaException, TopicPartition
@@ -32,35 +31,9 @@ _FENCING_BUDGET_S = 8.0
 _NAMES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """What the transactional ids of one coordinator begin with.
-
-    Producers with common ones publish for all, one after the other; the others try what failed before, apart.
-    """
-
-    common: list[str]
-    apart: list[str]
-
-    @property
-    def all(self) -> list[str]:
-        """All of them."""
-        return self.common + self.apart
-
-
-def transactional_names(topics: StoreTopics, name: str) -> Names:
-    """Return the names of the transactional producers of one coordinator."""
-    begin = f"{topics.coordinators}.{name}"
-    return Names([f"{begin}.{letter}" for letter in "abc"], [f"{begin}.{letter}" for letter in "xyz"])
-
-
-def encode_claim(ids: Sequence[str]) -> str:
-    """Return what is committed with a position."""
-    return " ".join(ids)
-
-
-def log_positions(topics: StoreTopics, batches: Mapping[int, CommitBatch], claim: str) -> list[TopicPartition]:
-    """Return the positions of a common Kafka transaction, by half partition, with what is committed with them."""
+def log_positions(topics: StoreTopics, batches: Mapping[int, CommitBatch], ids: Sequence[str]) -> list[TopicPartition]:
+    """Return the positions of a common Kafka transaction, with the transactional ids of who commits them."""
+    claim = " ".join(ids)
     positions: list[TopicPartition] = []
     for number, batch in batches.items():
         metadata = f"{claim} {batch.log_ids}".rstrip()
@@ -70,58 +43,38 @@ def log_positions(topics: StoreTopics, batches: Mapping[int, CommitBatch], claim
     return positions
 
 
-def trial_positions(topics: StoreTopics, numbers: Iterable[int]) -> list[TopicPartition]:
-    """Return the positions of a Kafka transaction that is tried apart: nobody reads them, but a zombie is refused."""
-    return [TopicPartition(topics.discarded, number, 0) for number in numbers]
-
-
 def decode_claim(topics: StoreTopics, claim: str | None) -> list[str]:
     """Return the ids that were committed with a position. What is no id of a coordinator of this store is left out."""
     begin = f"{topics.coordinators}."
     return [name for name in (claim or "").split(" ") if name.startswith(begin)][:_NAMES]
 
 
-class Fence:
-    """Ends what others left open. Used by one thread at a time; it waits for no producer longer than its limit.
+def end_transactions(context: CoordinatorContext, ids: Iterable[str]) -> set[str]:
+    """End what was left open under transactional ids; return those under which that is done.
 
-    `own` returns the ids of this coordinator's own producers: they are not shut out.
+    Waits for no producer longer than a limit. One that is alive after all opens new transactions, but none that the
+    group lets through: to end those as well would hold up what it does for the partitions that it still has.
     """
-
-    def __init__(self, context: CoordinatorContext, own: Callable[[], Sequence[str]]) -> None:
-        self._bootstrap_servers, self._topics, self._left = context.bootstrap_servers, context.topics, context.left
-        self._settings = {**context.config, "transaction.timeout.ms": int(TRANSACTION_S * 1000)}
-        self._own = own
-
-    def end(self, claims: Iterable[str | None], ended: set[str]) -> None:
-        """End the Kafka transactions of the coordinators that claimed partitions, and add their ids to `ended`.
-
-        Those in it are left alone: one that is alive after all opens new transactions, but none that the group lets
-        through. To shut it out again and again would hold up what it does for the partitions that it still has.
-        """
-        ids = {name for claim in claims for name in decode_claim(self._topics, claim)} - set(self._own()) - ended
-        calls = {
-            name: BackgroundCall(f"fencing {name}", partial(self._end, name), _FENCING_BUDGET_S, self._left)
-            for name in sorted(ids)
-        }
-        for name, call in calls.items():
-            try:
-                error = call.wait()
-            except NotAnsweredError:
-                error = "no answer"
-            if error is None:
-                ended.add(name)
-                _log.info("the Kafka transaction that %s left open was ended", name)
-            else:
-                _log.warning("the Kafka transaction of %s cannot be ended: %s; its time limit will", name, error)
-
-    def _end(self, name: str) -> str | None:
-        """Initialise a producer of a name; return why that failed, or None."""
+    calls = {
+        name: BackgroundCall(f"fencing {name}", partial(_end, context, name), _FENCING_BUDGET_S, context.left)
+        for name in sorted(ids)
+    }
+    ended = set()
+    for name, call in calls.items():
         try:
-            producer = clients.producer(self._bootstrap_servers, {**self._settings, "transactional.id": name})
-            try:
-                initialise(producer, self._topics.done, _INIT_TIMEOUT_S)
-            finally:
-                producer.close()
-        except KafkaException as error:
-            return reason(error)
-        return None
+            call.wait()
+        except (KafkaException, NotAnsweredError) as error:
+            _log.warning("the Kafka transaction of %s cannot be ended: %s; its time limit will", name, reason(error))
+        else:
+            ended.add(name)
+            _log.info("the Kafka transaction that %s left open was ended", name)
+    return ended
+
+
+def _end(context: CoordinatorContext, name: str) -> None:
+    settings = {"transaction.timeout.ms": int(TRANSACTION_S * 1000), "transactional.id": name}
+    producer = clients.producer(context.bootstrap_servers, {**context.config, **settings})
+    try:
+        initialise(producer, context.topics.done, _INIT_TIMEOUT_S)
+    finally:
+        producer.close()

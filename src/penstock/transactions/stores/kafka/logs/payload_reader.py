@@ -7,7 +7,7 @@ its client. What is not there any more stays away: that its log is not as it was
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
@@ -42,23 +42,6 @@ KeyT = TypeVar("KeyT", int, str)
 ValueT = TypeVar("ValueT")
 
 
-class _Wanted(NamedTuple):
-    """What is to be read of one half partition."""
-
-    ids: Sequence[str]
-    #: Offsets in the half log.
-    halves: Mapping[int, int]
-    #: By transaction id, an offset of the done log at or above which it is snapshotted.
-    snapshots: Mapping[str, int]
-
-    @classmethod
-    def of(cls, some: Sequence[Pending]) -> _Wanted:
-        """Return what is to be read for transactions."""
-        snapshots = {it.transaction_id: it.snapshot_at for it in some if it.snapshot_at is not None}
-        halves = {offset: offset for it in some if it.snapshot_at is None for offset in it.offsets}
-        return cls([it.transaction_id for it in some], halves, snapshots)
-
-
 class _Read(NamedTuple):
     """What was read: halves by offset; snapshots by id, each with its offset; the next offset of the done log."""
 
@@ -79,8 +62,9 @@ class PayloadReader:
         )
         # The client of the last read, for the next one; a read takes it out while it uses it.
         self._kept: list[PartitionReader] = []
-        # For whom something is read, and what. Partitions may be lost meanwhile.
-        self._reading: tuple[ref[PartitionState], _Wanted, BackgroundCall[_Read]] | None = None
+        # For whom something is read; of which transactions, each with the offset from which its snapshot is looked for.
+        # Partitions may be lost meanwhile.
+        self._reading: tuple[ref[PartitionState], dict[str, int | None], BackgroundCall[_Read]] | None = None
         self._not_before = 0.0
         # All who read share the budget.
         self._owners: WeakSet[PartitionState] = WeakSet()
@@ -94,44 +78,51 @@ class PayloadReader:
         self._owners.add(state)
         state.payloads.limit = PAYLOAD_BYTES // len(self._owners)
         if self._reading is not None:
-            owner, wanted, call = self._reading
+            owner, sought, call = self._reading
             # Nobody else takes what a partition asked for that was lost since.
-            return self._take(state, wanted, call, now) if owner() in {state, None} else []
+            return self._take(state, sought, call, now) if owner() in {state, None} else []
         if now >= self._not_before and (some := state.payloads.next_read(state.now_ms)):
-            wanted = _Wanted.of(some)
+            sought = {it.transaction_id: it.snapshot_at for it in some}
+            snapshots = {name: at for name, at in sought.items() if at is not None}
+            halves = {offset: offset for it in some if it.snapshot_at is None for offset in it.offsets}
             label = f"reading payloads of half partition {number}"
-            call = BackgroundCall(label, partial(self._read, number, wanted, self._kept), _ABANDON_AFTER_S, self._left)
-            self._reading = ref(state), wanted, call
+            read = partial(self._read, number, halves, snapshots, self._kept)
+            call = BackgroundCall(label, read, _ABANDON_AFTER_S, self._left)
+            self._reading = ref(state), sought, call
         return []
 
-    def _take(self, state: PartitionState, wanted: _Wanted, call: BackgroundCall[_Read], now: float) -> list[Pending]:
+    def _take(
+        self, state: PartitionState, sought: Mapping[str, int | None], call: BackgroundCall[_Read], now: float
+    ) -> list[Pending]:
         try:
             read = call.answer()
         except (KafkaException, PenstockError) as error:
             read, self._kept = _Read({}, {}, 0), []
-            text = reason(error) if isinstance(error, KafkaException) else str(error)
-            self._ration.warn("payloads", "payloads of %s cannot be read: %s; trying again", self._topics.prefix, text)
+            self._ration.warn(
+                "payloads", "payloads of %s cannot be read: %s; trying again", self._topics.prefix, reason(error)
+            )
         if read is None:
             return []
         self._reading = None
-        loaded = [found for name in wanted.ids if (found := _loaded(state, name, wanted, read)) is not None]
+        loaded = [found for name, at in sought.items() if (found := _loaded(state, name, at, read)) is not None]
         if not loaded:
             self._not_before = now + _RETRY_DELAY_S
         return loaded
 
-    def _read(self, number: int, wanted: _Wanted, kept: list[PartitionReader]) -> _Read:
+    def _read(
+        self, number: int, halves: Mapping[int, int], snapshots: Mapping[str, int], kept: list[PartitionReader]
+    ) -> _Read:
         """Read what is wanted, as far as time allows; runs on a thread of its own."""
-        half, done = (self._topics.half, number), (self._topics.done, number)
         reader = kept.pop() if kept else self._new_reader()
         try:
-            halves, _ = _read_log(reader, half, wanted.halves, _half)
-            snapshots, done_to = _read_log(reader, done, wanted.snapshots, _snapshots)
+            found, _ = _read_log(reader, (self._topics.half, number), halves, _half)
+            written, done_to = _read_log(reader, (self._topics.done, number), snapshots, _snapshots)
             reader.start({})
         except KafkaException:
             reader.close()
             raise
         kept.append(reader)
-        return _Read(halves, snapshots, done_to)
+        return _Read(found, written, done_to)
 
     def close(self) -> None:
         """Have the client closed that is kept; nobody waits for it."""
@@ -140,7 +131,7 @@ class PayloadReader:
                 BackgroundCall("closing a reader of payloads", reader.close, _ABANDON_AFTER_S, self._left)
 
 
-def _loaded(state: PartitionState, transaction_id: str, wanted: _Wanted, read: _Read) -> Pending | None:
+def _loaded(state: PartitionState, transaction_id: str, snapshot_at: int | None, read: _Read) -> Pending | None:
     """Give a transaction its payload, if it was found; return the transaction then."""
     pending = state.pending.get(transaction_id)
     if pending is None or pending.dropped is None:
@@ -148,10 +139,9 @@ def _loaded(state: PartitionState, transaction_id: str, wanted: _Wanted, read: _
     if transaction_id in read.snapshots:
         place, snapshot = read.snapshots[transaction_id]
         return state.load(transaction_id, [(half.offset, half.half) for half in snapshot.halves], place)
-    if pending.snapshot_at is None:
-        found = [(offset, read.halves[offset]) for offset in pending.offsets if offset in read.halves]
-        return state.load(transaction_id, found)
-    if transaction_id in wanted.snapshots:
+    if snapshot_at is None:
+        return state.load(transaction_id, [(at, read.halves[at]) for at in pending.offsets if at in read.halves])
+    if pending.snapshot_at is not None:
         # It goes on where reading came to: what was written a moment ago may not be visible yet.
         pending.snapshot_at = max(pending.snapshot_at, read.done_to)
     return None
@@ -177,10 +167,12 @@ def _read_log(
             if offset < position:  # of a former assignment
                 continue
             position = offset + 1
-            for key, value in found_in(message):
-                if left.get(key, position) < position:
-                    del left[key]
-                    found[key] = value
+            # Another record than the one that was there: the log is another one, or that was logged at the recovery.
+            with suppress(MessageFormatError):
+                for key, value in found_in(message):
+                    if left.get(key, position) < position:
+                        del left[key]
+                        found[key] = value
         if place in reader.exhausted:
             # Markers are no records: the end of what may be read now tells how far it came.
             position = max(position, reader.positions[place])
@@ -189,21 +181,11 @@ def _read_log(
 
 
 def _half(message: Message) -> Iterable[tuple[int, Half]]:
-    try:
-        yield message.offset() or 0, decode_half(message.key(), message.value(), wire_headers(message))
-    except MessageFormatError:
-        # Another record than the one that was there: the log is another one.
-        return
+    return [(message.offset() or 0, decode_half(message.key(), message.value(), wire_headers(message)))]
 
 
 def _snapshots(message: Message) -> Iterable[tuple[str, tuple[int, Snapshot]]]:
-    try:
-        done = decode_done(message.value())
-    except MessageFormatError:
-        # It was logged when the partition was recovered.
-        return
-    for snapshot in done.snapshots:
-        yield snapshot.note.transaction_id, (message.offset() or 0, snapshot)
+    return [(it.note.transaction_id, (message.offset() or 0, it)) for it in decode_done(message.value()).snapshots]
 
 
 def _not_read(kind: ErrorKind, error: KafkaError, _place: Place) -> None:

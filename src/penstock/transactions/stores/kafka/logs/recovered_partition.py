@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import OFFSET_INVALID, TopicPartition
 
 from penstock.transactions.core.recovered_state import live_snapshots
 from penstock.transactions.wire.done_records import Done, Note, Snapshot
+from penstock.transactions.wire.topics import StoreTopics
+
+_log = logging.getLogger("penstock.transactions")
 
 #: Names of the logs of a half partition, as they are committed with positions.
 HALF, OP, DONE = "half", "op", "done"
@@ -43,51 +46,20 @@ class Committed(NamedTuple):
     end: int
     ids: Mapping[str, str]
 
+    def fate(self, *, is_other: bool) -> Fate:
+        """Tell what became of the log; `is_other`: it is known to be another one."""
+        position = self.low if self.position is None else self.position
+        if is_other or position > self.end:
+            return Fate.REPLACED
+        return Fate.CUT if position < self.low else Fate.INTACT
 
-def encode_ids(ids: Mapping[str, str]) -> str:
-    """Return what is committed with a position: topic ids by log, without those that are not known."""
-    return " ".join(f"{log}={ids[log]}" for log in LOGS if log in ids)
-
-
-def decode_ids(metadata: str | None) -> dict[str, str]:
-    """Return the topic ids that were committed with a position, by log. What is none of them is left out."""
-    pairs = (word.partition("=") for word in (metadata or "").split(" "))
-    return {name: topic_id for name, _, topic_id in pairs if name in LOGS and topic_id}
-
-
-def known_ids(committed: Mapping[str, Committed]) -> dict[str, str]:
-    """Return the topic ids of the logs that were read. All positions are written together, with the ids of all logs."""
-    return {log: topic_id for found in committed.values() for log, topic_id in found.ids.items()}
-
-
-def fates_of(committed: Mapping[str, Committed], ids: Mapping[str, str]) -> dict[str, Fate]:
-    """Tell what became of the three logs of a half partition, by the topic ids of the logs as they are now."""
-    were = known_ids(committed)
-    return {
-        log: fate_of(position, low, end, is_other=log in were and log in ids and ids[log] != were[log])
-        for log, (position, low, end, _) in committed.items()
-    }
-
-
-def fate_of(position: int | None, low: int, end: int, *, is_other: bool) -> Fate:
-    """Tell what became of a log that was read up to a position; `is_other`: it is known to be another one."""
-    if is_other or (position is not None and position > end):
-        return Fate.REPLACED
-    return Fate.CUT if position is not None and position < low else Fate.INTACT
-
-
-def explained(log: str, place: str, found: Committed, fate: Fate) -> str:
-    """Say what became of a log, what that means, and what to do.
-
-    `place` is its topic and partition; `found` has the position to where it had been read, or from where it was needed.
-    """
-    position, low, end, _ = found
-    known = "" if position is None else f" (it was known to offset {position})"
-    if fate is Fate.CUT:
-        what = f"{place}: records below offset {low} were deleted by somebody else, and were needed{known}."
-    else:
-        what = f"{place} was deleted and made again, or its end was cut off{known}; it goes from {low} to {end} now."
-    return f"{what} {_MEANS[log]} Check the retention of the topic, and who may delete it or from it."
+    def explained(self, log: str, place: str, fate: Fate) -> str:
+        """Say what became of the log, what that means, and what to do; `place` is its topic and partition."""
+        known = "" if self.position is None else f" (it was known to offset {self.position})"
+        what = f" was deleted and made again, or its end was cut off{known}; it goes from {self.low} to {self.end} now."
+        if fate is Fate.CUT:
+            what = f": records below offset {self.low} were deleted by somebody else, and were needed{known}."
+        return f"{place}{what} {_MEANS[log]} Check the retention of the topic, and who may delete it or from it."
 
 
 _MEANS = {
@@ -107,10 +79,61 @@ _MEANS = {
 }
 
 
-_log = logging.getLogger("penstock.transactions")
+def names_of(topics: StoreTopics) -> dict[str, str]:
+    """Return the topics of the logs, by log."""
+    return {HALF: topics.half, OP: topics.op, DONE: topics.done}
 
-#: What the client library says of a position that is not written down.
-_INVALID = -1001
+
+def encode_ids(ids: Mapping[str, str]) -> str:
+    """Return what is committed with a position: topic ids by log, without those that are not known."""
+    return " ".join(f"{log}={ids[log]}" for log in LOGS if log in ids)
+
+
+def decode_ids(metadata: str | None) -> dict[str, str]:
+    """Return the topic ids that were committed with a position, by log. What is none of them is left out."""
+    pairs = (word.partition("=") for word in (metadata or "").split(" "))
+    return {name: topic_id for name, _, topic_id in pairs if name in LOGS and topic_id}
+
+
+def committed_at(place: TopicPartition, low: int, end: int) -> Committed:
+    """Return a committed position as the client library tells it, with the bounds of its log."""
+    return Committed(None if place.offset == OFFSET_INVALID else place.offset, low, end, decode_ids(place.metadata))
+
+
+def known_ids(committed: Mapping[str, Committed]) -> dict[str, str]:
+    """Return the topic ids of the logs that were read. All positions are written together, with the ids of all logs."""
+    return {log: topic_id for found in committed.values() for log, topic_id in found.ids.items()}
+
+
+def fates_of(committed: Mapping[str, Committed], ids: Mapping[str, str]) -> dict[str, Fate]:
+    """Tell what became of the three logs of a half partition, by the topic ids of the logs as they are now."""
+    were = known_ids(committed)
+    return {
+        log: found.fate(is_other=log in were and ids.get(log, were[log]) != were[log])
+        for log, found in committed.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class DoneRead:
+    """What was read of the done log of one half partition, to where it ended.
+
+    Records have their offsets; of those that do not read there is the offset alone.
+    """
+
+    end: int
+    records: list[tuple[int, Done]]
+    unreadable: list[int] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[Note]:
+        """Ends and counts, in their order."""
+        return [note for _, record in self.records for note in record.notes]
+
+    @property
+    def snapshots(self) -> list[tuple[int, Snapshot]]:
+        """Transactions that are pending still and written down whole."""
+        return live_snapshots(self.records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,40 +164,12 @@ class RecoveredPartition:
     unreadable: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DoneRead:
-    """What was read of the done log of one half partition, to where it ended.
-
-    Records have their offsets; of those that do not read there is the offset alone.
-    """
-
-    end: int
-    records: list[tuple[int, Done]]
-    unreadable: list[int] = field(default_factory=list)
-
-    @property
-    def notes(self) -> list[Note]:
-        """Ends and counts, in their order."""
-        return [note for _, record in self.records for note in record.notes]
-
-    @property
-    def snapshots(self) -> list[tuple[int, Snapshot]]:
-        """Transactions that are pending still and written down whole."""
-        return live_snapshots(self.records)
-
-
-def committed_at(place: TopicPartition, low: int, end: int) -> Committed:
-    """Return a committed position as the client library tells it, with the bounds of its log."""
-    return Committed(None if place.offset == _INVALID else place.offset, low, end, decode_ids(place.metadata))
-
-
 def recovered_partition(
-    names: Mapping[str, str], number: int, committed: Mapping[str, Committed], ids: Mapping[str, str], done: DoneRead
+    topics: StoreTopics, number: int, committed: Mapping[str, Committed], ids: Mapping[str, str], done: DoneRead
 ) -> RecoveredPartition:
     """Return what a half partition starts from; a log that is not as it was is named in an error line.
 
-    `names` are those of the topics, `committed` is how far they were read, and `ids` are those of the topics as they
-    are now, each by log.
+    `committed` is how far the logs were read, and `ids` are those of the topics as they are now, each by log.
 
     Where the half or op log is not as it was, both are read from where they begin: decisions on new halves may have
     been read, and refused as unknown. What is settled the done log tells wherever reading begins. Where that one is not
@@ -182,34 +177,32 @@ def recovered_partition(
     """
     fates, lost = fates_of(committed, ids), 0
     for log, fate in fates.items():
+        found = committed[log]
         if fate is not Fate.INTACT:
-            position, low, _, _ = committed[log]
-            lost += low - position if fate is Fate.CUT and position is not None else 1
-            _log.error(explained(log, f"{names[log]}:{number}", committed[log], fate))
+            lost += found.low - found.position if fate is Fate.CUT and found.position is not None else 1
+            _log.error("%s", found.explained(log, f"{names_of(topics)[log]}:{number}", fate))
     notes, snapshots = done.notes, done.snapshots
     # What it says of a log that is gone would be taken for the new one: offsets begin again there.
     if fates[HALF] is Fate.REPLACED:
         notes = [note._replace(half_offset=-1) for note in notes]
     if fates[OP] is Fate.REPLACED:
         notes = [note._replace(op_offset=-1) for note in notes]
-        snapshots = [
-            (place, snapshot._replace(note=snapshot.note._replace(op_offset=-1))) for place, snapshot in snapshots
-        ]
-    reads_on = fates[HALF] is fates[OP] is Fate.INTACT
+        snapshots = [(place, it._replace(note=it.note._replace(op_offset=-1))) for place, it in snapshots]
+    reads_on = {DONE: fates[DONE] is Fate.INTACT} | dict.fromkeys((HALF, OP), fates[HALF] is fates[OP] is Fate.INTACT)
+    starts = {
+        log: found.position if reads_on[log] and found.position is not None else found.low
+        for log, found in committed.items()
+    }
     return RecoveredPartition(
-        _start(committed[HALF], reads_on=reads_on),
-        _start(committed[OP], reads_on=reads_on),
+        starts[HALF],
+        starts[OP],
         committed[HALF].end,
         committed[OP].end,
         notes,
         done.end,
         snapshots,
-        _start(committed[DONE], reads_on=fates[DONE] is Fate.INTACT),
+        starts[DONE],
         {**known_ids(committed), **ids},
         lost,
         len(done.unreadable),
     )
-
-
-def _start(committed: Committed, *, reads_on: bool) -> int:
-    return committed.position if reads_on and committed.position is not None else committed.low

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -32,22 +32,20 @@ from penstock.clients.bounded_calls import Call, Disposable
 from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
 from penstock.clients.reading import PartitionReader, Place
 from penstock.clients.rights import Operation, group_right, topic_right
+from penstock.clients.topics import ask_topic_ids
 from penstock.clients.transactional.missing_rights import is_group_forbidden
 from penstock.errors import MessageFormatError, StoppedError
 from penstock.transactions.core.recovered_state import without_payloads
 from penstock.transactions.stores.kafka.context import CoordinatorContext
-from penstock.transactions.stores.kafka.logs.fencing import Fence
+from penstock.transactions.stores.kafka.logs.fencing import decode_claim, end_transactions
 from penstock.transactions.stores.kafka.logs.recovered_partition import (
-    DONE,
-    HALF,
-    OP,
     Committed,
     DoneRead,
     RecoveredPartition,
     committed_at,
+    names_of,
     recovered_partition,
 )
-from penstock.transactions.stores.kafka.logs.topic_lookup import topic_ids
 from penstock.transactions.wire.done_records import decode_done
 
 _log = logging.getLogger("penstock.transactions")
@@ -61,48 +59,48 @@ _PREDECESSOR_GRACE_S = 1.0
 #: broker's own round of looks; it is said then that it does not.
 _OPEN_TRANSACTION_WARNING_AFTER_S = 25.0
 
-#: Called at each step with what is done next.
-Step = Callable[[str], None]
+#: Called at each step with what is done next; it raises `StoppedError` once nobody wants to know any more.
+Step = Callable[[str], object]
 
 
 class RecoveryReader:
     """Reads positions and done logs, with short-lived consumers of its own. Thread-safe: calls share nothing.
 
-    `stopping` is asked between waits; once it is true, waiting ends with `StoppedError`.
+    `own_ids` returns the transactional ids of this coordinator's own producers: they are not shut out.
     """
 
-    def __init__(self, context: CoordinatorContext, stopping: Callable[[], bool], fence: Fence) -> None:
-        self._topics = topics = context.topics
-        self._names = {HALF: topics.half, OP: topics.op, DONE: topics.done}
+    def __init__(self, context: CoordinatorContext, own_ids: Callable[[], Sequence[str]]) -> None:
+        self._context, self._topics = context, context.topics
+        self._names = names_of(context.topics)
         self._admin = clients.admin(context.bootstrap_servers, context.config)
-        self._fence = fence
-        self._rights, self._ration = context.rights, context.ration
-        self._stopping = stopping
+        self._own_ids = own_ids
         self._reader = partial(
-            PartitionReader, context.bootstrap_servers, context.config, topics.coordinators, self._not_read
+            PartitionReader, context.bootstrap_servers, context.config, self._topics.coordinators, self._not_read
         )
-        self._unreadable = f"it cannot be read how far the transactions of {topics.prefix} are settled"
+        self._unreadable = f"it cannot be read how far the transactions of {self._topics.prefix} are settled"
 
     def recover(self, partitions: Iterable[int], step: Step) -> dict[int, RecoveredPartition]:
         """Return what the new owner of half partitions starts from; waits for a predecessor's transaction to end.
 
-        `step` is called at each step, with what is done next. Raises `KafkaException` where a broker does not answer:
-        try again; and `StoppedError` where the coordinator stops.
+        `step` is called at each step. Raises `KafkaException` where a broker does not answer: try again.
         """
         wanted = list(partitions)
         step("asking for topic ids")
-        ids = topic_ids(self._admin, self._topics)
+        found = ask_topic_ids(self._admin, self._names.values(), _ANSWER_S).wait().ids
+        ids = {log: found[name] for log, name in self._names.items() if name in found}
+        # Transactional ids under which all was ended that they had left open.
         ended: set[str] = set()
         committed = self._committed(wanted, step, ended)
         done = self.done(wanted, {}, step, ended=ended)
-        recovered = {}
-        for p in wanted:
-            found = {log: committed[name, p] for log, name in self._names.items()}
-            recovered[p] = recovered_partition(self._names, p, found, ids, done[p])
-        self._rights.granted(
+        self._context.rights.granted(
             group_right(self._topics.coordinators), *(topic_right(Operation.READ, log) for log in self._names.values())
         )
-        return recovered
+        return {
+            p: recovered_partition(
+                self._topics, p, {log: committed[name, p] for log, name in self._names.items()}, ids, done[p]
+            )
+            for p in wanted
+        }
 
     def await_coordinator(self) -> None:
         """Return once the coordinator of the group answers, or raise `KafkaException`: it does not; try again."""
@@ -115,8 +113,8 @@ class RecoveryReader:
         if answer.error is not None:
             raise KafkaException(answer.error)
 
-    def _committed(self, partitions: list[int], step: Step, ended: set[str]) -> dict[tuple[str, int], Committed]:
-        """Return how far each log was read, and where it begins and ends; `ended` as in `Fence.end`."""
+    def _committed(self, partitions: list[int], step: Step, ended: set[str]) -> dict[Place, Committed]:
+        """Return how far each log was read, and where it begins and ends."""
         # What is tried apart moves no position but one of `discarded`, which tells that it is under way: it may have
         # been let through before the group changed hands, and write to the done log still.
         topics = [*self._names.values(), self._topics.discarded]
@@ -125,12 +123,12 @@ class RecoveryReader:
         wait_until = begun + _PREDECESSOR_GRACE_S
         with self._reader() as reader:
             while True:
-                self._check_stopping()
                 step(f"asking for positions of {self._topics.coordinators}, which a Kafka transaction may hold back")
                 answers = self._ask_committed(reader.consumer, places)
                 held = {place.partition for place in answers or places if place.error is not None or not answers}
                 if not held:
                     break
+                time.sleep(_POLL_S)
                 if time.monotonic() >= wait_until:
                     self._end_predecessors(held, ended)
                     wait_until = time.monotonic() + _PREDECESSOR_GRACE_S
@@ -147,7 +145,7 @@ class RecoveryReader:
 
     def _report_held(self, partitions: Iterable[int]) -> None:
         """Say that positions are held for longer than any transaction of ours lasts."""
-        self._ration.warn(
+        self._context.ration.warn(
             "held",
             "positions of %s in half partitions %s are not to be had: no broker tells them, or a Kafka transaction "
             "that should have timed out holds them back; what is decided there waits. If the brokers are well, one of "
@@ -163,47 +161,41 @@ class RecoveryReader:
             # The names are committed with half positions; a transaction holds back those of its half and its op alike.
             halves = [TopicPartition(self._topics.half, number) for number in partitions]
             with self._reader(isolation="read_uncommitted") as reader:
-                claims = [answer.metadata for answer in reader.consumer.committed(halves, _ANSWER_S)]
-            self._fence.end(claims, ended)
+                answers = reader.consumer.committed(halves, _ANSWER_S)
+            ids = {name for answer in answers for name in decode_claim(self._topics, answer.metadata)}
+            ended |= end_transactions(self._context, ids - set(self._own_ids()) - ended)
         except KafkaException as error:
             _log.info("it is not known who holds back positions of %s: %s", self._topics.coordinators, reason(error))
 
     def _ask_committed(self, consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
+        """Return positions, some with an error perhaps; nothing where they are not stable yet."""
+        context, group = self._context, self._topics.coordinators
         try:
             answers = consumer.committed(places, _PREDECESSOR_GRACE_S)
         except KafkaException as error:
-            if is_missing_right(error):
-                self._rights.refused(self._unreadable, group_right(self._topics.coordinators))
+            if context.may_not_read(error, self._unreadable, self._topics.half):
                 raise
             self._look_for_right(consumer)
             # UNSTABLE_OFFSET_COMMIT ends by itself, at the latest by the predecessor's transaction timeout.
-            _log.info("positions of %s are not stable yet: %s", self._topics.coordinators, reason(error))
-            time.sleep(_POLL_S)
+            _log.info("positions of %s are not stable yet: %s", group, reason(error))
             return []
         for answer in answers:
-            if answer.error is not None and is_missing_right(answer.error):
-                self._rights.refused(self._unreadable, topic_right(Operation.READ, answer.topic))
+            if answer.error is not None and context.may_not_read(answer.error, self._unreadable, answer.topic):
                 raise KafkaException(answer.error)
-        if any(answer.error is not None for answer in answers):
-            time.sleep(_POLL_S)
         return answers
 
     def _look_for_right(self, consumer: Consumer) -> None:
         if is_group_forbidden(consumer):
-            self._rights.refused(self._unreadable, group_right(self._topics.coordinators))
+            self._context.rights.refused(self._unreadable, group_right(self._topics.coordinators))
 
     def done(
-        self,
-        partitions: Iterable[int],
-        starts: Mapping[int, int],
-        step: Step = lambda _doing: None,
-        *,
-        ended: set[str] | None = None,
+        self, partitions: Iterable[int], starts: Mapping[int, int], step: Step, *, ended: set[str] | None = None
     ) -> dict[int, DoneRead]:
         """Read done logs to their ends, each from its start or its beginning, waiting for open transactions to end.
 
-        With `ended`, as in `Fence.end`, transactions of former owners are ended that are waited for too long. Who was
-        an owner before, and may not know that another one is, must not do so. `step` and errors as in `recover`.
+        With `ended`, transactions of former owners are ended that are waited for too long, save under these ids, to
+        which theirs are added. Who was an owner before, and may not know that another one is, must not do so. `step`
+        and errors as in `recover`.
         """
         log = self._topics.done
         step(f"asking where {log} ends")
@@ -218,7 +210,6 @@ class RecoveryReader:
 
         def go_on(behind: set[Place], idle_s: float) -> None:
             nonlocal ended_at
-            self._check_stopping()
             step(f"reading {log}, in which a Kafka transaction may be open")
             if ended is not None and min(idle_s, time.monotonic() - ended_at) >= _PREDECESSOR_GRACE_S:
                 # One died between the records of its transaction and their positions, which hold nobody back.
@@ -233,30 +224,20 @@ class RecoveryReader:
                     found[partition].records.append((offset, without_payloads(decode_done(message.value()))))
                 except MessageFormatError as bad:
                     found[partition].unreadable.append(offset)
-                    self._ration.warn("done", "%s:%d@%d: %s", log, partition, offset, bad)
+                    self._context.ration.warn("done", "%s:%d@%d: %s", log, partition, offset, bad)
         return found
 
-    def _not_read(self, kind: ErrorKind, error: KafkaError, _place: Place) -> None:
+    def _not_read(self, _kind: ErrorKind, error: KafkaError, _place: Place) -> None:
         """Raise an error of reading the done log; note it where a right is missing."""
-        if kind is ErrorKind.GROUP:
-            self._rights.refused(self._unreadable, group_right(self._topics.coordinators))
-        elif kind is ErrorKind.MISSING_RIGHT:
-            self._rights.refused(self._unreadable, topic_right(Operation.READ, self._topics.done))
+        self._context.may_not_read(error, self._unreadable, self._topics.done)
         raise KafkaException(error)
-
-    def _check_stopping(self) -> None:
-        if self._stopping():
-            raise StoppedError(f"the coordinator of {self._topics.prefix} stops while it recovers partitions")
 
 
 #: Seconds without a step after which an attempt is abandoned: twice what any single call is given.
 _ABANDON_AFTER_S = 30.0
+#: Seconds until another attempt begins after one that failed, and where a right is missing.
 _RETRY_DELAY_S = 0.2
-#: The same where a right is missing.
 _PERMISSION_RETRY_DELAY_S = 1.0
-
-#: Finds out what partitions were left with.
-Recover = Callable[[Iterable[int], Step], dict[int, RecoveredPartition]]
 
 
 @dataclass(slots=True, eq=False)
@@ -272,17 +253,21 @@ class _Attempt:
     again_at: float | None = None
     call: Call[dict[int, RecoveredPartition]] = field(init=False)
 
-    def step(self, doing: str) -> None:
-        """Note what it does now."""
-        self.doing = doing
-        self.stepped_at = time.monotonic()
-
 
 class Recoveries:
-    """The recoveries under way. Used by the coordinator's thread; waits for nothing."""
+    """The recoveries under way. Used by the coordinator's thread; waits for nothing.
 
-    def __init__(self, context: CoordinatorContext, recover: Recover) -> None:
+    `recover` is `RecoveryReader.recover`, and `stopping` tells whether the coordinator stops.
+    """
+
+    def __init__(
+        self,
+        context: CoordinatorContext,
+        recover: Callable[[Iterable[int], Step], dict[int, RecoveredPartition]],
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._recover = recover
+        self._stopping = stopping
         self._name, self._left, self._ration = context.topics.prefix, context.left, context.ration
         # The attempt that counts for each partition.
         self._wanted: dict[int, _Attempt] = {}
@@ -299,8 +284,18 @@ class Recoveries:
             return
         self._left.require_few()
         attempt = _Attempt(numbers, Disposable(f"penstock-takeover-{self._name}", self._left))
-        attempt.call = attempt.thread.start(attempt.doing, lambda: self._recover(numbers, attempt.step))
+
+        def step(doing: str) -> None:
+            self.require_running()
+            attempt.doing, attempt.stepped_at = doing, time.monotonic()
+
+        attempt.call = attempt.thread.start(attempt.doing, lambda: self._recover(numbers, step))
         self._wanted.update(dict.fromkeys(numbers, attempt))
+
+    def require_running(self, _doing: str = "") -> None:
+        """Raise `StoppedError` where the coordinator stops. Any thread."""
+        if self._stopping():
+            raise StoppedError(f"the coordinator of {self._name} stops while it reads its logs")
 
     def forget(self, partition: int) -> None:
         """A partition was taken away: what is found out about it counts no more."""
@@ -323,11 +318,6 @@ class Recoveries:
                 self.begin(numbers)
         return found
 
-    def slow_call(self, now: float) -> tuple[str, float]:
-        """Return what the oldest attempt does, and its age in seconds; an empty name where there is none."""
-        oldest = min(self._wanted.values(), key=lambda recovery: recovery.begun, default=None)
-        return ("", 0.0) if oldest is None else (oldest.doing, now - oldest.begun)
-
     def _take_in(self, attempt: _Attempt, numbers: list[int], now: float) -> list[tuple[int, RecoveredPartition]]:
         attempt.thread.close()
         try:
@@ -342,3 +332,8 @@ class Recoveries:
         for number in numbers:
             del self._wanted[number]
         return [(number, recovered[number]) for number in numbers]
+
+    def slow_call(self, now: float) -> tuple[str, float]:
+        """Return what the oldest attempt does, and its age in seconds; an empty name where there is none."""
+        oldest = min(self._wanted.values(), key=lambda recovery: recovery.begun, default=None)
+        return ("", 0.0) if oldest is None else (oldest.doing, now - oldest.begun)

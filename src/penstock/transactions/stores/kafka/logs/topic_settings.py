@@ -1,0 +1,101 @@
+"""Settings of the half, op and done topics that would lose transactions: they are refused, or reported.
+
+Retention deletes pending halves, compaction all but the newest of a key, and with `CreateTime` the clocks of producers
+decide when a half is checked and a delayed message published. Somebody may have set that, or an operator may have made
+the topics with the broker's defaults.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined] # not in its __all__
+
+from penstock.clients.answers import LATE_S, answered
+from penstock.clients.bounded_calls import ask_again
+from penstock.clients.kafka_errors import code_of, is_missing_right, reason
+from penstock.clients.rights import THIS_CLIENT, Operation, lacking_text, topic_right
+from penstock.errors import ConfigurationError
+from penstock.transactions.wire.topics import StoreTopics
+
+_log = logging.getLogger("penstock.transactions")
+
+_ANSWER_S = 10.0
+#: Seconds in which a topic that was just made shall be known to all brokers.
+_NEW_TOPIC_BUDGET_S = 10.0
+_POLL_S = 0.1
+#: What a record of the done log may take: a snapshotted transaction, or the notes of a large group.
+_DONE_BYTES = 1 << 20
+#: What it should be raised to: as `topics` makes it.
+_DONE_ROOM = str(2 << 20)
+
+
+def wrong_settings(settings: Mapping[str, str | None], *, is_done: bool) -> dict[str, str]:
+    """Return what must be changed in the settings of a half, op or done topic: the right values, by name. Pure.
+
+    `settings` are those that take effect, by Kafka's names.
+    """
+    wanted: dict[str, str] = {}
+    if "compact" in (settings.get("cleanup.policy") or ""):
+        wanted["cleanup.policy"] = "delete"
+    for name in ("retention.ms", "retention.bytes"):
+        if settings.get(name) not in {None, "-1"}:
+            wanted[name] = "-1"
+    if not is_done and settings.get("message.timestamp.type") == "CreateTime":
+        wanted["message.timestamp.type"] = "LogAppendTime"
+    largest = settings.get("max.message.bytes") or ""
+    if is_done and largest.isdigit() and int(largest) < _DONE_BYTES:
+        wanted["max.message.bytes"] = _DONE_ROOM
+    return wanted
+
+
+def check_settings(
+    admin: AdminClient, bootstrap_servers: str, topics: StoreTopics, *, refuses: bool, principal: str = THIS_CLIENT
+) -> None:
+    """Look at the settings of half, op and done, which exist.
+
+    What is wrong raises `ConfigurationError` if this `refuses` it, else it is a warning; both name the command that
+    corrects it. What cannot be looked at is said in a warning, with the right that `principal` needs for it; who does
+    not refuse may leave that to the coordinator.
+    """
+    for name in (topics.half, topics.op, topics.done):
+        # A topic that was just made is not known to all brokers for a moment.
+        ask = partial(_settings, admin, name)
+        try:
+            settings = ask_again(ask, _NEW_TOPIC_BUDGET_S, _POLL_S, until=lambda _: True, passes=_is_new)
+        except KafkaException as error:
+            is_lacking = is_missing_right(error)
+            need = lacking_text([topic_right(Operation.DESCRIBE_CONFIGS, name)], principal) if is_lacking else ""
+            _log.log(
+                logging.INFO if is_lacking and not refuses else logging.WARNING,
+                "it is not known whether topic %s has cleanup.policy=delete, retention.ms=-1, retention.bytes=-1 and "
+                "message.timestamp.type=LogAppendTime, without which it can lose transactions: %s",
+                name,
+                ": ".join(filter(None, (reason(error), need))),
+            )
+            continue
+        wrong = wrong_settings(settings, is_done=name == topics.done)
+        if wrong:
+            was = ", ".join(f"{setting}={settings[setting]}" for setting in wrong)
+            wanted = ",".join(f"{setting}={right}" for setting, right in wrong.items())
+            text = (
+                f"topic {name} has {was}, which can lose transactions; change it by `kafka-configs.sh "
+                f"--bootstrap-server {bootstrap_servers} --alter --entity-type topics --entity-name {name} "
+                f"--add-config {wanted}`"
+            )
+            if refuses:
+                raise ConfigurationError(text)
+            _log.warning("%s", text)
+
+
+def _settings(admin: AdminClient, topic: str) -> dict[str, str | None]:
+    asked = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, topic)], request_timeout=_ANSWER_S)
+    (future,) = asked.values()
+    return {name: entry.value for name, entry in answered(future, _ANSWER_S + LATE_S).items()}
+
+
+def _is_new(error: BaseException) -> bool:
+    return isinstance(error, KafkaException) and code_of(error) == KafkaError.UNKNOWN_TOPIC_OR_PART
