@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from math import gcd
 from types import MappingProxyType
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from xxhash import xxh3_64_intdigest
 
-from penstock.clients.answers import CONNECT_TIMEOUT_S
-from penstock.clients.bounded_calls import ask_again
+from penstock.clients.answers import CONNECT_TIMEOUT_S, asked_until_ready
 from penstock.clients.kafka_errors import reason
 from penstock.clients.rights import (
     THIS_CLIENT,
@@ -50,7 +49,6 @@ _MAX_TOPIC_NAME = 249
 #: The last parts of the topics' names.
 _PARTS = ("half", "op", "done", "check", "discarded", "audit", "status")
 _PREFIX = re.compile(r"[a-zA-Z0-9._-]+")
-_POLL_S = 0.05
 _ONE_HOUR_MS = str(60 * 60 * 1000)
 _LOG_NEEDS = (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.DESCRIBE_CONFIGS)
 #: What a coordinator does with the topics of its store, by the last part of their names.
@@ -203,30 +201,23 @@ def _await_leaders(admin: AdminClient, bootstrap_servers: str, topics: Iterable[
     wanted = set(topics)
 
     def led() -> dict[str, int]:
-        """Return the partitions of topics whose partitions all have leaders."""
+        """Return the partitions of the topics, or raise as long as one of them has no leader."""
         known = admin.list_topics(timeout=CONNECT_TIMEOUT_S).topics
-        return {
+        counts = {
             name: len(known[name].partitions)
             for name in wanted & known.keys()
             if known[name].partitions
             and all(partition.leader >= 0 and partition.error is None for partition in known[name].partitions.values())
         }
+        if missing := sorted(wanted - counts.keys()):
+            text = f"{', '.join(missing)} has no leader, or is not known"
+            raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, text))
+        return counts
 
-    found, cause = {}, None
     try:
-        found = ask_again(
-            led,
-            CONNECT_TIMEOUT_S,
-            _POLL_S,
-            until=lambda found: found.keys() == wanted,
-            passes=lambda error: isinstance(error, KafkaException),
-        )
+        return asked_until_ready(led, CONNECT_TIMEOUT_S)
     except KafkaException as error:
-        cause = error
-    if missing := sorted(wanted - found.keys()):
-        why = "" if cause is None else f" ({reason(cause)})"
         raise BrokerConnectionError(
-            f"{', '.join(missing)} at {bootstrap_servers} had no leader for {CONNECT_TIMEOUT_S:g} s{why}; "
-            "check that all brokers run"
-        ) from cause
-    return found
+            f"{', '.join(sorted(wanted))} at {bootstrap_servers} had no leader for {CONNECT_TIMEOUT_S:g} s: "
+            f"{reason(error)}; check that all brokers run"
+        ) from error
