@@ -15,7 +15,7 @@ from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError, StoppedError, raised
 from penstock.message import Message
 from penstock.transactions import Coordinator
-from penstock.transactions.stores.kafka.coordinator.loop import CoordinatorLoop
+from penstock.transactions.stores.kafka.coordinator.coordinator import KafkaCoordinator
 from support.consumers import NewTopic, consumer_of
 from waiting import wait_until
 
@@ -93,7 +93,7 @@ def test_a_handler_that_raises_one_has_failed_its_message(broker: DevBroker, new
 
 
 def test_a_coordinator_that_ends_of_one_says_so(broker: DevBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CoordinatorLoop, "round", raise_bare)
+    monkeypatch.setattr(KafkaCoordinator, "_round", raise_bare)
     coordinator = Coordinator(bootstrap_servers=broker.bootstrap_servers, prefix="bare").start()
 
     assert coordinator.wait(60)

@@ -1,15 +1,15 @@
-"""How long the coordinator's loop waits for records."""
+"""How long a round of the coordinator waits for records."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from half_partition import context_of
 
-from penstock.transactions.stores.kafka.coordinator.loop import CoordinatorLoop
-from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.stores.coordination import CoordinatorOptions
+from penstock.transactions.stores.kafka.coordinator.coordinator import KafkaCoordinator
 
 
 @pytest.mark.parametrize(
@@ -30,19 +30,17 @@ def test_a_backlog_that_cannot_be_published_does_not_keep_a_core_busy(
     state: dict[str, Any], has_work: bool, at_least_s: float, at_most_s: float
 ) -> None:
     waited: list[float] = []
-    loop = loop_of(state, has_work, waited)
-
-    loop.round()
+    coordinator_of(state, has_work, waited)._round()
 
     assert at_least_s <= waited[0] <= at_most_s
 
 
-def loop_of(state: dict[str, Any], has_work: bool, waited: list[float]) -> CoordinatorLoop:
-    """Return a loop whose engine is in that state, and which notes how long it waits."""
+def coordinator_of(state: dict[str, Any], has_work: bool, waited: list[float]) -> KafkaCoordinator:
+    """Return a coordinator whose engine is in that state, and which notes how long it waits."""
     nothing = SimpleNamespace(**dict.fromkeys(("poll", "release", "begin", "look_now_and_then"), lambda _: None))
     usual = {"is_in_flight": False, "has_doubt": False, "is_busy": False, "is_idle": False, "decisions": 1}
     more = {"take_result": lambda _: False, "is_ready": lambda _: True, "is_crowded": lambda _: False}
-    engine = SimpleNamespace(**{**vars(nothing), **usual, **more, **state})
+    engine: Any = SimpleNamespace(**{**vars(nothing), **usual, **more, **state})
     engine.targets, engine.groups, engine.recoveries = nothing, 0, 0
     engine.slow_call = lambda: ("", 0.0)
 
@@ -56,21 +54,16 @@ def loop_of(state: dict[str, Any], has_work: bool, waited: list[float]) -> Coord
         waited.append(timeout_s)
         return []
 
-    membership = SimpleNamespace(
+    membership: Any = SimpleNamespace(
         owned={0: partition},
         serve=lambda: None,
         was_cut_off=lambda: False,
         recoveries=SimpleNamespace(slow_call=lambda _: ("", 0.0), partitions=()),
         logs=SimpleNamespace(read=read, bound=lambda *_: None),
     )
-    loop = CoordinatorLoop(
-        context_of(StoreTopics("store", 1)),
-        "c",
-        membership=membership,  # type: ignore[arg-type] # what is used of it, here and below
-        engine=engine,  # type: ignore[arg-type]
-        upkeep=SimpleNamespace(look=lambda *_: None),  # type: ignore[arg-type]
-        checks=SimpleNamespace(run=lambda *_: None),  # type: ignore[arg-type]
-        status=SimpleNamespace(write=lambda *_: None),  # type: ignore[arg-type]
-    )
-    loop._update_status = lambda _: None  # type: ignore[method-assign] # it is written elsewhere
-    return loop
+    place: dict[str, Any] = {"prefix": "store", "partitions": 1, "target_latency": 0.02, "instance": None}
+    made = KafkaCoordinator("127.0.0.1:1", CoordinatorOptions(), **place, config={"log_level": 0})
+    made._membership, made._engine = membership, engine
+    made._upkeep, made._checks = Mock(), Mock()
+    made._status_at = float("inf")  # its status is written elsewhere
+    return made

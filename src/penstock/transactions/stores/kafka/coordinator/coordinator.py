@@ -1,7 +1,8 @@
 """The coordinator of a store in Kafka: it settles the transactions of all producers that share a prefix.
 
-Here its parts are made, and its partitions shown. What it does is in `loop`, round by round; which partitions it owns,
-in `membership`.
+It reads what is there, checks what is due, and publishes what is decided. One thread does all of it, round by round,
+save the Kafka transactions themselves, which the engine has threads for. It never waits for them: while one is under
+way the next decisions are read. Which partitions it owns is in `membership`.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaException, Message, TopicPartition
 
 from penstock import clients
 from penstock.clients.bounded_calls import CLOSE_S, end_within
-from penstock.clients.kafka_errors import reason
+from penstock.clients.gc_pause import collection_put_off
+from penstock.clients.kafka_errors import ErrorKind, kind_of, reason
 from penstock.clients.rights import principal_of
 from penstock.clients.topics import single_copies
 from penstock.clients.transactional.messages import Pace
@@ -26,15 +27,15 @@ from penstock.options import ClientConfig, positive, positive_int, reserved
 from penstock.transactions.acked_producer import ANY_SIZE, AckedProducer
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.model import CoordinatorStatistics, PendingTransaction
-from penstock.transactions.publishing.engine import Engine, PublishingClients
+from penstock.transactions.publishing.engine import IN_FLIGHT_S, Engine, PublishingClients
 from penstock.transactions.publishing.publisher import Proof
+from penstock.transactions.publishing.publisher_slot import SLOW_S
 from penstock.transactions.publishing.targets import cluster_targets
 from penstock.transactions.stores.coordination import CoordinatorOptions, StoreCoordinator, publication_spans
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.checks import CheckScheduler, Liveness
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition, held_in
 from penstock.transactions.stores.kafka.coordinator.log_upkeep import LogUpkeep
-from penstock.transactions.stores.kafka.coordinator.loop import CoordinatorLoop
 from penstock.transactions.stores.kafka.coordinator.membership import Membership
 from penstock.transactions.stores.kafka.coordinator.own_sends import OwnSends
 from penstock.transactions.stores.kafka.coordinator.status import Status, StatusLog, described_pending, waits_for
@@ -52,6 +53,11 @@ _SEND_TIMEOUT_S = 15.0
 _LAST_SENDS_BUDGET_S = 5.0
 #: Seconds that transactions under way may take to end when the coordinator stops.
 _STOP_BUDGET_S = 8.0
+#: Seconds that a round waits for records before the membership is served again, and between two status records.
+_POLL_S = 0.05
+_STATUS_INTERVAL_S = 1.0
+#: Rights without which things are published all the same: to delete from logs, to see who can be asked.
+_HARMLESS = ("Delete", "Describe")
 #: What a decided transaction waits for that nothing hinders.
 _ITS_TURN = "its turn to be published"
 
@@ -101,27 +107,30 @@ class KafkaCoordinator(StoreCoordinator):
         self._instance = instance
         self._target_latency = target_latency
         self._admin = clients.admin(bootstrap_servers, given)
-        # Made by start(), then used by the coordinator's thread; others read what is owned.
-        self._membership: Membership | None = None
+        # Made by start(), then used by the coordinator's thread.
+        self._name: str
+        self._membership: Membership
         self._engine: Engine
-        self._loop: CoordinatorLoop
+        self._upkeep: LogUpkeep
+        self._checks: CheckScheduler
         self._sends: AckedProducer
         self._payloads: PayloadReader
-        self._status: StatusLog | None = None
+        self._status: StatusLog
+        self._status_at = 0.0
+        # What others than the coordinator's thread read; empty before the start.
+        self._owned: Mapping[int, HalfPartition] = {}
+        self._current: Status | None = None
 
     def _held(self, *, own: bool) -> CoordinatorStatistics:  # noqa: ARG002 - it knows of its partitions alone
-        def read() -> dict[str, Any]:
-            now = time.monotonic()
-            return held_in(self._owned(), now)
-
-        return self._context.counts.statistics(read)
+        # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
+        return self._context.counts.statistics(lambda: held_in(list(self._owned.values()), time.monotonic()))
 
     def pending(self, most: int) -> Sequence[PendingTransaction]:
         """Return the oldest transactions that are pending in its partitions, at most so many. Any thread."""
-        status, now_ms = self._current_status, self._context.clock.now_ms(time.monotonic())
+        status, now_ms = self._current, self._context.clock.now_ms(time.monotonic())
         # It is one of its own partitions: any of them names its owner.
         statuses, number = ([], 0) if status is None else ([status], next(iter(status.partitions), 0))
-        some = (pending for partition in self._owned() for pending in partition.oldest(most))
+        some = (pending for partition in list(self._owned.values()) for pending in partition.oldest(most))
         return [
             described_pending(
                 pending,
@@ -133,17 +142,7 @@ class KafkaCoordinator(StoreCoordinator):
 
     def waits(self) -> list[str]:
         """Return in sentences what its pending transactions wait for besides their decisions. Any thread."""
-        status = self._current_status
-        return super().waits() if status is None else status.lines()
-
-    @property
-    def _current_status(self) -> Status | None:
-        return self._status.current if self._status is not None else None
-
-    def _owned(self) -> list[HalfPartition]:
-        membership = self._membership
-        # list() of a dict's values is one step under the interpreter lock: the coordinator cannot change it midway.
-        return list(membership.owned.values()) if membership is not None else []
+        return super().waits() if self._current is None else self._current.lines()
 
     def _open(self) -> None:
         context, options, admin = self._context, self._options, self._admin
@@ -180,7 +179,7 @@ class KafkaCoordinator(StoreCoordinator):
         name = f"{topics.coordinators}.{self._instance or new_id()}"
         common = [publishing.slot(f"{name}.{letter}", read_done, apart=False) for letter in "abc"]
         apart = [publishing.slot(f"{name}.{letter}", read_done, apart=True) for letter in "xyz"]
-        self._payloads = PayloadReader(context)
+        self._name, self._payloads = common[0].name, PayloadReader(context)
         membership = self._membership = Membership(
             context,
             recoveries,
@@ -209,23 +208,110 @@ class KafkaCoordinator(StoreCoordinator):
         self._sends = AckedProducer(servers, {**ANY_SIZE, **config}, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
         sends, liveness = OwnSends(context, self._sends), Liveness(context, partial(clients.admin, servers, config))
         self._status = StatusLog(topics.status, sends)
-        self._loop = CoordinatorLoop(
-            context,
-            common[0].name,
-            membership=membership,
-            engine=self._engine,
-            upkeep=LogUpkeep(context, admin, begun=time.monotonic()),
-            checks=CheckScheduler(context, liveness, sends, self._discarding),
-            status=self._status,
-        )
+        self._upkeep = LogUpkeep(context, admin, begun=time.monotonic())
+        self._checks = CheckScheduler(context, liveness, sends, self._discarding)
+        self._owned = membership.owned
 
     def _begin(self) -> None:
         self._sends.start()
-        if self._membership is not None:
-            self._membership.join()
+        self._membership.join()
 
     def _round(self) -> None:
-        self._loop.round()
+        engine, now = self._engine, time.monotonic()
+        engine.poll(now)
+        # Nothing can be published before it ends, so what comes meanwhile is read in larger pieces.
+        has_ended = engine.take_result(IN_FLIGHT_S)
+        self._count(now)
+        self._membership.serve()
+        if self._membership.was_cut_off():
+            engine.shut()
+        owned = self._membership.owned
+        # What waits to be published goes first: whoever reads all that is there reads for ever, and publishes little.
+        if not engine.is_crowded(sum(p.state.queue.ready for p in owned.values())):
+            self._read(0.0 if has_ended else self._read_timeout_s(time.monotonic()))
+        now = time.monotonic()
+        self._upkeep.look(owned, now)
+        engine.targets.look_now_and_then(now)
+        for partition in owned.values():
+            self._checks.run(partition, now)
+        engine.release(now)
+        # Not while a common transaction is under way or in doubt: upkeep takes the end of the done log for known, and
+        # what that transaction wrote there would never be looked for.
+        if engine.is_idle:
+            self._upkeep.maintain(owned, now)
+            # What is tried apart must have ended: the next owner, which is this one, would not shut it out.
+            for number in [number for number, p in owned.items() if p.is_given_up and not engine.has_part(number)]:
+                self._membership.give_up(number)
+        engine.begin(now)
+        self._update_status(now)
+
+    def _count(self, now: float) -> None:
+        counts, recovering = self._context.counts, self._membership.recoveries.slow_call(now)
+        counts.groups, counts.recoveries = self._engine.groups, self._engine.recoveries
+        none = "", 0.0
+        slow = self._engine.slow_call(), recovering if recovering[1] >= SLOW_S else none
+        counts.slow_call, counts.slow_call_s = max(slow, key=lambda call: call[1])
+
+    def _update_status(self, now: float) -> None:
+        """Write down what hinders publication, where operators look."""
+        if now - self._status_at < _STATUS_INTERVAL_S:
+            return
+        self._status_at = now
+        quarantine, call, missing = self._engine.quarantine, self._context.counts.slow_call, self._rights.missing()
+        lacking = {name: text for name, text in missing.items() if not name.startswith(_HARMLESS)}
+        halts = [f"a right that the coordinator lacks: {text}" for text in dict.fromkeys(lacking.values())]
+        self._current = Status(
+            self._name,
+            int(time.time() * 1000),
+            (*self._membership.owned, *self._membership.recoveries.partitions),
+            quarantine.refusing() | quarantine.reasons(),
+            self._checks.unasked(self._membership.owned),
+            (*halts, *([f"Kafka: {call} has not returned for more than {SLOW_S:g} s"] if call else ())),
+            tuple(dict.fromkeys(text for name, text in missing.items() if name not in lacking)),
+        )
+        self._status.write(self._current, now)
+
+    def _read_timeout_s(self, now: float) -> float:
+        """Return how long to wait for records."""
+        engine = self._engine
+        if engine.is_in_flight:
+            return 0.0
+        if engine.has_doubt or engine.is_busy:
+            return IN_FLIGHT_S
+        if not any(p.state.has_work for p in self._membership.owned.values()):
+            return _POLL_S
+        # What cannot begin now waits for a time or an answer. Where it could, and did not, payloads are on their way.
+        return IN_FLIGHT_S if engine.is_ready(now) else _POLL_S
+
+    def _read(self, timeout_s: float) -> None:
+        # In pieces of what one Kafka transaction settles: what is read beyond that waits here instead of in the logs.
+        limit, owned = self._engine.decisions, self._membership.owned.values()
+        undecided = sum(len(p.state.pending) - len(p.state.decided) for p in owned)
+        for_halves = any(p.feed.waiting for p in owned)
+        records = self._membership.logs.read(timeout_s, limit, for_halves=for_halves, full=undecided >= 2 * limit)
+        with collection_put_off():
+            self._feed(records, time.monotonic())
+
+    def _feed(self, records: Iterable[Message], now: float) -> None:
+        half_topic, owned = self._context.topics.half, self._membership.owned
+        for message in records:
+            error = message.error()
+            partition = owned.get(message.partition() or 0)
+            if error is not None:
+                topic = message.topic() or half_topic
+                if not self._context.may_not_read(error, f"the log {topic} cannot be read", topic):
+                    text = "the half and op logs cannot be read: %s; trying again"
+                    self._context.ration.warn("read", text, reason(error))
+                if kind_of(error) is ErrorKind.OUT_OF_RANGE and partition is not None:
+                    # The reader stands still: the log does not have the next offset.
+                    partition.give_up(f"{message.topic()} does not have the offset that is read next")
+            elif partition is not None and message.topic() == half_topic:
+                partition.feed.half(message, now)
+            elif partition is not None:
+                partition.feed.op(message, now)
+        for number, partition in owned.items():
+            partition.note_progress(now)
+            self._membership.logs.bound(number, partition.feed.waiting)
 
     def _end(self) -> None:
         """Let what is under way end and leave the group; no call of the client library keeps this from ending."""
@@ -234,8 +320,7 @@ class KafkaCoordinator(StoreCoordinator):
             self._engine.close(_STOP_BUDGET_S)
         finally:
             try:
-                if self._membership is not None:
-                    end_within(CLOSE_S, f"leaving the group {self._prefix}.coordinator", self._membership.leave)
+                end_within(CLOSE_S, f"leaving the group {self._prefix}.coordinator", self._membership.leave)
             except KafkaException as error:
                 _log.warning("the coordinator of %s ends all the same: %s", self._prefix, reason(error))
             self._sends.stop(_LAST_SENDS_BUDGET_S)

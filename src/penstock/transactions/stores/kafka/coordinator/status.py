@@ -170,15 +170,12 @@ class StatusLog:
     def __init__(self, topic: str, sends: OwnSends) -> None:
         self._topic = topic
         self._sends = sends
-        #: The last one, whether it was written or not; None: there is none yet. Others read it.
-        self.current: Status | None = None
         # What was written last, less its time; None: nothing, or that nothing is the matter.
         self._last: Status | None = None
         self._tried_at = self._last_at = float("-inf")
 
     def write(self, status: Status, now: float) -> None:
         """Write a status down if it is new, or if the last record grows old; `now` is in monotonic seconds."""
-        self.current = status
         news = replace(status, at_ms=0) if status.is_notable else None
         is_due = news != self._last or (news is not None and now - self._last_at >= _REPEAT_INTERVAL_S)
         if not is_due or now - self._tried_at < _MIN_INTERVAL_S:
