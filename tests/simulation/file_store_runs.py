@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from penstock.errors import StoreDamagedError
 from penstock.transactions.stores.file.log.journal import Journal
-from penstock.transactions.stores.file.log.ledger import Change, Settle
+from penstock.transactions.stores.file.log.judging import Change, Settle
 from penstock.transactions.stores.file.log.redo import MARK, SUFFIX, NoRoomError
 from penstock.transactions.stores.file.log.table import KEYS, ROWS, STOPPED, tick_of
 from penstock.transactions.stores.relayed_store import Decide, Prepare
@@ -88,8 +88,8 @@ def state_of(journal: Journal) -> tuple[object, ...]:
     stored.sort(key=lambda one: one.number)
     # What is not in memory is found by its id.
     parked = [one for one in stored if one.transaction_id not in journal.live]
-    assert all(journal.table.find(id_bytes(one.transaction_id)) == one.record for one in parked)
-    rows = [(one.halves, one.verdict, one.check_count, tick_of(one.asked_ms)) for one in stored]
+    assert all(journal.table.find(id_bytes(one.transaction_id)) == one.offset for one in parked)
+    rows = [(tuple(one.halves), one.verdict, one.check_count, tick_of(one.answered_ms)) for one in stored]
     decided = sorted((one for one in stored if one.verdict is not None), key=lambda one: one.decided)
     return rows, [one.transaction_id for one in decided]
 

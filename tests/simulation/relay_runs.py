@@ -22,13 +22,13 @@ from penstock.transactions.publishing import engine, targets
 from penstock.transactions.publishing.publisher import AbortedError, InDoubtError
 from penstock.transactions.publishing.publisher_slot import CommitResult
 from penstock.transactions.stores import relay
-from penstock.transactions.stores.file.log.journal import Journal
-from penstock.transactions.stores.file.log.ledger import Change, Settle, StoredTransaction
+from penstock.transactions.stores.done_log import DoneRead
+from penstock.transactions.stores.file.log.judging import Change, Settle
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.shard import FileShard
 from penstock.transactions.stores.relayed_store import Decide, Outcome, Prepare
-from penstock.transactions.stores.shards import CheckTerms
-from penstock.transactions.stores.stored_backlog import DoneRead, StoredBatch
+from penstock.transactions.stores.shards import CheckTerms, StoredBatch
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Verdict
@@ -136,9 +136,8 @@ class Run:
     def open(self) -> None:
         """Begin again, as after a crash: what is not in the journal is forgotten."""
         self.unsettled: list[str] = []
-        journal = Journal(self.disk, 1 << 12)
-        journal.open()
-        self.store = OpenStore(journal, 1 << 20)
+        self.store = OpenStore(self.disk, 1 << 12)
+        self.store.open()
         terms = CheckTerms(CheckPolicy(600.0, 600.0, 1), cast("Discarding", None), session_s=600.0)
         shard = FileShard(self.store, self.folder, "simulated", "simulated", terms, self.settle_later, lambda: None)
         targets = SimpleNamespace(were_heard=True, has=lambda *_: True, missing=lambda *_: None)
@@ -216,7 +215,7 @@ class Run:
         )
         assert Counter(self.kafka.visible) == wanted, "I7: published once iff committed"
         undecided = set(self.halves) - set(self.first)
-        left = {one.transaction_id for one in self.pending() if not one.settled}
+        left = {one.transaction_id for one in self.pending()} - self.store.over
         assert left == undecided | {name for name in self.first if self.stands_behind(name)}, (
             "what is left is undecided"
         )
@@ -235,8 +234,8 @@ class Run:
 
     def pending(self) -> list[StoredTransaction]:
         """Return what the store has."""
-        journal = self.store.journal
-        return [one for number, _ in journal.table if (one := journal.peek(number)) is not None]
+        store = self.store
+        return [one for number, _ in store.table if (one := store.peek(number)) is not None]
 
     def stands_behind(self, name: str) -> bool:
         """Tell whether a commit waits for an earlier half of its key that nobody decided."""

@@ -18,7 +18,7 @@ from penstock.errors import StoreDamagedError
 from penstock.transactions.stores.file.log import frames
 from penstock.transactions.stores.file.log import journal as journals
 from penstock.transactions.stores.file.log.journal import Journal
-from penstock.transactions.stores.file.log.ledger import Judging
+from penstock.transactions.stores.file.log.judging import Judging
 from penstock.transactions.stores.file.log.redo import SUFFIX, RedoLog, _log_end, read_segments, segments_of
 from penstock.transactions.stores.file.log.table import StateTable
 from penstock.transactions.stores.relayed_store import Decide

@@ -15,16 +15,18 @@ from typing import Any
 import pytest
 
 from partition_world import World
-from penstock.transactions.core import queue, state
+from penstock.transactions.core import queue, set_aside, state
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.recovered_state import RecoveredNotes
 from penstock.transactions.core.state import PartitionState
-from penstock.transactions.stores.file.log.ledger import Judging, StoredTransaction
-from penstock.transactions.stores.file.open_store import OpenStore, ReadyQueue
+from penstock.transactions.stores.done_log import DoneRead
+from penstock.transactions.stores.file.log.judging import Judging
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
+from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.shard import FileShard
 from penstock.transactions.stores.relayed_store import Decide
-from penstock.transactions.stores.stored_backlog import DoneRead, StoredBacklog
+from penstock.transactions.stores.shards import ShardBacklog
 from penstock.transactions.wire.ops import Op, Verdict
 from simulation import file_store_runs, relay_runs
 from simulation.varied import ONE_SEED, RUNS, silence
@@ -121,59 +123,54 @@ def sends_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
     """What is rolled back goes to those that wait to be published."""
 
     def decided(self: OpenStore, stored: StoredTransaction, change: Decide, now_ms: float) -> None:
-        self.ready.free(stored)
+        stored.verdict = Verdict.COMMIT
+        self.queue.add(stored)
 
     patch.setattr(OpenStore, "_decided", decided)
 
 
 def settles_nothing(patch: pytest.MonkeyPatch) -> None:
     """What is published is not written down as settled."""
-    published = FileShard.published
-
-    def forgetting(self: FileShard, names: Sequence[str]) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(self, "_settle", lambda ids: None)
-            published(self, names)
-
-    patch.setattr(FileShard, "published", forgetting)
+    patch.setattr(FileShard, "_settle_ids", lambda self, ids: None)
 
 
 def publishes_what_the_done_log_has(patch: pytest.MonkeyPatch) -> None:
     """A relay that takes over does not ask what its predecessor published."""
-    patch.setattr(FileShard, "taken_over", lambda self, names: None)
+    patch.setattr(FileShard, "_taken_over", lambda self, names: None)
 
 
 def publishes_again_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
     """After a doubt nobody looks into the done log for what was published."""
-    learned = StoredBacklog.learned
+    learned = ShardBacklog.learned
     patch.setattr(
-        StoredBacklog, "learned", lambda self, batch, found: learned(self, batch, DoneRead(found.end, frozenset()))
+        ShardBacklog, "learned", lambda self, batch, found: learned(self, batch, DoneRead(found.end, frozenset()))
     )
 
 
 def forgets_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
     """What a doubt left open is not tried again."""
 
-    def forget(self: StoredBacklog, some: Sequence[Pending]) -> None:
+    def forget(self: FileShard, some: Sequence[Pending]) -> None:
         for pending in some:
             self.queue.forget(pending)
 
-    patch.setattr(StoredBacklog, "_give_back", forget)
+    patch.setattr(FileShard, "_given_back", forget)
 
 
 def lets_later_halves_pass(patch: pytest.MonkeyPatch) -> None:
     """With `order="half"` nobody waits for those before it."""
-    patch.setattr(ReadyQueue, "_is_first", lambda self, stored: True)
+    patch.setattr(queue.ReadyQueue, "_is_in_front", lambda self, pending: True)
 
 
 def lets_others_pass_what_is_refused(patch: pytest.MonkeyPatch) -> None:
-    """What stands behind one that its topic refused is published."""
-    patch.setattr(queue.ReadyQueue, "_is_in_front", lambda self, pending: True)
+    """Of what is tried together for a topic's sake, the last goes first."""
+    take = set_aside.SetAside.take
+    patch.setattr(set_aside.SetAside, "take", lambda self, *args: take(self, *args)[::-1])
 
 
 def tries_what_is_refused_no_more(patch: pytest.MonkeyPatch) -> None:
     """What was set apart stays so."""
-    patch.setattr(StoredBacklog, "trial", lambda self, *_: None)
+    patch.setattr(FileShard, "trial", lambda self, *_: None)
 
 
 def run_state(seed: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 import pytest
@@ -17,31 +17,25 @@ from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.devbroker import DevBroker
 from penstock.errors import MessageFormatError
 from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.queue import Blocking, Delays, ReadyQueue
 from penstock.transactions.publishing.engine import PublishingClients
 from penstock.transactions.publishing.targets import cluster_targets
+from penstock.transactions.stores.done_log import DoneLog, DoneRead, decode_ids, encode_ids
 from penstock.transactions.stores.relay import Relay
-from penstock.transactions.stores.stored_backlog import (
-    DoneLog,
-    DoneRead,
-    create_done_log,
-    decided,
-    decode_ids,
-    encode_ids,
-)
+from penstock.transactions.stores.shards import ShardBacklog, StoredBatch
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 
-class Shard:
+class Shard(ShardBacklog):
     """A shard that holds what a test puts there."""
 
-    is_lost = False
-
     def __init__(self, claim: Sequence[str] = ()) -> None:
+        self.queue = ReadyQueue(Delays(), lambda _: None)
         self.ready: list[Pending] = []
-        self.settled: list[str] = []
+        self.published: list[str] = []
         self.claim = list(claim)
 
     def may_open(self, claim: Sequence[str]) -> bool:
@@ -51,35 +45,32 @@ class Shard:
     def claimed(self) -> Sequence[str]:
         return self.claim
 
-    def take(self, limit: int, room_bytes: int) -> Sequence[Pending]:  # noqa: ARG002 - as the protocol, also below
+    def next_batch(self, limit: int, blocking: Blocking, room_bytes: int) -> StoredBatch | None:  # noqa: ARG002 - all goes at once
         taken, self.ready = self.ready, []
-        return taken
+        return StoredBatch(taken, is_watched=True) if taken else None
 
-    def wants_visible(self, entries: Sequence[Pending]) -> bool:  # noqa: ARG002 - as above
-        return True
+    def trial(self, waiting: Sequence[Pending], fits: object) -> None:  # noqa: ARG002 - as it is called
+        raise AssertionError(f"nothing is refused: {waiting}")
 
-    def taken_over(self, names: Sequence[str]) -> None:
-        self.settled += names
+    def _taken_over(self, names: Sequence[str]) -> None:
+        self.published += names
 
-    def published(self, ids: Sequence[str]) -> None:
-        self.settled += ids
+    def _published(self, some: Sequence[Pending]) -> None:
+        self.published += ids(some)
 
-    def hold(self, reasons: Mapping[str, str]) -> None:
-        raise AssertionError(f"nothing is refused: {reasons}")
-
-    def take_held(self, ids: Sequence[str]) -> Mapping[str, Pending | None]:
-        raise AssertionError(f"nothing was held: {ids}")
+    def _given_back(self, some: Sequence[Pending]) -> None:
+        self.ready += some
 
 
 class Bench:
     """A topic, a done log with two partitions, and relays of its shards."""
 
-    def __init__(self, servers: str, topic: str, stack: ExitStack) -> None:
-        self.servers = servers
+    def __init__(self, broker: DevBroker, topic: str, stack: ExitStack) -> None:
+        self.servers = broker.bootstrap_servers
         self.topic = topic
         self.done = f"done.{topic}"
         self._stack = stack
-        create_done_log(servers, {}, self.done, 2)
+        broker.create_topic(self.done, 2)
 
     def relay(self, shard: Shard, number: int = 0) -> Relay:
         """Return a relay that has taken its shard over."""
@@ -105,11 +96,12 @@ class Bench:
     def publish(self, relay: Relay, shard: Shard, *entries: Pending) -> None:
         """Put transactions into a shard, and wait until they are settled."""
         shard.ready += entries
-        wait_until(lambda: relay.step() and set(ids(entries)) <= set(shard.settled))
+        wait_until(lambda: relay.step() and set(ids(entries)) <= set(shard.published))
 
     def entry(self, text: str) -> Pending:
-        half = Half(new_id(), "orders", self.topic, None, None, text.encode(), (("h", b"1"),), None)
-        return decided([half], Verdict.COMMIT, None, 0)
+        pending = Pending(Half(new_id(), "orders", self.topic, None, None, text.encode(), (("h", b"1"),), None), 0)
+        pending.verdict = Verdict.COMMIT
+        return pending
 
     def visible(self) -> list[str]:
         return [(message.value() or b"").decode() for message in read_all(self.servers, self.topic)]
@@ -118,7 +110,7 @@ class Bench:
 @pytest.fixture
 def bench(broker: DevBroker, new_topic: Callable[..., str]) -> Iterator[Bench]:
     with ExitStack() as stack:
-        yield Bench(broker.bootstrap_servers, new_topic(), stack)
+        yield Bench(broker, new_topic(), stack)
 
 
 def ids(entries: Sequence[Pending]) -> list[str]:
@@ -135,8 +127,8 @@ def test_what_is_published_is_visible_once_and_known_to_the_next_owner_until_it_
     second, other = Shard(), Shard()
     successor = bench.relay(second)
     bench.relay(other, 1)
-    assert sorted(second.settled) == sorted(ids(entries))
-    assert other.settled == []
+    assert sorted(second.published) == sorted(ids(entries))
+    assert other.published == []
 
     bench.publish(successor, second, bench.entry("5"))
     successor.trim()
@@ -153,7 +145,7 @@ def test_who_was_thought_dead_publishes_nothing_more(bench: Bench) -> None:
     wait_until(lambda: old.step() and not old.engine.is_busy)
     bench.publish(new, second, bench.entry("new"))
 
-    assert first.settled == []
+    assert first.published == []
     assert bench.visible() == ["new"]
 
 

@@ -24,15 +24,21 @@ def half(value: bytes = b"v", **fields: Any) -> Half:
 
 def pending_in(store: FileStore) -> list[StoredTransaction]:
     """Return what a store has, by its table, in the order in which it was prepared."""
-    journal = store.opened.journal
-    found = (journal.peek(number) for number, _ in journal.table)
+    opened = store.opened
+    found = (opened.peek(number) for number, _ in opened.table)
     return sorted((stored for stored in found if stored is not None), key=lambda stored: stored.number)
 
 
 def forget_halves(store: FileStore) -> None:
     """Let all payloads be read from the log."""
-    for stored in store.opened.journal.live.values():
-        store.opened.drop_halves(stored)
+    for stored in store.opened.live.values():
+        stored.drop()
+
+
+def halves_of(store: FileStore, stored: StoredTransaction) -> list[Half]:
+    """Return the halves of a transaction, from memory or the log."""
+    store.opened.load_payload(stored)
+    return list(stored.halves)
 
 
 def store_of(path: Path, **options: Any) -> FileStore:

@@ -149,7 +149,7 @@ def test_a_torn_end_is_passed_over_damage_is_told_and_so_is_a_folder_without_a_s
     folder = tmp_path / "store"
     with store_of(folder) as store:
         ids = [prepare(store, [half()]).halves[0].transaction_id for _ in range(2)]
-        end = store.opened.journal.redo.end
+        end = store.opened.redo.end
     (segment,) = folder.glob(f"*{SUFFIX}")
     content = segment.read_bytes()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conformance.store_cases import FileBench, decide, prepare, settled
-from file_stores import COMMIT, NOWHERE, ROLLBACK, forget_halves, half, pending_in, store_of
+from file_stores import COMMIT, NOWHERE, ROLLBACK, forget_halves, half, halves_of, pending_in, store_of
 from transaction_tools import line_of
 
 from penstock.errors import (
@@ -26,11 +26,8 @@ from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.administration import read_pending
 from penstock.transactions.stores.file.checks import CheckSources
 from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.frames import Prepared
-from penstock.transactions.stores.file.log.ledger import StoredTransaction, born
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import SUFFIX
-from penstock.transactions.stores.file.open_store import ReadyQueue
-from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 
@@ -69,7 +66,7 @@ def test_a_look_at_what_is_pending_reads_no_file_while_others_wait(
 
         # As those are that came before this process, or are delayed.
         for stored in pending_in(store):
-            store.opened.journal.park(stored)
+            store.opened.park(stored)
         monkeypatch.setattr(Folder, "read", reading)
 
         pending = store.administration().pending()
@@ -89,12 +86,12 @@ def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path) -> None:
         assert len(segments) <= 4
         forget_halves(store)
         (stored,) = pending_in(store)
-        assert store.opened.journal.halves(stored) == tuple(old.halves)
+        assert halves_of(store, stored) == list(old.halves)
         # Who reads beside it finds the halves at their new place.
         assert [one.transaction_id for one in read_pending(tmp_path)] == [old.halves[0].transaction_id]
 
     with store_of(tmp_path) as again:
-        assert [again.opened.journal.halves(stored) for stored in pending_in(again)] == [tuple(old.halves)]
+        assert [halves_of(again, stored) for stored in pending_in(again)] == [list(old.halves)]
 
 
 def test_wrong_arguments_and_wrong_times_are_refused_in_penstocks_own_errors(bench: FileBench, tmp_path: Path) -> None:
@@ -140,8 +137,8 @@ def test_a_check_of_what_was_settled_meanwhile_is_not_asked_and_reads_nothing(
 
     bench.segment_bytes = 4_096
     first = bench.prepare(bench.half(b"first"))
-    journal = bench.file_store.opened.journal
-    place = journal.table.row(pending_in(bench.file_store)[0].record).place
+    opened = bench.file_store.opened
+    place = opened.table.row(pending_in(bench.file_store)[0].offset).place
     monkeypatch.setattr(CheckSources, "ask", settle_first)
     asked: list[Any] = []
     with bench.answering(lambda request: asked.append(request) or COMMIT):  # type: ignore[func-returns-value] # it is None
@@ -150,26 +147,6 @@ def test_a_check_of_what_was_settled_meanwhile_is_not_asked_and_reads_nothing(
         bench.send(COMMIT, bench.half(b"second"))
         settled(coordinator, committed=1)
 
-    assert journal.redo.bases[0] > place
+    assert opened.redo.bases[0] > place
     assert first.halves[0].transaction_id not in {one.half.transaction_id for one in asked}
     assert bench.seen() == [b"second"]
-
-
-def test_a_backlog_is_taken_in_portions_by_number_and_by_bytes_also_where_one_key_is_hot() -> None:
-    queue = ReadyQueue()
-    for number in range(1, 11):
-        # The first seven share a line.
-        one = half(order_key=b"hot" if number < 8 else None)
-        stored = born(number, 100, Prepared(number, 0, 0, 0, Verdict.UNKNOWN, 0, (one,)))
-        stored.verdict, stored.decided = COMMIT, number
-        queue.add(stored)
-        queue.free(stored)
-
-    portions: list[list[int]] = []
-    for limit, room_bytes in ((3, 1_000), (100, 250), (100, 10), (100, 1_000), (100, 1_000)):
-        taken = queue.take(0, limit, room_bytes)
-        portions.append([stored.number for stored in taken])
-        for stored in taken:
-            queue.remove(stored)
-
-    assert portions == [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10], []]

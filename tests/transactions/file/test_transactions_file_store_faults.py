@@ -23,7 +23,7 @@ from penstock.transactions.publishing.publisher import InDoubtError, Publisher
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.administration import read_pending
 from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.ledger import Settle
+from penstock.transactions.stores.file.log.judging import Settle
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.relayed_store import ChangedCallback, GroupWriter
 from waiting import wait_until

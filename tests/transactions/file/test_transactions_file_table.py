@@ -20,7 +20,6 @@ from penstock.transactions.stores.file import checks, shard
 from penstock.transactions.stores.file.checks import TableScan
 from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.frames import Prepared, Record, encode_entry
-from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.ledger import Replay
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.log.table import KEYS, ROWS, STOPPED, State, StateTable, ms_of, tick_of
@@ -36,9 +35,8 @@ DAY_MS = 86_400_000
 def delayed(folder: Path, count: int) -> OpenStore:
     """Return a store with so many transactions that are committed and due tomorrow."""
     folder.mkdir()
-    journal = Journal(Folder(folder), 8 << 20)
-    journal.open()
-    store, now_ms = OpenStore(journal, 256 << 20), int(time.time() * 1000)
+    store, now_ms = OpenStore(Folder(folder), 8 << 20), int(time.time() * 1000)
+    store.open()
     for begin in range(0, count, 1_000):
         halves = [
             half(b"v" * 100, key=b"%d" % n, deliver_at_ms=now_ms + DAY_MS + n) for n in range(begin, begin + 1_000)
@@ -59,10 +57,10 @@ def test_delayed_transactions_cost_less_than_150_bytes_of_memory_each(tmp_path: 
     before = resident_bytes()
 
     store = delayed(tmp_path / "store", count)
-    TableScan(store.journal.table, CheckPolicy(6.0, 30.0, 15)).run()
+    TableScan(store.table, CheckPolicy(6.0, 30.0, 15)).run()
 
-    assert store.journal.table.counts[State.DELAYED] == count
-    assert not store.journal.live
+    assert store.table.counts[State.DELAYED] == count
+    assert not store.live
     # A million: 150 MB.
     assert resident_bytes() - before < 150 * max(count, 100_000)
 
@@ -90,8 +88,8 @@ def test_opening_after_a_clean_stop_reads_the_table_and_of_the_log_its_last_segm
         again = store_of(tmp_path)
         again.start()
     try:
-        assert not again.opened.journal.was_rebuilt
-        assert not again.opened.journal.live
+        assert not again.opened.was_rebuilt
+        assert not again.opened.live
         assert [(one.transaction_id, one.verdict, one.decided) for one in pending_in(again)] == before
     finally:
         again.stop(30)
@@ -138,14 +136,14 @@ def test_a_table_that_does_not_fit_its_log_is_made_again(
         decide(store, first, COMMIT)
         prepare(store, [half(order_key=b"k")])
         prepare(store, [half(deliver_at_ms=4_000_000_000_000)])
-        before = [(one.transaction_id, one.verdict, one.decided, one.line) for one in pending_in(store)]
+        before = [(one.transaction_id, one.verdict, one.decided, one.half.line) for one in pending_in(store)]
     spoil(tmp_path, former)
 
     with store_of(tmp_path) as again:
-        assert again.opened.journal.was_rebuilt
-        assert [(one.transaction_id, one.verdict, one.decided, one.line) for one in pending_in(again)] == before
+        assert again.opened.was_rebuilt
+        assert [(one.transaction_id, one.verdict, one.decided, one.half.line) for one in pending_in(again)] == before
     with store_of(tmp_path) as again:
-        assert not again.opened.journal.was_rebuilt
+        assert not again.opened.was_rebuilt
 
 
 def test_a_table_that_is_newer_than_its_log_is_not_believed(tmp_path: Path) -> None:
@@ -158,7 +156,7 @@ def test_a_table_that_is_newer_than_its_log_is_not_believed(tmp_path: Path) -> N
         path.write_bytes(content)
 
     with store_of(tmp_path / "store") as again:
-        assert again.opened.journal.was_rebuilt
+        assert again.opened.was_rebuilt
         assert [one.transaction_id for one in pending_in(again)] == [kept]
 
 
@@ -169,11 +167,11 @@ def test_what_is_due_soon_comes_out_of_the_table_and_is_published_in_its_time(
         monkeypatch.setattr(module, "NEAR_S", 0.4)
     coordinator = bench.coordinator(**NO_CHECKS)
     now_ms = int(time.time() * 1000)
-    journal = bench.file_store.opened.journal
+    opened = bench.file_store.opened
 
     for number, after_ms in ((2, 2_400), (1, 1_600)):
         bench.send(COMMIT, bench.half(b"%d" % number, deliver_at_ms=now_ms + after_ms))
-    assert not journal.live
+    assert not opened.live
     assert coordinator.statistics().delayed == 2
     statistics = settled(coordinator, committed=2)
 
@@ -187,13 +185,13 @@ def test_undecided_transactions_are_found_by_the_scan_when_their_time_has_come_a
 ) -> None:
     prepared = [bench.prepare(bench.half(b"%d" % number)).halves[0].transaction_id for number in range(3)]
     immune = bench.prepare(bench.half(b"immune", immunity_ms=600_000)).halves[0].transaction_id
-    journal = bench.file_store.opened.journal
+    opened = bench.file_store.opened
     bench.coordinator(transaction_timeout=0.2)
 
     def state_of(transaction_id: str) -> int:
-        with journal.lock:
+        with opened.lock:
             return next(
-                row[4] for number, row in journal.table if journal.table.key(number)[0] == id_bytes(transaction_id)
+                row[4] for number, row in opened.table if opened.table.key(number)[0] == id_bytes(transaction_id)
             )
 
     with bench.answering(lambda _: Verdict.UNKNOWN) as asked:
@@ -202,7 +200,7 @@ def test_undecided_transactions_are_found_by_the_scan_when_their_time_has_come_a
         wait_until(lambda: state_of(immune) == State.IMMUNE)
 
     assert {state_of(waiting) for waiting in prepared} <= {State.ASKED, State.ANSWERED}
-    assert journal.live.keys().isdisjoint(prepared)
+    assert opened.live.keys().isdisjoint(prepared)
     assert immune not in {one.half.transaction_id for one in asked}
 
 
@@ -210,23 +208,23 @@ def test_a_decision_that_is_being_written_counts_though_its_transaction_leaves_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with store_of(tmp_path) as store:
-        journal, sync = store.opened.journal, Folder.sync
+        opened, sync = store.opened, Folder.sync
         prepared = prepare(store, [half()])
 
         def park(self: Folder, name: str) -> None:
             # As the scan does with what it asks about.
-            with journal.lock:
-                journal.park(journal.live[prepared.halves[0].transaction_id])
+            with opened.lock:
+                opened.park(opened.live[prepared.halves[0].transaction_id])
             sync(self, name)
 
         with monkeypatch.context() as patch:
             patch.setattr(Folder, "sync", park)
             decide(store, prepared, COMMIT)
 
-        with journal.lock:
-            taken = store.opened.ready.take(int(time.time() * 1000), 10, 1_000)
-        assert taken == pending_in(store)
-        assert taken[0].verdict is COMMIT
+        with opened.lock:
+            taken = opened.queue.choose(10, lambda _: None, 1_000)
+        assert list(taken.values()) == pending_in(store)
+        assert [stored.verdict for stored in taken.values()] == [COMMIT]
 
 
 def maps() -> Callable[[str, int], Any]:

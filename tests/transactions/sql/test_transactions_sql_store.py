@@ -30,7 +30,8 @@ from penstock.errors import (
 )
 from penstock.transactions import Coordinator, TransactionalProducer, new_id
 from penstock.transactions.core.check_plan import CheckPolicy
-from penstock.transactions.stores.shard_coordinator import CheckScheduler
+from penstock.transactions.stores.coordination import CoordinatorOptions
+from penstock.transactions.stores.shard_coordinator import ShardCoordinator
 from penstock.transactions.stores.shards import CheckTerms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.backlog import SqlBacklog
@@ -112,7 +113,7 @@ def test_wrong_addresses_and_a_lost_database_are_told_without_the_password() -> 
             SqlStore(url, bootstrap_servers="127.0.0.1:1")
         assert "hidden" not in str(caught.value)
     store = SqlStore("postgresql://user:hidden@127.0.0.1:1/none", bootstrap_servers="127.0.0.1:1")
-    for ask in (store.start, Coordinator(store=store).start, store.require_shards):
+    for ask in (store.start, Coordinator(store=store).start):
         with pytest.raises(StoreConnectionError, match="address") as caught:
             ask()
         assert "hidden" not in str(caught.value)
@@ -174,11 +175,16 @@ def test_one_that_is_answered_while_its_check_is_sent_again_is_not_checked_once_
     store = sql_bench.sql_store
     half = sql_bench.prepare(sql_bench.half(b"v")).halves[0]
     monkeypatch.setattr("penstock.transactions.stores.sql.shards._CHECK_S", 0.0)
-    terms = CheckTerms(CheckPolicy(0.0, 0.0, 1), mock.Mock(), session_s=600.0)
-    shards = store.open_shards(terms, lambda: None)
+    options = CoordinatorOptions(transaction_timeout=1e-6, check_interval=1e-6, check_max=1, session_timeout=600.0)
+    coordinator = ShardCoordinator(store, options)
+    shards = store.open_shards(coordinator._terms, lambda: None)
     shards.renew()
-    scheduler = CheckScheduler(shards, terms, store.submit)
-    scheduler.round()
+
+    def has_asked() -> bool:
+        coordinator._check(shards)
+        return shards.counts.checks + shards.counts.no_producer > 0
+
+    wait_until(has_asked)
     (first,) = store.checks(half.group).take(10)
     begin = store.database.begin
 
@@ -188,9 +194,8 @@ def test_one_that_is_answered_while_its_check_is_sent_again_is_not_checked_once_
         return begin()
 
     with mock.patch.object(store.database, "begin", side_effect=after_the_answer) as begun:
-        scheduler.round()
+        wait_until(lambda: has_asked() and begun.called)
 
-    assert begun.called
     assert first.check_number == 1
     assert store.checks(half.group).take(0.3) == []
 
@@ -205,7 +210,7 @@ def test_a_backlog_is_taken_in_portions_by_number_and_by_bytes(sql_bench: SqlBen
         backlog = shards.backlog(0)
 
         def taken(limit: int, room_bytes: int) -> list[bytes | None]:
-            return [message.value for entry in backlog.take(limit, room_bytes) for message in entry.addressed]
+            return [message.value for entry in backlog._take(limit, room_bytes) for message in entry.addressed]
 
         assert taken(3, 1 << 20) == values[:3]
         assert taken(100, 2_500) == values[:2]
@@ -229,8 +234,8 @@ def test_what_waits_for_its_time_or_is_held_is_not_looked_at_each_time(sql_bench
     with contextlib.closing(shards):
         shards.renew()
         backlog = shards.backlog(0)
-        (refused,) = backlog.take(100, 1 << 20)
-        backlog.hold({refused.transaction_id: "t: it is full"})
+        (refused,) = backlog._take(100, 1 << 20)
+        backlog._note_held({refused.transaction_id: "t: it is full"})
         with store.database.begin() as connection:
             for row in connection.execute(sa.select(tx)).mappings().all():
                 more = [{**row, "id": new_id(), "decided_seq": 1_000 + number} for number in range(2_000)]
@@ -246,7 +251,7 @@ def test_what_waits_for_its_time_or_is_held_is_not_looked_at_each_time(sql_bench
             lambda _connection, _cursor, statement, parameters, *_: asked.append((statement, parameters)),
         )
 
-        assert list(backlog.take(100, 1 << 20)) == []
+        assert list(backlog._take(100, 1 << 20)) == []
         assert store.checks("orders").take(0) == []
 
         queries = [one for one in asked if "FROM penstock_tx" in one[0]]
@@ -263,7 +268,7 @@ def test_an_error_of_the_database_that_passes_costs_no_transactional_id(
     coordinator = sql_bench.coordinator(**NO_CHECKS)
     sql_bench.send(COMMIT, sql_bench.half(b"0"))
     settled(coordinator, committed=1)
-    opened, published = mock.Mock(), SqlBacklog.published
+    opened, published = mock.Mock(), SqlBacklog._note_published
     errors = [sa.exc.OperationalError("UPDATE", {}, Exception("the server restarts")) for _ in range(2)]
 
     def failing(self: SqlBacklog, names: Any) -> None:
@@ -272,7 +277,7 @@ def test_an_error_of_the_database_that_passes_costs_no_transactional_id(
         published(self, names)
 
     monkeypatch.setattr(TransactionalWriter, "open", opened)
-    monkeypatch.setattr(SqlBacklog, "published", failing)
+    monkeypatch.setattr(SqlBacklog, "_note_published", failing)
     sql_bench.send(COMMIT, sql_bench.half(b"1"))
     statistics = settled(coordinator, committed=2)
 
@@ -285,7 +290,7 @@ def test_an_error_of_the_database_that_passes_costs_no_transactional_id(
 def test_an_error_of_the_database_that_passes_does_not_end_the_trials_of_a_target(
     sql_bench: SqlBench, admin: AdminClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, taken = f"later.{sql_bench.topic}", SqlBacklog.take_held
+    target, taken = f"later.{sql_bench.topic}", SqlBacklog._take_held
     coordinator = sql_bench.coordinator(**NO_CHECKS)
     sql_bench.send(COMMIT, sql_bench.half(b"v", topic=target))
     wait_until(lambda: coordinator.statistics().held)
@@ -296,7 +301,7 @@ def test_an_error_of_the_database_that_passes_does_not_end_the_trials_of_a_targe
             raise errors.pop()
         return taken(self, ids)
 
-    monkeypatch.setattr(SqlBacklog, "take_held", failing)
+    monkeypatch.setattr(SqlBacklog, "_take_held", failing)
     ensure_topics(admin, sql_bench.servers, [TopicSpec(target, 1)])
     settled(coordinator, committed=1)
 

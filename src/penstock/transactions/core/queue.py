@@ -55,6 +55,10 @@ class Delays:
     def _list(self, *, is_dropped: bool) -> SortedList[_Entry]:
         return self._dropped if is_dropped else self._in_memory
 
+    def next_ms(self) -> int | None:
+        """Return when the next one is due, or None."""
+        return min((entries[0][0] for entries in (self._in_memory, self._dropped) if entries), default=None)
+
     def moved(self, pending: Pending) -> None:
         """Take in that the payload of a transaction was dropped, or is in memory again."""
         entry = self._entries.get(pending.half.transaction_id)

@@ -31,8 +31,8 @@ from penstock.clients.rights import Operation, topic_right
 from penstock.transactions.publishing.engine import Engine, PublishingClients
 from penstock.transactions.publishing.publisher import InDoubtError, Visibility
 from penstock.transactions.publishing.publisher_slot import PublisherSlot
+from penstock.transactions.stores.done_log import DoneLog, DoneRead
 from penstock.transactions.stores.shards import ShardBacklog
-from penstock.transactions.stores.stored_backlog import DoneLog, DoneRead, StoredBacklog
 
 #: Seconds between two looks while a shard is taken over.
 _TAKEOVER_POLL_S = 0.1
@@ -63,8 +63,8 @@ class Relay:
         # It opens when all the others have: then nobody else can be writing, and it reads the done log.
         self._last = self._slots[0]
         self._last.ask({number: 0}, sure_s=0.0)
-        # The shard's backlog by its number, for the engine; none before it was taken over.
-        self._owned: dict[int, StoredBacklog] = {}
+        # The shard by its number, for the engine; none before it was taken over.
+        self._owned: dict[int, ShardBacklog] = {}
         self._explained_at = 0.0
 
         def ask() -> None:
@@ -139,25 +139,24 @@ class Relay:
 
         Raises as the store does; it goes on with the next call.
         """
-        now, engine = time.monotonic(), self.engine
+        now, engine, shard = time.monotonic(), self.engine, self._shard
         if self._former is None:
             if not takes:
                 return False
             own = {slot.transactional_id for slot in self._all_slots}
-            self._former = [self._slot(name, apart=True) for name in self._shard.claimed() if name not in own]
+            self._former = [self._slot(name, apart=True) for name in shard.claimed() if name not in own]
         engine.poll(now)
-        backlog = self._owned.get(self._number)
-        if backlog is None:
+        if not self._owned:
             return self._take_over(self._former, now)
         went_on = engine.take_result()
         engine.release(now)
-        backlog.flush()
+        shard.flush()
         if takes:
             went_on |= engine.begin(now)
         if now - self._explained_at >= _EXPLAIN_INTERVAL_S:
             self._explained_at = now
-            backlog.explain()
-        backlog.flush()
+            shard.explain()
+        shard.flush()
         return went_on
 
     def _take_over(self, former: Sequence[PublisherSlot], now: float) -> bool:
@@ -170,9 +169,9 @@ class Relay:
         for slot in former:
             slot.close()
         self._former = []
-        backlog = StoredBacklog(self._shard, self.engine.quarantine, found[self._number], self._clients.discarded)
-        self._owned[self._number] = backlog
-        backlog.flush()
+        self._shard.take_over(found[self._number], self.engine.quarantine, self._clients.discarded)
+        self._owned[self._number] = self._shard
+        self._shard.flush()
         return True
 
     def wait_s(self) -> float:
@@ -181,15 +180,13 @@ class Relay:
 
     def trim(self) -> None:
         """Trim the done log as far as all in it is settled. All that was handed over as published is durably so."""
-        backlog = self._owned.get(self._number)
-        if backlog is not None and backlog.is_flushed:
+        if self.is_open and self._shard.is_flushed:
             self._done.forget(self.engine.floor(self._number))
 
     def finish(self, limit_s: float) -> None:
         """Let what is under way end, for so many seconds, and have the store know of it; nothing begins any more."""
         self.engine.close(limit_s)
-        for backlog in self._owned.values():
-            backlog.flush()
+        self._shard.flush()
 
     def close(self) -> None:
         """Give the shard up at once: what is under way is abandoned, and its next owner shuts it out."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from penstock import clients
@@ -26,12 +26,10 @@ from penstock.transactions.model import CoordinatorStatistics, PendingTransactio
 from penstock.transactions.publishing.engine import PublishingClients
 from penstock.transactions.publishing.targets import cluster_targets
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.store import DecidedCallback
 from penstock.transactions.stores.coordination import CoordinatorOptions, Counts, StoreCoordinator, publication_spans
 from penstock.transactions.stores.relay import Relay
-from penstock.transactions.stores.relayed_store import Decide, RelayedStore, decision
+from penstock.transactions.stores.relayed_store import RelayedStore, decision
 from penstock.transactions.stores.shards import CheckTerms, DueCheck, StoreShards
-from penstock.transactions.stores.stored_backlog import create_done_log
 from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.wire.topics import KEPT, ROOM
 
@@ -40,49 +38,6 @@ _log = logging.getLogger("penstock.transactions")
 _TRIM_INTERVAL_S = 5.0
 #: Seconds after an error of the store that may pass by itself.
 _RETRY_DELAY_S = 0.5
-
-
-class CheckScheduler:
-    """Sends checks, and hands over to the discard policy. Used by the coordinator's thread.
-
-    `decide` has a decision stored.
-    """
-
-    def __init__(
-        self, shards: StoreShards, terms: CheckTerms, decide: Callable[[Decide, DecidedCallback], None]
-    ) -> None:
-        self._shards = shards
-        self._terms = terms
-        self._decide = decide
-        self._ration = RationedLog()
-
-    def round(self) -> None:
-        """Send the checks that are due, and hand over what is exhausted."""
-        due = self._shards.due()
-        asked: list[DueCheck] = []
-        for check in due:
-            if check.check_count < self._terms.policy.maximum:
-                asked.append(check)
-            else:
-                half, settle = partial(self._shards.half, check), partial(self._settle, check)
-                exhausted = Exhausted(check.transaction_id, check.group, check.check_count, half, settle)
-                self._terms.discarding.settle(exhausted)
-        if asked:
-            self._ask(asked)
-
-    def _ask(self, asked: list[DueCheck]) -> None:
-        counts, absent = self._shards.counts, self._shards.ask(asked)
-        alone = Counter(check.group for check in asked if check.group in absent)
-        counts.checks += len(asked) - alone.total()
-        counts.no_producer += alone.total()
-        for group, waiting in alone.items():
-            if self._ration.is_due(group):
-                _log.error(
-                    "no producer of %s answers checks: %d transactions wait; start one with a check", group, waiting
-                )
-
-    def _settle(self, check: DueCheck, verdict: Verdict) -> None:
-        self._decide(decision(check.transaction_id, check.group, verdict, Author.COORDINATOR), _log_failure)
 
 
 def _log_failure(error: TransactionError | None) -> None:
@@ -101,8 +56,8 @@ class ShardCoordinator(StoreCoordinator):
         self._terms = CheckTerms(options.policy, self._discarding, options.session_timeout)
         # Made by start(), before the thread.
         self._shards: StoreShards
-        self._scheduler: CheckScheduler
         self._clients: PublishingClients
+        self._ration = RationedLog()
         # The thread's alone: by shard what publishes it, which call was written down as slow, counts of relays that are
         # gone.
         self._relays: dict[int, Relay] = {}
@@ -122,7 +77,6 @@ class ShardCoordinator(StoreCoordinator):
         except BaseException:
             self._store.stop(1.0)
             raise
-        self._scheduler = CheckScheduler(shards, self._terms, self._store.submit)
         self._closers.append(self._store.stop)
 
     def _create(self, shards: StoreShards) -> PublishingClients:
@@ -130,13 +84,12 @@ class ShardCoordinator(StoreCoordinator):
         store = self._store
         servers, config, prefix = store.bootstrap_servers, store.config, store.prefix
         done, discarded = f"{shards.name}.done", f"{prefix}.discarded"
-        create_done_log(servers, config, done, shards.count)
         admin = clients.admin(servers, config)
         ensure_topics(
             admin,
             servers,
-            [TopicSpec(discarded, shards.count, KEPT | ROOM)],
-            needs={discarded: (Operation.WRITE,)},
+            [TopicSpec(done, shards.count, KEPT), TopicSpec(discarded, shards.count, KEPT | ROOM)],
+            needs={done: (Operation.READ, Operation.WRITE, Operation.DELETE), discarded: (Operation.WRITE,)},
             principal=principal_of(config),
             of_store=True,
         )
@@ -195,7 +148,7 @@ class ShardCoordinator(StoreCoordinator):
             self._drop(number)
         self._discarding.tend()
         self._clients.targets.look_now_and_then(time.monotonic())
-        self._scheduler.round()
+        self._check(shards)
         busy = False
         for number in sorted(shards.owned):
             if self._stopping.is_set():
@@ -211,6 +164,31 @@ class ShardCoordinator(StoreCoordinator):
             self._note_slow_call(shards, number, *relay.slow_call())
         self._count(shards.counts)
         return busy
+
+    def _check(self, shards: StoreShards) -> None:
+        """Send the checks that are due, and hand over to the discard policy what is exhausted."""
+        asked: list[DueCheck] = []
+        for check in shards.due():
+            if check.check_count < self._terms.policy.maximum:
+                asked.append(check)
+            else:
+                half, settle = partial(shards.half, check), partial(self._settle, check)
+                self._discarding.settle(Exhausted(check.transaction_id, check.group, check.check_count, half, settle))
+        if not asked:
+            return
+        absent = shards.ask(asked)
+        alone = Counter(check.group for check in asked if check.group in absent)
+        shards.counts.checks += len(asked) - alone.total()
+        shards.counts.no_producer += alone.total()
+        for group, waiting in alone.items():
+            if self._ration.is_due(group):
+                _log.error(
+                    "no producer of %s answers checks: %d transactions wait; start one with a check", group, waiting
+                )
+
+    def _settle(self, check: DueCheck, verdict: Verdict) -> None:
+        change = decision(check.transaction_id, check.group, verdict, Author.COORDINATOR)
+        self._store.submit(change, _log_failure)
 
     def _publish(self, shards: StoreShards, number: int) -> bool:
         """Publish what can be published of a shard; tell whether there was something."""

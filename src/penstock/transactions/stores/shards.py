@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from penstock.transactions.core.check_plan import CheckPolicy
+from penstock.transactions.core.commit_batch import DecidedBatch
 from penstock.transactions.core.discard import Discarding
 from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.model import CoordinatorStatistics
+from penstock.transactions.publishing.flight import Backlog
 from penstock.transactions.stores.coordination import Counts
+from penstock.transactions.stores.done_log import DoneRead, encode_ids
 from penstock.transactions.wire.half import Half
+
+#: Ids in one record of the done log: an eighth of a megabyte.
+_IDS_PER_RECORD = 8_000
 
 
 class CheckTerms(NamedTuple):
@@ -33,16 +41,35 @@ class DueCheck(NamedTuple):
     stored: Any = None
 
 
-class ShardBacklog(Protocol):
-    """What a shard of a store holds, as its relay needs it. Used by one thread.
-
-    Whatever is noted here may be noted twice: after an error that passes, it is tried again.
-    """
+@dataclass(slots=True)
+class StoredBatch(DecidedBatch):
+    """What one Kafka transaction settles of a shard."""
 
     @property
-    def is_lost(self) -> bool:
-        """Whether the shard is another's by now."""
+    def names(self) -> list[str]:
+        """Its names in the done log."""
+        return [pending.done_name or pending.half.transaction_id for pending in self.decided]
 
+    def records(self) -> Iterator[bytes]:
+        """Yield what is written into the done log."""
+        names = self.names
+        return (encode_ids(names[at : at + _IDS_PER_RECORD]) for at in range(0, len(names), _IDS_PER_RECORD))
+
+
+class ShardBacklog(Backlog):
+    """One shard, as its relay takes it over and the engine publishes it. Used by the coordinator's thread.
+
+    The store has the messages, and judges what is decided and due; from then until it is settled, it is in the queue.
+    Methods raise as the store does, and are called again then.
+    """
+
+    #: Whether the shard is another's by now.
+    is_lost: bool = False
+    # What the relay's engine holds back, and the topic of what is discarded.
+    _quarantine: TargetQuarantine
+    _discarded_to = ""
+
+    @abstractmethod
     def may_open(self, claim: Sequence[str]) -> bool:
         """Make sure that the shard is still one's own: whoever publishes it now is shut out next.
 
@@ -50,37 +77,80 @@ class ShardBacklog(Protocol):
         owner, who shuts them out.
         """
 
+    @abstractmethod
     def claimed(self) -> Sequence[str]:
         """Return the transactional ids that were written down last."""
 
-    def taken_over(self, names: Sequence[str]) -> None:
-        """Mark as settled what was published, by the names in the done log, and free what a former owner held.
+    def take_over(self, found: DoneRead, quarantine: TargetQuarantine, discarded_to: str) -> None:
+        """Begin with what the done log said, once nobody else can be writing there."""
+        self._quarantine, self._discarded_to = quarantine, discarded_to
+        #: Below it, all of the done log is settled, save for what is under way.
+        self.done_end = found.end
+        self._taken_over(sorted(found.ids))
 
-        Some may be settled already, or unknown.
-        """
+    @abstractmethod
+    def _taken_over(self, names: Sequence[str]) -> None:
+        """Have what was published settled, by the names in the done log; some may be settled already, or unknown."""
 
-    def take(self, limit: int, room_bytes: int) -> Sequence[Pending]:
-        """Return what to publish next with the others, in its order; nothing that is held is among it.
+    @abstractmethod
+    def _published(self, some: Sequence[Pending]) -> None:
+        """Have settled what was published."""
 
-        It is `limit` transactions and `room_bytes` of messages at most, about; a single one may be larger. It may be
-        what was returned before.
-        """
+    def _given_back(self, some: Sequence[Pending]) -> None:
+        """Take back what was not published."""
+        for pending in some:
+            pending.in_flight = False
 
-    def wants_visible(self, some: Sequence[Pending]) -> bool:
-        """Tell whether it is waited for until a committed reader can see one of them."""
+    @property
+    def is_flushed(self) -> bool:
+        """Whether the store knows all that was published."""
+        return True
 
-    def published(self, ids: Sequence[str]) -> None:
-        """Mark as settled what was taken, and is published."""
+    def flush(self) -> None:
+        """Note in the store what is to be noted; where that fails, it is noted by the next call."""
 
-    def hold(self, reasons: Mapping[str, str]) -> None:
-        """Keep what was taken, by its id, for trials, or note why it is kept: in words, for operators."""
+    def explain(self) -> None:
+        """Let operators in other processes know why things wait, where the reason is another one by now."""
 
-    def take_held(self, ids: Sequence[str]) -> Mapping[str, Pending | None]:
-        """Return what is held, for a trial; until `hold` or `published` nobody decides it in another way.
+    def began(self, batch: StoredBatch) -> None:
+        """Note that it is under way; the store leaves what was taken alone."""
+        for pending in batch.decided:
+            pending.in_flight = True
 
-        One that was decided in another way meanwhile is returned so. None stands for what is settled. What is missing
-        here is busy: it is asked for again.
-        """
+    def settled(self, batch: StoredBatch, done_end: int | None) -> list[str]:
+        """Have what was published settled in the store."""
+        self.done_end = max(self.done_end, done_end or 0)
+        return self._settle(batch.decided)
+
+    def failed(self, batch: StoredBatch) -> None:
+        """Give back what was taken."""
+        self._given_back(batch.decided)
+
+    def learned(self, batch: StoredBatch, found: DoneRead) -> list[str]:
+        """Settle what the done log has, and give the rest back."""
+        self.done_end = max(self.done_end, found.end)
+        known = [name in found.ids for name in batch.names]
+        self._given_back([pending for pending, is_done in zip(batch.decided, known, strict=True) if not is_done])
+        return self._settle([pending for pending, is_done in zip(batch.decided, known, strict=True) if is_done])
+
+    def _settle(self, some: Sequence[Pending]) -> list[str]:
+        if some:
+            self._published(some)
+        return [pending.half.transaction_id for pending in some]
+
+    def why_held(self, pending: Pending) -> str:
+        """Return in words why one that is set aside waits."""
+        refused = self._quarantine.why_refused(pending.transaction_id)
+        if refused is not None:
+            return refused
+        before = self.set_aside.behind(pending)
+        if before is None:
+            return self._why(self.set_aside.topic(pending.transaction_id) or "")
+        why = self._quarantine.why_refused(before.transaction_id) or "which waits, too"
+        return f"transaction {before.transaction_id}, before it in its key: {why}"
+
+    def _why(self, topic: str) -> str:
+        return f"{topic}: {self._quarantine.why(topic) or 'it is not known yet'}"
 
 
 class StoreShards(ABC):
@@ -106,7 +176,7 @@ class StoreShards(ABC):
 
     @abstractmethod
     def backlog(self, shard: int) -> ShardBacklog:
-        """Return what waits in a shard."""
+        """Return what waits in a shard, to be taken over."""
 
     @abstractmethod
     def renew(self) -> None:

@@ -68,7 +68,8 @@ def read_pending(folder: Path, only: str | None = None) -> list[PendingTransacti
     heads: dict[Line, StoredTransaction] = {}
     shown, now_ms, obstacle = [], time.time() * 1000, "its process, to publish it"
     for stored in waiting:
-        head = stored if stored.line is None else heads.setdefault(stored.line, stored)
+        line = stored.half.line
+        head = stored if line is None else heads.setdefault(line, stored)
         is_held = head is not stored and stored.verdict is Verdict.COMMIT
         if only in {None, stored.transaction_id}:
             shown.append(shown_as(stored, now_ms, head.transaction_id if is_held else None, obstacle))
@@ -82,12 +83,12 @@ def shown_as(
     return described(
         stored.transaction_id,
         stored.group,
-        stored.topics,
+        stored.targets,
         birth_ms=stored.birth_ms,
         now_ms=now_ms,
         check_count=stored.check_count,
         verdict=stored.verdict,
-        deliver_at_ms=stored.deliver_at_ms,
+        deliver_at_ms=stored.half.deliver_at_ms,
         held_by=held_by,
         obstacle="the discarded topic" if stored.verdict is Verdict.DISCARD else obstacle,
         unasked=unasked,
@@ -144,7 +145,7 @@ def _read(folder: Folder, names: Sequence[str], rows: Iterable[tuple[int, RawRow
                 continue
             raise
         stored = loaded(number, row, 0, decoded(record))
-        stored.halves = None
+        stored.drop()
         yield stored
 
 
@@ -165,7 +166,7 @@ class FileAdministration(StoreAdministration):
 
     def pending(self) -> Sequence[PendingTransaction]:
         """Return what is not settled, oldest first. Raises `StoppedError` where the store is not started here."""
-        return self._shown(self._opened().journal.table.used)
+        return self._shown(self._opened().table.used)
 
     def oldest(self, most: int, shards: Collection[int]) -> Sequence[PendingTransaction]:  # noqa: ARG002 - there is one
         """Return the oldest of those that are not settled, at most so many. Raises as `pending`."""
@@ -175,7 +176,7 @@ class FileAdministration(StoreAdministration):
         """Return one pending transaction, or None. Raises as `pending`."""
         opened = self._opened()
         with opened.lock:
-            number = opened.journal.number_of(transaction_id)
+            number = opened.number_of(transaction_id)
         shown = self._described([number]) if number else []
         return shown[0] if shown else None
 
@@ -230,7 +231,7 @@ class FileAdministration(StoreAdministration):
         store, opened = self._store, self._opened()
         with opened.lock:
             # One that is settled and not durably so is there, too.
-            number = opened.journal.number_of(transaction_id)
+            number = opened.number_of(transaction_id)
         if number:
             raise TransactionError(
                 f"transaction {transaction_id} is pending in {self._path}, or on its way to the discarded topic: "
@@ -252,24 +253,25 @@ class FileAdministration(StoreAdministration):
     def _shown(self, most: int) -> list[PendingTransaction]:
         opened = self._opened()
         # Of those that are begun first, some may be settled, and not durably so.
-        shown = self._described(opened.journal.table.oldest(most + opened.ready.settled))
+        shown = self._described(opened.table.oldest(most + len(opened.over)))
         return shown[:most]
 
     def _described(self, numbers: Sequence[int]) -> list[PendingTransaction]:
         """Return those that are not settled as operators see them. They are read while others change the store."""
         opened = self._opened()
-        slow, now_ms = opened.slow_call, time.time() * 1000
+        slow, now_ms, shard = opened.slow_call, time.time() * 1000, opened.shard
         publication = "publication" if slow is None else hanging(slow[0], time.monotonic() - slow[1])
         shown: list[tuple[int, PendingTransaction]] = []
         for number in numbers:
-            stored = opened.journal.peek(number)
+            stored = opened.peek(number)
             if stored is None:
                 continue
             with opened.lock:
-                if stored.settled:
+                if stored.transaction_id in opened.over:
                     continue
-                held_by = opened.ready.held_by(stored) if stored.verdict is Verdict.COMMIT else None
-                reason = opened.ready.reason(stored)
+                before = opened.queue.held_by(stored) if stored.verdict is Verdict.COMMIT else None
+                reason = shard.why_held(stored) if shard is not None and stored.held else None
+            held_by = None if before is None else before.transaction_id
             obstacle = publication if reason is None else f"Kafka to take it: {reason}"
             unasked = NO_PRODUCER.format(stored.group) if opened.check_sources.lacks(stored.group) else ""
             shown.append((stored.number, shown_as(stored, now_ms, held_by, obstacle, unasked)))

@@ -121,7 +121,7 @@ class CheckSources:
         """Let producers take checks; return the groups that have none here."""
         with self._more:
             for stored in due:
-                self._asked.setdefault(stored.group, {})[stored.transaction_id] = stored.record
+                self._asked.setdefault(stored.group, {})[stored.transaction_id] = stored.offset
             self._more.notify_all()
             return {stored.group for stored in due if not self._sources[stored.group]}
 
@@ -141,9 +141,9 @@ class CheckSources:
             taken = [(self._asked[group].pop(name), name) for name in names]
         found = (self._journal.undecided(number, name) for number, name in taken)
         return [
-            CheckRequest(stored.halves[0], 0, stored.number, stored.check_count + 1)
+            CheckRequest(stored.half, 0, stored.number, stored.check_count + 1)
             for stored in found
-            if stored is not None and stored.halves is not None
+            if stored is not None
         ]
 
     def leave(self, group: str) -> None:

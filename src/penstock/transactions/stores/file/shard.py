@@ -7,37 +7,34 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 from pathlib import Path
-
-from xxhash import xxh3_128_digest
 
 from penstock.errors import ConfigurationError
 from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.queue import Blocking
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.stores.file.checks import NEAR_S, TableScan
-from penstock.transactions.stores.file.log.ledger import Settle, StoredTransaction
+from penstock.transactions.stores.file.log.judging import Settle
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.log.table import UNDECIDED, State, tick_of
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.relayed_store import ChangedCallback, Result
-from penstock.transactions.stores.shards import CheckTerms, DueCheck, StoreShards
-from penstock.transactions.stores.stored_backlog import decided
+from penstock.transactions.stores.shards import CheckTerms, DueCheck, ShardBacklog, StoredBatch, StoreShards
 from penstock.transactions.wire.half import Half
-from penstock.transactions.wire.ids import id_bytes, id_text
-from penstock.transactions.wire.ops import Author, Verdict
+from penstock.transactions.wire.ids import id_bytes
 
 #: Most seconds between two rounds.
 _MAX_IDLE_S = 1.0
-#: Transactions in one Kafka transaction, at most; and those that are read for checks, or since their time is near, in
-#: one round.
-_GROUP = 1_000
+#: Transactions that are read in one round for checks, or since their time is near.
 _ROUND = 2_000
 #: The file, beside the redo log, with the transactional ids under which the store may be published.
 _CLAIM = "publishers"
 
 
-class FileShard(StoreShards):
+class FileShard(StoreShards, ShardBacklog):
     """What a file store holds: one shard, of the one coordinator that the store has.
 
     Raises `ConfigurationError` where the store has one already.
@@ -53,8 +50,6 @@ class FileShard(StoreShards):
     """
 
     owned: Collection[int] = (0,)
-    #: The store has one coordinator.
-    is_lost = False
 
     def __init__(  # noqa: PLR0917 - made in one place
         self,
@@ -66,22 +61,21 @@ class FileShard(StoreShards):
         submit: Callable[[Settle, ChangedCallback], None],
         wake: Callable[[], object],
     ) -> None:
-        super().__init__(f"{prefix}.file.{opened.journal.redo.store_id}", 1, opened.counts)
+        super().__init__(f"{prefix}.file.{opened.redo.store_id}", 1, opened.counts)
         self._opened = opened
         self._folder = folder
         self._submit = submit
-        # What the relay has, by id.
-        self._taken: dict[str, StoredTransaction] = {}
-        self._scan = TableScan(opened.journal.table, terms.policy)
+        self._scan = TableScan(opened.table, terms.policy)
         # Guarded by the store's lock: ids of published transactions that could not be settled for lack of room, and how
         # many requests to settle are under way.
         self._unsettled: list[str] = []
         self._settling = 0
         with opened.lock:
-            if opened.wake is not None:
+            if opened.shard is not None:
                 raise ConfigurationError(f"{label} has a coordinator already; use that one")
-            opened.wake = wake
-            opened.ready.begin_again(stored for stored in opened.journal.live.values() if not stored.settled)
+            opened.shard, opened.wake = self, wake
+            opened.begin_again()
+            self.queue = opened.queue
 
     def backlog(self, shard: int) -> FileShard:  # noqa: ARG002 - there is one
         """Return what waits in it."""
@@ -98,8 +92,8 @@ class FileShard(StoreShards):
         if time.monotonic() >= scan.due_at:
             self._look()
         for number in _some(scan.near):
-            if opened.journal.in_memory(number) is None:
-                stored = opened.journal.load(number)
+            if opened.in_memory(number) is None:
+                stored = opened.load(number)
                 with opened.lock:
                     opened.bring_in(number, stored)
         checked = (self._check(number) for number in _some(scan.checks))
@@ -121,22 +115,21 @@ class FileShard(StoreShards):
 
     def _check(self, number: int) -> StoredTransaction | None:
         """Return a transaction that is to be checked now, and waits in the table from now on; None: it is not."""
-        opened, table, now_ms = self._opened, self._opened.journal.table, time.time() * 1000
-        stored = opened.journal.peek(number)
+        opened, table, now_ms = self._opened, self._opened.table, time.time() * 1000
+        stored = opened.peek(number)
         if stored is None or stored.verdict is not None:
             return None
         with opened.lock:
             row = table.row(number)
             if row.state not in UNDECIDED or table.key(number)[0] != id_bytes(stored.transaction_id):
                 return None
-            immune_ms = stored.birth_ms + (stored.immunity_ms or 0)
+            immune_ms = stored.birth_ms + stored.immunity_ms
             if row.state == State.BORN and immune_ms > now_ms:
                 table.wait(number, State.IMMUNE, tick_of(immune_ms))
                 return None
             table.wait(number, State.ASKED, tick_of(now_ms))
-            stored.asked_ms, stored.check_count = int(now_ms), row.checks
-            opened.drop_halves(stored)
-            opened.journal.park(stored)
+            stored.answered_ms, stored.check_count = int(now_ms), row.checks
+            opened.park(stored)
         return stored
 
     def ask(self, due: Sequence[DueCheck]) -> Collection[str]:
@@ -145,12 +138,12 @@ class FileShard(StoreShards):
 
     def half(self, due: DueCheck) -> Half | None:
         """Read the first half of an undecided transaction, or None."""
-        stored = self._opened.journal.undecided(due.stored.record, due.transaction_id)
-        return None if stored is None or stored.halves is None else stored.halves[0]
+        stored = self._opened.undecided(due.stored.offset, due.transaction_id)
+        return None if stored is None else stored.half
 
     def is_durable(self) -> bool:
         """Whether all that was published is durably settled; what failed for lack of room is tried again."""
-        self._settle(())
+        self._settle_ids(())
         with self._opened.lock:
             return not self._settling and not self._unsettled
 
@@ -163,33 +156,33 @@ class FileShard(StoreShards):
 
     def wait_s(self, *, takes_more: bool, busy: bool) -> float:  # noqa: ARG002 - what came meanwhile has woken it
         """Return the seconds after which something is due, if nothing wakes the coordinator before."""
-        opened = self._opened
+        opened, delays = self._opened, self.queue.delays
         with opened.lock:
             wait = min(_MAX_IDLE_S, self._scan.due_at - time.monotonic())
-            if self._scan.near or self._scan.checks:
+            if self._scan.near or self._scan.checks or (takes_more and self.queue.ready):
                 wait = 0.0
-            if takes_more:
-                wait = opened.ready.wait_s(int(time.time() * 1000), wait)
+            elif takes_more and (due_ms := delays.next_ms()) is not None:
+                wait = min(wait, due_ms / 1000 - time.time())
         return max(0.0, wait)
 
     def close(self) -> None:
         """Let another coordinator have the store."""
         self.note_slow_call(0, "", 0.0)
         with self._opened.lock:
-            self._opened.wake = None
+            self._opened.shard, self._opened.wake = None, bool
 
     def statistics(self, shards: Collection[int] | None) -> CoordinatorStatistics:  # noqa: ARG002 - there is one
         """Return counts since the store was opened and what is pending now. Safe from any thread."""
-        opened = self._opened
-        table, now_ms = opened.journal.table, time.time() * 1000
+        opened, queue = self._opened, self.queue
+        table, now_ms = opened.table, time.time() * 1000
         with opened.lock:
-            pending = table.used - opened.ready.settled
+            pending = table.used - len(opened.over)
         held = {
             "pending": pending,
             "oldest_pending_age": max(0.0, (now_ms - table.oldest_ms()) / 1000) if pending else 0.0,
-            "held": opened.ready.held,
+            "held": len(queue.set_aside),
             "delayed": table.counts[State.DELAYED],
-            "held_by_key": opened.ready.held_by_key,
+            "held_by_key": queue.keys.behind,
         }
         return self.counts.statistics(lambda: held)
 
@@ -207,75 +200,79 @@ class FileShard(StoreShards):
         claim = self._folder / _CLAIM
         return claim.read_text().split() if claim.exists() else []
 
-    def taken_over(self, names: Sequence[str]) -> None:
-        """Settle what a former coordinator published, by its names in the done log."""
-        with self._opened.lock:
-            former = list(self._former(names).values())
-        self._publish(former)
-
-    def _former(self, names: Sequence[str]) -> dict[str, StoredTransaction]:
-        """Return what a former coordinator published, among much that is settled."""
-        journal = self._opened.journal
-        live = {_name_of(stored): stored for stored in journal.live.values() if stored.verdict is not None}
-        # What is in the table alone has its id for a name.
-        found = {name: live.get(name) or journal.find(name) for name in names}
-        return {
-            name: stored
-            for name, stored in found.items()
-            if stored is not None and stored.verdict is not None and _name_of(stored) == name
-        }
-
-    def take(self, limit: int, room_bytes: int) -> Sequence[Pending]:
-        """Return what to publish next."""
+    def _taken_over(self, names: Sequence[str]) -> None:
+        """Settle what a former coordinator published, among much that is settled."""
         opened = self._opened
         with opened.lock:
-            taken = opened.ready.take(int(time.time() * 1000), min(limit, _GROUP), room_bytes)
-            for stored in taken:
-                if stored.deliver_at_ms is not None:
-                    opened.journal.table.ripen(stored.record)
-        self._taken.update((stored.transaction_id, stored) for stored in taken)
-        return [self._pending(stored) for stored in taken]
+            waiting = (stored for name, stored in opened.live.items() if name not in opened.over)
+            live = {_name_of(stored): stored for stored in waiting if stored.verdict is not None}
+            # What is in the table alone has its id for a name.
+            found = {name: live.get(name) or opened.find(name) for name in names if name not in opened.over}
+        found = {name: stored for name, stored in found.items() if stored is not None and stored.verdict is not None}
+        if former := [stored for name, stored in found.items() if stored is not None and _name_of(stored) == name]:
+            self._published(former)
 
-    def wants_visible(self, some: Sequence[Pending]) -> bool:
-        """Tell whether somebody waits until one of them is settled."""
-        return self._opened.is_watched([self._taken[pending.half.transaction_id] for pending in some])
+    def next_batch(self, limit: int, blocking: Blocking, room_bytes: int) -> StoredBatch | None:
+        """Take what can be published with others, and set the rest aside."""
+        opened, queue, now_ms = self._opened, self.queue, int(time.time() * 1000)
 
-    def published(self, ids: Sequence[str]) -> None:
+        def out(pending: Pending) -> str | None:
+            if pending.dropped is not None:
+                self._load(pending)
+            return blocking(pending)
+
+        with opened.lock:
+            opened.take_replaced()
+            for pending in list(islice(queue.delays.dropped_until(now_ms), _ROUND)):
+                self._load(pending)
+                queue.delays.moved(pending)
+            queue.release_due(now_ms)
+            return self._batch(list(queue.choose(limit, out, room_bytes).values()))
+
+    def trial(self, waiting: Sequence[Pending], fits: Callable[[Pending], bool]) -> StoredBatch | None:
+        """Take the first of what is set aside, up to one that another decides just now, or that does not fit."""
+        chosen: list[Pending] = []
+        with self._opened.lock:
+            for pending in waiting:
+                # What stood behind one that is not held any more is not held itself.
+                if not pending.held:
+                    continue
+                if pending.in_flight:
+                    break
+                self._load(pending)
+                if not fits(pending):
+                    break
+                chosen.append(pending)
+            return self._batch(chosen)
+
+    def _batch(self, chosen: list[Pending]) -> StoredBatch | None:
+        """Return what is published together. From now on nothing of it is decided otherwise; the lock is held."""
+        if not chosen:
+            return None
+        for pending in chosen:
+            pending.in_flight = True
+            if pending.half.deliver_at_ms is not None:
+                self._opened.table.ripen(pending.offset)
+        is_watched = self._opened.is_watched(chosen)
+        return StoredBatch(chosen, discarded_to=self._discarded_to, is_watched=is_watched)
+
+    def _load(self, pending: Pending) -> None:
+        if pending.dropped is not None and isinstance(pending, StoredTransaction):
+            self._opened.load_payload(pending)
+
+    def release(self, topic: str, is_refused: Callable[[str], bool]) -> None:
+        """Let what was set aside for a topic's sake go with the others; see `Backlog.release`."""
+        with self._opened.lock:
+            super().release(topic, is_refused)
+
+    def _published(self, some: Sequence[Pending]) -> None:
         """Settle what is published, and complete who waits for it."""
-        self._publish([stored for name in ids if (stored := self._taken.pop(name, None)) is not None])
-
-    def _publish(self, some: Sequence[StoredTransaction]) -> None:
-        settled = sorted((stored for stored in some if not stored.settled), key=lambda stored: stored.decided)
-        completed = self._opened.published(settled)
-        if settled:
-            self._settle([stored.transaction_id for stored in settled])
+        completed = self._opened.published(some)
+        self._settle_ids([pending.half.transaction_id for pending in some])
         for callback, verdict in completed:
             callback(verdict)
 
-    def hold(self, reasons: Mapping[str, str]) -> None:
-        """Keep what was taken for trials."""
-        with self._opened.lock:
-            for name, reason in reasons.items():
-                stored = self._taken.get(name)
-                if stored is not None and not stored.settled:
-                    self._opened.ready.hold(stored, reason)
-
-    def take_held(self, ids: Sequence[str]) -> Mapping[str, Pending | None]:
-        """Take what is held for a trial."""
-        opened = self._opened
-        found: dict[str, Pending | None] = {}
-        tried: list[StoredTransaction] = []
-        with opened.lock:
-            for name in ids:
-                stored = self._taken.get(name)
-                if stored is None or stored.settled:
-                    found[name] = None
-                    self._taken.pop(name, None)
-                elif opened.ready.try_held(stored):
-                    tried.append(stored)
-        return found | {stored.transaction_id: self._pending(stored) for stored in tried}
-
-    def _settle(self, ids: Sequence[str]) -> None:
+    def _settle_ids(self, ids: Sequence[str]) -> None:
         """Have published transactions settled durably some time later; what fails for lack of room is tried again."""
         opened = self._opened
         with opened.lock:
@@ -292,12 +289,6 @@ class FileShard(StoreShards):
 
         self._submit(Settle(ids), settled)
 
-    def _pending(self, stored: StoredTransaction) -> Pending:
-        """Return a transaction that is decided COMMIT or DISCARD, with its messages."""
-        verdict = Verdict.DISCARD if stored.verdict is Verdict.DISCARD else Verdict.COMMIT
-        author = Author.OPERATOR if stored.author is Author.OPERATOR else None
-        return decided(self._opened.journal.halves(stored), verdict, author, stored.check_count, _name_of(stored))
-
 
 def _some(numbers: array[int]) -> list[int]:
     """Take as many numbers from the end as one round has time for."""
@@ -305,11 +296,5 @@ def _some(numbers: array[int]) -> list[int]:
 
 
 def _name_of(stored: StoredTransaction) -> str:
-    """Return what stands in the done log for a transaction: its id, or where one can be settled twice, a name for each.
-
-    One that was discarded, is resumed and commits is not taken for published because the done log has it as discarded.
-    """
-    if stored.verdict is Verdict.COMMIT and stored.resumed is None:
-        return stored.transaction_id
-    what = Verdict.COMMIT if stored.verdict is Verdict.COMMIT else Verdict.DISCARD
-    return id_text(xxh3_128_digest(f"{stored.transaction_id} {what.name} {stored.resumed or ''}".encode()))
+    """Return what stands in the done log for a transaction."""
+    return stored.done_name or stored.transaction_id

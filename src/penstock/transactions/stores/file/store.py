@@ -18,7 +18,6 @@ from penstock.transactions.store import SettledCallback
 from penstock.transactions.stores.file.administration import FileAdministration
 from penstock.transactions.stores.file.checks import FileCheckSource
 from penstock.transactions.stores.file.log.folder import Folder, FolderLock
-from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.shard import FileShard
@@ -28,7 +27,6 @@ from penstock.transactions.stores.shards import CheckTerms
 #: Bytes of a segment of the redo log.
 SEGMENT_BYTES = 64 << 20
 _LEAST_SEGMENT_BYTES = 4_096
-_MAX_PENDING_BYTES = 256 << 20
 
 
 class FileStore(RelayedStore):
@@ -96,9 +94,8 @@ class FileStore(RelayedStore):
             self._lock.take()
             folder = Folder(self.path)
             try:
-                journal = Journal(folder, self._segment_bytes)
-                journal.open()
-                opened = OpenStore(journal, _MAX_PENDING_BYTES)
+                opened = OpenStore(folder, self._segment_bytes)
+                opened.open()
             except BaseException:
                 folder.close()
                 self._lock.release()
@@ -125,7 +122,7 @@ class FileStore(RelayedStore):
         # Where that fails, opening reads the redo log.
         with suppress(OSError):
             if opened is not None and opened.failure is None:
-                opened.journal.close()
+                opened.close()
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.close()

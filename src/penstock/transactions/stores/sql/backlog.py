@@ -1,125 +1,29 @@
-"""The shards of a SQL store that are a coordinator's, by leases in the database, and what waits in each; in statements.
+"""A shard of a SQL store, in statements: what is to be published, what is held, and what was settled.
 
-Leases go by the database's clock, and are shared evenly among the coordinators that live. Of a shard there is what is
-to be published, what is held, and what was settled.
+What is to be noted there is noted by `flush`, in its order: where the database fails for a moment, nothing is lost but
+time, and nothing is taken from it before. What is set aside leaves its messages in the database.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import sqlalchemy as sa
 
 from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.queue import Blocking, Delays, ReadyQueue
 from penstock.transactions.stores.coordination import Counts
+from penstock.transactions.stores.shards import ShardBacklog, StoredBatch
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.stores.stored_backlog import decided
+from penstock.transactions.stores.sql.leases import Leases
 from penstock.transactions.wire.half import BY_OPERATOR, EXHAUSTED
 from penstock.transactions.wire.ids import id_bytes, id_text
 from penstock.transactions.wire.ops import Author, Verdict
-
-_log = logging.getLogger("penstock.transactions")
-
-
-class Leases:
-    """The leases of one coordinator, by its name that no other has. Used by its thread.
-
-    A lease that ran out (after `session_s` of silence) and was not taken by another is still good: the epoch says so.
-    """
-
-    def __init__(self, database: Database, name: str, session_s: float) -> None:
-        self._database = database
-        self._name = name
-        self._session_s = session_s
-        #: Epochs by shard.
-        self.owned: dict[int, int] = {}
-
-    def renew_all(self) -> None:
-        """Say that this coordinator lives, renew what it has, and take its share of what is free."""
-        schema.write_heartbeat(self._database, "coordinator", self._name)
-        for number in list(self.owned):
-            if not self.renew(number):
-                del self.owned[number]
-        share = self._share()
-        while len(self.owned) < share and self._take():
-            pass
-
-    def surplus(self) -> list[int]:
-        """Return the shards to give up, since others live that have none."""
-        return sorted(self.owned)[self._share() :]
-
-    def renew(self, number: int, **noted: Any) -> bool:
-        """Renew a lease, and note something in the shard's row; tell whether it is still this coordinator's."""
-        shard, until = schema.shard, self._database.now + self._session_s
-        with self._database.begin() as connection:
-            renewed = shard.update().where(self.is_mine(number)).values(lease_until=until, **noted)
-            is_mine = bool(connection.execute(renewed).rowcount)
-        if not is_mine:
-            _log.warning("shard %d was taken by another coordinator", number)
-        return is_mine
-
-    def claimed(self, number: int) -> list[str]:
-        """Return the transactional ids that were written down last for a shard."""
-        with self._database.read() as connection:
-            found = connection.execute(sa.select(schema.shard.c.claim).where(schema.shard.c.number == number)).scalar()
-        return (found or "").split()
-
-    def give_up(self, number: int) -> None:
-        """Leave a shard to others. Nothing may be under way in it."""
-        with self._database.begin() as connection:
-            connection.execute(schema.shard.update().where(self.is_mine(number)).values(owner=None, lease_until=0.0))
-        del self.owned[number]
-
-    def is_mine(self, number: int) -> sa.ColumnElement[bool]:
-        """Return the condition that a shard is this coordinator's, for a statement that must not do without."""
-        shard = schema.shard
-        return sa.and_(
-            shard.c.number == number, shard.c.owner == self._name, shard.c.epoch == self.owned.get(number, -1)
-        )
-
-    def leave(self) -> None:
-        """Give all up, and be no longer counted."""
-        for number in list(self.owned):
-            self.give_up(number)
-        schema.remove_heartbeat(self._database, self._name)
-
-    def _share(self) -> int:
-        alive, now = schema.alive, self._database.now
-        living = alive.c.seen > now - self._session_s
-        with self._database.read() as connection:
-            names = connection.execute(
-                sa.select(alive.c.name).where(alive.c.kind == "coordinator", living).order_by(alive.c.name)
-            ).scalars()
-            others = [name for name in names if name != self._name]
-            total = connection.execute(sa.select(sa.func.count()).select_from(schema.shard)).scalar_one()
-        rank = sum(name < self._name for name in others)
-        base, rest = divmod(total, len(others) + 1)
-        return int(base + (rank < rest))
-
-    def _take(self) -> bool:
-        shard, now = schema.shard, self._database.now
-        free = (
-            sa.select(shard.c.number)
-            .where(sa.or_(shard.c.owner.is_(None), shard.c.lease_until < now))
-            .order_by(shard.c.number)
-            .limit(1)
-            # Another that takes one at the same time takes the next.
-            .with_for_update(skip_locked=True)
-        )
-        with self._database.begin() as connection:
-            number = connection.execute(free).scalar()
-            if number is None:
-                return False
-            taken = {"owner": self._name, "lease_until": now + self._session_s, "epoch": shard.c.epoch + 1}
-            ((epoch,),) = self._database.update(connection, shard, shard.c.number == number, taken, [shard.c.epoch])
-        self.owned[number] = epoch
-        return True
-
 
 #: Transactions in one group, or in one statement.
 GROUP = 500
@@ -127,7 +31,7 @@ GROUP = 500
 _DECIDED = schema.tx.c.decided_seq + sa.literal_column("0", sa.BigInteger)
 
 
-class SqlBacklog:
+class SqlBacklog(ShardBacklog):
     """One shard. Used by the coordinator's thread."""
 
     def __init__(self, database: Database, shard: int, leases: Leases, counts: Counts) -> None:
@@ -136,8 +40,24 @@ class SqlBacklog:
         self._leases = leases
         self._counts = counts
         self._ready = self._is_ready()
-        #: Whether another coordinator has the shard.
-        self.is_lost = False
+        self.queue = ReadyQueue(Delays(), self._let_go)
+        # What the choice under way sets aside, and the database does not know to be held.
+        self._stopped: list[Pending] = []
+        # By topic, why what waits for its sake waits, as the database knows it.
+        self._explained: dict[str, str] = {}
+        # What is to be noted there; after an error that passes it is noted again, from the one that failed on.
+        self._notes = deque[Callable[[], object]]()
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether the database knows all that was published."""
+        return not self._notes
+
+    def flush(self) -> None:
+        """Note in the database what is to be noted."""
+        while self._notes:
+            self._notes[0]()
+            self._notes.popleft()
 
     def may_open(self, claim: Sequence[str]) -> bool:
         """Renew the lease: a coordinator that lost the shard must not fence its new owner."""
@@ -148,18 +68,50 @@ class SqlBacklog:
         """Return the transactional ids that were written down last."""
         return self._leases.claimed(self._shard)
 
-    def taken_over(self, names: Sequence[str]) -> None:
+    def _taken_over(self, names: Sequence[str]) -> None:
+        self._notes.append(partial(self._note_taken_over, names))
+
+    def _note_taken_over(self, names: Sequence[str]) -> None:
         """Mark transactions as settled, by their names in the done log, and free what a former owner held."""
         tx = schema.tx
         for some in _in_groups(names):
             discarded = tx.c.id.in_(list(map(_other_id, some))) & (tx.c.state == schema.DISCARD)
-            self._settle(sa.or_(tx.c.id.in_(some) & (tx.c.state == schema.COMMIT), discarded))
+            self._mark_settled(sa.or_(tx.c.id.in_(some) & (tx.c.state == schema.COMMIT), discarded))
         held = (tx.c.shard == self._shard) & tx.c.settled_at.is_(None) & (tx.c.held != schema.FREE)
         with self._database.begin() as connection:
             connection.execute(tx.update().where(held, self._mine()).values(**schema.FREE_AGAIN))
 
-    def take(self, limit: int, room_bytes: int) -> Sequence[Pending]:
-        """Return what to publish next, and settle what was rolled back. Waits for nobody."""
+    def next_batch(self, limit: int, blocking: Blocking, room_bytes: int) -> StoredBatch | None:
+        """Take what can be published with others, and have the rest held."""
+        if not self.queue.ready:
+            for pending in self._take(limit, room_bytes):
+                self._enter(pending)
+        chosen = self.queue.choose(limit, blocking, room_bytes)
+        stopped, self._stopped = self._stopped, []
+        self._hold(stopped)
+        return self._batch(list(chosen.values()))
+
+    def _batch(self, chosen: list[Pending]) -> StoredBatch | None:
+        # Who waits until they can be seen may be in any process.
+        return StoredBatch(chosen, discarded_to=self._discarded_to, is_watched=True) if chosen else None
+
+    def _enter(self, pending: Pending) -> None:
+        """Take in what the database gave, which may be there already; what was committed may be discarded since."""
+        known = self.queue.all.get(pending.half.transaction_id)
+        if known is not None:
+            if known.verdict is pending.verdict:
+                return
+            self.queue.forget(known)
+        if (line := pending.half.line) is not None:
+            self.queue.keys.add(line, pending)
+        self.queue.add(pending)
+
+    def _let_go(self, pending: Pending) -> None:
+        if pending.dropped is None:
+            self._stopped.append(pending)
+
+    def _take(self, limit: int, room_bytes: int) -> Sequence[Pending]:
+        """Return what to publish next, in its order, and settle what was rolled back; nothing held is among it."""
         if self.is_lost:
             return ()
         tx, message = schema.tx, schema.message
@@ -183,31 +135,39 @@ class SqlBacklog:
             fitting = [row for row, taken in zip(rows, total, strict=False) if taken + (row.size or 0) <= room_bytes]
             entries = self._decided(connection, fitting or rows[:1])
         if rolled_back:
-            self._settle(tx.c.id.in_(rolled_back))
+            self._mark_settled(tx.c.id.in_(rolled_back))
         return entries
 
-    def wants_visible(self, some: Sequence[Pending]) -> bool:  # noqa: ARG002 - it is not known here
-        """Whether it is waited for until they can be seen: who waits may be in any process."""
-        return True
+    def trial(self, waiting: Sequence[Pending], fits: Callable[[Pending], bool]) -> StoredBatch | None:
+        """Take the first of what is set aside, up to one that another decides just now, or that does not fit."""
+        found = self._take_held([pending.half.transaction_id for pending in waiting]) if waiting else {}
+        chosen: list[Pending] = []
+        for pending in waiting:
+            name = pending.half.transaction_id
+            stored = found.get(name)
+            if not pending.held:
+                # It stood behind one that is not held any more.
+                continue
+            if stored is not None and stored.verdict is pending.verdict:
+                pending.load(list(zip(stored.offsets, stored.halves, strict=True)))
+                if not fits(pending):
+                    break
+                chosen.append(pending)
+            elif stored is not None:
+                self._enter(stored)
+            elif name in found:
+                self.queue.forget(pending)
+            else:
+                break
+        tried = set(chosen)
+        self._hold([pending for pending in waiting if pending.held and pending not in tried])
+        return self._batch(chosen)
 
-    def published(self, ids: Sequence[str]) -> None:
-        """Mark transactions as settled; those that are already are left alone."""
-        for some in _in_groups(ids):
-            self._settle(schema.tx.c.id.in_(some))
+    def _take_held(self, ids: Sequence[str]) -> Mapping[str, Pending | None]:
+        """Return what is held; until it is held again, or settled, nobody decides it in another way.
 
-    def hold(self, reasons: Mapping[str, str]) -> None:
-        """Note what is tried apart from now on, and why; a trial that had it is over."""
-        tx, by_reason = schema.tx, defaultdict[str, list[str]](list)
-        for name, why in reasons.items():
-            by_reason[why].append(name)
-        with self._database.begin() as connection:
-            for why, names in by_reason.items():
-                for some in _in_groups(names):
-                    held = tx.update().where(tx.c.id.in_(some), tx.c.settled_at.is_(None), self._mine())
-                    connection.execute(held.values(held=schema.HELD, held_why=why, publish_at_ms=None))
-
-    def take_held(self, ids: Sequence[str]) -> Mapping[str, Pending | None]:
-        """Take what is held for a trial; None stands for what is settled."""
+        One that was decided in another way meanwhile is returned so. None stands for what is settled.
+        """
         tx = schema.tx
         with self._database.begin() as connection:
             self.is_lost = not self._is_mine(connection)
@@ -218,6 +178,49 @@ class SqlBacklog:
             rows = self._database.update(connection, tx, held, tried, list(tx.c))
             found = {pending.transaction_id: pending for pending in self._decided(connection, rows)}
         return dict[str, Pending | None].fromkeys(ids) | found
+
+    def explain(self) -> None:
+        """Note why things wait, where the reason of their topic is another one by now."""
+        for topic in self.set_aside.topics():
+            why = self._why(topic)
+            if self._explained.get(topic) != why:
+                self._explained[topic] = why
+                # What is being tried is held again when that ends.
+                self._hold([pending for pending in self.set_aside.fronts(topic) if not pending.in_flight])
+
+    def _published(self, some: Sequence[Pending]) -> None:
+        names = [pending.half.transaction_id for pending in some]
+        for pending in some:
+            self.queue.forget(pending)
+        self._notes.append(partial(self._note_published, names))
+
+    def _note_published(self, names: Sequence[str]) -> None:
+        """Mark transactions as settled; those that are already are left alone."""
+        for some in _in_groups(names):
+            self._mark_settled(schema.tx.c.id.in_(some))
+
+    def _given_back(self, some: Sequence[Pending]) -> None:
+        super()._given_back(some)
+        self._hold([pending for pending in some if pending.held])
+
+    def _hold(self, some: Sequence[Pending]) -> None:
+        """Note that these are held, and why; their messages stay in the database."""
+        for pending in some:
+            pending.drop()
+        if some:
+            reasons = {pending.half.transaction_id: self.why_held(pending) for pending in some}
+            self._notes.append(partial(self._note_held, reasons))
+
+    def _note_held(self, reasons: Mapping[str, str]) -> None:
+        """Note what is tried apart from now on, by its id, and why; a trial that had it is over."""
+        tx, by_reason = schema.tx, defaultdict[str, list[str]](list)
+        for name, why in reasons.items():
+            by_reason[why].append(name)
+        with self._database.begin() as connection:
+            for why, names in by_reason.items():
+                for some in _in_groups(names):
+                    held = tx.update().where(tx.c.id.in_(some), tx.c.settled_at.is_(None), self._mine())
+                    connection.execute(held.values(held=schema.HELD, held_why=why, publish_at_ms=None))
 
     def _mine(self) -> sa.ColumnElement[bool]:
         return sa.exists(sa.select(schema.shard.c.number).where(self._leases.is_mine(self._shard)))
@@ -256,7 +259,7 @@ class SqlBacklog:
             parts[part.tx].append(part)
         return [_pending(row, parts[row.id]) for row in rows]
 
-    def _settle(self, some: sa.ColumnElement[bool]) -> None:
+    def _mark_settled(self, some: sa.ColumnElement[bool]) -> None:
         """Mark decided transactions as settled, and count them."""
         tx, message = schema.tx, schema.message
         over = {"settled_at": self._database.now, "publish_at_ms": None, "held": schema.FREE, "taken_until": 0.0}
@@ -294,9 +297,18 @@ def _in_groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _pending(row: Any, parts: Sequence[Any]) -> Pending:
-    halves = [schema.half_of(row, part, len(parts)) for part in parts]
-    done_name = row.id if row.state == schema.COMMIT else _other_id(row.id)
-    return decided(halves, Verdict(row.state), Author(row.author), row.check_count, done_name)
+    """Return a transaction whose time has come, with its messages."""
+    verdict = Verdict(row.state)
+    first, *others = (schema.half_of(row, part, len(parts)) for part in parts)
+    pending = Pending(first._replace(deliver_at_ms=None) if verdict is Verdict.COMMIT else first, 0)
+    for place, half in enumerate(others, 1):
+        pending.add_part(place, half)
+    pending.verdict, pending.author = verdict, Author(row.author)
+    if row.check_count:
+        pending.check_count = row.check_count
+    if verdict is Verdict.DISCARD:
+        pending.done_name = _other_id(row.id)
+    return pending
 
 
 def reason_of_discard(author: int | None) -> str:

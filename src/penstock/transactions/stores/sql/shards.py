@@ -16,8 +16,9 @@ from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.stores.coordination import Counts
 from penstock.transactions.stores.shards import CheckTerms, DueCheck, StoreShards
 from penstock.transactions.stores.sql import schema
-from penstock.transactions.stores.sql.backlog import GROUP, Leases, SqlBacklog
+from penstock.transactions.stores.sql.backlog import GROUP, SqlBacklog
 from penstock.transactions.stores.sql.database import Database, forget_numbers
+from penstock.transactions.stores.sql.leases import Leases
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 

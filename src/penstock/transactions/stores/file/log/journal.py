@@ -8,11 +8,8 @@ written again at the end, so that the disk taken, and the time to open, follow w
 from __future__ import annotations
 
 import itertools
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from penstock.errors import StoreDamagedError
 from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.frames import (
     FRAME_BYTES,
@@ -26,51 +23,27 @@ from penstock.transactions.stores.file.log.frames import (
     Settled,
     encode_entry,
 )
-from penstock.transactions.stores.file.log.ledger import (
-    Applied,
-    Change,
-    Judging,
-    Publication,
-    Replay,
-    StoredTransaction,
-    born,
-    decoded,
-    due_of,
-    loaded,
-    row_of,
-)
-from penstock.transactions.stores.file.log.redo import NoRoomError, RedoLog, damaged
-from penstock.transactions.stores.file.log.table import KEYS, ROWS, STAYS, STOPPED, State, StateTable, tick_of
+from penstock.transactions.stores.file.log.holdings import Holdings
+from penstock.transactions.stores.file.log.judging import Applied, Change, Judging
+from penstock.transactions.stores.file.log.ledger import Replay, StoredTransaction, due_of, row_of
+from penstock.transactions.stores.file.log.redo import NoRoomError
+from penstock.transactions.stores.file.log.table import KEYS, ROWS, STAYS, STOPPED, State, tick_of
 from penstock.transactions.stores.relayed_store import Decide
-from penstock.transactions.wire.half import Half
-from penstock.transactions.wire.ids import id_bytes, id_text, is_id
+from penstock.transactions.wire.ids import id_bytes
 from penstock.transactions.wire.ops import Author, Verdict
 
 #: Bytes of live halves that are written again in one frame, at most (and at least one half).
 _CARRY_BYTES = 1 << 20
-#: Ends that are remembered, in this process alone.
-_ENDED = 10_000
 
 
-class Journal:
-    """The redo log and the state table of one store.
-
-    One thread opens it, commits and closes; any thread may read. `lock` guards the table and what is in memory.
-    """
+class Journal(Holdings):
+    """The redo log and the state table of one store. One thread opens it, commits and closes."""
 
     def __init__(self, folder: Folder, segment_bytes: int) -> None:
+        super().__init__(folder, segment_bytes)
         self._folder = folder
-        self.lock = threading.Lock()
-        self.table = StateTable(folder.map)
-        self.redo = RedoLog(folder, segment_bytes)
-        #: The transactions in memory, by id: what is young, in flight, ready, or stands in a line.
-        self.live: dict[str, StoredTransaction] = {}
         #: Whether opening made the table of the log.
         self.was_rebuilt = False
-        #: Set once it is open, by whoever publishes; without it nothing can be taken back.
-        self.publication: Publication | None = None
-        # How the last transactions ended, for decisions that come after that.
-        self._ended: OrderedDict[str, Verdict] = OrderedDict()
 
     def open(self) -> None:
         """Open the log and the table; the latter is made of the log unless a clean stop left it. As `RedoLog.open`.
@@ -99,91 +72,6 @@ class Journal:
         self._folder.sync(STOPPED)
         self._folder.sync_names()
 
-    # What is in memory, and what is in the table alone. The lock is held, save for `load` and those below it.
-
-    def number_of(self, transaction_id: str) -> int:
-        """Return the number of a transaction that is pending, or 0."""
-        stored = self.live.get(transaction_id)
-        if stored is not None:
-            return stored.record
-        return self.table.find(id_bytes(transaction_id)) if is_id(transaction_id) else 0
-
-    def find(self, transaction_id: str) -> StoredTransaction | None:
-        """Return a transaction that is pending, which is in memory then."""
-        stored = self.live.get(transaction_id)
-        if stored is None and (number := self.number_of(transaction_id)):
-            stored = self.adopt(number, self.load(number))
-        return stored
-
-    def adopt(self, number: int, stored: StoredTransaction | None) -> StoredTransaction | None:
-        """Take what was read of a record into memory, unless it is there, or is another transaction's by now."""
-        if stored is None or stored.transaction_id in self.live:
-            return None
-        if self.table.find(id_bytes(stored.transaction_id)) != number:
-            return None
-        self.table.leave(number)
-        self.live[stored.transaction_id] = stored
-        return stored
-
-    def park(self, stored: StoredTransaction) -> None:
-        """Let a transaction leave the memory, unless it is needed there."""
-        if not stored.stays and self.live.get(stored.transaction_id) is stored:
-            del self.live[stored.transaction_id]
-            self.table.enter(stored.record)
-
-    def _park(self, seen: Iterable[str]) -> None:
-        """Let leave the memory what was looked at, but for what is young."""
-        for transaction_id in seen:
-            stored = self.live.get(transaction_id)
-            if stored is not None and (stored.verdict is not None or stored.asked_ms):
-                self.park(stored)
-
-    def load(self, number: int) -> StoredTransaction | None:
-        """Read a transaction from the table and the log; None: it is settled by now. Safe from any thread.
-
-        Raises `StoreDamagedError` where its halves do not read any more.
-        """
-        row = self.table.row(number)
-        while row.state:
-            order = self.table.key(number)[1]
-            try:
-                record = self.redo.read(row.place, row.size)
-            except StoreDamagedError:
-                # It may have been settled a moment ago, or its halves were written again elsewhere.
-                if self.table.row(number) == row:
-                    raise
-                record = None
-            former, row = row, self.table.row(number)
-            if record is not None and row == former:
-                return loaded(number, row, order, decoded(record))
-        return None
-
-    def peek(self, number: int) -> StoredTransaction | None:
-        """Return a transaction by its number, and leave the memory as it is. As `load`."""
-        return self.in_memory(number) or self.load(number)
-
-    def in_memory(self, number: int) -> StoredTransaction | None:
-        """Return a transaction by its number if it is in memory."""
-        return self.live.get(id_text(self.table.key(number)[0]))
-
-    def undecided(self, number: int, transaction_id: str) -> StoredTransaction | None:
-        """Return a transaction with its halves, unless it was decided or settled meanwhile. As `load`."""
-        stored = self.load(number)
-        if stored is None or stored.transaction_id != transaction_id or stored.verdict is not None:
-            return None
-        return stored
-
-    def halves(self, stored: StoredTransaction) -> tuple[Half, ...]:
-        """Return the halves of a transaction that is pending, from memory or from the log. As `load`."""
-        if stored.halves is not None:
-            return stored.halves
-        again = self.load(stored.record)
-        if again is None or again.halves is None or again.transaction_id != stored.transaction_id:
-            raise damaged(f"the halves of transaction {stored.transaction_id} are gone")
-        return again.halves
-
-    # Changing.
-
     def commit(self, changes: Sequence[Change]) -> list[Applied]:
         """Judge changes in their order and make those that hold durable, all together.
 
@@ -191,14 +79,14 @@ class Journal:
         became of the changes before the store is opened again.
         """
         with self.lock:
-            judging = Judging(self, self.publication, self.table.number, self.table.decided)
+            judging = Judging(self)
             entries = [judging.judge(change) for change in changes]
         try:
             records = self._write([encode_entry(entry) for entry in entries if isinstance(entry, tuple)], len(changes))
         except NoRoomError:
             with self.lock:
                 for stored in judging.withdrawn:
-                    self._restore(stored)
+                    self.restore(stored)
                 self._park(judging.seen)
             raise
         with self.lock:
@@ -207,22 +95,31 @@ class Journal:
                 self._made(entry, next(written)) if isinstance(entry, tuple) else self._not_made(change, entry)
                 for change, entry in zip(changes, entries, strict=True)
             ]
-            if self.publication is not None:
-                self.publication.changed(changes, applied)
+            self.changed(changes, applied)
             self._park(judging.seen)
         return applied
 
-    def _restore(self, stored: StoredTransaction) -> None:
-        if self.publication is not None:
-            self.publication.restore(stored)
+    def _park(self, seen: Iterable[str]) -> None:
+        """Let leave the memory what was looked at, but for what is young."""
+        for transaction_id in seen:
+            stored = self.live.get(transaction_id)
+            if stored is not None and (stored.verdict is not None or stored.answered_ms):
+                self.park(stored)
+
+    def restore(self, stored: StoredTransaction) -> None:
+        """Let what was withdrawn wait as before."""
+
+    def changed(self, changes: Sequence[Change], applied: Sequence[Applied]) -> None:
+        """Take in what has become durable."""
 
     def _made(self, entry: Entry, record: Record) -> Applied:
-        live, table = self.live, self.table
+        table = self.table
         if isinstance(entry, Prepared):
-            half = entry.halves[0]
-            number = table.add(id_bytes(half.transaction_id), entry.number, row_of(entry, record))
+            raw_id = id_bytes(entry.halves[0].transaction_id)
+            number = table.add(raw_id, entry.number, row_of(entry, record))
             table.number = entry.number
-            stored = live[half.transaction_id] = born(number, record.size, entry)
+            stored = StoredTransaction(entry.halves, number, record.size, entry.number, entry.birth_ms)
+            self._remember(stored)
         elif isinstance(entry, Settled):
             changed = [found for name in entry.transaction_ids if (found := self.find(name)) is not None]
             for settled in changed:
@@ -230,30 +127,35 @@ class Journal:
             return Applied(changed=changed)
         elif isinstance(entry, Checked):
             stored = self._judged(entry.transaction_id)
-            stored.check_count, stored.asked_ms = entry.check_count, entry.answered_ms
-            table.wait(stored.record, State.ANSWERED, tick_of(entry.answered_ms), entry.check_count)
+            stored.check_count, stored.answered_ms = entry.check_count, entry.answered_ms
+            table.wait(stored.offset, State.ANSWERED, tick_of(entry.answered_ms), entry.check_count)
         else:
-            stored = self._judged(entry.transaction_id)
-            stored.verdict, stored.author, stored.decided = entry.verdict, entry.author, entry.decided
-            table.decided = entry.decided
-            if entry.verdict is Verdict.ROLLBACK:
-                self._end(stored, entry.verdict)
-            else:
-                table.decide(stored.record, entry.verdict, entry.author, entry.decided, due_of(stored.deliver_at_ms))
+            stored = self._stand(entry)
         return Applied(changed=[stored])
+
+    def _stand(self, entry: Decided) -> StoredTransaction:
+        """Take a decision in."""
+        table, stored = self.table, self._judged(entry.transaction_id)
+        table.decided = entry.decided
+        if entry.verdict is Verdict.ROLLBACK:
+            self._end(stored, entry.verdict)
+            return stored
+        table.decide(stored.offset, entry.verdict, entry.author, entry.decided, due_of(stored.half.deliver_at_ms))
+        if stored.verdict is None:
+            stored.decide(entry.verdict, entry.author, entry.decided)
+            return stored
+        # It is decided again, and the coordinator's thread has it: another object takes its place.
+        again = self.load(stored.offset)
+        assert again is not None  # noqa: S101 - it is pending
+        self._forget(stored)
+        self._remember(again)
+        return again
 
     def _judged(self, transaction_id: str) -> StoredTransaction:
         """Return what an entry that was just written is of; it may have left the memory since, to be asked about."""
         stored = self.find(transaction_id)
         assert stored is not None  # noqa: S101 - nobody else settles it
         return stored
-
-    def _end(self, stored: StoredTransaction, verdict: Verdict) -> None:
-        del self.live[stored.transaction_id]
-        self.table.free(stored.record)
-        self._ended[stored.transaction_id] = verdict
-        if len(self._ended) > _ENDED:
-            self._ended.popitem(last=False)
 
     def _not_made(self, change: Change, refused: str | None) -> Applied:
         if refused is None or not isinstance(change, Decide):
@@ -262,11 +164,7 @@ class Journal:
         if stored is None:
             ended = self._ended.get(change.transaction_id)
             return Applied(refused, ended, is_known=ended is not None)
-        return Applied(refused, stored.verdict, is_known=change.group in {None, stored.group})
-
-    def ended(self, transaction_id: str) -> Verdict | None:
-        """Return how a transaction ended that was settled a while ago, if that is known still."""
-        return self._ended.get(transaction_id)
+        return Applied(refused, stored.verdict, is_known=change.group in {None, stored.half.group})
 
     # The log.
 
@@ -332,9 +230,8 @@ class Journal:
 
 def _entries_of(stored: StoredTransaction) -> list[Entry]:
     """Return entries that tell all of a transaction that was just read, to be written again."""
-    assert stored.halves is not None  # noqa: S101 - it was just read
-    numbers = (stored.number, stored.birth_ms, stored.check_count, stored.asked_ms)
-    entries: list[Entry] = [Prepared(*numbers, Verdict.UNKNOWN, 0, stored.halves)]
+    numbers = (stored.number, stored.birth_ms, stored.check_count, stored.answered_ms)
+    entries: list[Entry] = [Prepared(*numbers, Verdict.UNKNOWN, 0, tuple(stored.halves))]
     if stored.verdict is not None:
         author = stored.author or Author.PRODUCER
         entries.append(Decided(stored.transaction_id, stored.verdict, author, stored.decided, ""))
