@@ -207,19 +207,6 @@ def statements(database: Database, shards: int) -> list[str]:
     return [*found, *(str(it.compile(dialect=dialect, compile_kwargs=literal)) for it in inserts)]
 
 
-def shards_of(database: Database) -> int:
-    """Return the number of shards that the tables have. Raises `ConfigurationError` where there are no tables."""
-    with database.read() as connection:
-        is_there = sa.inspect(connection).has_table(store.name)
-        found = connection.execute(sa.select(store.c.shards)).scalar() if is_there else None
-    if found is None:
-        raise ConfigurationError(
-            "the tables of the SQL store are not there: start the store, a coordinator or a producer on it, or run "
-            "`penstock tx create-tables --sql URL`, which makes them; with --dry-run it prints the statements"
-        )
-    return int(found)
-
-
 def before_it(earlier: sa.FromClause) -> sa.ColumnElement[bool]:
     """Return the condition that a row of `earlier` stands before one of `tx` in its line, and is not settled.
 

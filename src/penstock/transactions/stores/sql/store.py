@@ -8,30 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 
 import sqlalchemy as sa
 from xxhash import xxh3_64_intdigest
 
-from penstock.errors import StoreConnectionError
+from penstock.errors import ConfigurationError, StoreConnectionError
 from penstock.options import ClientConfig, positive_int, seconds
-from penstock.transactions.connections import cause_of
+from penstock.outgoing import UserHeaders
+from penstock.transactions.connections import Answer, adopt, cause_of, is_no_table_error
+from penstock.transactions.messages import a_half, terms
 from penstock.transactions.store import SettledCallback
 from penstock.transactions.stores.relayed_store import GroupWriter, RelayedStore
 from penstock.transactions.stores.shards import CheckTerms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.administration import SqlAdministration
 from penstock.transactions.stores.sql.database import STATEMENT_TIMEOUT_S, Database
-from penstock.transactions.stores.sql.outbox import Outbox
 from penstock.transactions.stores.sql.polling import SettledWatch, SqlCheckSource
 from penstock.transactions.stores.sql.shards import SqlShards
 from penstock.transactions.stores.sql.writing import BATCH, Writing
 from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.ops import Author
 
 #: Shards of a new store. So many coordinators can share the work.
 DEFAULT_SHARDS = 4
 #: An answer to a check is given up after so many times what one statement may take: it waits its turn, and twice for
 #: the database.
 _ANSWER_STATEMENTS = 4
+#: The producer group of such messages: nobody checks them.
+GROUP = "outbox"
 
 
 class SqlStore(RelayedStore):
@@ -86,8 +92,8 @@ class SqlStore(RelayedStore):
         # Set by start(), before any other call.
         self.uuid = ""
         self.shards = shards
-        # Whether `shards` is what the tables have. Set once.
-        self._knows_shards = False
+        #: Whether `shards` is what the tables have. Set once.
+        self.knows_shards = False
         self._watch: SettledWatch | None = None
 
     def start(self) -> None:
@@ -102,7 +108,7 @@ class SqlStore(RelayedStore):
     def _open(self) -> GroupWriter:
         with _opening("opened", ", that it runs, and that its user may create tables"):
             self.uuid, self.shards = schema.create(self.database, self.shards)
-        self._knows_shards = True
+        self.knows_shards = True
         self._watch = SettledWatch(self.database, self.prefix)
         writing = Writing(self.database, self.shard_of, lambda: writer.is_late)
         writer = GroupWriter(writing.write, self.label, self.prefix, BATCH)
@@ -150,18 +156,105 @@ class SqlStore(RelayedStore):
         key = half.key if ordering_key is None else ordering_key
         return int(xxh3_64_intdigest(half.transaction_id.encode() if key is None else key) % self.shards)
 
-    def require_shards(self) -> None:
-        """Find out how many shards the tables have, where the store was not started.
+
+class Outbox:
+    """Messages of one SQL transaction, published if, and only if, it commits. Used by one thread, as its connection.
+
+    There is no half and no check: the database's commit is the decision.
+
+    Messages of one key are published in the order of `send`, within one SQL transaction and from one that had
+    committed to one that began later. Those of SQL transactions that were open at the same time have no order.
+
+    Args:
+        store: the store, in the same database; started or not.
+        connection: the user's connection.
+    """
+
+    def __init__(self, store: SqlStore, connection: object) -> None:
+        self._store = store
+        self._user = adopt(connection)
+        if self._user.kind.value != store.database.kind:
+            raise ConfigurationError(
+                f"the connection leads to {self._user.kind.value}, but the store is in {store.database.kind}: an "
+                "outbox needs both in one database"
+            )
+
+    def send(
+        self,
+        topic: str,
+        *,
+        key: bytes | str | None = None,
+        value: bytes | str | None,
+        headers: UserHeaders = (),
+        partition: int | None = None,
+        deliver_at: datetime | float | None = None,
+    ) -> str:
+        """Write a message into the user's transaction.
+
+        Args:
+            topic: where it is published; it must exist.
+            key: its key; text is encoded as UTF-8.
+            value: its value, or None for a tombstone.
+            headers: its headers; names must not begin with `penstock-`.
+            partition: the partition to publish to; Kafka's partitioner chooses where it is None.
+            deliver_at: it is published then, and not before; a number is seconds since 1970.
+
+        Returns:
+            The id of the message's transaction.
 
         Raises:
-            ConfigurationError: there are no tables.
-            StoreConnectionError: the database did not answer.
+            ConfigurationError: an argument is wrong, the connection would commit by itself, or the store's tables are
+                not there.
+            TopicNotFoundError: there is no such topic.
         """
-        if self._knows_shards:
-            return
-        with _opening("read", ", and that it runs"):
-            self.shards = schema.shards_of(self.database)
-        self._knows_shards = True
+        under = terms(None, deliver_at, by_half=False)
+        half = a_half(new_id(), GROUP, under, topic, key, value, headers, partition)
+        self._store.require_target(topic, partition)
+        self._user.require_transaction()
+        self._require_shards()
+        database = self._store.database
+        number, now, quote = database.next, database.now, database.engine.dialect.identifier_preparer.quote
+        if database.kind == "mysql":
+            self._run("INSERT INTO penstock_number VALUES (NULL)")
+        # Constants and our own words: nothing of the user's is in the text.
+        self._run(
+            "INSERT INTO penstock_tx (id, seq, shard, producer_group, state, author, decided_seq, birth, immunity, "  # noqa: S608 - constants
+            "deliver_at_ms, publish_at_ms, check_count, question, taken_until, held) VALUES (:id, "
+            f"{number}, :shard, :group, :state, :author, {number}, {now}, 0, :deliver_at, :publish_at, 0, 0, 0, 0)",
+            id=half.transaction_id,
+            shard=self._store.shard_of(half),
+            group=GROUP,
+            state=schema.COMMIT,
+            author=int(Author.PRODUCER),
+            deliver_at=half.deliver_at_ms,
+            publish_at=half.deliver_at_ms or 0,
+        )
+        (row,) = schema.message_rows([half])
+        self._run(
+            f"INSERT INTO penstock_message ({', '.join(map(quote, row))}) "  # noqa: S608 - our own words
+            f"VALUES ({', '.join(f':{name}' for name in row)})",
+            **row,
+        )
+        return half.transaction_id
+
+    def _require_shards(self) -> None:
+        """Find out how many shards the tables have, where the store was not started."""
+        store = self._store
+        if not store.knows_shards:
+            ((store.shards,),) = self._run("SELECT shards FROM penstock_store").rows
+            store.knows_shards = True
+
+    def _run(self, statement: str, **values: object) -> Answer:
+        try:
+            return self._user.run(statement, **values)
+        except Exception as error:
+            if not is_no_table_error(error):
+                raise
+            raise ConfigurationError(
+                "the tables of the SQL store are not there, so an outbox has nowhere to write to: start the store, a "
+                "producer or a coordinator on it, once, in the database of the connection; or run `penstock tx "
+                "create-tables --sql URL`, which makes them; with --dry-run it prints the statements"
+            ) from error
 
 
 @contextmanager
