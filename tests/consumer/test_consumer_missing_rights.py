@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError
 from stepped import Stepped, new_item
 
 from penstock.app import App
-from penstock.clients.cluster import KafkaCluster
+from penstock.clients.cluster import Cluster
 from penstock.clients.rights import MissingRightError, Operation, Right, group_right, topic_right
 from penstock.consumer import Explanation, handler, retry
 from penstock.consumer.handlers.results import Result
@@ -214,7 +214,7 @@ def test_a_topic_that_does_not_exist_is_told_apart_by_who_may_know_and_is_a_miss
     secured: DevBroker, new_user: NewUser
 ) -> None:
     user = new_user()
-    cluster = KafkaCluster(secured.bootstrap_servers, user.config)
+    cluster = Cluster(secured.bootstrap_servers, user.config)
 
     with pytest.raises(MissingRightError, match="topic no-such cannot be seen"):
         cluster.require_topics(["no-such"])
@@ -228,7 +228,7 @@ def test_a_producer_that_may_write_nowhere_fails_for_ever_and_its_follower_write
 ) -> None:
     topic = new_secured_topic()
     user = new_user(*on_topic(topic, "describe"))
-    cluster = KafkaCluster(secured.bootstrap_servers, user.config)
+    cluster = Cluster(secured.bootstrap_servers, user.config)
     outbox = PlainOutbox()
     outbox.connect(cluster, {**user.config, "enable.idempotence": True, "log_level": 0}, at_once=True)
     ended: list[Submission] = []

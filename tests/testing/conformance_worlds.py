@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kafka_tools import produce, transactional
-from penstock.clients.cluster import Cluster, ConsumerClient, KafkaCluster
+from penstock.clients.cluster import Cluster, ConsumerClient
 from penstock.devbroker import DevBroker
 from penstock.testing import TestBroker
 from waiting import wait_until
@@ -94,7 +94,7 @@ class KafkaTransaction:
 class KafkaWorld:
     def __init__(self, broker: DevBroker, admin: AdminClient, topic: str) -> None:
         self.topic, self.group = topic, f"conform-{uuid.uuid4().hex}"
-        self.cluster: Cluster = KafkaCluster(broker.bootstrap_servers)
+        self.cluster = Cluster(broker.bootstrap_servers)
         self._bootstrap, self._admin = broker.bootstrap_servers, admin
 
     def produce(self, *values: bytes, partition: int = 0) -> None:

@@ -16,6 +16,7 @@ from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics
+from waiting import wait_until
 
 TOPICS = StoreTopics("store", 1)
 #: What the client library calls the end of a log.
@@ -105,6 +106,9 @@ class Room:
     def look(self) -> None:
         """Ask how far the logs go, if it is time, and take the answer."""
         self.upkeep.look({0: self.partition}, self.now)
+        if self.upkeep._looking is not None:
+            wait_until(self.upkeep._looking.call._call.done)
+            self.upkeep.look({0: self.partition}, self.now)
 
     def tend(self, after_s: float = UPKEEP_S) -> list[tuple[str, int]]:
         """Tend the logs after some time, and return what is being deleted."""

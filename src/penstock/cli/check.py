@@ -39,7 +39,7 @@ def check(
     """
     from penstock import clients
     from penstock.cli.needs import commands, needs_of_app
-    from penstock.clients.cluster import KafkaCluster
+    from penstock.clients.cluster import Cluster
     from penstock.clients.rights import Resource, principal_of
     from penstock.clients.topics import single_copies
     from penstock.errors import BrokerConnectionError
@@ -47,7 +47,7 @@ def check(
     app = app_options.load()
     config, servers = app.effective["config"], app.bootstrap_servers
     user = principal or principal_of(config)
-    cluster = KafkaCluster(servers, config)
+    cluster = Cluster(servers, config)
     settings = Table("settings", list(_settings(app)))
     try:
         there = cluster.topics()

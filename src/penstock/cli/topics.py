@@ -30,7 +30,7 @@ def create(
     """
     from penstock import clients
     from penstock.cli.needs import TRANSACTIONS, needs_of_app
-    from penstock.clients.cluster import KafkaCluster
+    from penstock.clients.cluster import Cluster
     from penstock.clients.topics import TopicSpec
     from penstock.consumer.poll.topics import create_outputs
     from penstock.fleet.commands.audit_log import audit_spec, commands_spec
@@ -39,7 +39,7 @@ def create(
 
     app = app_options.load()
     config, servers = app.effective["config"], app.bootstrap_servers
-    cluster = KafkaCluster(servers, config)
+    cluster = Cluster(servers, config)
     there = cluster.topics()
     needs = needs_of_app(app, there)
     uses = needs.topics | needs.made

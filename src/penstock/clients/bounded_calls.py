@@ -43,40 +43,27 @@ class TooManyLeftBehindError(PenstockError):
 
 
 class LeftBehind:
-    """Counts the threads of one owner that were abandoned. Thread-safe."""
+    """Counts the threads of one owner that were abandoned and have not returned. Thread-safe."""
 
     def __init__(self, owner: str, most: int = MOST_LEFT_BEHIND) -> None:
         self._owner = owner
         self._most = most
-        # Guards the fields below.
         self._lock = threading.Lock()
-        self._hanging = 0
-        #: Threads that were ever abandoned. Written under the lock; reading one number is safe.
-        self.total = 0
-
-    @property
-    def hanging(self) -> int:
-        """How many have not returned yet."""
-        return self._hanging
+        #: How many hang. Written under the lock; reading one number is safe.
+        self.hanging = 0
 
     def require_few(self) -> None:
         """Raise `TooManyLeftBehindError` where too many hang."""
-        if self._hanging > self._most:
+        if self.hanging > self._most:
             raise TooManyLeftBehindError(
-                f"{self._hanging} calls of {self._owner} hang, and {self._most} may: each holds "
+                f"{self.hanging} calls of {self._owner} hang, and {self._most} may: each holds "
                 "a thread and a client; restart the process, and see whether the brokers answer"
             )
 
-    def note_abandoned(self) -> None:
-        """Count a thread that is abandoned."""
+    def add(self, threads: int) -> None:
+        """Count a thread that was abandoned, or, with -1, that one of those has returned."""
         with self._lock:
-            self._hanging += 1
-            self.total += 1
-
-    def note_returned(self) -> None:
-        """Count a thread that was abandoned as returned."""
-        with self._lock:
-            self._hanging -= 1
+            self.hanging += threads
 
 
 class Call(Future[T]):
@@ -102,42 +89,24 @@ class Call(Future[T]):
         try:
             result = self._function()
         except:  # noqa: E722 - see `raised`; whatever it is, the owner gets it
-            self.set_exception(_without_locals(raised()))
+            self.set_exception(raised())
         else:
             self.set_result(result)
-
-
-def _without_locals(error: BaseException) -> BaseException:
-    """Clear the frames of an error and of those it came from: a client among their locals is destroyed here, then.
-
-    Otherwise that would be done by whoever drops the error, and the destructor of a client may hang as well.
-    """
-    cleared: list[BaseException] = []
-    left: list[BaseException | None] = [error]
-    while left:
-        found = left.pop()
-        if found is not None and found not in cleared:
-            traceback.clear_frames(found.__traceback__)
-            cleared.append(found)
-            left += [found.__cause__, found.__context__]
-    return error
 
 
 class Disposable:
     """A thread that makes one call after another, and can be abandoned in any of them. Used by one owner thread.
 
-    What the calls use, Kafka clients above all, is made, used and closed in calls: the owner never waits in one, not
-    even in the destructor of a client.
+    What the calls use, Kafka clients above all, is made, used and closed in calls: the owner never waits in one.
     """
 
     def __init__(self, name: str, left: LeftBehind) -> None:
         self._left = left
         self._calls: queue.SimpleQueue[Call[Any] | None] = queue.SimpleQueue()
-        # Guards the two below: whether it was abandoned, and whether its thread has ended.
+        # Guards the two below: what is called at the end of a thread that was abandoned, and whether it has ended.
         self._lock = threading.Lock()
-        self._is_abandoned = False
-        self._has_ended = False
         self._cleanup: Callable[[], object] | None = None
+        self._has_ended = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -175,11 +144,11 @@ class Disposable:
         `cleanup` closes what its calls use, on the thread itself once its call returns; what it raises is logged.
         """
         with self._lock:
-            if self._is_abandoned or self._has_ended:
+            if self._cleanup is not None or self._has_ended:
                 return
-            self._is_abandoned, self._cleanup = True, cleanup
+            self._cleanup = cleanup
             # Counted here already, so that nobody sees it neither at work nor abandoned.
-            self._left.note_abandoned()
+            self._left.add(1)
         self._calls.put(None)
 
     def close(self) -> None:
@@ -193,22 +162,21 @@ class Disposable:
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
-            if not self._is_abandoned:
+            if self._cleanup is None:
                 call.run()
-            # The last result may be a client's: nobody else shall destroy it.
+            # Its result may be a client, which shall not live on until the next call.
             del call
         with self._lock:
             self._has_ended = True
-            is_abandoned, cleanup = self._is_abandoned, self._cleanup
-        if not is_abandoned:
+            cleanup = self._cleanup
+        if cleanup is None:
             return
         try:
-            if cleanup is not None:
-                cleanup()
+            cleanup()
         except:  # noqa: E722 - a client that was fenced may raise anything when it is closed
             _log.info("what was abandoned by %s did not close well", self._thread.name, exc_info=raised())
         finally:
-            self._left.note_returned()
+            self._left.add(-1)
 
 
 class BackgroundCall(Generic[T]):
@@ -222,13 +190,15 @@ class BackgroundCall(Generic[T]):
         self._limit_s = limit_s
         self._thread = Disposable(f"penstock-{what.replace(' ', '-')}", left)
         self._call = self._thread.start(what, function)
+        # The thread ends with its call, also where nobody asks for the answer.
+        self._thread.close()
 
-    def answer(self) -> T | None:
-        """Return what it returned, or raise what it raised; None as long as it has not.
+    def answer(self, wait_s: float = 0.0) -> T | None:
+        """Return what it returned, or raise what it raised; None where it has not within `wait_s` seconds.
 
         `NotAnsweredError`: it took over its limit and was abandoned.
         """
-        if not self._call.done() and self._call.age_s <= self._limit_s:
+        if not self._call.done(wait_s) and self._call.age_s <= self._limit_s:
             return None
         return self.wait()
 
@@ -237,7 +207,6 @@ class BackgroundCall(Generic[T]):
         if not self._call.done(self._limit_s - self._call.age_s):
             self._thread.abandon(lambda: None)
             raise NotAnsweredError(f"{self._call.label} did not return in {self._limit_s:g} s: it was abandoned")
-        self._thread.close()
         return self._call.result()
 
 

@@ -8,17 +8,16 @@ their authorizer is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient
 
-from penstock.clients.answers import Asked
+from penstock.clients.answers import all_answered
 from penstock.clients.groups import describe_groups
 from penstock.clients.kafka_errors import is_missing_right
 from penstock.errors import PenstockError
@@ -93,32 +92,22 @@ def transactional_right(prefix: str) -> Right:
     return Right(Operation.WRITE, Resource.TRANSACTIONAL_ID, prefix, is_prefix=True)
 
 
-class Grantable(Protocol):
-    """A right that an administrator gives with one command: a `Right`, or one of another system."""
-
-    def __str__(self) -> str:
-        """Return it as it stands in a sentence."""
-
-    def command(self, principal: str, /) -> str:
-        """Return the command that gives it to `principal`."""
-
-
 class MissingRightError(PenstockError, PermissionError):
-    """A broker, or a database, refused what its client has no right to.
+    """A broker refused what its client has no right to.
 
     `what` was tried, as the beginning of a sentence: "messages cannot be sent to topic orders". The missing rights are
     to be given to `principal`, as `User:orders`.
     """
 
     #: What is missing.
-    rights: tuple[Grantable, ...]
+    rights: tuple[Right, ...]
 
-    def __init__(self, what: str, rights: Sequence[Grantable], principal: str) -> None:
+    def __init__(self, what: str, rights: Sequence[Right], principal: str) -> None:
         super().__init__(missing_right_text(what, rights, principal))
         self.rights = tuple(rights)
 
     @classmethod
-    def from_text(cls, text: str, rights: tuple[Grantable, ...] = ()) -> MissingRightError:
+    def from_text(cls, text: str, rights: tuple[Right, ...] = ()) -> MissingRightError:
         """Return one that was raised in another process; where its text alone is left, its rights stand in that."""
         error = cls.__new__(cls)
         PermissionError.__init__(error, text)
@@ -129,12 +118,12 @@ class MissingRightError(PenstockError, PermissionError):
         return MissingRightError.from_text, (str(self), self.rights)
 
 
-def missing_right_text(what: str, rights: Sequence[Grantable], principal: str) -> str:
+def missing_right_text(what: str, rights: Sequence[Right], principal: str) -> str:
     """Return the sentence that tells what was tried, what is missing and the commands that give it."""
     return f"{what}: {lacking_text(rights, principal)}"
 
 
-def lacking_text(rights: Sequence[Grantable], principal: str) -> str:
+def lacking_text(rights: Sequence[Right], principal: str) -> str:
     """Return the part of it that tells what is missing and the commands that give it."""
     named = " and ".join(map(str, rights))
     commands = "; ".join(right.command(principal) for right in rights)
@@ -151,8 +140,6 @@ def principal_of(config: ClientConfig) -> str:
 _ANSWER_S = 5.0
 #: What every client may that gets an answer on a topic or a group.
 _ALWAYS = "DESCRIBE"
-#: A kind of resource, and a name.
-_Place = tuple[Resource, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +154,8 @@ class Rights:
     unknown: tuple[Right, ...] = ()
 
 
-def ask_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float) -> Asked[_Place, Any, Rights]:
-    """Ask for the rights of this client; `KafkaException` where the client library refuses to ask.
+def ask_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float = _ANSWER_S) -> Rights:
+    """Return what brokers tell of the rights of this client; `KafkaException` where the client library refuses to ask.
 
     Where rights on groups are asked for, `admin` is of this question alone: see `clients.groups`.
     """
@@ -177,7 +164,7 @@ def ask_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float) ->
         list(dict.fromkeys(right.name for right in wanted if right.resource is kind))
         for kind in (Resource.TOPIC, Resource.GROUP)
     )
-    asked: dict[_Place, Future[Any]] = {}
+    asked: dict[tuple[Resource, str], Future[Any]] = {}
     if topics:
         names = TopicCollection(topics)
         found = admin.describe_topics(names, request_timeout=timeout_s, include_authorized_operations=True)
@@ -185,25 +172,19 @@ def ask_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float) ->
     if groups:
         found = describe_groups(admin, groups, with_rights=True)
         asked |= {(Resource.GROUP, name): future for name, future in found.items()}
-    return Asked(admin, asked, timeout_s, partial(_read, wanted))
-
-
-def _read(wanted: Iterable[Right], found: Mapping[_Place, Any], failed: Mapping[_Place, KafkaException]) -> Rights:
-    allowed = {place: {each.name for each in topic.authorized_operations or ()} for place, topic in found.items()}
+    described, failed = all_answered(asked, timeout_s)
+    operations = {
+        place: {operation.name for operation in about.authorized_operations or ()} for place, about in described.items()
+    }
     # An answer without what every client may that gets one is none.
-    allowed = {place: names for place, names in allowed.items() if _ALWAYS in names}
-    allowed |= {place: set() for place, error in failed.items() if is_missing_right(error)}
-    held, missing, unknown = list[Right](), list[Right](), list[Right]()
-    for right in wanted:
-        operations = allowed.get((right.resource, right.name))
-        which = unknown if operations is None else held if right.operation.name in operations else missing
-        which.append(right)
-    return Rights(tuple(held), tuple(missing), tuple(unknown))
+    operations = {place: names for place, names in operations.items() if _ALWAYS in names}
+    operations |= {place: set() for place, error in failed.items() if is_missing_right(error)}
 
+    def is_held(right: Right) -> bool | None:
+        allowed = operations.get((right.resource, right.name))
+        return None if allowed is None else right.operation.name in allowed
 
-def missing_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float = _ANSWER_S) -> list[Right]:
-    """Return the rights that a client lacks, as far as brokers tell; `KafkaException` where nothing can be asked."""
-    return list(ask_rights(admin, needed, timeout_s).wait().missing)
+    return Rights(*(tuple(right for right in wanted if is_held(right) is answer) for answer in (True, False, None)))
 
 
 def require_rights(
@@ -214,5 +195,5 @@ def require_rights(
     `what` cannot be done without them, as the beginning of a sentence. What brokers tell nothing of is passed over: the
     use itself tells. `KafkaException` where the client library refused to ask, `MissingRightError` names all missing.
     """
-    if missing := missing_rights(admin, needed, timeout_s):
+    if missing := ask_rights(admin, needed, timeout_s).missing:
         raise MissingRightError(what, missing, principal)

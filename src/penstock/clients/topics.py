@@ -11,22 +11,20 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
     AdminClient,
     ClusterMetadata,
     ConfigResource,
-    ListOffsetsResultInfo,
     OffsetSpec,
     ResourceType,
 )
 from confluent_kafka.cimpl import NewTopic
 
-from penstock.clients.answers import CONNECT_TIMEOUT_S, LATE_S, Asked, answered, first_answer
+from penstock.clients.answers import CONNECT_TIMEOUT_S, LATE_S, all_answered, answered, first_answer
 from penstock.clients.bounded_calls import ask_again
 from penstock.clients.client_log import ClientWords
 from penstock.clients.factory import REPLICATION_FACTOR
@@ -38,6 +36,8 @@ from penstock.outgoing import colliding
 
 _log = logging.getLogger("penstock.kafka")
 
+T = TypeVar("T")
+
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 5.0
 #: What a broker says that has no topic ids: 16 zero bytes in base 64.
@@ -45,16 +45,16 @@ _NO_ID = "A" * 22
 
 
 def described(
-    admin: AdminClient, topics: Iterable[str], timeout_s: float = _ANSWER_S, *, with_operations: bool = False
+    admin: AdminClient, topics: Iterable[str], timeout_s: float = _ANSWER_S
 ) -> tuple[dict[str, Any], dict[str, KafkaException]]:
-    """Return the `TopicDescription` of each topic, and by name why the brokers say nothing of the others."""
-    names = sorted(set(topics))
-    if not names:
+    """Return the `TopicDescription` of each topic, and by name why the brokers say nothing of the others.
+
+    `KafkaException` where the client library refuses to ask.
+    """
+    if not (names := sorted(set(topics))):
         return {}, {}
-    asked = admin.describe_topics(
-        TopicCollection(names), include_authorized_operations=with_operations, request_timeout=timeout_s
-    )
-    return Asked(admin, asked, timeout_s, lambda found, failed: (found, failed)).wait()
+    asked = admin.describe_topics(TopicCollection(names), include_authorized_operations=True, request_timeout=timeout_s)
+    return all_answered(asked, timeout_s)
 
 
 def id_of(description: Any) -> str | None:
@@ -83,17 +83,11 @@ class TopicIds:
     unreadable: frozenset[str] = frozenset()
 
 
-def ask_topic_ids(admin: AdminClient, topics: Iterable[str], timeout_s: float) -> Asked[str, Any, TopicIds]:
-    """Ask for the ids of topics; `KafkaException` where the client library refuses to ask."""
-    names = TopicCollection(list(topics))
-    asked = admin.describe_topics(names, include_authorized_operations=True, request_timeout=timeout_s)
-    return Asked(admin, asked, timeout_s, partial(_read_ids, admin))
-
-
-def _read_ids(admin: AdminClient, found: Mapping[str, Any], failed: Mapping[str, KafkaException]) -> TopicIds:
+def ask_topic_ids(admin: AdminClient, topics: Iterable[str], timeout_s: float) -> TopicIds:
+    """Return which topics there are; `KafkaException` where the client library refuses to ask."""
+    found, failed = described(admin, topics, timeout_s)
     failures = {topic: reason(error) for topic, error in failed.items()}
-    codes = {topic: error.args[0].code() for topic, error in failed.items()}
-    absent = frozenset(topic for topic, code in codes.items() if code == KafkaError.UNKNOWN_TOPIC_OR_PART)
+    codes = {topic: code_of(error) or 0 for topic, error in failed.items()}
     words: ClientWords | None = getattr(admin, "words", None)
     if words is not None:
         # Why no broker answers stands in the client's log alone, which it hears of here.
@@ -103,43 +97,52 @@ def _read_ids(admin: AdminClient, found: Mapping[str, Any], failed: Mapping[str,
             words.clear()
         elif words.cause is not None:
             failures = {topic: f"{why}; {words.cause}" for topic, why in failures.items()}
-    ids = {topic: known for topic, described in found.items() if (known := id_of(described)) is not None}
-    unreadable = {topic for topic, error in failed.items() if is_missing_right(error)}
-    unreadable |= {topic for topic, described in found.items() if may_only_be_seen(described)}
-    return TopicIds(ids, absent, failures, frozenset(unreadable))
+    return TopicIds(
+        ids={topic: known for topic, each in found.items() if (known := id_of(each)) is not None},
+        absent=frozenset(topic for topic, code in codes.items() if code == KafkaError.UNKNOWN_TOPIC_OR_PART),
+        failures=failures,
+        unreadable=frozenset(
+            {topic for topic, error in failed.items() if is_missing_right(error)}
+            | {topic for topic, each in found.items() if may_only_be_seen(each)}
+        ),
+    )
 
 
 FIRST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call] # untyped in the library
 LAST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call] # untyped in the library
 
-#: Offsets that are known, and why one is not.
+#: Offsets that are known, and why others are not.
 Offsets = tuple[dict[Place, int], dict[Place, KafkaException]]
 
 
 def ask_offsets(
-    admin: AdminClient,
-    specs: Mapping[Place, OffsetSpec],
-    timeout_s: float,
-    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
-) -> Asked[Place, ListOffsetsResultInfo, Offsets]:
-    """Ask for offsets of partitions; `KafkaException` where the client library refuses to ask."""
-    asked = admin.list_offsets(
-        {TopicPartition(*place): spec for place, spec in specs.items()},
-        isolation_level=isolation,
-        request_timeout=timeout_s,
-    )
-    return Asked(
-        admin, {(place.topic, place.partition): future for place, future in asked.items()}, timeout_s, _read_offsets
-    )
+    admin: AdminClient, timeout_s: float, *questions: tuple[Mapping[Place, OffsetSpec], IsolationLevel]
+) -> list[Offsets]:
+    """Return the answer to each question for offsets of partitions; all are asked at once, within `timeout_s` seconds.
 
-
-def _read_offsets(found: Mapping[Place, ListOffsetsResultInfo], failed: Mapping[Place, KafkaException]) -> Offsets:
-    offsets = {place: int(answer.offset) for place, answer in found.items() if answer.offset != OFFSET_INVALID}
+    A question has the readers' isolation. `KafkaException` where the client library refuses to ask.
+    """
+    asked = {
+        (number, (part.topic, part.partition)): future
+        for number, (specs, isolation) in enumerate(questions)
+        for part, future in admin.list_offsets(
+            {TopicPartition(*place): spec for place, spec in specs.items()},
+            isolation_level=isolation,
+            request_timeout=timeout_s,
+        ).items()
+    }
+    found, failed = all_answered(asked, timeout_s)
     # Where a partition has no leader for a moment, the client library (2.16, seen) may answer so. Taken for the end of
     # a log, it would mean that all in it is gone.
     text = "the answer holds no offset: the partition may have no leader yet"
     invalid = KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, text))
-    return offsets, {**failed, **dict.fromkeys(found.keys() - offsets.keys(), invalid)}
+    failed |= {key: invalid for key, answer in found.items() if answer.offset == OFFSET_INVALID}
+    known = {key: int(answer.offset) for key, answer in found.items() if key not in failed}
+
+    def of(number: int, answers: Mapping[tuple[int, Place], T]) -> dict[Place, T]:
+        return {place: answer for (question, place), answer in answers.items() if question == number}
+
+    return [(of(number, known), of(number, failed)) for number in range(len(questions))]
 
 
 def known_offsets(
@@ -149,7 +152,7 @@ def known_offsets(
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[Place, int]:
     """Return offsets of partitions, waiting `timeout_s` at most; `KafkaException` where one is not known: try again."""
-    found, failed = ask_offsets(admin, specs, timeout_s, isolation).wait()
+    ((found, failed),) = ask_offsets(admin, timeout_s, (specs, isolation))
     for error in failed.values():
         raise error
     return found
@@ -238,20 +241,17 @@ def require_topics(
     `MissingRightError` names all that cannot be seen, and says that `principal` lacks the permission `to` them;
     `TopicNotFoundError` names all that do not exist.
     """
-    counts = partition_counts(admin, bootstrap_servers)
-    wanted = list(topics)
-    missing = sorted(name for name in wanted if name not in counts)
-    if hidden := hidden_topics(admin, missing):
+    counts, wanted = partition_counts(admin, bootstrap_servers), list(topics)
+    # What is hidden is not in the list of all topics. Asked by name, brokers distinguish it from what does not exist.
+    found, failed = described(admin, [name for name in wanted if name not in counts], CONNECT_TIMEOUT_S)
+    counts |= {name: len(topic.partitions) for name, topic in found.items()}
+    if hidden := [name for name, error in failed.items() if is_missing_right(error)]:
         raise MissingRightError(
             f"topic{'s' if len(hidden) > 1 else ''} {', '.join(hidden)} cannot be seen at {bootstrap_servers}",
             [topic_right(to, name) for name in hidden],
             principal,
         )
-    if missing:
-        # What is not hidden now may have been when the topics were listed: the right to see it was given in between.
-        counts = partition_counts(admin, bootstrap_servers)
-        missing = sorted(name for name in wanted if name not in counts)
-    if missing:
+    if missing := sorted(name for name in wanted if name not in counts):
         raise TopicNotFoundError(
             f"no such topic at {bootstrap_servers}: {', '.join(missing)}; create it first, or correct the name"
         )
@@ -298,23 +298,15 @@ def ensure_topics(
             try:
                 answered(future, _CREATE_S)
             except KafkaException as error:
-                is_hidden = bool(hidden_topics(admin, [name]))
+                found, failed = described(admin, [name], CONNECT_TIMEOUT_S)
+                is_hidden = name in failed and is_missing_right(failed[name])
                 # Two processes that start together both create, and one comes too late; or the topic was hidden at
                 # first, and the right to see it was given in between.
-                was_there = code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS
-                if not is_hidden and (was_there or name in partition_counts(admin, bootstrap_servers)):
+                if name in found or (not is_hidden and code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS):
                     continue
                 if not wanted[name].is_optional:
-                    if is_hidden or is_missing_right(error):
-                        raise _not_created(name, principal, needs.get(name, ()), is_hidden=is_hidden) from error
-                    if code_of(error) == KafkaError.TOPIC_EXCEPTION:
-                        raise ConfigurationError(
-                            f"Kafka does not take the name of topic {name!r}: {reason(error)}; {wanted[name].rename}"
-                        ) from error
-                    raise PenstockError(
-                        f"topic {name} is missing and could not be created: {reason(error)}; "
-                        "create it by hand or allow this client to create topics"
-                    ) from error
+                    needed = needs.get(name, ()) if is_hidden else None
+                    raise _not_created(wanted[name], error, principal, needed) from error
                 # Of one that is hidden nobody knows whether it is missing.
                 level = logging.INFO if is_hidden else logging.WARNING
                 text = "topic %s is missing and could not be created: %s; it is done without"
@@ -360,26 +352,25 @@ def single_copies(admin: AdminClient, topics: Iterable[str] | None = None) -> li
     ]
 
 
-def _not_created(name: str, principal: str, needs: Sequence[Operation], *, is_hidden: bool) -> MissingRightError:
-    """Return the error of a topic that this client may not create, or that is there and cannot be seen."""
+def _not_created(
+    spec: TopicSpec, error: KafkaException, principal: str, needed: Sequence[Operation] | None
+) -> PenstockError:
+    """Return the error of a topic that could not be created, or is there and hidden; then it is `needed` for these."""
+    name = spec.name
     create = topic_right(Operation.CREATE, name)
-    if is_hidden:
-        needed = [topic_right(operation, name) for operation in needs]
-        return MissingRightError(
-            f"topic {name} cannot be seen, nor created where it does not exist",
-            needed or [topic_right(Operation.WRITE, name), create],
-            principal,
-        )
-    return MissingRightError(
-        f"topic {name} is missing and could not be created (somebody who may can create it by hand, too)",
-        [create],
-        principal,
+    if needed is not None:
+        rights = [topic_right(operation, name) for operation in needed]
+        what = f"topic {name} cannot be seen, nor created where it does not exist"
+        return MissingRightError(what, rights or [topic_right(Operation.WRITE, name), create], principal)
+    if is_missing_right(error):
+        what = f"topic {name} is missing and could not be created (somebody who may can create it by hand, too)"
+        return MissingRightError(what, [create], principal)
+    if code_of(error) == KafkaError.TOPIC_EXCEPTION:
+        return ConfigurationError(f"Kafka does not take the name of topic {name!r}: {reason(error)}; {spec.rename}")
+    return PenstockError(
+        f"topic {name} is missing and could not be created: {reason(error)}; "
+        "create it by hand or allow this client to create topics"
     )
-
-
-def message_limits(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
-    """Return `max.message.bytes` of each topic as the brokers apply it; without those that they do not tell."""
-    return {topic: int(limit) for topic, limit in topic_setting(admin, topics, "max.message.bytes").items()}
 
 
 def topic_setting(admin: AdminClient, topics: Iterable[str], name: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The consumer engine: poll loop, lanes' workers and tasks, retries, dead letters, rebalance and drain."""
 
 from penstock.clients.cluster import Clock, Cluster
-from penstock.clients.rights import Grantable, Operation, Resource, Right, Rights
+from penstock.clients.rights import Operation, Resource, Right, Rights
 from penstock.consumer.handlers.environment import (
     AsyncMiddleware,
     CallNext,
@@ -56,7 +56,6 @@ __all__ = [
     "EncoderSpec",
     "Explanation",
     "Filter",
-    "Grantable",
     "Handler",
     "HandlerFunction",
     "HandlerOptions",

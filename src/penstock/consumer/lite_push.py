@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from penstock import options as check
-from penstock.clients.cluster import Cluster, KafkaCluster
+from penstock.clients.cluster import Cluster
 from penstock.consumer.engine import Engine
 from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.environment import MiddlewareSpec, WorkerResource, middlewares_of
@@ -92,7 +92,7 @@ class LitePushConsumer:
             require_other_target(pattern, handler)
         self._group = group
         self._settings = settings or ConsumerSettings()
-        self._cluster = cluster or KafkaCluster(bootstrap_servers, self._settings.config)
+        self._cluster = cluster or Cluster(bootstrap_servers, self._settings.config)
         #: Makes what handlers get that ask for a `Context`. Its state is set before the start.
         self.contexts = ContextFactory(group, app)
         self._engine = engine = Engine(

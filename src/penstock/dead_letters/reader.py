@@ -16,7 +16,7 @@ from penstock import clients
 from penstock.clients.answers import CONNECT_TIMEOUT_S
 from penstock.clients.kafka_errors import ErrorKind, concerns_a_group, is_missing_right, reason
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
-from penstock.clients.rights import MissingRightError, Operation, group_right, missing_rights, principal_of, topic_right
+from penstock.clients.rights import MissingRightError, Operation, ask_rights, group_right, principal_of, topic_right
 from penstock.clients.topics import partition_counts, require_topics
 from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, read
 from penstock.errors import BrokerConnectionError, PenstockError, TopicNotFoundError
@@ -163,7 +163,7 @@ class DeadLetterLog:
         """Tell whether a replay sent a letter; None where this user may not read the offsets of `REPLAY_GROUP`."""
         if self._may_know_replays is None:  # asked first, for the client waits long where it may not
             admin = clients.admin(self.bootstrap_servers, self.config)
-            self._may_know_replays = not missing_rights(admin, [group_right(REPLAY_GROUP, Operation.DESCRIBE)])
+            self._may_know_replays = not ask_rights(admin, [group_right(REPLAY_GROUP, Operation.DESCRIBE)]).missing
         if not self._may_know_replays:
             return None
         place = letter.topic, letter.partition

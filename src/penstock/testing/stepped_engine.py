@@ -7,12 +7,12 @@ when anything happens, and time moves only when the driver moves it: where the e
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from confluent_kafka import Message as ClientMessage
 from confluent_kafka import TopicPartition
 
-from penstock.clients.cluster import RebalanceCallback
+from penstock.clients.cluster import Cluster, RebalanceCallback
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
 from penstock.consumer.handlers.call_guard import AbandonedCall
@@ -306,7 +306,7 @@ class SteppedConsumer:
 
     def connect(self) -> PollLoop:
         """Check the topics, make the clients and ask to join; errors as `Engine.connect`."""
-        self.loop = self.engine.connect(self)
+        self.loop = self.engine.connect(cast("Cluster", self))
         self.loop.membership.join()
         return self.loop
 

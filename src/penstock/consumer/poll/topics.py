@@ -329,18 +329,19 @@ class TopicWatch:
     def check(self, now: float) -> list[str]:
         """Return the topics that were found to be recreated; ask again when it is time."""
         recreated: list[str] = []
-        if self._asked is not None:
-            found = self._asked.answer()
-            if found is None:
-                return []
-            self._asked = None
-            recreated = self._compare(found)
-        if now >= self._next:
-            self._next = now + _WATCH_EVERY_S
-            try:
+        try:
+            if self._asked is not None:
+                found = self._asked.answer()
+                if found is None:
+                    return []
+                self._asked = None
+                recreated = self._compare(found)
+            if now >= self._next:
+                self._next = now + _WATCH_EVERY_S
                 self._asked = self._ask(self._topics)
-            except KafkaException as error:
-                self._troubles = dict.fromkeys(self._topics, f"the client cannot ask the brokers: {reason(error)}")
+        except (KafkaException, PenstockError) as error:
+            self._asked = None
+            self._troubles = dict.fromkeys(self._topics, f"the client cannot ask the brokers: {reason(error)}")
         return recreated
 
     def _compare(self, found: TopicIds) -> list[str]:

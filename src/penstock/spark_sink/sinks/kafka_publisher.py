@@ -25,7 +25,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from penstock import clients
 from penstock.clients.kafka_errors import code_of, is_missing_right, is_transient, reason
-from penstock.clients.rights import MissingRightError, Operation, Resource, Right, missing_rights, principal_of
+from penstock.clients.rights import MissingRightError, Operation, Resource, Right, ask_rights, principal_of
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.faults import Blamed, IdLostError, NotOpenedError, blamed
 from penstock.clients.transactional.missing_rights import MissingRights
@@ -262,7 +262,7 @@ def _missing_rights(target: Target, topics: Collection[str], error: BaseExceptio
     if code == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
         return [Right(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)]
     needed = target.rights(topics)
-    missing = missing_rights(clients.admin(target.servers, target.config), needed)
+    missing = ask_rights(clients.admin(target.servers, target.config), needed).missing
     # Refused a moment ago, and given by now or not known: then any of them may have been meant.
     return missing or (needed if is_missing_right(error) else [])
 

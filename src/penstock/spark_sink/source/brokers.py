@@ -123,7 +123,7 @@ class OffsetReader:
         servers, topics = self._options.bootstrap_servers, self._options.topics
 
         def ask() -> tuple[dict[str, Any], dict[str, KafkaException]]:
-            found, refused = described(self._admin, topics, timeout_s, with_operations=True)
+            found, refused = described(self._admin, topics, timeout_s)
             # Numbers below zero are the client's own errors: no broker has said anything.
             if refused and not found and all(error.args[0].code() < 0 for error in refused.values()):
                 raise next(iter(refused.values()))
@@ -161,8 +161,7 @@ class OffsetReader:
         """Ask for offsets, all at once, and again as often as the options say where a broker did not answer."""
 
         def ask() -> list[Offsets]:
-            asked = [ask_offsets(self._admin, specs, _QUESTION_TIMEOUT_S, isolation) for specs, isolation in questions]
-            answers = [question.wait() for question in asked]
+            answers = ask_offsets(self._admin, _QUESTION_TIMEOUT_S, *questions)
             for part, error in (failure for _, failed in answers for failure in failed.items()):
                 if is_missing_right(error):
                     raise self._not_allowed(f"the offsets of {place(part)} cannot be read", [part[0]]) from error

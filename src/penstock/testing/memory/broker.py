@@ -13,7 +13,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-from penstock.clients.bounded_calls import Disposable, LeftBehind
+from penstock.clients.cluster import Cluster
 from penstock.clients.rights import Operation as RightOperation
 from penstock.clients.rights import Right, Rights, topic_right
 from penstock.clients.topics import TopicIds, TopicSpec
@@ -44,7 +44,7 @@ class Answered(Generic[T]):
     wait = answer
 
 
-class TestBroker:
+class TestBroker(Cluster):
     """A Kafka in memory. All methods may be called from any thread.
 
     Args:
@@ -94,11 +94,11 @@ class TestBroker:
 
     # The cluster an engine sees
 
-    def consumer(self, config: Mapping[str, Any]) -> MemoryConsumer:
+    def consumer(self, config: Mapping[str, Any]) -> MemoryConsumer:  # type: ignore[override] # as far as it is called
         """Make a consumer. `config` holds librdkafka's keys and the callback `on_commit`; unknown keys are ignored."""
         return MemoryConsumer(config, self._state)
 
-    def producer(self, config: Mapping[str, Any]) -> MemoryProducer:  # noqa: ARG002 - a cluster's method takes it
+    def producer(self, config: Mapping[str, Any]) -> MemoryProducer:  # type: ignore[override] # noqa: ARG002 - the same
         """Make a producer. No key of `config` changes anything here."""
         return MemoryProducer(self._state)
 
@@ -148,10 +148,6 @@ class TestBroker:
     ) -> NoReturn:
         """Raise `ConfigurationError`: there are no transactional producers here."""
         raise ConfigurationError(f"a broker in memory has no transactional producer {transactional_id}")
-
-    def disposable(self, name: str, left: LeftBehind) -> Disposable:
-        """Make a thread for calls of clients that may never return."""
-        return Disposable(name, left)
 
     def stable_offsets(self, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return a group's committed offsets."""

@@ -144,9 +144,8 @@ class Inspection:
         self, logs: Mapping[str, str], places: list[Place]
     ) -> tuple[dict[str, str], dict[Place, tuple[int, int]]]:
         """Return the topic ids of logs, and the bounds of partitions."""
-        asked = ask_topic_ids(self._admin, logs.values(), self._patience.limit_s)
+        ids = ask_topic_ids(self._admin, logs.values(), self._patience.limit_s).ids
         bounds = log_bounds(self._admin, places, self._patience.limit_s)
-        ids = asked.wait().ids
         return {log: ids[topic] for log, topic in logs.items() if topic in ids}, bounds
 
     def committed(self, places: list[TopicPartition]) -> dict[Place, TopicPartition]:

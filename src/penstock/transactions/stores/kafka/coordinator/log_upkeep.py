@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from penstock.clients.answers import Asked
+from penstock.clients.bounded_calls import BackgroundCall, NotAnsweredError
 from penstock.clients.kafka_errors import reason
 from penstock.clients.rights import Operation, topic_right
 from penstock.clients.topics import FIRST, LAST, Offsets, TopicIds, ask_offsets, ask_topic_ids
@@ -40,8 +40,9 @@ _log = logging.getLogger("penstock.transactions")
 #: waits for the answer.
 UPKEEP_S = 5.0
 _WAITED_FOR_INTERVAL_S = 0.2
-#: Seconds that a broker may take to answer.
+#: Seconds that a broker may take to answer, and that a look may take in all, with what the library is late.
 _ANSWER_S = 5.0
+_CALL_LIMIT_S = 15.0
 
 
 class _ReadTo(NamedTuple):
@@ -53,13 +54,11 @@ class _ReadTo(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """A question to the brokers: how far the logs had been read when it was asked, and the answers to come."""
+    """A question to the brokers: how far the logs had been read when it was asked, and the answer to come."""
 
     asked_at: float
     read_to: Mapping[int, _ReadTo]
-    lows: Asked[Any, Any, Offsets]
-    ends: Asked[Any, Any, Offsets]
-    ids: Asked[str, Any, TopicIds]
+    call: BackgroundCall[tuple[Offsets, Offsets, TopicIds]]
 
 
 class _Seen(NamedTuple):
@@ -97,29 +96,39 @@ class LogUpkeep:
         interval_s = _WAITED_FOR_INTERVAL_S if is_wanted else UPKEEP_S
         if owned and self._looking is None and now - self._asked_at >= interval_s:
             self._asked_at = now
-            try:
-                self._looking = self._ask(owned, now)
-            except KafkaException as error:
-                prefix = self._context.topics.prefix
-                self._ration.warn("bounds", "the logs of %s cannot be looked at: %s", prefix, reason(error))
+            self._looking = self._ask(owned, now)
         look = self._looking
-        if look is not None and all(asked.is_over for asked in look[2:]):
+        if look is None:
+            return
+        try:
+            answer = look.call.answer()
+        except (KafkaException, NotAnsweredError) as error:
             self._looking = None
-            self._take(look, owned)
+            prefix = self._context.topics.prefix
+            self._ration.warn("bounds", "the logs of %s cannot be looked at: %s", prefix, reason(error))
+            return
+        if answer is not None:
+            self._looking = None
+            self._take(look, *answer, owned)
 
     def _ask(self, owned: Mapping[int, HalfPartition], now: float) -> _Look:
         places = [(topic, number) for topic in self._logs for number in owned]
-        lows, ends = (
-            ask_offsets(self._admin, dict.fromkeys(places, spec), _ANSWER_S, IsolationLevel.READ_UNCOMMITTED)
-            for spec in (FIRST, LAST)
-        )
+        questions = [(dict.fromkeys(places, spec), IsolationLevel.READ_UNCOMMITTED) for spec in (FIRST, LAST)]
+
+        def ask() -> tuple[Offsets, Offsets, TopicIds]:
+            lows, ends = ask_offsets(self._admin, _ANSWER_S, *questions)
+            return lows, ends, ask_topic_ids(self._admin, self._logs, _ANSWER_S)
+
         # What is read since lies behind the ends that are found.
         read_to = {number: _ReadTo(p, p.positions(), p.committed) for number, p in owned.items()}
-        return _Look(now, read_to, lows, ends, ask_topic_ids(self._admin, self._logs, _ANSWER_S))
+        what = f"a look at the logs of {self._context.topics.prefix}"
+        return _Look(now, read_to, BackgroundCall(what, ask, _CALL_LIMIT_S, self._context.left))
 
-    def _take(self, look: _Look, owned: Mapping[int, HalfPartition]) -> None:
+    def _take(
+        self, look: _Look, begins: Offsets, bounded: Offsets, topics: TopicIds, owned: Mapping[int, HalfPartition]
+    ) -> None:
         """Take the answer to a look."""
-        (lows, no_lows), (ends, no_ends), topics = look.lows.wait(), look.ends.wait(), look.ids.wait()
+        (lows, no_lows), (ends, no_ends) = begins, bounded
         unknown = {f"{topic}:{number}": reason(why) for (topic, number), why in {**no_lows, **no_ends}.items()}
         for name, why in {**unknown, **topics.failures}.items():
             text = "it is not known where %s begins and ends: %s; asking again"

@@ -86,7 +86,7 @@ class RecoveryReader:
         """
         wanted = list(partitions)
         step("asking for topic ids")
-        found = ask_topic_ids(self._admin, self._names.values(), _ANSWER_S).wait().ids
+        found = ask_topic_ids(self._admin, self._names.values(), _ANSWER_S).ids
         ids = {log: found[name] for log, name in self._names.items() if name in found}
         # Transactional ids under which all was ended that they had left open.
         ended: set[str] = set()
