@@ -3,24 +3,18 @@
 The client library's destructor waits for the client's own threads, without a bound: one that hangs, in a callback say,
 would hold up whoever drops the client. On one of those threads it would end the process; there a client that hangs in a
 circle of objects may be found by Python's search for garbage. So every client that is dropped is handed to a thread of
-its own. What is left at the end of the interpreter is closed then, within a bound, if no other thread may use it; else
-it ends with the process.
+its own, and what is left at the end of the interpreter ends with the process.
 """
 
 from __future__ import annotations
 
 import _thread
-import atexit
 import ctypes
 import gc
-import logging
-import os
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -34,27 +28,14 @@ from penstock.clients.tokens import with_tokens
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, is_classic, not_empty, positive_int
 
-_log = logging.getLogger("penstock.clients.factory")
-
 #: Seconds for which whoever dropped or found the client may still refer to it, and between two looks.
 _RELEASE_BUDGET_S = 1.0
 _POLL_S = 0.01
-#: Looks at the end of the interpreter for which other threads may still be ending, and seconds for the clients: one
-#: whose broker is gone may never close (librdkafka 2.16 keeps waiting for a thread of its own; seen in every third run
-#: of a program that stopped its broker on a busy machine), and nothing of it is lost with the process.
-_LAST_LOOKS = 10
-LAST_S = 1.0
-
 #: Seconds that brokers may take to say which topics a member asks for.
 _TOPICS_S = 5.0
 
 #: Adds a reference that nobody takes back, so that the destructor is never called.
 _keep_for_ever = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
-
-#: The clients of this process. Added to by whoever makes one.
-living: weakref.WeakSet[DestroyedElsewhere] = weakref.WeakSet()
-# The threads of the parent's clients are not there in a child: nothing of them can be closed.
-os.register_at_fork(after_in_child=living.clear)
 
 
 class DestroyedElsewhere:
@@ -80,45 +61,6 @@ def _destroy(client: list[Any]) -> None:
         # What lies in the circle with it was found and kept, and would be found anywhere again, without a second
         # `__del__`.
         gc.collect()
-
-
-@atexit.register
-def _close_what_is_left() -> None:
-    """Close the clients that are left, where no other thread may be at work with one."""
-    for _ in range(_LAST_LOOKS):
-        if not _other_threads():
-            break
-        time.sleep(_POLL_S)
-    else:
-        return
-    # They say now that brokers which were stopped before them are gone, and nobody works with them any more.
-    client_log.connections = logging.INFO
-    clients = list(living)
-    threads = [threading.Thread(target=_close, args=(client,), daemon=True) for client in clients]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + LAST_S
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    if left := sum(thread.is_alive() for thread in threads):
-        _log.info("%d Kafka clients did not close within %g s and end with the process", left, LAST_S)
-
-
-def _other_threads() -> list[threading.Thread]:
-    """Return the threads that Python made, save this one. Those of the client library use no client."""
-    here = threading.current_thread()
-    return [
-        thread
-        for thread in threading.enumerate()
-        if thread is not here and not isinstance(thread, threading._DummyThread)  # noqa: SLF001 - there is no public name
-    ]
-
-
-def _close(client: Any) -> None:
-    with suppress(Exception):  # whatever it is, the process ends
-        if hasattr(client, "purge"):
-            client.purge()  # a producer's: what nobody waits for any more would be waited for
-        client.__exit__(None, None, None)
 
 
 class TopicsNotKnownError(KafkaException):
@@ -291,7 +233,6 @@ def _made(make: Callable[[dict[str, Any]], ClientT], config: dict[str, Any]) -> 
     try:
         client = make(config)
         client.words = config["logger"]
-        living.add(client)
     except (KafkaException, TypeError, ValueError) as error:
         said = reason(error) if isinstance(error, KafkaException) else str(error)
         # The library repeats some values. Any may be a secret, as one that was given under another one's name; so the
