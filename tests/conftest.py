@@ -212,7 +212,7 @@ def logs_are_not_rationed_by_earlier_tests() -> None:
     """Let each test log what others have logged a moment ago."""
     # Not imported here: rooms without Kafka run without its client.
     if (ration := sys.modules.get("penstock.clients.ration")) is not None:
-        ration.lines.ration.forget_all()
+        ration.lines.forget_all()
 
 
 @pytest.fixture(autouse=True)

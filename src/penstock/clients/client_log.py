@@ -21,7 +21,7 @@ from typing import Any
 from confluent_kafka import KafkaError
 
 from penstock.clients.kafka_errors import REBALANCING
-from penstock.clients.ration import Ration
+from penstock.clients.ration import once_in, rationed
 from penstock.errors import raised
 from penstock.options import ClientConfig
 
@@ -202,13 +202,14 @@ _REFUSED_BY_REBALANCE = re.compile(rf"\(({'|'.join(KafkaError(code).name() for c
 
 
 class ClientLog:
-    """Stands where the client library expects a `logging.Logger`. Thread-safe: all clients of a process share one."""
+    """Stands where the client library expects a `logging.Logger`. Thread-safe: all clients of a process share one.
+
+    The logger is one of `rationed`.
+    """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
-        self._ration = Ration(EVERY_S, clock)
-        #: The level of lines about a connection.
-        self.connections = logging.WARNING
+        self._clock = clock
 
     def log(self, level: int, text: str, /, *arguments: object) -> None:
         """Take a line: its kind, the client's name and what it says are the arguments."""
@@ -219,20 +220,16 @@ class ClientLog:
         said = THREAD.sub("", str(arguments[-1])) if arguments else text
         broker = BROKER.search(said)
         kind = arguments[0] if arguments else None
-        left_out = self._ration.take((kind, broker[0] if broker else "", _NUMBER.sub("#", AFTER.sub("", said))))
-        if left_out is None:
-            return
+        same = self, kind, broker[0] if broker else "", _NUMBER.sub("#", AFTER.sub("", said))
         if kind == "TXNERR" and _REFUSED_BY_REBALANCE.search(said):
             level = logging.INFO
         if level >= logging.WARNING:
             cause, is_connection = cause_of(said), kind in _CONNECTION
             remedy = cause.remedy or ("it tries again" if is_connection else "")
-            level = self.connections if is_connection else level
+            level = logging.WARNING if is_connection else level
             text, arguments = "a Kafka client says: %s", (f"{cause.words}; {remedy}" if remedy else cause.words,)
-        if left_out:
-            text, arguments = f"{text} (and %d more like it, left out)", (*arguments, left_out)
-        self._log.log(level, text, *arguments)
+        self._log.log(level, text, *arguments, extra=once_in(EVERY_S, same, self._clock()))
 
 
 #: Shared by all clients: what they say of one broker is the same.
-client_log = ClientLog(logging.getLogger("penstock.kafka"))
+client_log = ClientLog(rationed("penstock.kafka"))

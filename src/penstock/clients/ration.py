@@ -1,4 +1,4 @@
-"""Log lines that would flood: of those that say the same, one every few seconds."""
+"""Log lines that would flood: of those that say the same, one every few seconds, with the number of the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from math import inf
 from typing import Any
 
@@ -14,27 +14,33 @@ from typing import Any
 _MOST_KINDS = 1_000
 
 
-class Ration:
-    """Says whether a line of a kind may be logged: every `every_s` seconds one may. Thread-safe."""
+class RationFilter(logging.Filter):
+    """Lets a line pass whose call has `extra=once_in(...)` once in so many seconds; of others every one passes."""
 
-    def __init__(self, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._every_s = every_s
-        self._clock = clock
-        # Guards what follows.
+    def __init__(self) -> None:
+        super().__init__()
         self._lock = threading.Lock()
-        # By kind: when a line was logged, and how many were left out since.
+        # By kind: when a line was logged, and how many were left out since. Under the lock.
         self._lines: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
-    def take(self, kind: Hashable, every_s: float | None = None, now: float | None = None) -> int | None:
-        """Return how many lines of a kind were left out before this one, or None where it is left out itself.
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether a line passes; it says then how many like it were left out before."""
+        asked: tuple[float, Hashable, float | None] | None = getattr(record, "ration", None)
+        if asked is None:
+            return True
+        every_s, kind, now = asked
+        left_out = self.take((record.name, record.msg, kind), every_s, now)
+        if left_out and isinstance(record.args, tuple):
+            record.msg, record.args = f"{record.msg} (and %d more like it, left out)", (*record.args, left_out)
+        return left_out is not None
 
-        Another interval and another clock than its own may be given for a kind.
-        """
-        now = self._clock() if now is None else now
+    def take(self, kind: Hashable, every_s: float, now: float | None = None) -> int | None:
+        """Return how many lines of a kind were left out before this one, or None where it is left out itself."""
+        now = time.monotonic() if now is None else now
         with self._lock:
             at, left_out = self._lines.get(kind, (-inf, 0))
             # A clock that has gone back is another one's.
-            if at <= now < at + (self._every_s if every_s is None else every_s):
+            if at <= now < at + every_s:
                 self._lines[kind] = at, left_out + 1
                 return None
             self._lines[kind] = now, 0
@@ -43,31 +49,10 @@ class Ration:
                 self._lines.popitem(last=False)
         return left_out
 
-    def forget(self, kind: Hashable) -> None:
-        """Let the next line of a kind be logged at once."""
-        with self._lock:
-            self._lines.pop(kind, None)
-
     def forget_all(self) -> None:
         """Let the next line of every kind be logged at once."""
         with self._lock:
             self._lines.clear()
-
-
-class RationFilter(logging.Filter):
-    """Lets a line pass whose call has `extra=once_in(...)` once in so many seconds; of others every one passes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ration = Ration(0.0)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether a line passes."""
-        asked: tuple[float, Hashable, float | None] | None = getattr(record, "ration", None)
-        if asked is None:
-            return True
-        every_s, kind, now = asked
-        return self.ration.take((record.name, record.msg, kind), every_s, now) is not None
 
 
 #: The one filter of all loggers whose lines may be rationed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from penstock.clients.ration import Ration
+from penstock.clients.ration import lines
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -15,12 +15,9 @@ _LOG_EVERY_S = 10.0
 class RationedLog:
     """Warnings that bad input could repeat without end: one of each kind every few seconds."""
 
-    def __init__(self) -> None:
-        self._ration = Ration(_LOG_EVERY_S)
-
     def is_due(self, kind: str) -> bool:
         """Tell whether a line of a kind may be logged, which counts as logged then: none was a moment ago."""
-        return self._ration.take(kind) is not None
+        return lines.take((self, kind), _LOG_EVERY_S) is not None
 
     def warn(self, kind: str, text: str, *args: object) -> None:
         """Log a warning, unless one of its kind was logged a moment ago."""

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from confluent_kafka import Consumer
 
 from penstock.clients.kafka_errors import concerns_a_group
-from penstock.clients.ration import Ration
 from penstock.clients.rights import Right, lacking_text, missing_right_text, principal_of
 from penstock.options import ClientConfig
 
@@ -37,9 +36,9 @@ class MissingRights:
         self._clock = clock
         # Guards what follows.
         self._lock = threading.Lock()
-        # By right: when it was missed last, and the sentence that tells so.
+        # By right: when it was missed last, and the sentence that tells so; and when each sentence was logged.
         self._missed: dict[Right, tuple[float, str]] = {}
-        self._ration = Ration(_LOG_INTERVAL_S, clock)
+        self._logged: dict[str, float] = {}
 
     def refused(self, what: str, *rights: Right) -> str:
         """Take in that something was refused for want of rights; return the sentence that tells so.
@@ -49,7 +48,10 @@ class MissingRights:
         text, now = missing_right_text(what, rights, self._principal), self._clock()
         with self._lock:
             self._missed.update(dict.fromkeys(rights, (now, text)))
-        if self._ration.take(text) is not None:
+            self._logged = {said: at for said, at in self._logged.items() if now - at < _LOG_INTERVAL_S}
+            is_due = text not in self._logged
+            self._logged.setdefault(text, now)
+        if is_due:
             _log.error("%s; it goes on by itself once that is done", text)
         return text
 
@@ -63,7 +65,7 @@ class MissingRights:
             with self._lock:
                 for right in rights:
                     if (missed := self._missed.pop(right, None)) is not None:
-                        self._ration.forget(missed[1])
+                        self._logged.pop(missed[1], None)
 
     def missing(self) -> dict[str, str]:
         """Return what is missing: rights as they stand in a sentence, each with what is refused and what gives it."""
