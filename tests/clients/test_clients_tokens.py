@@ -13,6 +13,7 @@ from confluent_kafka import KafkaException
 import penstock
 from penstock import clients
 from penstock.clients import tokens as tokens_module
+from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.tokens import with_tokens
 from penstock.errors import BrokerConnectionError, ConfigurationError
 from waiting import wait_until
@@ -36,7 +37,7 @@ def test_a_callback_may_be_named_as_text(named: str) -> None:
         (7, "must be a function, or its name"),
         ("no_such_module:token", "cannot be imported here: No module named 'no_such_module'"),
         ("token_source:absent", "cannot be imported here: .*'absent'"),
-        ("token_source:NOTHING", "is a str, not a function"),
+        ("token_source:NOTHING", "must be a function, .* but 'token_source:NOTHING' is a "),
     ],
 )
 def test_a_callback_that_is_none_is_named(given: object, sentence: str) -> None:
@@ -102,23 +103,29 @@ def test_a_token_that_is_missing_later_is_in_the_log(caplog: pytest.LogCaptureFi
 
 
 class Provider:
-    """Gives tokens, and none while it is `away`: whoever asks then waits until it is back."""
+    """Gives tokens, and none while it is away: whoever asks then waits until it is back, or for a tenth of a second."""
 
-    def __init__(self) -> None:
-        self.asked = 0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
         self.is_back = threading.Event()
         self.is_back.set()
 
     def __call__(self, _: str | None) -> tuple[str, float]:
-        self.asked += 1
         assert self.is_back.wait(60)
         return "abc", 4e9
+
+    def leave(self) -> None:
+        self._monkeypatch.setattr(tokens_module, "_ANSWER_S", 0.1)
+        self.is_back.clear()
+
+    def come_back(self) -> None:
+        self._monkeypatch.setattr(tokens_module, "_ANSWER_S", 60.0)
+        self.is_back.set()
 
 
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
-    monkeypatch.setattr(tokens_module, "_ANSWER_S", 0.1)
-    made = Provider()
+    made = Provider(monkeypatch)
     yield made
     made.is_back.set()
 
@@ -141,23 +148,26 @@ def coordinator(config: dict[str, Any]) -> object:
 def test_a_callback_that_never_answers_ends_the_start_with_a_sentence_that_names_it(
     start: Callable[[dict[str, Any]], object], provider: Provider
 ) -> None:
-    provider.is_back.clear()
+    provider.leave()
 
     with pytest.raises(BrokerConnectionError, match=r"config\['oauth_cb'\] \(Provider\) has not answered for 0.1 s"):
         start({**CONNECTION, "oauth_cb": provider})
 
 
-def test_a_callback_that_hangs_is_not_asked_again_until_it_has_returned(provider: Provider) -> None:
-    provider.is_back.clear()
-    for _ in range(3):
+def test_a_callback_is_not_asked_while_too_many_of_its_calls_hang(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens_module, "_left", left := LeftBehind("config['oauth_cb']", most=1))
+    provider.leave()
+    for _ in range(2):
         with pytest.raises(BrokerConnectionError, match="has not answered"):
             tokens(oauth_cb=provider)
-    asked_while_away = provider.asked
-    provider.is_back.set()
-    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "penstock-oauth_cb"])
+    with pytest.raises(BrokerConnectionError, match=r"2 calls of config\['oauth_cb'\] hang"):
+        tokens(oauth_cb=provider)
+    provider.come_back()
+    wait_until(lambda: left.hanging == 0)
 
     assert tokens(oauth_cb=provider)(None) == ("abc", 4e9)
-    assert (asked_while_away, provider.asked) == (1, 2)
 
 
 def test_a_callback_that_hangs_at_a_refresh_holds_up_the_client_no_longer_than_its_time(
@@ -165,7 +175,7 @@ def test_a_callback_that_hangs_at_a_refresh_holds_up_the_client_no_longer_than_i
 ) -> None:
     made = tokens(oauth_cb=provider)
     made(None)
-    provider.is_back.clear()
+    provider.leave()
 
     # The library asks on its own thread, for which whoever closes the client waits.
     with caplog.at_level(logging.ERROR, "penstock.kafka"), pytest.raises(KafkaException):

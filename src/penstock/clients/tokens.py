@@ -7,15 +7,15 @@ does not answer is given up after a while: the library would wait for it for eve
 
 from __future__ import annotations
 
-import importlib
 import logging
+import pkgutil
 import time
 from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.clients.bounded_calls import BriefQuestion
+from penstock.clients.bounded_calls import BackgroundCall, LeftBehind, NotAnsweredError
 from penstock.errors import BrokerConnectionError, ConfigurationError
 from penstock.options import ClientConfig
 
@@ -29,11 +29,8 @@ _LEAST, _MOST = 2, 4
 
 #: Seconds that a callback may take.
 _ANSWER_S = 10.0
-
-#: How a callback is asked, by its id; the callback is kept, so that no other one gets its id meanwhile. It is the
-#: process's: clients are made again and again, and a callback that hangs shall cost one thread.
-_questions: dict[int, tuple[object, BriefQuestion]] = {}
-_MOST_CALLBACKS = 100
+#: The process's: clients are made again and again, and callbacks that hang shall cost few threads.
+_left = LeftBehind(f"config[{KEY!r}]")
 
 
 class NoTokenError(BrokerConnectionError, KafkaException):
@@ -45,12 +42,6 @@ class NoTokenError(BrokerConnectionError, KafkaException):
 
     def __str__(self) -> str:
         return self._text
-
-
-def _question_for(callback: object) -> BriefQuestion:
-    if len(_questions) > _MOST_CALLBACKS:
-        _questions.clear()
-    return _questions.setdefault(id(callback), (callback, BriefQuestion(KEY)))[1]
 
 
 class Tokens:
@@ -77,31 +68,31 @@ class Tokens:
 
     def _asked(self, config: str | None) -> Any:
         name = getattr(self._callback, "__qualname__", type(self._callback).__name__)
+        what = f"no token for Kafka: config[{KEY!r}] ({name})"
         try:
-            answer = _question_for(self._callback).ask(lambda: (self._callback(config),), _ANSWER_S)
+            given = BackgroundCall(KEY, lambda: self._callback(config), _ANSWER_S, _left).wait()
+        except NotAnsweredError as error:
+            raise NoTokenError(
+                f"{what} has not answered for {_ANSWER_S:g} s; see that its token endpoint answers, and give its "
+                "requests a shorter time limit"
+            ) from error
         except Exception as error:
             raise NoTokenError(
-                f"no token for Kafka: config[{KEY!r}] ({name}) raised {type(error).__name__}: {error}; see that its "
-                "token endpoint answers and knows this client"
+                f"{what} raised {type(error).__name__}: {error}; see that its token endpoint answers and knows this "
+                "client"
             ) from error
-        if answer is None:
-            raise NoTokenError(
-                f"no token for Kafka: config[{KEY!r}] ({name}) has not answered for {_ANSWER_S:g} s; see that its "
-                "token endpoint answers, and give its requests a shorter time limit"
-            )
-        (given,) = answer
         if not (isinstance(given, tuple) and _LEAST <= len(given) <= _MOST and isinstance(given[0], str)):
             # Its text is left out: it may be the token.
             raise NoTokenError(
-                f"no token for Kafka: config[{KEY!r}] ({name}) must return (token, seconds since the epoch at which it "
-                f"expires), but returned a {type(given).__name__}"
+                f"{what} must return (token, seconds since the epoch at which it expires), but returned a "
+                f"{type(given).__name__}"
             )
         expires = given[1]
         if (late := time.time() - expires) >= 0:
             # The library would take it for none, and wait.
             raise NoTokenError(
-                f"no token for Kafka: config[{KEY!r}] ({name}) returned one that expired at {expires:.0f} seconds "
-                f"since the epoch, {late:.0f} s ago; see that it counts in seconds, and to both clocks"
+                f"{what} returned one that expired at {expires:.0f} seconds since the epoch, {late:.0f} s ago; see "
+                "that it counts in seconds, and to both clocks"
             )
         return given
 
@@ -128,25 +119,21 @@ def with_tokens(config: ClientConfig) -> dict[str, Any]:
 
 def _found(named: object) -> Callable[[str | None], Any]:
     """Return the callback, imported where it is named: functions do not travel to Spark's executors, names do."""
-    if callable(named):
-        return named
-    module, _, path = named.partition(":") if isinstance(named, str) else ("", "", "")
-    if not module or not path:
-        raise ConfigurationError(
-            f"config[{KEY!r}] must be a function, or its name as 'module:function', but is {named!r}"
-        )
-    try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"config[{KEY!r}] is {named!r}, which cannot be imported here: {error}; install its module wherever "
-            "clients run, Spark's executors included, or correct the name"
-        ) from error
+    found = named
+    if isinstance(named, str) and ":" in named:
+        try:
+            found = pkgutil.resolve_name(named)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigurationError(
+                f"config[{KEY!r}] is {named!r}, which cannot be imported here: {error}; install its module wherever "
+                "clients run, Spark's executors included, or correct the name"
+            ) from error
     if not callable(found):
-        raise ConfigurationError(f"config[{KEY!r}] is {named!r}, which is a {type(found).__name__}, not a function")
-    return found  # type: ignore[no-any-return] # asked just above
+        raise ConfigurationError(
+            f"config[{KEY!r}] must be a function, or its name as 'module:function', but {named!r} is a "
+            f"{type(found).__name__}"
+        )
+    return found
 
 
 def require_travelling(key: str, value: object) -> None:
