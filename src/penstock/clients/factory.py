@@ -224,11 +224,6 @@ def _replication_factor(given: Any) -> int | None:
     return factor
 
 
-def log_of(config: ClientConfig) -> Any:
-    """Return where a client of this configuration writes its log: the user's `logger`, or ours."""
-    return config.get("logger", client_log)
-
-
 def _made(make: Callable[[dict[str, Any]], ClientT], config: dict[str, Any]) -> ClientT:
     try:
         client = make(config)

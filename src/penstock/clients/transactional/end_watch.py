@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from typing import Protocol
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -57,20 +57,13 @@ class UnknownEndError(PenstockError):
         self.is_committed = is_committed
 
 
-class ClientLog(Protocol):
-    """What the client library calls: `logging.Logger`, or what stands in its place."""
-
-    def log(self, level: int, text: str, /, *arguments: object) -> None:
-        """Take a line."""
-
-
 class EndWatch:
-    """Reads the library's log of one producer, and passes on to `log` what its user wants to read.
+    """Reads the library's log of one producer, and passes on to `log`, a `logging.Logger`, what its user wants to read.
 
     Written by the thread that serves the producer, read by it: one thread at a time.
     """
 
-    def __init__(self, log: ClientLog, *, debugging: bool) -> None:
+    def __init__(self, log: Any, *, debugging: bool) -> None:
         self._log = log
         self._debugging = debugging
         self._ends = 0

@@ -100,7 +100,6 @@ class TransactionMessages:
         log_topic: str,
         rights: MissingRights,
         apart: bool,
-        step: Callable[[str], object],
         now: Callable[[], float],
         pace: Pace,
         spans: PublicationSpans | None,
@@ -110,7 +109,6 @@ class TransactionMessages:
         self._rights = rights
         self._pace = pace
         self._now = now
-        self._tell_step = step
         self._spans = spans
         self._apart = apart
         #: Why the transaction under way failed, as far as is known. Filled by delivery reports.
@@ -119,8 +117,8 @@ class TransactionMessages:
         self._begun = 0.0
         self._handed = 0
         self._producer: Producer | None = None
-        # What it does, and since when. Written by its thread, read by its owner's.
-        self._doing, self._doing_since = "", 0.0
+        #: What it does, a call of the library as a rule, or did last, and since when. Read by its owner's thread, too.
+        self.doing, self.doing_since = "", 0.0
 
     @property
     def producer(self) -> Producer:
@@ -129,15 +127,9 @@ class TransactionMessages:
             raise NotOpenedError(f"the Kafka producer of {self.transactional_id} is not open")
         return self._producer
 
-    @property
-    def doing(self) -> str:
-        """The call of the library that it is in, or was in last. Any thread."""
-        return self._doing
-
-    def _step(self, name: str) -> None:
-        """Note that a call of the library begins that may wait."""
-        self._doing_since, self._doing = self._now(), name
-        self._tell_step(name)
+    def step(self, name: str) -> None:
+        """Note that a call begins that may wait; an empty name: none is made any more."""
+        self.doing_since, self.doing = self._now(), name
 
     def _begin(self) -> None:
         self.blame = Blame(self._log_topic)
@@ -190,7 +182,7 @@ class TransactionMessages:
         while True:
             if self._now() >= deadline:
                 raise BufferError(f"the client's buffer is full since {room_s:g} s (queue.buffering.max.kbytes)")
-            self._step("produce")
+            self.step("produce")
             self.producer.poll(_ROOM_S)
             with contextlib.suppress(BufferError):
                 return produce()
@@ -216,7 +208,7 @@ class TransactionMessages:
         It waits as long as something is stored every `limit_s` seconds, where brokers are well.
         """
         producer = self.producer
-        self._step("delivery")
+        self.step("delivery")
         limit_s, begun, waited_s = self._pace.limit(limit_s), self._now(), 0.0
         left, stored_s = len(producer), 0.0
         while left and not self.blame.cause:
@@ -225,7 +217,7 @@ class TransactionMessages:
             if (still := len(producer)) < left:
                 # Brokers answer the requests of a connection one after the other.
                 left, stored_s = still, waited_s
-                self._step("delivery")
+                self.step("delivery")
             if waited_s - stored_s > limit_s and not self.blame.cause:
                 self._stalled(f"nothing more was stored within {limit_s:g} s", left)
         if self.blame.silent and stored_s > waited_s / 2:

@@ -26,6 +26,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from penstock import clients
+from penstock.clients.client_log import client_log
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, Right, topic_right
 from penstock.clients.transactional.end_watch import CONTEXT, EndWatch, UnknownEndError
@@ -110,8 +111,6 @@ _STANDS_S = 1.0
 #: Seconds for what is under way when a transaction fails, before it is aborted: one that arrives behind the marker of
 #: the abort would begin another transaction, at brokers before 4.0.
 _IN_FLIGHT_S = 0.3
-#: A writer is replaced where its transactions may take so many times longer by now.
-_OUTPACED = 1.5
 
 
 class State(Enum):
@@ -141,7 +140,6 @@ class TransactionalWriter(TransactionMessages):
         log_topic: the topic in which it writes down what it settled: what it refuses is no target's fault.
         apart: whether each message is a batch, so that what the broker refuses is named.
         reports_all: whether deliveries are reported that succeeded.
-        step: called before each call of the library that may wait, with its name.
         now: the time in seconds that only rise.
         pace: what limits follow, and what is measured is noted in; without one it is this writer's own.
         transaction_s: seconds that the broker gives a transaction, where brokers are well.
@@ -159,7 +157,6 @@ class TransactionalWriter(TransactionMessages):
         log_topic: str = "",
         apart: bool = False,
         reports_all: bool = False,
-        step: Callable[[str], object] = lambda _name: None,
         now: Callable[[], float] = time.monotonic,
         pace: Pace | None = None,
         transaction_s: float = TRANSACTION_S,
@@ -170,18 +167,15 @@ class TransactionalWriter(TransactionMessages):
             log_topic=log_topic,
             rights=rights,
             apart=apart,
-            step=step,
             now=now,
             pace=pace or Pace(),
             spans=spans,
         )
         self._bootstrap_servers = bootstrap_servers
         self._ids_right = ids_right
-        # The seconds that the broker gives its transactions.
-        self._transaction_s = transaction_s
-        self._timeout_s = self._pace.limit(transaction_s)
-        self._watch = EndWatch(clients.log_of(config), debugging=bool(config.get("debug")))
-        timeout_s = self._timeout_s
+        self._watch = EndWatch(config.get("logger", client_log), debugging=bool(config.get("debug")))
+        # Where brokers are slower by the time, the broker ends one transaction too soon; the next writer has longer.
+        timeout_s = self._pace.limit(transaction_s)
         self._settings = producer_settings(config, transactional_id, timeout_s, apart=apart, reports_all=reports_all)
         self._settings["logger"] = self._watch
         # Guards `state`, which its thread moves on and `give_up` may turn to GIVEN_UP.
@@ -193,7 +187,7 @@ class TransactionalWriter(TransactionMessages):
         """Whether it is in the call that ignores its time-out while a group has no coordinator (librdkafka#5456)."""
         # One request, which takes no longer than the slowest of whole transactions did.
         limit_s = self._pace.limit(_STANDS_S, 1.0)
-        return self._doing == SENDS_POSITIONS and self._now() - self._doing_since > limit_s
+        return self.doing == SENDS_POSITIONS and self._now() - self.doing_since > limit_s
 
     def open(self, limit_s: float, try_s: float) -> None:
         """Make the producer and initialise it. The broker ends what a former producer of this id left open.
@@ -206,12 +200,12 @@ class TransactionalWriter(TransactionMessages):
             IdLostError: this id is of no use any more.
             NotOpenedError: the broker did not answer in time, or refused it; try again.
         """
-        self._step("Producer")
+        self.step("Producer")
         self._watch.begin()
         producer = self._producer = self._make_producer(self._settings)
         deadline = self._now() + self._pace.limit(limit_s)
         while True:
-            self._step("init_transactions")
+            self.step("init_transactions")
             try:
                 initialise(producer, self._log_topic, self._pace.limit(try_s))
             except KafkaException as error:
@@ -240,7 +234,7 @@ class TransactionalWriter(TransactionMessages):
         producer, self._producer = self._producer, None
         self._state = State.CLOSED
         if producer is not None:
-            self._step("close")
+            self.step("close")
             # Its destructor closes it; `close()` would try to abort first, and warn of what is to be expected.
             try:
                 producer.purge()
@@ -258,7 +252,7 @@ class TransactionalWriter(TransactionMessages):
     def begin(self) -> None:
         """Begin a transaction, or raise `KafkaException`; `NotOpenedError` where the writer is not open."""
         producer = self.producer
-        self._step("begin_transaction")
+        self.step("begin_transaction")
         # Lines from before, served now: they are not this transaction's.
         producer.poll(0)
         self._watch.begin()
@@ -267,19 +261,9 @@ class TransactionalWriter(TransactionMessages):
         producer.begin_transaction()
 
     @property
-    def has_log_failed(self) -> bool:
-        """Whether the log of what was settled refused what was for it."""
-        return self.blame.has_log_failed
-
-    @property
     def is_spent(self) -> bool:
         """Whether it can only be closed."""
         return self._state is State.FAILED
-
-    @property
-    def is_outpaced(self) -> bool:
-        """Whether it was made for quicker brokers, which would end its transactions too soon."""
-        return self._pace.limit(self._transaction_s) > _OUTPACED * self._timeout_s
 
     def not_let_in(self) -> dict[str, str]:
         """Return the topics that the broker did not let into the transaction, with the reason; without the own log."""
@@ -297,7 +281,7 @@ class TransactionalWriter(TransactionMessages):
 
     def send_positions(self, positions: list[TopicPartition], group_metadata: Any) -> None:
         """Make positions of a consumer group part of the transaction, or raise `KafkaException`."""
-        self._step(SENDS_POSITIONS)
+        self.step(SENDS_POSITIONS)
         try:
             self.producer.send_offsets_to_transaction(positions, group_metadata, self._pace.limit(_END_CALL_S))
         finally:
@@ -313,7 +297,7 @@ class TransactionalWriter(TransactionMessages):
             if self._state is State.GIVEN_UP:
                 raise GivenUpError("it took too long, and its owner gave it up")
             self._state = State.COMMITTING
-        self._step("commit_transaction")
+        self.step("commit_transaction")
         try:
             self._watch.commit(self.producer, self._pace.limit(_END_CALL_S))
         except (KafkaException, UnknownEndError):
@@ -332,10 +316,10 @@ class TransactionalWriter(TransactionMessages):
         Raises `UnknownEndError` where nobody knows how it ends, or a late end may come.
         """
         producer, self._state = self.producer, State.FAILED
-        self._step("delivery")
+        self.step("delivery")
         with contextlib.suppress(KafkaException):  # it was shut out meanwhile, which the abort tells
             self._drain(producer, _IN_FLIGHT_S)
-        self._step("abort_transaction")
+        self.step("abort_transaction")
         self._watch.abort(producer, self._pace.limit(_END_CALL_S))
 
     def fail(self) -> None:

@@ -170,15 +170,12 @@ class Publisher:
         self._rights = rights
         self._apart = apart
         self._visibility = visibility
-        #: What it is doing now, for the log, and since when in monotonic seconds. Written by its thread, read by any.
-        self.doing = ""
-        self.since = 0.0
         # Of the transaction under way: what proves the ownership, the last offset that was written in each place, and
         # where the done log ended. The latter two are filled by delivery reports, on its thread.
         self._proof: Proof | None = None
         self._written: dict[Place, int] = {}
         self._done_ends: dict[int, int] = {}
-        #: Its owner asks how it stands, and may give it up, from any thread.
+        #: Its owner asks how it stands and what it does, and may give it up, from any thread.
         self.writer = TransactionalWriter(
             bootstrap_servers,
             config,
@@ -188,7 +185,6 @@ class Publisher:
             rights=rights,
             apart=apart,
             reports_all=visibility is not None,
-            step=self._do,
             pace=pace,
             spans=spans,
         )
@@ -205,17 +201,12 @@ class Publisher:
             self.writer.open(_INIT_TIMEOUT_S, free_s)
         except NotOpenedError as error:
             raise InDoubtError(str(error), rights=error.rights) from error
-        self.doing = ""
-
-    def _do(self, what: str) -> None:
-        """Note what is done now."""
-        self.since = time.monotonic()
-        self.doing = what
+        self.writer.step("")
 
     def close(self) -> None:
         """Discard the producer with all it holds."""
         self.writer.close()
-        self.doing = ""
+        self.writer.step("")
 
     def publish(
         self, batches: Mapping[int, DecidedBatch], proof: Proof | None, produced: Callable[[], None]
@@ -243,9 +234,9 @@ class Publisher:
             raise TooLargeError("the client's buffer is full (queue.buffering.max.kbytes)") from error
         self._commit()
         if is_watched and self._visibility is not None:
-            self._do("waiting until it is visible")
+            self.writer.step("waiting until it is visible")
             self._visibility.wait(self._written)
-            self.doing = ""
+            self.writer.step("")
         return self._done_ends
 
     def _produce(self, batches: Mapping[int, DecidedBatch], produced: Callable[[], None], *, is_watched: bool) -> None:
@@ -289,14 +280,14 @@ class Publisher:
         except KafkaException as error:
             # The broker refused the end, or none was sent.
             self._fail(reason(error), error)
-        self.doing = ""
+        self.writer.step("")
         proof = self._proof
         if proof is not None:
             self._rights.granted(group_right(proof.group), *(topic_right(Operation.READ, log) for log in proof.logs))
 
     def _fail(self, cause: str, error: Exception | None = None) -> NoReturn:
         """Tell that the transaction came to nothing, and what it failed for."""
-        writer, doing = self.writer, self.doing
+        writer, doing = self.writer, self.writer.doing
         blame, not_let_in = writer.blame, writer.not_let_in()
         lacked = self._lacked(error, doing, has_refused=bool(not_let_in))
         if lacked:
@@ -307,7 +298,7 @@ class Publisher:
             blame.cause = f"{topic} takes no message: {why}"
         text = f"a Kafka transaction came to nothing: {blame.cause or cause}"
         writer.fail()
-        if writer.has_log_failed:
+        if blame.has_log_failed:
             # The targets are not to blame.
             raise AbortedError(text) from error
         # What timed out stood behind what was refused.

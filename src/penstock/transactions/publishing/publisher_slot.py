@@ -147,7 +147,7 @@ class PublisherSlot:
         if call is None or call.done() or call.age_s < SLOW_S:
             return "", 0.0
         publisher = self._publisher
-        return (publisher.doing if publisher is not None else "") or call.label, call.age_s
+        return (publisher.writer.doing if publisher is not None else "") or call.label, call.age_s
 
     def begin(self, batches: Mapping[int, DecidedBatch], proof: Proof | None) -> None:
         """Settle what the partitions' batches hold in one Kafka transaction; `result` gives its end.
@@ -189,12 +189,12 @@ class PublisherSlot:
         self._warn_if_slow(call)
         publisher = self._publisher
         assert publisher is not None  # noqa: S101 - it publishes
-        stands_s = time.monotonic() - max(call.since, publisher.since)
+        stands_s = time.monotonic() - max(call.since, publisher.writer.doing_since)
         if stands_s < self._pace.limit(PUBLISH_LIMIT_S) and not publisher.writer.is_stuck:
             return None
         self._pace.note(call.age_s)
         text = (
-            f"{publisher.doing or call.label} of {self.transactional_id} has not returned for {stands_s:.1f} s: "
+            f"{publisher.writer.doing or call.label} of {self.transactional_id} has not returned for {stands_s:.1f} s: "
             "it is abandoned, with its producer"
         )
         given_up: NotPublishedError = AbortedError(text) if publisher.writer.give_up() else InDoubtError(text)
@@ -224,11 +224,8 @@ class PublisherSlot:
             if self._may_open():
                 self._open()
             return
-        publisher, opening = self._publisher, self._call
-        if self.is_ready and publisher is not None and publisher.writer.is_outpaced:
-            self._replace()
-        elif opening is not None and self._state is SlotState.OPENING:
-            self._poll_opening(opening, now)
+        if self._call is not None and self._state is SlotState.OPENING:
+            self._poll_opening(self._call, now)
 
     def _poll_opening(self, opening: Call[Any], now: float) -> None:
         if not opening.done():
@@ -278,7 +275,7 @@ class PublisherSlot:
             publisher.open(free_s)
             if not doubt:
                 return {}
-            publisher.doing = "reading the done log"
+            publisher.writer.step("reading the done log")
             # A broker that stood still tells what was, until it hears that another leads.
             time.sleep(sure_s)
             return self._read_done(doubt)
