@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.clients.gc_pause import CollectionThreshold, collection_put_off, collection_resumed
+from penstock.clients.gc_pause import CollectionThreshold
 from penstock.testing import TestApp
 from support.consumers import app_of
 
@@ -48,27 +48,6 @@ def test_what_the_process_sets_itself_stands() -> None:
     assert added_to == (54_000, 5, 5)
     assert restored == (50_000, 5, 5)
     assert gc.get_threshold()[0] == 0
-
-
-def test_a_callback_that_waits_has_python_look_for_garbage_meanwhile() -> None:
-    found = []
-
-    with collection_resumed():
-        found.append(gc.isenabled())
-    with collection_put_off():
-        found.append(gc.isenabled())
-        with collection_resumed():
-            found.append(gc.isenabled())
-        found.append(gc.isenabled())
-    gc.disable()
-    try:
-        with collection_put_off(), collection_resumed():
-            found.append(gc.isenabled())
-    finally:
-        gc.enable()
-
-    # Where the process keeps it off itself it stays so.
-    assert found == [True, False, True, False, False]
 
 
 def test_python_looks_for_garbage_while_a_rebalance_waits_for_handlers() -> None:

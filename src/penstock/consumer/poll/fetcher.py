@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaError
 
 from penstock.clients.cluster import Clock, ConsumerClient
-from penstock.clients.gc_pause import CollectionThreshold, collection_put_off
+from penstock.clients.gc_pause import CollectionThreshold
 from penstock.clients.kafka_errors import ErrorKind, is_missing_right, kind_of, reason
 from penstock.clients.ration import once_in, rationed
 from penstock.consumer.assignments import Assignments
@@ -82,19 +82,16 @@ class Fetcher:
 
     def _take(self, batch: list[ClientMessage], client: ConsumerClient, most: int, begun: float) -> bool:
         """Route a batch with what else is there; return whether there was anything."""
-        # What is fetched lives until it is handled. Looking through thousands of new messages for garbage, again and
-        # again while they come, finds none and took a fifth of the time.
-        with collection_put_off():
-            while len(batch) < most:
-                piece = client.consume(min(_PIECE, most - len(batch)), 0)
-                batch += piece
-                if len(piece) < _PIECE:
-                    break
-            if batch:
-                self._taken_at, self._took_much = self.clock.monotonic(), len(batch) >= _MUCH
-                in_flight = self.back_pressure.in_flight + len(batch)
-                self.collection_threshold.note_in_flight(in_flight, self._taken_at)
-                self.route(batch)
+        while len(batch) < most:
+            piece = client.consume(min(_PIECE, most - len(batch)), 0)
+            batch += piece
+            if len(piece) < _PIECE:
+                break
+        if batch:
+            self._taken_at, self._took_much = self.clock.monotonic(), len(batch) >= _MUCH
+            in_flight = self.back_pressure.in_flight + len(batch)
+            self.collection_threshold.note_in_flight(in_flight, self._taken_at)
+            self.route(batch)
         if batch and self.polled is not None:
             self._report(self.polled, self.clock.monotonic() - begun)
         return bool(batch)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaException, TopicPartition
 
 from penstock.clients.cluster import Clock, ConsumerClient
-from penstock.clients.gc_pause import collection_resumed
 from penstock.clients.kafka_errors import reason
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.poll.back_pressure import BackPressure
@@ -65,8 +64,7 @@ class Rebalance:
         self.commits.note_rebalanced(client)
         if not partitions:
             return
-        with collection_resumed():
-            committed, begun = self._committed(client, partitions)
+        committed, begun = self._committed(client, partitions)
         made = [self.make_assignment(partition) for partition in committed]
         for partition, assignment in zip(committed, made, strict=True):
             # Where such a partition begins is committed before anything of it is done: whoever comes after this member
@@ -163,11 +161,10 @@ class Rebalance:
             return
         revoked = self.assignments.deactivate((partition.topic, partition.partition) for partition in partitions)
         begun = self.clock.monotonic()
-        with collection_resumed():
-            # What ends meanwhile is committed meanwhile, as of the generation that takes the partitions away.
-            self.commits.note_rebalanced(client)
-            while (busy := self.busy(revoked)) and self._left(begun) > 0:
-                self.clock.sleep(_HANDLERS_POLL_S)
+        # What ends meanwhile is committed meanwhile, as of the generation that takes the partitions away.
+        self.commits.note_rebalanced(client)
+        while (busy := self.busy(revoked)) and self._left(begun) > 0:
+            self.clock.sleep(_HANDLERS_POLL_S)
         if busy:
             _log.warning(
                 "there is still work on %s after %.1f s (%s); its messages will be handled again by the next owner",

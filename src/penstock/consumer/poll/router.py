@@ -17,7 +17,6 @@ from itertools import compress, groupby
 from operator import not_
 
 from penstock.clients.cluster import Clock
-from penstock.clients.gc_pause import collection_resumed
 from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, ConsumerRun, Fetch, total_size_in_bytes
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.lanes.slot import ExecutionSlot
@@ -148,9 +147,7 @@ class Router:
         slot = self.slot
         slot.thread_id = threading.get_ident()
         slot.fetch, slot.started = fetch, self._clock()
-        # It may never return.
-        with collection_resumed():
-            fetch.ask_keys(records, slot)
+        fetch.ask_keys(records, slot)  # it may never return
         took_s = self._clock() - slot.started
         slot.leave()
         if took_s > self._slow_keys_s:
