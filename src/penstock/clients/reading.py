@@ -19,7 +19,7 @@ from penstock.clients.gc_pause import collection_put_off
 from penstock.clients.kafka_errors import ErrorKind, kind_of, reason
 from penstock.options import ClientConfig
 
-#: Client settings that only mean something to a member of a consumer group, by prefix.
+#: Client settings, by prefix, that only mean something to a member of a consumer group, or to the user's own clients.
 _OF_A_MEMBER = (
     "auto.",
     "enable.auto.",
@@ -29,6 +29,7 @@ _OF_A_MEMBER = (
     "on_commit",
     "partition.assignment.",
     "session.",
+    "stats_cb",
 )
 
 
@@ -44,7 +45,7 @@ def reading_settings(
         given: what counts before the user's and ours.
     """
     return {
-        **{name: value for name, value in without_membership(config).items() if name != "stats_cb"},
+        **without_membership(config),
         "group.id": group,
         "isolation.level": isolation,
         "enable.auto.commit": False,
@@ -59,7 +60,7 @@ def reading_settings(
 
 
 def without_membership(config: ClientConfig) -> dict[str, Any]:
-    """Return client settings without those of a member of a consumer group."""
+    """Return client settings without those of a member of a consumer group, and the callback of statistics."""
     return {key: value for key, value in config.items() if not key.startswith(_OF_A_MEMBER)}
 
 

@@ -66,7 +66,7 @@ class Fleet:
             # As the app's consumers have them.
             "socket.timeout.ms": 15_000,
             "session.timeout.ms": 15_000,
-            **{name: value for name, value in without_membership(config).items() if name != "stats_cb"},
+            **without_membership(config),
             **{name: config[name] for name in _SESSION if name in config},
             "client.id": f"{socket.gethostname()}-{os.getpid()}",
             "group.id": self.group,
