@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.clients.transactional.writer import initialise
+from penstock.clients.transactional.settings import initialise
 
 
 class Called:

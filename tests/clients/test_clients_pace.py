@@ -1,11 +1,11 @@
-"""Limits of Kafka transactions follow what is measured (`penstock.clients.transactional.messages`)."""
+"""Limits of Kafka transactions follow what is measured (`penstock.clients.transactional.settings`)."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.clients.transactional.messages import Pace
+from penstock.clients.transactional.settings import Pace
 
 
 @given(st.lists(st.floats(0, 100)), st.floats(0.1, 10), st.floats(1, 60))

@@ -12,8 +12,8 @@ from confluent_kafka import Producer
 from kafka_tools import read_all
 from penstock import clients
 from penstock.clients.bounded_calls import LeftBehind
-from penstock.clients.transactional.messages import Pace
 from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.settings import Pace
 from penstock.devbroker import DevBroker
 from penstock.errors import MessageFormatError
 from penstock.transactions.core.pending import Pending

@@ -27,8 +27,8 @@ from penstock.clients.topics import (
     require_topics,
     topic_setting,
 )
-from penstock.clients.transactional.messages import Pace
 from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.settings import Pace
 from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.options import ClientConfig, is_classic
 

@@ -19,39 +19,24 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from penstock import clients
 from penstock.clients.client_log import client_log
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, Right, topic_right
-from penstock.clients.transactional.end_watch import CONTEXT, EndWatch, UnknownEndError
-from penstock.clients.transactional.faults import GivenUpError, IdLostError, NotOpenedError, is_forbidden
-from penstock.clients.transactional.messages import Pace, PublicationSpans, TransactionMessages
+from penstock.clients.transactional.end_watch import EndWatch, UnknownEndError
+from penstock.clients.transactional.faults import Blame, GivenUpError, IdLostError, NotOpenedError, is_forbidden
 from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.settings import Pace, initialise, producer_settings
 from penstock.options import ClientConfig
 
 _log = logging.getLogger("penstock.transactions")
-
-#: Seconds to wait for a connection.
-_CONNECT_S = 1.0
-
-
-def initialise(producer: Producer, topic: str, timeout_s: float) -> None:
-    """Call `init_transactions` with a connection that stands. `topic` is one that is there; without one it may not yet.
-
-    The library looks for the transaction coordinator when it is asked to, and where no connection stands by then, half
-    a second later (librdkafka 2.16, seen in one of eight starts). Raises `KafkaException` as `init_transactions`.
-    """
-    if topic:
-        with contextlib.suppress(KafkaException):
-            producer.list_topics(topic, timeout=min(timeout_s, _CONNECT_S))
-    producer.init_transactions(timeout_s)
-
 
 #: A writer that dies in a transaction holds readers back no longer than this, or until its successor opens; on slow
 #: brokers it is longer (see `Pace`).
@@ -59,49 +44,16 @@ TRANSACTION_S = 10.0
 #: Seconds within which some message has to be stored where brokers are well: less than a transaction may take, so that
 #: one that cannot be ends in an abort.
 DELIVERY_S = 5.0
-
-
-def producer_settings(
-    config: ClientConfig, transactional_id: str, timeout_s: float, *, apart: bool, reports_all: bool
-) -> dict[str, Any]:
-    """Return the settings of a transactional producer, for the client library.
-
-    No other running producer uses the id. The broker ends a transaction after `timeout_s` seconds. Where it writes
-    `apart`, each message is a batch, so that what the broker refuses is named. With `reports_all`, deliveries that
-    succeeded are reported, too.
-    """
-    debug = str(config.get("debug", ""))
-    settings: dict[str, Any] = {
-        # All is handed over before the first of it is sent, for who waits for deliveries flushes: a transaction is one
-        # request or two. What is handed over while a request is under way would have the library ask for its answer
-        # again and again without a pause, which took up to a third of a full core.
-        "linger.ms": 50,
-        # What was taken from its producer shall not fail here on the client's own limit: the broker's decides.
-        "message.max.bytes": 100_000_000,
-        "queue.buffering.max.messages": 1_000_000,
-        # Transactions are short-lived; who waits for deliveries gives up before.
-        "message.timeout.ms": int(timeout_s * 1000),
-        # The broker answers CONCURRENT_TRANSACTIONS for some milliseconds after each commit, while it writes the
-        # markers; the library then waits this long, and its default of 100 ms would be the latency of everything.
-        "retry.backoff.ms": 1,
-        "retry.backoff.max.ms": 5,
-        # A topic deleted a moment ago fails soon, not after the default 30 s.
-        "topic.metadata.propagation.max.ms": 3_000,
-        "batch.size": 1 if apart else 1_000_000,
-        **config,
-        "transactional.id": transactional_id,
-        "transaction.timeout.ms": int(timeout_s * 1000),
-        "delivery.report.only.error": not reports_all,
-        "debug": f"{debug},{CONTEXT}" if debug else CONTEXT,
-    }
-    if apart:
-        # A topic made a moment ago knows nothing of this producer and takes any sequence number first: of two
-        # requests under way, the second may pass the first, whose messages are then lost as "duplicates". And the
-        # abort of a refused message waits for seconds where others are under way behind it.
-        settings["max.in.flight"] = 1
-    return settings
-
-
+#: Seconds for the reports of what a failed transaction had on its way.
+_PURGE_S = 0.5
+#: Seconds of a `flush`, in which nothing lingers, at least and at most. Where only failures are reported it looks at
+#: its end, and every 10 ms: that was most of a small group's time. Each wakes the library's threads, too.
+_MIN_FLUSH_S = 0.001
+_MAX_FLUSH_S = 0.01
+#: Messages that are handed to the library in one go.
+_BREATH = 64
+#: Seconds of one wait for room in the library's buffer.
+_ROOM_S = 0.1
 #: Seconds for each of the calls that end a transaction, on brokers that are well.
 _END_CALL_S = 5.0
 #: The call that ignores its time-out while the coordinator of a group is away, and seconds that it is given: it comes
@@ -111,6 +63,24 @@ _STANDS_S = 1.0
 #: Seconds for what is under way when a transaction fails, before it is aborted: one that arrives behind the marker of
 #: the abort would begin another transaction, at brokers before 4.0.
 _IN_FLIGHT_S = 0.3
+
+#: Called with each message that was stored.
+Delivered = Callable[[Message], None]
+#: A message as it is written: topic, partition (None: Kafka's partitioner chooses), key, value and headers.
+Written = tuple[str, int | None, bytes | None, bytes | None, Sequence[tuple[str, str | bytes | None]]]
+
+
+class PublicationSpans(Protocol):
+    """Makes spans of published messages; called on the writer's thread, and raises nothing."""
+
+    def begin(self) -> None:
+        """Begin a Kafka transaction; what was not committed is forgotten."""
+
+    def written(self, topic: str, headers: Sequence[tuple[str, str | bytes | None]]) -> None:
+        """Take note of a message."""
+
+    def committed(self) -> None:
+        """Report the messages: they are visible."""
 
 
 class State(Enum):
@@ -130,7 +100,7 @@ class State(Enum):
     FAILED = "failed"
 
 
-class TransactionalWriter(TransactionMessages):
+class TransactionalWriter:
     """A producer under one transactional id, for as long as none of its transactions fails.
 
     Made, used and closed by one thread, which may be abandoned in any call; `give_up` is called by its owner's.
@@ -162,15 +132,21 @@ class TransactionalWriter(TransactionMessages):
         transaction_s: float = TRANSACTION_S,
         spans: PublicationSpans | None = None,
     ) -> None:
-        super().__init__(
-            transactional_id,
-            log_topic=log_topic,
-            rights=rights,
-            apart=apart,
-            now=now,
-            pace=pace or Pace(),
-            spans=spans,
-        )
+        self.transactional_id = transactional_id
+        self._log_topic = log_topic
+        self._rights = rights
+        self._pace = pace or Pace()
+        self._now = now
+        self._spans = spans
+        self._apart = apart
+        #: Why the transaction under way failed, as far as is known. Filled by delivery reports.
+        self.blame = Blame(log_topic)
+        # When the transaction under way began, and how many messages of it were handed to the library.
+        self._begun = 0.0
+        self._handed = 0
+        self._producer: Producer | None = None
+        #: What it does, a call of the library as a rule, or did last, and since when. Read by its owner's thread, too.
+        self.doing, self.doing_since = "", 0.0
         self._bootstrap_servers = bootstrap_servers
         self._ids_right = ids_right
         self._watch = EndWatch(config.get("logger", client_log), debugging=bool(config.get("debug")))
@@ -181,6 +157,17 @@ class TransactionalWriter(TransactionMessages):
         # Guards `state`, which its thread moves on and `give_up` may turn to GIVEN_UP.
         self._lock = threading.Lock()
         self._state = State.CLOSED
+
+    @property
+    def producer(self) -> Producer:
+        """The producer, which is open."""
+        if self._producer is None:
+            raise NotOpenedError(f"the Kafka producer of {self.transactional_id} is not open")
+        return self._producer
+
+    def step(self, name: str) -> None:
+        """Note that a call begins that may wait; an empty name: none is made any more."""
+        self.doing_since, self.doing = self._now(), name
 
     @property
     def is_stuck(self) -> bool:
@@ -256,9 +243,124 @@ class TransactionalWriter(TransactionMessages):
         # Lines from before, served now: they are not this transaction's.
         producer.poll(0)
         self._watch.begin()
-        self._begin()
+        self.blame = Blame(self._log_topic)
+        self._begun, self._handed = self._now(), 0
+        if self._spans is not None:
+            self._spans.begin()
         self._state = State.WRITING
         producer.begin_transaction()
+
+    def produce(
+        self,
+        transaction_id: str,
+        messages: Iterable[Written],
+        delivered: Delivered | None = None,
+        *,
+        room_s: float = 0.0,
+    ) -> None:
+        """Hand the messages of a transaction to the client library.
+
+        The transaction is blamed where one is refused, which raises `KafkaException`. Where there is no room in the
+        library's buffer within `room_s` seconds, `BufferError` is raised. `delivered` is called for each that was
+        stored, where that is reported.
+        """
+        produce, reported = self.producer.produce, partial(self._reported, transaction_id, delivered)
+        for count, (topic, partition, key, value, headers) in enumerate(messages, 1):
+            if not count % _BREATH:
+                # Other threads get Python's lock here: handlers that wake would wait for it until all is handed over.
+                self.producer.poll(0)
+            to = -1 if partition is None else partition
+            self._handed += 1
+            if self._spans is not None:
+                self._spans.written(topic, headers)
+            try:
+                if headers:
+                    produce(topic, value, key, to, reported, headers=list(headers))
+                else:
+                    produce(topic, value, key, to, reported)
+            except BufferError:
+                self._await_room(partial(produce, topic, value, key, to, reported, headers=list(headers or ())), room_s)
+            except KafkaException as error:
+                self._refused(transaction_id, topic, error.args[0])
+                raise
+
+    def produce_log(self, partition: int, value: bytes, delivered: Delivered | None = None) -> None:
+        """Hand a record for the log of what was settled to the client library; errors as `produce`, without a wait."""
+        self._handed += 1
+        self.producer.produce(self._log_topic, value, None, partition, partial(self._reported, "", delivered))
+
+    def _await_room(self, produce: Callable[[], None], room_s: float) -> None:
+        """Hand a message over once there is room in the library's buffer, or raise `BufferError`."""
+        deadline = self._now() + room_s
+        while True:
+            if self._now() >= deadline:
+                raise BufferError(f"the client's buffer is full since {room_s:g} s (queue.buffering.max.kbytes)")
+            self.step("produce")
+            self.producer.poll(_ROOM_S)
+            with contextlib.suppress(BufferError):
+                return produce()
+
+    def _reported(
+        self, transaction_id: str, delivered: Delivered | None, error: KafkaError | None, message: Message
+    ) -> None:
+        if error is not None:
+            self._refused(transaction_id, message.topic() or "", error)
+        elif delivered is not None:
+            delivered(message)
+
+    def _refused(self, transaction_id: str, topic: str, error: KafkaError) -> None:
+        self.blame.add(transaction_id, topic, error, self.why(topic, error))
+
+    def why(self, topic: str, error: KafkaError) -> str:
+        """Return the broker's reason, or the right that is missing."""
+        return self._rights.lacks(topic_right(Operation.WRITE, topic)) if is_missing_right(error) else reason(error)
+
+    def deliver(self, limit_s: float) -> bool:
+        """Wait until all is stored, and tell whether it is; else `blame` says what failed, as far as is known.
+
+        It waits as long as something is stored every `limit_s` seconds, where brokers are well.
+        """
+        producer = self.producer
+        self.step("delivery")
+        limit_s, begun, waited_s = self._pace.limit(limit_s), self._now(), 0.0
+        left, stored_s = len(producer), 0.0
+        while left and not self.blame.cause:
+            producer.flush(min(max(_MIN_FLUSH_S, waited_s / 4), _MAX_FLUSH_S))
+            waited_s = self._now() - begun
+            if (still := len(producer)) < left:
+                # Brokers answer the requests of a connection one after the other.
+                left, stored_s = still, waited_s
+                self.step("delivery")
+            if waited_s - stored_s > limit_s and not self.blame.cause:
+                self._stalled(f"nothing more was stored within {limit_s:g} s", left)
+        if self.blame.silent and stored_s > waited_s / 2:
+            # It went on, and was too slow as a whole.
+            self.blame.silent.clear()
+            self._pace.note(self._now() - self._begun)
+        return not self.blame.cause
+
+    def _stalled(self, why: str, left: int) -> None:
+        """Say whose fault it is that `left` messages are not stored: of their topics, where the own log was stored."""
+        blame = self.blame
+        blame.cause = why
+        if left >= self._handed and not self._apart:
+            # Nothing was stored at all, which is no topic's fault: so long it takes at least.
+            self._pace.note(self._now() - self._begun)
+        self._take_back(self.producer)
+        if self._log_topic not in blame.purged:
+            blame.silent.update(dict.fromkeys(blame.purged, why))
+
+    def _take_back(self, producer: Producer) -> None:
+        try:
+            producer.purge()
+            self._drain(producer, _PURGE_S)
+        except KafkaException as error:
+            _log.debug("a failed producer could not be purged: %s", reason(error))
+
+    def _drain(self, producer: Producer, limit_s: float) -> None:
+        until = self._now() + limit_s
+        while len(producer) and self._now() < until:
+            producer.flush(_MIN_FLUSH_S)
 
     @property
     def is_spent(self) -> bool:

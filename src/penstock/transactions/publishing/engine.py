@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.gc_pause import collection_put_off
 from penstock.clients.rights import transactional_right
-from penstock.clients.transactional.messages import Pace, PublicationSpans
 from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.settings import Pace
+from penstock.clients.transactional.writer import PublicationSpans
 from penstock.options import ClientConfig
 from penstock.transactions.core.commit_batch import DecidedBatch
 from penstock.transactions.core.quarantine import TargetQuarantine

@@ -26,9 +26,9 @@ from penstock.clients.rights import Operation, Right, group_right, topic_right
 from penstock.clients.topics import log_ends
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.faults import GivenUpError, NotOpenedError
-from penstock.clients.transactional.messages import Pace, PublicationSpans
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.clients.transactional.writer import DELIVERY_S, SENDS_POSITIONS, TransactionalWriter
+from penstock.clients.transactional.settings import Pace
+from penstock.clients.transactional.writer import DELIVERY_S, SENDS_POSITIONS, PublicationSpans, TransactionalWriter
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.core.commit_batch import DecidedBatch

@@ -25,7 +25,7 @@ from penstock.clients.bounded_calls import CLOSE_S, Call, Disposable, LeftBehind
 from penstock.clients.kafka_errors import reason
 from penstock.clients.transactional.end_watch import SURE_S
 from penstock.clients.transactional.faults import IdLostError
-from penstock.clients.transactional.messages import Pace
+from penstock.clients.transactional.settings import Pace
 from penstock.errors import StoppedError
 from penstock.transactions.core.commit_batch import DecidedBatch
 from penstock.transactions.publishing.publisher import AbortedError, InDoubtError, NotPublishedError, Proof, Publisher

@@ -17,8 +17,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.clients.bounded_calls import LeftBehind
-from penstock.clients.transactional.messages import MOST_S
 from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.settings import MOST_S
 from penstock.errors import StoppedError, raised
 from penstock.options import a_telemetry, positive, seconds
 from penstock.transactions.core.check_plan import CheckPolicy, require_checks

@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from penstock.clients.transactional.messages import MOST_S
+from penstock.clients.transactional.settings import MOST_S
 from penstock.errors import ConfigurationError
 from penstock.fleet_member import (
     CommandSettings,

@@ -17,8 +17,8 @@ from penstock import clients
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.rights import Operation, principal_of
 from penstock.clients.topics import TopicSpec, ensure_topics, single_copies
-from penstock.clients.transactional.messages import Pace
 from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.settings import Pace
 from penstock.errors import TransactionError
 from penstock.transactions.connections import cause_of
 from penstock.transactions.core.discard import Exhausted

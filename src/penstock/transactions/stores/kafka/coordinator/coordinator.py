@@ -21,7 +21,7 @@ from penstock.clients.gc_pause import collection_put_off
 from penstock.clients.kafka_errors import ErrorKind, kind_of, reason
 from penstock.clients.rights import principal_of
 from penstock.clients.topics import single_copies
-from penstock.clients.transactional.messages import Pace
+from penstock.clients.transactional.settings import Pace
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, positive, positive_int, reserved
 from penstock.transactions.acked_producer import ANY_SIZE, AckedProducer

@@ -17,7 +17,8 @@ from confluent_kafka import KafkaException, TopicPartition
 from penstock import clients
 from penstock.clients.bounded_calls import BackgroundCall, NotAnsweredError
 from penstock.clients.kafka_errors import reason
-from penstock.clients.transactional.writer import TRANSACTION_S, initialise
+from penstock.clients.transactional.settings import initialise
+from penstock.clients.transactional.writer import TRANSACTION_S
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.wire.topics import StoreTopics
