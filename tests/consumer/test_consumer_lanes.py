@@ -120,7 +120,7 @@ def test_a_key_that_waits_for_ever_is_free_again_once_its_partition_is_gone() ->
 
 def test_no_place_where_a_handler_may_run_is_out_of_sight_while_workers_go() -> None:
     engine = SteppedEngine({"t": handler(lambda _: None)}).engine
-    pool = WorkerPool("t", ConsumerSettings(workers=5), engine.processor, lambda: None)
+    pool = WorkerPool("t", 5, engine.processor, lambda: None)
     seen: list[int] = []
 
     def looks(frame: FrameType, _event: str, _argument: object) -> Any:

@@ -108,7 +108,6 @@ def test_workers_that_come_and_go_leave_no_slots_behind() -> None:
         for _ in range(20):
             consumer.change(workers=4)
             pool = consumer._executor.threads
-            assert pool is not None
             gone = pool.workers[1:]
             consumer.change(workers=1)
             wait_until(lambda gone=gone: not any(assignment.thread.is_alive() for assignment in gone))

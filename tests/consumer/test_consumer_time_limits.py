@@ -317,7 +317,7 @@ def test_a_call_that_does_not_return_loses_its_message_and_its_place_and_keeps_i
 
         assert hangs.overlaps == []
         assert consumer.statistics().abandoned_calls == 0
-        assert len({worker.thread.name for worker in consumer._executor.threads.workers}) == 4  # type: ignore[union-attr] # it has threads
+        assert len({worker.thread.name for worker in consumer._executor.threads.workers}) == 4  # it has threads
 
 
 def test_results_of_the_slice_in_which_a_call_hangs_are_published_by_the_thread_that_takes_over() -> None:

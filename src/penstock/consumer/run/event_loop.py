@@ -25,7 +25,7 @@ from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.results import DeferredCompletion, Results
 from penstock.consumer.handlers.route import Failed, failure_of
 from penstock.consumer.lanes.processor import LaneProcessor
-from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Slice
+from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, SeenCall, Slice
 from penstock.consumer.run.executor import LoopLag
 from penstock.errors import StoppedError, raised
 from penstock.message import handler_thread
@@ -77,7 +77,6 @@ class TaskPool:
         self.thread = threading.Thread(target=self._main, name=f"penstock-loop-{name}", daemon=True)
         #: How many tasks there may be. Any thread may write it through `resize`.
         self._limit = max_concurrency
-        self._running = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._pump_scheduled = False
         self._round_at = 0.0
@@ -110,6 +109,18 @@ class TaskPool:
         """Have at most so many handlers under way from now on; those too many end after the lane they are at."""
         self._limit = max_concurrency
         self._call(self._pump)
+
+    def cancel(self, seen: SeenCall) -> bool:
+        """Cancel the task of a call, where that goes on; return whether there is one. Any thread."""
+        task = seen.slot.task
+
+        def cancel() -> None:
+            # On the loop's thread: where the record is still there, its task waits within the handler.
+            if task is not None and task is seen.slot.task and seen.holds():
+                task.cancel()
+
+        self._call(cancel)
+        return task is not None
 
     def run(self, awaitable: Awaitable[ResultT]) -> Future[ResultT]:
         """Run something else on the loop. Any thread but the loop's."""
@@ -173,23 +184,18 @@ class TaskPool:
     def _pump(self) -> None:
         """Begin tasks for ready lanes, as many as may be."""
         self._pump_scheduled = False
-        while self._running < self._limit and not self._ended and self._scheduler.waiting(self._queue):
-            slot = self._free.pop() if self._free else self._slot()
+        while len(self._tasks) < self._limit and not self._ended and self._scheduler.waiting(self._queue):
+            slot = self._free.pop() if self._free else self._new_slot()
             lane = self._scheduler.take(self._queue, slot.owed_s)
             if lane is None:
                 self._free.append(slot)
                 return
-            self._begin(lane, slot)
+            task = self._loop.create_task(self._serve_lanes(lane, slot), context=self._context.copy())
+            slot.task = task
+            self._tasks.add(task)
+            task.add_done_callback(self._finished)
 
-    def _begin(self, lane: ConsumerLane, slot: ExecutionSlot) -> None:
-        """Let a new task serve a lane."""
-        self._running += 1
-        task = self._loop.create_task(self._serve_lanes(lane, slot), context=self._context.copy())
-        slot.task = task
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _slot(self) -> ExecutionSlot:
+    def _new_slot(self) -> ExecutionSlot:
         slot = ExecutionSlot(Kind.TASK, f"penstock-task-{self._name}-{len(self.slots)}", _SLICES)
         slot.thread_id = threading.get_ident()
         self.slots.append(slot)
@@ -263,10 +269,9 @@ class TaskPool:
                     # An `await` that waits for nothing does not go through the loop.
                     self._round_at = now + _LOOP_TURN_S
                     await asyncio.sleep(0)
-                ends = is_tainted or self._ended or self._running > self._limit
+                ends = is_tainted or self._ended or len(self._tasks) > self._limit
                 lane = None if ends else take(self._queue, slot.owed_s)
         finally:
-            self._running -= 1
             self._free.append(slot)
 
     def end_handlers(self, timeout: float) -> list[str]:

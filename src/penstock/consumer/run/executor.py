@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
 from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall
-
-_log = logging.getLogger(__name__)
 
 
 class LoopLag(NamedTuple):
@@ -41,26 +37,12 @@ class Executor:
         """How many worker threads there are."""
         return 0
 
-    def interrupt(self, seen: SeenCall) -> bool:
+    def interrupt(self, _seen: SeenCall) -> bool:
         """Raise `HandlerTimeLimitError` in a call, or cancel its task; return whether that can be, and it goes on.
 
         On the poll thread, as `abandon`.
         """
-        slot, task = seen.slot, seen.slot.task
-        if slot.kind is Kind.THREAD:
-            return slot.guard.interrupt(seen.holds, cast("int", slot.thread_id))
-
-        def cancel() -> None:
-            # On the loop's thread: where the record is still there, its task waits within the handler.
-            if task is not None and task is slot.task and seen.holds():
-                task.cancel()
-
-        try:
-            if task is not None:
-                task.get_loop().call_soon_threadsafe(cancel)
-        except RuntimeError:  # the loop is closed: the consumer has ended
-            _log.debug("the event loop of %s has ended", slot.name)
-        return task is not None
+        return False
 
     def abandon(self, _seen: SeenCall, _failure: Failed) -> bool:
         """Go on without a call that does not return, as if it had failed so; return whether that can be.

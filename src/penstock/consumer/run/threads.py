@@ -16,16 +16,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 
 from penstock.consumer.assignments import ConsumerLane
-from penstock.consumer.handlers.call_guard import CallAbandonedError, CallGuard
+from penstock.consumer.handlers.call_guard import AbandonedCall, CallAbandonedError, CallGuard
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
 from penstock.consumer.lanes.processor import LaneProcessor
 from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall
 from penstock.consumer.run.handler_calls import Begun, serve
-from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import raised
 from penstock.message import handler_thread
 
@@ -47,37 +47,38 @@ _END = False
 
 
 class Worker:
-    """One worker thread.
+    """A worker: its slot, and the thread that has it now."""
 
-    With `takes_over` it begins with a lane that another thread had, whose call of a handler goes on there.
-    """
-
-    def __init__(
-        self,
-        pool: WorkerPool,
-        slot: ExecutionSlot,
-        queue: int,
-        takes_over: tuple[ConsumerLane, Begun] | None = None,
-    ) -> None:
+    def __init__(self, pool: WorkerPool, slot: ExecutionSlot, queue: int) -> None:
         self._pool = pool
-        self._takes_over = takes_over
         self.queue = queue
         self.slot = slot
-        self.thread = threading.Thread(target=self._main, name=self.slot.name, daemon=True)
+        self.thread = threading.Thread(target=self._main, name=slot.name, daemon=True)
         self.tokens: SimpleQueue[bool] = SimpleQueue()
         #: Whether it waits, or is about to, for a token of its queue. Written by itself, and by who puts a token.
         self.asleep = True
         #: Whether it is to end after its lane.
         self.retired = False
 
-    def _main(self) -> None:
+    def take_over(self, lane: ConsumerLane, begun: Begun, call: AbandonedCall) -> None:
+        """Have another thread go on with the lane, while the call of a handler goes on in this one."""
+        slot = self.slot
+        # The thread has these in hand until its call ends: the slot's next calls are another's.
+        slot.guard, slot.results, slot.refused = CallGuard(), slot.results.copy(), slot.refused.copy()
+        self.thread.name = call.worker
+        self.asleep = False
+        thread = threading.Thread(target=self._main, args=(lane, begun), name=slot.name, daemon=True)
+        self.tokens.put(_END if self.retired else _WAKE)
+        thread.start()
+        # Once it runs: the slot of a worker whose thread does not is for the next.
+        self.thread = thread
+
+    def _main(self, taken: ConsumerLane | None = None, begun: Begun | None = None) -> None:
         pool, slot, scheduler = self._pool, self.slot, self._pool.scheduler
         slot.thread_id = threading.get_ident()
         handler_thread.group = pool.name
         try:
-            if self._takes_over is not None:
-                taken, begun = self._takes_over
-                self._takes_over = None
+            if taken is not None:
                 serve(taken, slot, pool.processor, begun)
             while self.tokens.get():
                 while not self.retired:
@@ -106,14 +107,16 @@ class WorkerPool:
     def __init__(
         self,
         name: str,
-        settings: ConsumerSettings,
+        workers: int,
         processor: LaneProcessor,
         closing: Callable[[], None],
+        *,
+        is_pinned: bool = False,
     ) -> None:
         self.name = name
         self.scheduler = processor.scheduler
         self.processor = processor
-        self._pinned = settings.pinned
+        self.is_pinned = is_pinned
         self.closing = closing
         self._lock = threading.Lock()
         self._started = False
@@ -125,7 +128,7 @@ class WorkerPool:
         # The part of a slice that a message takes, on the average. Any worker writes; a lost update does no harm.
         self._slow_share = 1.0
         self.workers: list[Worker] = []
-        self._grow(settings.workers)
+        self._grow(workers)
 
     def _grow(self, count: int) -> None:
         for _ in range(count):
@@ -137,7 +140,7 @@ class WorkerPool:
             else:
                 self._retired.remove(ended)
                 slot = ended.slot
-            worker = Worker(self, slot, number if self._pinned else 0)
+            worker = Worker(self, slot, number if self.is_pinned else 0)
             self.workers = [*self.workers, worker]
             if self._started:
                 worker.thread.start()
@@ -175,25 +178,8 @@ class WorkerPool:
         worker = next((worker for worker in (*self.workers, *self._retired) if worker.slot is slot), None)
         if worker is None or lane is None or processing is None or failure.call is None:
             return False
-        takes_over = (lane, (processing, failure))
-        if not slot.guard.abandon(seen.holds, failure.call, lambda: self._replace(worker, takes_over)):
-            return False
-        worker.thread.name = failure.call.worker
-        return True
-
-    def _replace(self, worker: Worker, takes_over: tuple[ConsumerLane, Begun]) -> None:
-        """Have another thread take the slot of a worker, what it is at, and its place in the pool."""
-        slot = worker.slot
-        # The thread has these in hand until its call ends: the slot's next calls are another's.
-        slot.guard, slot.results, slot.refused = CallGuard(), slot.results.copy(), slot.refused.copy()
-        successor = Worker(self, slot, worker.queue, takes_over)
-        successor.asleep = False
-        with self._lock:
-            self.workers = [successor if each is worker else each for each in self.workers]
-            self._retired = [successor if each is worker else each for each in self._retired]
-            successor.retired = worker.retired
-        successor.tokens.put(_END if successor.retired else _WAKE)
-        successor.thread.start()
+        hand_over = partial(worker.take_over, lane, (processing, failure), failure.call)
+        return slot.guard.abandon(seen.holds, failure.call, hand_over)
 
     def note_pace(self, slice_size: int) -> None:
         """Note how many messages fit into a slice, by those of a lane: that says how long one took."""
@@ -201,7 +187,7 @@ class WorkerPool:
 
     def wake(self, queues: Sequence[int]) -> None:
         """Have ready lanes served, given the ready queue of each lane that became ready."""
-        if self._pinned:
+        if self.is_pinned:
             for queue in queues:
                 self._wake(self.workers[queue])
             return
@@ -222,7 +208,7 @@ class WorkerPool:
         now = self.processor.now()
         for slot in self.slots:
             slot.cut_slice(now - _MAX_SLICE_S)
-        if self._pinned or not self.scheduler.waiting(0):
+        if self.is_pinned or not self.scheduler.waiting(0):
             return False
         workers = self.workers
         awake = [worker.slot for worker in workers if not worker.asleep]

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
 from penstock.consumer.lanes.plan import LanePlan
 from penstock.consumer.lanes.processor import LaneProcessor
@@ -21,7 +20,7 @@ ResultT = TypeVar("ResultT")
 
 
 class ThreadsAndTasks(Executor):
-    """Thread-safe."""
+    """Thread-safe. There are no worker threads where no handler is a plain function."""
 
     def __init__(
         self,
@@ -33,9 +32,9 @@ class ThreadsAndTasks(Executor):
         closing: Callable[[], None],
     ) -> None:
         self._name = name
-        self._is_pinned = settings.pinned
-        self._task_queue = plan.task_queue
-        self.threads = WorkerPool(name, settings, processor, closing) if plan.has_threads else None
+        self._has_threads, self._task_queue = plan.has_threads, plan.task_queue
+        workers = settings.workers if plan.has_threads else 0
+        self.threads = WorkerPool(name, workers, processor, closing, is_pinned=settings.pinned)
         self.tasks: TaskPool | None = None
         if plan.has_tasks:
             self.tasks = TaskPool(name, settings.max_concurrency, plan.task_queue, processor, closing)
@@ -43,17 +42,16 @@ class ThreadsAndTasks(Executor):
     @property
     def slots(self) -> list[ExecutionSlot]:  # type: ignore[override] # nobody sets it
         """Where messages may be in a handler."""
-        return [slot for pool in (self.threads, self.tasks) if pool is not None for slot in pool.slots]
+        return self.threads.slots if self.tasks is None else [*self.threads.slots, *self.tasks.slots]
 
     @property
     def worker_count(self) -> int:
         """How many worker threads there are."""
-        return 0 if self.threads is None else len(self.threads.workers)
+        return len(self.threads.workers)
 
     def start(self) -> None:
         """Start the threads and the event loop."""
-        if self.threads is not None:
-            self.threads.start()
+        self.threads.start()
         self.start_loop()
 
     def start_loop(self) -> None:
@@ -63,37 +61,40 @@ class ThreadsAndTasks(Executor):
 
     def resize(self, workers: int | None, max_concurrency: int | None) -> None:
         """Change how many there are; `ConfigurationError` where that cannot change, and nothing is."""
-        if workers is not None and self._is_pinned:
+        if workers is not None and self.threads.is_pinned:
             raise ConfigurationError(
                 "the number of workers cannot change while lanes are pinned: each worker owns the keys of its lane; "
                 "stop, and start with another number"
             )
-        if workers is not None and self.threads is None:
+        if workers is not None and not self._has_threads:
             raise ConfigurationError(f"workers cannot change: no handler of {self._name} is a plain function")
         if max_concurrency is not None and self.tasks is None:
             raise ConfigurationError(f"max_concurrency cannot change: no handler of {self._name} is an `async def`")
-        if workers is not None and self.threads is not None:
+        if workers is not None:
             self.threads.resize(workers)
         if max_concurrency is not None and self.tasks is not None:
             self.tasks.resize(max_concurrency)
 
     def wake(self, queues: Sequence[int]) -> None:
         """Have ready lanes served, given the ready queue of each lane that became ready."""
-        if self.tasks is None:
-            if self.threads is not None:
-                self.threads.wake(queues)
-            return
-        self.tasks.wake([queue for queue in queues if queue == self._task_queue])
-        if self.threads is not None:
-            self.threads.wake([queue for queue in queues if queue != self._task_queue])
+        if self.tasks is not None:
+            self.tasks.wake([queue for queue in queues if queue == self._task_queue])
+            queues = [queue for queue in queues if queue != self._task_queue]
+        self.threads.wake(queues)
 
     def wake_idle(self) -> bool:
         """Wake idle threads where lanes wait and busy ones are stuck; return whether lanes wait and some are idle."""
-        return self.threads is not None and self.threads.wake_idle()
+        return self._has_threads and self.threads.wake_idle()
+
+    def interrupt(self, seen: SeenCall) -> bool:
+        """Interrupt the call of a thread, or cancel that of a task."""
+        if seen.slot.task is None:
+            return seen.slot.guard.interrupt(seen.holds, seen.slot.thread_id or 0)
+        return self.tasks is not None and self.tasks.cancel(seen)
 
     def abandon(self, seen: SeenCall, failure: Failed) -> bool:
         """Give a thread's call up, with the thread. A task's holds no thread, and its loop is no other's to take."""
-        return seen.slot.kind is Kind.THREAD and self.threads is not None and self.threads.abandon(seen, failure)
+        return self.threads.abandon(seen, failure)
 
     def loop_lag(self) -> LoopLag:
         """Return for how long the event loop has not come round."""
@@ -112,7 +113,7 @@ class ThreadsAndTasks(Executor):
 
     def stop(self, timeout: float) -> list[str]:
         """End threads and handlers; return the names of those that were still in a handler after so many seconds."""
-        stuck = [] if self.threads is None else [worker.slot.name for worker in self.threads.stop(timeout)]
+        stuck = [worker.slot.name for worker in self.threads.stop(timeout)]
         return stuck if self.tasks is None else stuck + self.tasks.end_handlers(timeout)
 
     def close(self) -> None:
@@ -122,6 +123,6 @@ class ThreadsAndTasks(Executor):
 
     def has_thread(self, ident: int | None) -> bool:
         """Tell whether a thread, by its ident, is one of these."""
-        threads = [] if self.threads is None else [worker.thread for worker in self.threads.workers]
+        threads = [worker.thread for worker in self.threads.workers]
         threads += [] if self.tasks is None else [self.tasks.thread]
         return any(thread.ident == ident for thread in threads)
