@@ -112,7 +112,7 @@ class SteppedEngine:
         """Drop a partition, as a rebalance does, without waiting for anybody."""
         gone = self.engine.assignments.deactivate([(topic, partition)])
         self.engine.assignments.remove(gone)
-        self.engine.wake_all()
+        self.engine.processor.wake_all()
 
     def of(self, topic: str, partition: int = 0) -> Assignment:
         """Return the present incarnation of a partition."""

@@ -408,7 +408,7 @@ def test_a_retried_batch_keeps_the_order_in_which_messages_of_a_key_came_whateve
     stepped.serve()
     stepped.pass_time(1)
 
-    assert seen.calls == [[b"t5", b"t6"], [b"t5", b"t6", b"u0"], [b"u1"]]
+    assert seen.calls == [[b"t5", b"t6"], [b"t5", b"t6"], [b"u0", b"u1"]]
     assert (stepped.of("t").tracker.in_flight, stepped.of("u").tracker.in_flight) == (0, 0)
 
 
@@ -433,6 +433,29 @@ def test_what_waits_for_more_of_its_batch_is_not_overtaken_by_another_handler_of
 
     assert waiting == []
     assert calls == [[b"1"], b"2", [b"3"]]
+
+
+def test_what_came_behind_a_batch_that_failed_and_fails_itself_holds_its_own_key_alone() -> None:
+    down = True
+    seen = Batches(lambda batch: ValueError() if down or b"a2" in batch else None)
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry=ONCE_A_SECOND, on_failure="hold")})
+    stepped.feed("t", (b"a", b"a1"), (b"b", b"b1"))
+    stepped.serve()
+    stepped.feed("t", (b"a", b"a2"))
+    stepped.serve()
+    down = False
+    stepped.pass_time(1)
+
+    stepped.feed("t", (b"b", b"b2"))
+    stepped.serve()
+    before_its_tries_are_over = list(seen.calls)
+    stepped.pass_time(1)
+    stepped.pass_time(1)
+    stepped.feed("t", (b"b", b"b3"), (b"a", b"a3"))
+    stepped.serve()
+
+    assert before_its_tries_are_over == [[b"a1", b"b1"], [b"a1", b"b1"], [b"a2"], [b"b2"]]
+    assert seen.calls[4:] == [[b"a2"], [b"a2"], [b"b3"]]
 
 
 def test_mates_of_a_batch_that_failed_whole_go_with_their_partition() -> None:

@@ -56,7 +56,7 @@ def test_a_rate_keeps_the_order_of_each_key_also_when_it_is_taken_away(batch: in
         running = test._running()
         for route in running.engine.routes.values():
             route.change(retry=None, rate=None, key_rate=None)
-        running.engine.wake_all()
+        running.engine.processor.wake_all()
         for number in range(300):
             test.send("slow", b"x", key=b"k%d" % (number % 30))
         test.settle()

@@ -154,7 +154,7 @@ def test_every_state_of_the_message_that_holds_the_watermark_is_told() -> None:
         def set_rate(rate: float | None) -> None:
             engine = test._running().engine
             engine.routes["t"].change(retry=None, rate=rate, key_rate=None)
-            engine.wake_all()
+            engine.processor.wake_all()
 
         test.settle()
         idle = of_first()

@@ -110,7 +110,7 @@ def _count_unpublished(consumer: SteppedConsumer, counts: dict[Assignment, Count
 
 
 def _count_parked(lane: ConsumerLane, counts: dict[Assignment, Count]) -> None:
-    for key in lane.parked.values():
+    for key in dict.fromkeys(lane.parked.values()):
         for fetch, index, _ in key.waiting:
             # A head whose message is done stays until its lane is looked at.
             if not fetch.block.done[index]:

@@ -206,16 +206,16 @@ class Simulation:
     def _watch_what_is_given_up(instance: Instance) -> None:
         """Check that a message is given up only while its partition is here: else its next owner judges it."""
         parking: Any = instance.consumer.engine.processor._parking
-        give_up = parking._give_up
+        give_up = parking.give_up
 
-        def check_and_give_up(lane: Any, key: Any, parked: Any, *more: Any) -> None:
+        def check_and_give_up(parked: Any, *more: Any) -> None:
             assignment = parked.waiting[0][0].assignment
             is_owned = (assignment.topic, assignment.partition) in instance.owned
             if not (assignment.active and is_owned):
                 raise InvariantBroken(f"{instance} gives up a message of {assignment}, which it gave back")
-            give_up(lane, key, parked, *more)
+            give_up(parked, *more)
 
-        parking._give_up = check_and_give_up
+        parking.give_up = check_and_give_up
 
     def _prepare(self, instance: Instance) -> None:
         """Change what an instance is connected with."""
@@ -272,7 +272,7 @@ class Simulation:
             if topic in (name, route.source):
                 paced = key_rate if route.handler.order is Order.KEY else None
                 route.change(retry=None, rate=rate, key_rate=paced)
-        engine.wake_all()
+        engine.processor.wake_all()
 
     # Steps of an instance
 

@@ -144,7 +144,7 @@ class Engine:
             self.assignments,
             self.scheduler,
             wake=self._wake,
-            on_dropped=self.wake_all,
+            on_dropped=self.processor.wake_all,
             # Which topics there will be is not known where patterns find them.
             topics=() if self.patterns else self.routes,
             slow_keys_s=settings.commit_interval,
@@ -161,7 +161,7 @@ class Engine:
             commits=self.commits,
             clock=clock,
             busy=self._busy,
-            on_dropped=self.wake_all,
+            on_dropped=self.processor.wake_all,
             make_assignment=self._assignment,
             back_pressure=self.back_pressure,
             revoke_timeout=settings.revoke_timeout,
@@ -228,15 +228,6 @@ class Engine:
             restored=None if start is None else decode(start, committed.metadata, owner),
             owner=owner,
         )
-
-    def wake_all(self) -> None:
-        """Wake all that waits in lanes: what is of dropped assignments goes, what waits for a limit asks again."""
-        self.processor.set_aside.dropped += 1
-        self.processor.wake_set_aside()
-        for lane in self.scheduler.lanes:
-            # A copy, made in one step: the holder changes the dictionary meanwhile. Waking is a hint, so none is wrong.
-            for key in list(lane.parked) if lane.parked else ():
-                self.processor.wake_key(lane, key)
 
     def connect(self, cluster: Cluster) -> PollLoop:
         """Check the topics, make the clients and return the loop that uses them. Raises as `LitePushConsumer.start`."""

@@ -1,25 +1,22 @@
 """Giving up the message that holds a partition, by request: what is asked, when it is refused, and what came of it.
 
-It is done by the holder of the message's lane, as `lanes/give_ups.py` says. Here, on the thread of who asks, is all
-that may take time: an error says in a sentence why a message cannot be given up, and its dead-letter topic is made.
+It is done by the holder of the message's lane, in `lanes/parking.py`. Here, on the thread of who asks, is all that may
+take time: its dead-letter topic is made, and an error says in a sentence why a message was not given up.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
 from concurrent.futures import CancelledError
 from contextlib import suppress
 
 from penstock.clients.cluster import Cluster
 from penstock.clients.rights import MissingRightError, Operation, topic_right
-from penstock.consumer.assignments import Assignment, ConsumerLane
+from penstock.consumer.assignments import Assignment
 from penstock.consumer.engine import Engine
 from penstock.consumer.handlers.options import OnFailure
-from penstock.consumer.inspect.details import parked_heads
 from penstock.consumer.inspect.explain import Explanation
-from penstock.consumer.lanes.give_ups import GiveUp
-from penstock.consumer.lanes.parking import GIVEABLE
+from penstock.consumer.lanes.parking import GiveUp
 from penstock.consumer.poll.topics import create_outputs
 from penstock.errors import NotGivenUpError
 
@@ -36,7 +33,8 @@ _WHY_NOT = {
     "dead letter": "it is on its way to another topic already",
     "behind its key": "it stands behind another message of its key; give that up",
     "behind a call": "it waits for that; give its message up where it holds a partition, or start the member again",
-    "parked": "the consumer stops because of it",
+    "parked": "the worker of its lane is in another handler, or the consumer stops because of it; ask again when that "
+    "handler has returned",
 }
 
 
@@ -48,23 +46,19 @@ class GivingUp:
         self._cluster = cluster
 
     def ask(self, topic: str, partition: int, offset: int) -> GiveUp:
-        """Ask for a message to be given up; raise `NotGivenUpError` where it cannot be."""
-        place = f"{topic}:{partition}@{offset}"
-        assignment = next(
-            (each for each in self._engine.assignments.all() if (each.topic, each.partition) == (topic, partition)),
-            None,
-        )
-        if assignment is None:
+        """Ask for a message to be given up, wherever it is; raise `NotGivenUpError` where it holds no partition."""
+        place, processor = f"{topic}:{partition}@{offset}", self._engine.processor
+        for assignment in self._engine.assignments.all():
+            if (assignment.topic, assignment.partition) == (topic, partition):
+                break
+        else:
             raise NotGivenUpError(f"{place} was not given up: this member does not have {topic}:{partition}")
-        found = self._require_blocking(assignment, place, offset)
-        parked = self._parked(assignment, offset)
-        if parked is None and not self._is_in_handler(topic, partition, offset):
-            raise NotGivenUpError(self._why_not(found, assignment, place))
-        dead_letter_topic = self._prepare_topic(assignment, place)
-        asked = self._engine.processor.give_ups.ask((assignment, offset), dead_letter_topic)
-        if parked is not None:
-            self._engine.processor.wake_key(*parked)
-        # Else the poll thread sees it, and interrupts the call: see `TimeLimits`.
+        self._require_blocking(assignment, offset)
+        wanted = GiveUp((assignment, offset), self._prepare_topic(assignment, place))
+        # Two who ask for the same share one request.
+        asked = processor.give_ups.setdefault(wanted.place, wanted)
+        # One that is parked is given up by the holder of its lane; one in its handler is interrupted by `TimeLimits`.
+        processor.wake_all()
         return asked
 
     def wait(self, up: GiveUp, timeout: float) -> str:
@@ -85,8 +79,13 @@ class GivingUp:
         """
         assignment, offset = up.place
         place = f"{assignment}@{offset}"
-        if self._engine.processor.give_ups.withdraw(up):
-            raise NotGivenUpError(self._why_not(self._require_blocking(assignment, place, offset), assignment, place))
+        if up.outcome.cancel():
+            if self._engine.processor.give_ups.get(up.place) is up:
+                self._engine.processor.give_ups.pop(up.place, None)
+            found = self._require_blocking(assignment, offset)
+            detail = "" if found.detail is None else f" ({found.detail})"
+            why = _WHY_NOT.get(found.state, f"it is {found.state}")
+            raise NotGivenUpError(f"{place} was not given up: {why}{detail}")
         if not up.outcome.done():
             words = self._engine.dead_letter_publisher.states.get(up.place, "it is being written")
             raise NotGivenUpError(
@@ -97,44 +96,19 @@ class GivingUp:
             raise NotGivenUpError(f"{place} was not given up: {refusal}")
         return up.topic
 
-    def _require_blocking(self, assignment: Assignment, place: str, offset: int) -> Explanation:
+    def _require_blocking(self, assignment: Assignment, offset: int) -> Explanation:
         """Return the explanation of the partition that a message holds."""
-        found = next(
-            (
-                explanation
-                for explanation in self._engine.explain()
-                if (explanation.topic, explanation.partition) == (assignment.topic, assignment.partition)
-            ),
-            None,
-        )
-        if found is None or not assignment.active:
-            raise NotGivenUpError(f"{place} was not given up: its partition has left this member")
-        if found.blocking_offset != offset:
-            holder = "nothing" if found.blocking_offset is None else f"offset {found.blocking_offset}, {found.state},"
-            raise NotGivenUpError(f"{place} was not given up: it does not hold {assignment}; {holder} does")
-        return found
-
-    def _parked(self, assignment: Assignment, offset: int) -> tuple[ConsumerLane, Hashable] | None:
-        """Return the lane and the key of a message that is parked and can be given up. What is seen is a hint."""
-        for lane, key, parked, (fetch, _, record) in parked_heads(self._engine.scheduler):
-            if (fetch.assignment, record.offset()) == (assignment, offset):
-                return (lane, key) if parked.state in GIVEABLE else None
-        return None
-
-    def _is_in_handler(self, topic: str, partition: int, offset: int) -> bool:
-        """Tell whether a message is in its handler, of this incarnation of its partition or a former one."""
-        return any(
-            (fetch.assignment.topic, fetch.assignment.partition, record.offset()) == (topic, partition, offset)
-            for slot in self._engine.slots()
-            if slot.lane is not None and (fetch := slot.fetch) is not None and (record := slot.record) is not None
-        )
-
-    def _why_not(self, found: Explanation, assignment: Assignment, place: str) -> str:
-        why = _WHY_NOT.get(found.state, f"it is {found.state}")
-        if found.state == "parked" and self._parked(assignment, found.blocking_offset or 0) is not None:
-            why = "the worker of its lane is in another handler; ask again when that has returned"
-        detail = "" if found.detail is None else f" ({found.detail})"
-        return f"{place} was not given up: {why}{detail}"
+        place = f"{assignment}@{offset}"
+        explanations = self._engine.explain() if assignment.active else ()
+        for found in explanations:
+            if (found.topic, found.partition) == (assignment.topic, assignment.partition):
+                if found.blocking_offset == offset:
+                    return found
+                holder = (
+                    "nothing" if found.blocking_offset is None else f"offset {found.blocking_offset}, {found.state},"
+                )
+                raise NotGivenUpError(f"{place} was not given up: it does not hold {assignment}; {holder} does")
+        raise NotGivenUpError(f"{place} was not given up: its partition has left this member")
 
     def _prepare_topic(self, assignment: Assignment, place: str) -> str:
         """Return the dead-letter topic, which is there and writable then; only some handlers have asked for theirs."""

@@ -221,7 +221,7 @@ class LitePushConsumer:
                 rate=route.token_bucket.rate if isinstance(rate, Unchanged) else rate,
                 key_rate=route.key_rate_limiter.rate if isinstance(key_rate, Unchanged) else key_rate,
             )
-        self._engine.wake_all()
+        self._engine.processor.wake_all()
 
     def pause(self, topic: str, partition: int | None = None) -> None:
         """Fetch nothing more of a topic, or of one partition, until `resume`; see `RunningApp.pause`."""

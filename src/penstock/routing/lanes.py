@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
@@ -91,6 +91,11 @@ class ParkedKey(Generic[OwnerT, RecordT]):
     to it is decided by these fields.
     """
 
+    #: Where it is parked.
+    lane: Lane[OwnerT, RecordT]
+    #: What it is parked under: a batch that failed as a whole under the keys of all its messages, and what came for one
+    #: of them waits behind it.
+    keys: tuple[Hashable, ...]
     #: The messages in order, each with its owner and its place in the owner's block; the head is first.
     waiting: deque[tuple[OwnerT, int, RecordT]] = field(default_factory=deque)
     #: How often the head was tried.
@@ -99,10 +104,9 @@ class ParkedKey(Generic[OwnerT, RecordT]):
     failed_with: str = ""
     #: How often messages that wait were handed over behind a head, with it, by owner and place: in batches only.
     tries_behind: dict[tuple[OwnerT, int], int] = field(default_factory=dict)
-    #: How many messages, from the head on, are tried one at a time where others come in batches.
-    tried_alone: int = 0
-    #: The keys, this one included, whose messages failed together as one batch: they are tried again so.
-    batch_keys: tuple[Hashable, ...] = ()
+    #: How many messages are handed over in each of the next calls: those of a batch that failed come again together,
+    #: or one at a time. The tries and times of the head are those of all in its call. What is behind comes as if new.
+    portions: deque[int] = field(default_factory=deque)
     #: Whether the key stands in the queue of its handler's token bucket. Set by the holder, cleared by whoever wakes
     #: the key because of it, before he does.
     awaits_token: bool = False
@@ -161,18 +165,21 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         """How often the head was handed over."""
         return self.tries_behind.get(self.waiting[0][:2], 0) + self.attempts
 
-    def count_behind(self, items: Iterable[tuple[OwnerT, int, RecordT]]) -> None:
-        """Note that messages behind the head were handed over with it, and wait again."""
-        for owner, place, _ in items:
-            self.tries_behind[owner, place] = self.tries_behind.get((owner, place), 0) + 1
+    def count_behind(self, item: tuple[OwnerT, int, RecordT], tries: int = 1) -> None:
+        """Note that a message behind the head was handed over with it, so often, and waits again."""
+        self.tries_behind[item[:2]] = self.tries_behind.get(item[:2], 0) + tries
 
     def next_head(self) -> None:
-        """Remove the head; the next message starts with a clean count."""
+        """Remove the head; the next message starts with a clean count, unless it is handed over in the same call."""
         self.tries_behind.pop(self.waiting.popleft()[:2], None)
+        self.state = WAITING
+        if self.portions and self.portions[0] > 1:
+            self.portions[0] -= 1
+            return
+        if self.portions:
+            self.portions.popleft()
         self.attempts = self.over_time_limit = 0
         self.failed_with = ""
-        self.tried_alone = max(0, self.tried_alone - 1)
-        self.state = WAITING
         self.due_at = 0.0
 
 
@@ -183,6 +190,9 @@ class RunsAside(Generic[OwnerT, RecordT]):
     The lane holder's alone, save `awaits_token`.
     """
 
+    #: Where they were set aside, and under what.
+    lane: Lane[OwnerT, RecordT]
+    name: Hashable
     #: In arrival order; later ones under the same name go behind.
     runs: deque[Run[OwnerT, RecordT]] = field(default_factory=deque)
     #: How many messages they have that were not taken yet.
@@ -192,8 +202,6 @@ class RunsAside(Generic[OwnerT, RecordT]):
     awaits_token: bool = False
     #: When a timer last set wakes them, on the caller's clock; None where none was set.
     wakes_at: float | None = None
-    #: The caller's count of dropped owners when the runs were last searched for theirs.
-    dropped: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -209,16 +217,18 @@ class Lane(Generic[OwnerT, RecordT]):
     parked: dict[Hashable, ParkedKey[OwnerT, RecordT]] = field(default_factory=dict)
     #: Runs that were set aside, by what they have in common: opaque here, and never equal to a key. The holder's alone.
     aside: dict[Hashable, RunsAside[OwnerT, RecordT]] = field(default_factory=dict)
-    #: What was woken of parked keys and of runs that were set aside. Any thread appends, the holder takes.
-    due: list[Hashable] = field(default_factory=list)
+    #: What was woken: parked keys, runs that were set aside, and what else the caller has. Any thread appends, the
+    #: holder takes.
+    due: list[object] = field(default_factory=list)
     #: Seconds that what was woken took, owed to the runs that waited meanwhile. The holder's alone.
     owed_s: float = 0.0
     #: Held while the lane is queued or served; used as a flag that is tested and set in one step, never waited for.
     claim: threading.Lock = field(default_factory=threading.Lock)
 
-    def park(self, key: Hashable) -> ParkedKey[OwnerT, RecordT]:
-        """Park a key that is not parked. By the holder."""
-        parked = self.parked[key] = ParkedKey()
+    def park(self, *keys: Hashable) -> ParkedKey[OwnerT, RecordT]:
+        """Park a key that is not parked, or several as one. By the holder."""
+        parked: ParkedKey[OwnerT, RecordT] = ParkedKey(self, tuple(dict.fromkeys(keys)))
+        self.parked.update(dict.fromkeys(parked.keys, parked))
         return parked
 
     @property

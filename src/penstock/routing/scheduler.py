@@ -25,7 +25,7 @@ claim before it looks for work. Whichever of the two is later finds the lane fre
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -68,9 +68,9 @@ class Scheduler(Generic[OwnerT, RecordT]):
                     queues.append(queue)
         return queues
 
-    def wake(self, lane: Lane[OwnerT, RecordT], key: Hashable) -> list[int]:
+    def wake(self, lane: Lane[OwnerT, RecordT], what: object) -> list[int]:
         """Wake a parked key, or runs that were set aside, in a lane. Returns queues as `ready` does."""
-        lane.due.append(key)
+        lane.due.append(what)
         return self.ready((lane,))
 
     def take(self, queue: int, owed_s: float = 0.0) -> Lane[OwnerT, RecordT] | None:

@@ -56,7 +56,8 @@ def parked_heads(scheduler: Scheduler[Fetch, Record]) -> Iterator[ParkedHead]:
         # A copy, made in one step: the holder changes the dictionary meanwhile. A list of items is not, for the
         # collector may run at any tuple of it.
         for key, parked in lane.parked.copy().items() if lane.parked else ():
-            if (head := head_of(parked)) is not None:
+            # A batch that failed stands under the keys of all its messages.
+            if key in parked.keys[:1] and (head := head_of(parked)) is not None:
                 yield lane, key, parked, head
 
 

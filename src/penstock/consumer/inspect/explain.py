@@ -331,7 +331,7 @@ def _elsewhere(
     parked = ahead.get((assignment, offset))
     if parked is not None and (head := head_of(parked)) is not None:
         first = (head[0].assignment, head[2].offset())
-        detail = f"it waits for {first[0]}@{first[1]} of its key"
+        detail = f"it waits for {first[0]}@{first[1]} of its {'batch' if len(parked.keys) > 1 else 'key'}"
         if parked.state is KeyState.HELD:
             detail += ", which its handler holds"
         if (words := causes.publishing.get(first)) is not None:

@@ -1,76 +1,66 @@
-"""The parked key processor: it tries the head of a parked key that was woken, and goes on with what waits behind it."""
+"""Parked keys: the head of one that was woken is tried, and what waits behind it comes next."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable
+from collections.abc import Generator
+from itertools import islice
 
 from penstock.clients.cluster import Clock
-from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Item
-from penstock.consumer.handlers.route import Failed, RateLimited
-from penstock.consumer.lanes.admission import Admission, place_of
-from penstock.consumer.lanes.batches import BatchProcessor
-from penstock.consumer.lanes.parking import NotDue, Parking
+from penstock.consumer.assignments import ConsumerParked, Item
+from penstock.consumer.handlers.route import Answer, Failed, RateLimited, Route
+from penstock.consumer.lanes.batches import Batch, Batches, filtered
+from penstock.consumer.lanes.parking import NotDue, Parking, key_of, place_of
 from penstock.consumer.lanes.set_aside import SetAside
 from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Work
+from penstock.consumer.outbox.dead_letters import NoRetryError
 from penstock.errors import HandlerTimeLimitError
 from penstock.message import Message
 from penstock.routing.lanes import WAITING, KeyState
 
 
-class ParkedKeyProcessor:
+class ParkedKeys:
     """Thread-safe: each call is for a lane that the caller holds."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        admission: Admission,
-        parking: Parking,
-        set_aside: SetAside,
-        batches: BatchProcessor,
-    ) -> None:
+    def __init__(self, clock: Clock, parking: Parking, set_aside: SetAside, batches: Batches) -> None:
         self._now = clock.monotonic
-        self._admission = admission
         self._parking = parking
         self._set_aside = set_aside
         self._batches = batches
 
-    def process(
-        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, slot: ExecutionSlot
-    ) -> Generator[Work, Outcome, bool]:
+    def process(self, parked: ConsumerParked, slot: ExecutionSlot) -> Generator[Work, Outcome, bool]:
         """Try the head, and on success what waits behind it. Returns False when the lane is to be given back."""
         while parked.waiting:
-            item = fetch, _, record = parked.waiting[0]
+            item = fetch, _, _ = parked.waiting[0]
             slot.fetch = fetch
             if parked.state is not WAITING or parked.is_blocked or not fetch.assignment.active:
-                if self._goes_on(lane, key, parked, slot):
+                if self._goes_on(parked, slot):
                     continue
                 return True
-            now, route = self._now(), fetch.assignment.route
+            now = self._now()
             # A head that waits for its first try waits for a limit, which may have changed.
-            if now < parked.due_at and (parked.attempts or isinstance(key, NotDue)):
+            not_due = parked.keys[0] if isinstance(parked.keys[0], NotDue) else None
+            if now < parked.due_at and (parked.attempts or not_due is not None):
                 return True
-            if isinstance(key, NotDue):
-                not_due, key = key, key.key
-                if not _join_own_key(lane, not_due, parked, item):
-                    return True
+            if not_due is not None and not _join_own_key(parked, not_due):
+                return True
             if now >= slot.deadline:
-                lane.due.insert(0, key)
+                parked.lane.due.insert(0, parked)
                 return False
-            slot.started, slot.record = now, record
-            answer = self._admission.readmit(route, key, record, now, parked.tries)
-            if isinstance(answer, (float, RateLimited)):
-                self._wait_for_limit(lane, key, parked, answer, now)
-                return True
-            if answer is None:
-                self._admission.filtered(item, slot)
+            slot.started = now
+            batch, why = self._gather(parked, slot)
+            if batch.records:
+                _note_try(parked, slot)
+                slot.enter(fetch.assignment.route)
+                yield from self._batches.hand_over(parked.lane, batch, slot, parked)
+            elif why is None:
+                filtered(item, slot)
                 self._parking.next_head(parked, slot)
-                continue
-            slot.enter(route)
-            yield from self._try_head(lane, key, parked, answer, slot)
-        self._parking.release(lane, key)
+            elif not self._put_off(parked, why, slot):
+                return True
+        self._parking.release(parked)
         return True
 
-    def _goes_on(self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, slot: ExecutionSlot) -> bool:
+    def _goes_on(self, parked: ConsumerParked, slot: ExecutionSlot) -> bool:
         """Act on a head that does not wait, or whose assignment is gone; return whether the key goes on."""
         if parked.is_out:
             # Also where its assignment is gone: who resolves it must find this head, and the key is not handled twice
@@ -81,42 +71,89 @@ class ParkedKeyProcessor:
             self._parking.next_head(parked, slot)
             return True
         if parked.state is KeyState.FAILED:
-            self._parking.fail_head(lane, key, parked, Failed(parked.take_error()), slot)
+            error = parked.take_error()
+            if isinstance(error, NoRetryError):
+                self._parking.give_up(parked, Failed(error.failure, permanent=True), slot)
+            else:
+                self._parking.fail_head(parked, Failed(error), slot)
             return True
         if parked.state is WAITING and parked.call is not None and parked.call.place == place_of(parked.waiting[0][2]):
             # Its partition went and came back: what was given up is not tried once more.
-            self._parking.fail_head(lane, key, parked, Failed(HandlerTimeLimitError(), permanent=True), slot)
+            self._parking.fail_head(parked, Failed(HandlerTimeLimitError(), permanent=True), slot)
             return True
         return False
 
-    def _wait_for_limit(
-        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, limit: float | RateLimited, now: float
-    ) -> None:
-        """Let the head wait for the time at which its key is free, or for a token."""
-        if isinstance(limit, RateLimited):
-            parked.due_at = now
-            self._set_aside.await_token_for_key(lane, key, parked)
-        elif limit != parked.due_at:
-            parked.due_at = limit
-            self._parking.wake_at(limit, lane, key)
+    def _gather(self, parked: ConsumerParked, slot: ExecutionSlot) -> tuple[Batch, Answer | None]:
+        """Return what may be handed over now, from the head on; and why the next may not, or None where it is refused.
 
-    def _try_head(
-        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, answer: Message | Failed, slot: ExecutionSlot
-    ) -> Generator[Work, Outcome, None]:
-        """Give the head to its handler, alone or in a batch."""
-        slot.retried += parked.attempts > 0
-        if parked.attempts == 0:
-            parked.since = slot.started
-        if isinstance(answer, Failed):
-            self._parking.fail_head(lane, key, parked, answer, slot)
-        else:
-            yield from self._batches.process_parked(lane, key, parked, answer, slot)
+        That is decided when the next is the head.
+        """
+        batch, answer = Batch(), None
+        head = parked.waiting[0][0].assignment
+        most = parked.portions[0] if parked.portions else head.route.batch
+        name = self._set_aside.name_of(head)
+        for item in islice(parked.waiting, most):
+            assignment = item[0].assignment
+            # The head in any case: what became inactive since is left out when it is handed over.
+            if batch.records and (not assignment.active or self._set_aside.name_of(assignment) is not name):
+                break
+            slot.record = item[2]
+            tries = parked.tries_behind.get(item[:2], 0) + parked.attempts
+            answer = _readmit(assignment.route, item, slot.started, tries)
+            if not isinstance(answer, Message):
+                break
+            batch.add(item, answer)
+        return batch, answer
+
+    def _put_off(self, parked: ConsumerParked, why: Answer, slot: ExecutionSlot) -> bool:
+        """Act on a head that may not be handed over now; return whether the key goes on."""
+        if len(parked.keys) > 1 and (isinstance(why, Failed) or (isinstance(why, float) and not parked.portions)):
+            # It is of one of the keys alone; only a batch that failed waits together.
+            self._parking.split(parked)
+            return True
+        if isinstance(why, Failed):
+            _note_try(parked, slot)
+            self._parking.fail_head(parked, why, slot)
+            return True
+        if isinstance(why, RateLimited):
+            parked.due_at = slot.started
+            self._set_aside.await_token(parked, parked.waiting[0][0].assignment.route)
+        elif isinstance(why, float) and why != parked.due_at:
+            self._parking.wait_until(parked, why)
+        return False
 
 
-def _join_own_key(lane: ConsumerLane, not_due: NotDue, parked: ConsumerParked, item: Item) -> bool:
+def _note_try(parked: ConsumerParked, slot: ExecutionSlot) -> None:
+    if parked.attempts:
+        slot.retried += 1
+    else:
+        parked.since = slot.started
+
+
+def _join_own_key(parked: ConsumerParked, not_due: NotDue) -> bool:
     """Park a message of a retry topic under its own key, now that it is due; return whether it is the head there."""
-    del lane.parked[not_due]
-    own = lane.parked.setdefault(not_due.key, parked)
+    parked_keys = parked.lane.parked
+    del parked_keys[not_due]
+    own = parked_keys.setdefault(not_due.key, parked)
     if own is not parked:
-        own.waiting.append(item)
-    return own is parked
+        own.waiting.append(parked.waiting.popleft())
+        return False
+    parked.keys = (not_due.key,)
+    return True
+
+
+def _readmit(route: Route, item: Item, now: float, attempts: int) -> Answer | None:
+    """Return what to hand over for a message of a parked key, why not now, or None where it is refused.
+
+    `attempts` is how often it was tried since it was fetched.
+    """
+    record = item[2]
+    if not route.gated and not route.filters:
+        return route.message(record, attempts)
+    # At each try: the failure may have been the filter's own, and then nothing has let the message pass yet.
+    passes = route.screen(record)
+    if not passes:
+        return None
+    if isinstance(passes, Failed):
+        return passes
+    return route.admit(key_of(item), record, now, 0, attempts)

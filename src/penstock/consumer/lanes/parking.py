@@ -2,29 +2,34 @@
 
 A failed message waits for its retry, a deferred one for its completion, an exhausted one for the broker to take it
 elsewhere; whatever comes of its key meanwhile waits behind it. Each call is for a lane that the caller holds.
+
+A batch that failed as a whole is parked as a whole, under the keys of all its messages, and tried again as it was, for
+it may have been the database. When its policy gives it up it is split by keys, and each of its messages is tried alone,
+so that none is given up for the failure of another.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
 from penstock.clients.cluster import Clock
-from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item, size_in_bytes
+from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerParked, Fetch, Item, size_in_bytes
 from penstock.consumer.failure_text import attached, failure_text, raised_where, short_text
 from penstock.consumer.handlers.options import OnFailure
 from penstock.consumer.handlers.results import DeferredCompletion, ResultError
-from penstock.consumer.handlers.route import Failed, Route
-from penstock.consumer.lanes.give_ups import GiveUp, GiveUps
-from penstock.consumer.lanes.slot import ExecutionSlot
-from penstock.consumer.outbox.dead_letters import DeadLetterPublisher, ExhaustedMessage, NoRetryError
-from penstock.consumer.outbox.outbox import RefusedResults
+from penstock.consumer.handlers.route import Failed
+from penstock.consumer.lanes.slot import ExecutionSlot, Unfinished
+from penstock.consumer.outbox.dead_letters import DeadLetterPublisher, ExhaustedMessage
+from penstock.consumer.outbox.outbox import Tries
 from penstock.consumer.timers import Timer, Timers
 from penstock.errors import GivenUpError, HandlerTimeLimitError, PenstockError, class_name
-from penstock.message import position_of
+from penstock.message import Record, position_of
 from penstock.routing import KeyState
 
 _log = logging.getLogger(__name__)
@@ -43,16 +48,43 @@ class NotDue:
     place: tuple[str, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class FailedBatch:
-    """A batch of several messages that failed as a whole."""
+def place_of(record: Record) -> tuple[str, int, int]:
+    """Return topic, partition and offset of a record."""
+    return record.topic(), record.partition(), record.offset()
 
-    #: How many messages of it each key has.
-    sizes: Mapping[Hashable, int] = field(repr=False)
-    keys: tuple[Hashable, ...] = field(repr=False)
-    #: When it is tried again, or None for never, by the number of tries and the time of the first: its keys come back
-    #: at one time.
-    due_at: dict[tuple[int, float], float | None] = field(default_factory=dict)
+
+def key_of(item: Item) -> Hashable:
+    """Return what a message has in common with those that wait for it; its place where its key could not be had."""
+    try:
+        return require_key(item)
+    except PenstockError:
+        return place_of(item[2])
+
+
+def require_key(item: Item) -> Hashable:
+    """Return the same; raise what `key=` raised for the message."""
+    fetch, index, record = item
+    keys = fetch.keys
+    return fetch.assignment.route.ordering.identity_by(record.key() if keys is None else keys[index], record)
+
+
+@dataclass(slots=True, eq=False)
+class GiveUp:
+    """A request: somebody wants the message that holds a partition in a dead-letter topic, now.
+
+    Any thread asks, and wakes the key of the message afterwards; only the holder of its lane acts. The `outcome`
+    decides who comes first: the holder has it running, or who asked has cancelled it. So the request is carried out
+    once or never, and who asked knows which.
+    """
+
+    place: tuple[Assignment, int]
+    topic: str
+    #: Running when the message is on its way; then why the topic has it not, or None where it has.
+    outcome: Future[str | None] = field(default_factory=Future)
+
+
+#: The requests that nobody has acted on yet. Any thread: operations of a `dict` are atomic.
+GiveUps = dict[tuple[Assignment, int], GiveUp]
 
 
 class Parking:
@@ -64,71 +96,46 @@ class Parking:
         *,
         timers: Timers,
         publisher: DeadLetterPublisher,
-        wake_key: Callable[[ConsumerLane, Hashable], None],
+        wake: Callable[[ConsumerParked], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._now = clock.monotonic
         self._timers = timers
         self._publisher = publisher
-        self._wake_key = wake_key
+        self._wake = wake
         self._fail = fail
         #: Completions that are out, with what they belong to. Any thread: operations of a `dict` are atomic.
         self.deferred: dict[DeferredCompletion, Fetch] = {}
-        #: What is to be given up though its tries are not exhausted.
-        self.give_ups = GiveUps()
+        self.give_ups: GiveUps = {}
 
-    def wake_at(self, due: float, lane: ConsumerLane, key: Hashable) -> None:
-        """Wake a parked key when its time has come."""
-        self._timers.add(due, partial(self._wake_key, lane, key))
-
-    def park_unfinished(
-        self,
-        lane: ConsumerLane,
-        key: Hashable,
-        item: Item,
-        outcome: Failed | DeferredCompletion,
-        slot: ExecutionSlot,
-        *,
-        failed_batch: FailedBatch | None = None,
-    ) -> None:
-        """Park the key of a message that did not get done at its first try, alone or in a batch that failed whole."""
-        parked = self.park(lane, key, item)
-        # Here, not in `fail_head`: that may be later, with a slot that began something else meanwhile.
-        parked.since = slot.started
-        if isinstance(outcome, DeferredCompletion):
-            self.defer_head(lane, key, parked, outcome, slot)
-        else:
-            self.fail_head(lane, key, parked, outcome, slot, failed_batch=failed_batch)
-
-    def park_refused(self, lane: ConsumerLane, key: Hashable, refused: RefusedResults, slot: ExecutionSlot) -> None:
-        """Park the key of a message whose results were refused, as if its handler had failed."""
-        parked = self.park(lane, key, refused.item)
-        if refused.tries is None:
-            parked.since = self._now()
-        else:
-            parked.attempts, parked.since = refused.tries
-        self.fail_head(lane, key, parked, Failed(refused.error), slot)
-
-    def park(self, lane: ConsumerLane, key: Hashable, item: Item) -> ConsumerParked:
-        """Park a key that is not parked on a message."""
+    def park(self, lane: ConsumerLane, key: Hashable, item: Item, due_at: float | None = None) -> ConsumerParked:
+        """Park a key that is not parked on a message, until a time or until somebody decides."""
         parked = lane.park(key)
-        self.append(lane, key, item)
+        self.append(parked, item)
+        if due_at is not None:
+            self.wait_until(parked, due_at)
         return parked
 
-    def append(self, lane: ConsumerLane, key: Hashable, item: Item) -> None:
+    def append(self, parked: ConsumerParked, item: Item) -> None:
         """Let a message of a parked key wait behind its head."""
-        parked = lane.parked[key]
         parked.waiting.append(item)
         item[0].assignment.tracker.park(1, size_in_bytes(item[2]))
         if self.give_ups or parked.is_blocked:
             # It may be asked for already, or be the message of the call that blocks it, once more.
-            lane.due.append(key)
+            parked.lane.due.append(parked)
+
+    def wait_until(self, parked: ConsumerParked, due_at: float) -> None:
+        """Let the head wait for a time."""
+        parked.due_at = due_at
+        self._timers.add(due_at, partial(self._wake, parked))
 
     @staticmethod
-    def release(lane: ConsumerLane, key: Hashable) -> None:
+    def release(parked: ConsumerParked) -> None:
         """Park a key no more behind which nothing waits, unless a call for it goes on."""
-        if not lane.parked[key].is_blocked:
-            del lane.parked[key]
+        for key in () if parked.is_blocked else parked.keys:
+            # It may be another's, where this was split.
+            if parked.lane.parked.get(key) is parked:
+                del parked.lane.parked[key]
 
     def next_head(self, parked: ConsumerParked, slot: ExecutionSlot) -> None:
         """Go on to the message behind a head that is done with."""
@@ -138,24 +145,75 @@ class Parking:
         parked.next_head()
         slot.record = None
 
-    def defer_head(
+    def park_batch(
+        self, lane: ConsumerLane, keys: Sequence[Hashable], items: Sequence[Item], slot: ExecutionSlot
+    ) -> ConsumerParked:
+        """Park a batch that failed as a whole, under the keys of its messages; none of them is parked."""
+        parked = lane.park(*keys)
+        parked.since = slot.started
+        for item in items:
+            self.append(parked, item)
+        return parked
+
+    def split(self, parked: ConsumerParked, *, alone: bool = False) -> None:
+        """Part what is parked as a batch into its keys, each with the tries of the batch.
+
+        `alone`: the messages of its call are tried by themselves, now.
+        """
+        self.release(parked)
+        lane, together = parked.lane, parked.portions[0] if parked.portions else 1
+        waiting, parked.waiting = parked.waiting, deque()
+        for place, item in enumerate(waiting):
+            key = key_of(item)
+            own = lane.parked.get(key)
+            if own is None:
+                own = lane.park(key)
+                lane.due.append(own)
+                if place < together:
+                    own.attempts, own.since, own.failed_with = parked.attempts, parked.since, parked.failed_with
+                    own.over_time_limit, own.state = parked.over_time_limit, parked.state
+                    own.portions.append(1)
+                    self.wait_until(own, parked.due_at)
+            elif place < together:
+                own.count_behind(item, parked.attempts)
+                own.portions.extend([1] * alone)
+            own.waiting.append(item)
+            if item[:2] in parked.tries_behind:
+                own.count_behind(item, parked.tries_behind[item[:2]])
+
+    def park_unfinished(
         self,
         lane: ConsumerLane,
         key: Hashable,
-        parked: ConsumerParked,
-        completion: DeferredCompletion,
+        item: Item,
+        outcome: Unfinished,
         slot: ExecutionSlot,
+        *,
+        tries: Tries | None = None,
     ) -> None:
+        """Park the key of a message that did not get done, by itself; `tries`: those before this one."""
+        parked = self.park(lane, key, item)
+        # Here, not in `fail_head`: that may be later, with a slot that began something else meanwhile.
+        parked.attempts, parked.since = tries or (0, slot.started)
+        self.settle_head(parked, outcome, slot)
+
+    def settle_head(self, parked: ConsumerParked, outcome: Unfinished, slot: ExecutionSlot) -> None:
+        """Decide what becomes of a head that did not get done."""
+        if isinstance(outcome, DeferredCompletion):
+            self.defer_head(parked, outcome, slot)
+        else:
+            self.fail_head(parked, outcome, slot)
+
+    def defer_head(self, parked: ConsumerParked, completion: DeferredCompletion, slot: ExecutionSlot) -> None:
         """Let a parked key wait for a completion. It may come from any thread, at any time."""
         item = fetch, _, _ = parked.waiting[0]
         if not completion._take():  # noqa: SLF001 - the engine's half of the class
             twice = PenstockError(
                 "the DeferredCompletion that the handler returned belongs to another message; make one for each"
             )
-            self.fail_head(lane, key, parked, Failed(twice), slot)
+            self.fail_head(parked, Failed(twice), slot)
             return
         parked.send_out(KeyState.DEFERRED)
-        timeout = completion.timeout
         timer: Timer | None = None
 
         def resolve(error: BaseException | None) -> None:
@@ -163,7 +221,7 @@ class Parking:
                 self._complete(item)
             # Before the key is woken: the holder reads its state only then.
             parked.resolve(KeyState.HANDLED if error is None else KeyState.FAILED, error)
-            self._wake_key(lane, key)
+            self._wake(parked)
             if timer is not None:
                 # It refers to the message, which would stay in memory until the timeout, outside of every limit.
                 self._timers.cancel(timer)
@@ -171,67 +229,54 @@ class Parking:
             self.deferred.pop(completion, None)
 
         self.deferred[completion] = fetch
-        if timeout is not None:
-            late = TimeoutError(f"the completion was put off and did not come within {timeout:g} s")
-            timer = self._timers.add(self._now() + timeout, partial(completion.fail, late))
+        if completion.timeout is not None:
+            late = TimeoutError(f"the completion was put off and did not come within {completion.timeout:g} s")
+            timer = self._timers.add(self._now() + completion.timeout, partial(completion.fail, late))
         completion._attach(resolve)  # noqa: SLF001 - the engine's half of the class
 
-    def fail_head(
-        self,
-        lane: ConsumerLane,
-        key: Hashable,
-        parked: ConsumerParked,
-        failure: Failed,
-        slot: ExecutionSlot,
-        *,
-        failed_batch: FailedBatch | None = None,
-    ) -> None:
-        """Decide what becomes of the failed head of a parked key; `failed_batch`: it failed with a whole batch."""
+    def fail_head(self, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot, *, together: int = 1) -> None:
+        """Decide what becomes of the failed head of a parked key; so many messages failed `together` with it."""
         error, (fetch, _, record) = failure.error, parked.waiting[0]
-        if not isinstance(error, NoRetryError):
-            self._note_failure(lane, key, parked, failure, slot)
+        self._note_failure(parked, failure, slot)
+        if parked.portions:
+            parked.portions.popleft()
+        parked.portions.appendleft(together)
         if not fetch.assignment.active:
             # Nothing is judged: its next owner handles it again. Read after the key was parked: a revocation that
             # comes later wakes it, and here the lane's holder does.
-            lane.due.append(key)
+            parked.lane.due.append(parked)
             return
-        if isinstance(error, NoRetryError):
-            self._give_up(lane, key, parked, Failed(error.failure, permanent=True), slot)
-            return
-        if self.give_ups and self.give_up_if_asked(lane, key, parked):
+        if self.give_ups and self.give_up_if_asked(parked):
             return
         is_permanent, now = failure.permanent or isinstance(error, ResultError), self._now()
-        parked.batch_keys = () if failed_batch is None else failed_batch.keys
-        parked.tried_alone = max(1, parked.tried_alone) if failed_batch is None else 0
-        due_at = None
+        place, name = position_of(record), fetch.assignment.route.handler.name
+        delay = None
         if not is_permanent:
             try:
-                due_at = self._due_at(fetch.assignment.route, parked, error, now, failed_batch)
+                delay = fetch.assignment.route.retry.delay_after(parked.attempts, now - parked.since, error)
             except Exception as defect:  # noqa: BLE001 - the user's code decides there
                 self._stop(
                     parked,
-                    f"the retry policy of {fetch.assignment.route.handler.name} failed with {raised_where(defect)} "
-                    f"when it was asked about {position_of(record)}; {self._publisher.limits.ends}: correct the policy",
+                    f"the retry policy of {name} failed with {raised_where(defect)} "
+                    f"when it was asked about {place}; {self._publisher.limits.ends}: correct the policy",
                     defect,
                 )
                 return
-        place, name = position_of(record), fetch.assignment.route.handler.name
-        if due_at is not None:
-            why, wait_s = short_text(error), due_at - now
-            _log.info("%s failed in %s, try %d; again in %.3f s: %s", place, name, parked.attempts, wait_s, why)
+        if delay is not None:
+            _log.info(
+                "%s failed in %s, try %d; again in %.3f s: %s", place, name, parked.attempts, delay, short_text(error)
+            )
             # By a policy whose wait has no end, the key waits until its partition goes.
-            parked.state = KeyState.UNSCHEDULED if math.isinf(due_at) else KeyState.WAITING
-            parked.due_at = due_at
+            parked.state = KeyState.UNSCHEDULED if math.isinf(delay) else KeyState.WAITING
             if parked.state is KeyState.WAITING:
-                self.wake_at(due_at, lane, key)
-        elif failed_batch is not None and not is_permanent:
+                self.wait_until(parked, now + delay)
+        elif together > 1:
             # Which message failed is not known yet: none is given up for the failure of another.
             _log.info("%s failed in a batch of %s as often as its policy tries; it is tried alone now", place, name)
-            parked.batch_keys, parked.tried_alone = (), failed_batch.sizes[key]
             parked.state, parked.due_at = KeyState.WAITING, now
-            lane.due.append(key)
+            self.split(parked, alone=True)
         else:
-            self._give_up(lane, key, parked, Failed(error, permanent=is_permanent), slot)
+            self.give_up(parked, Failed(error, permanent=is_permanent), slot)
 
     def _stop(self, parked: ConsumerParked, why: str, cause: BaseException) -> None:
         """Stop the consumer because of a head, which stays."""
@@ -240,9 +285,7 @@ class Parking:
         stop.__cause__ = cause
         self._fail(stop)
 
-    def _note_failure(
-        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot
-    ) -> None:
+    def _note_failure(self, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot) -> None:
         """Count a failure; where its call goes on, have the key wait for that."""
         slot.failed += 1
         parked.attempts += 1
@@ -253,18 +296,16 @@ class Parking:
             parked.over_time_limit += 1
         if failure.call is not None:
             parked.call = failure.call
-            failure.call.ended.add_done_callback(lambda _: self._wake_key(lane, key))
+            failure.call.ended.add_done_callback(lambda _: self._wake(parked))
 
-    def _give_up(
-        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot
-    ) -> None:
+    def give_up(self, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot) -> None:
         """Do with the head of a parked key what its handler chose for messages whose tries are exhausted."""
         fetch, _, record = parked.waiting[0]
         error, route, place = failure.error, fetch.assignment.route, position_of(record)
         handler = route.handler
         retried = 0 if route.retried is None else route.retried(record)
         if retried < len(handler.retry_delays) and not failure.permanent:
-            self._send(lane, key, parked, error, retry=retried)
+            self._send(parked, error, retry=retried)
             return
         is_lost = handler.on_failure in (OnFailure.DEAD_LETTER, OnFailure.DROP)
         if is_lost and (too_many := self._publisher.limits.refusal(place)) is not None:
@@ -272,7 +313,7 @@ class Parking:
             return
         what = f"{handler.name} failed it {parked.attempts} times, last with {type(error).__name__}"
         if handler.on_failure is OnFailure.DEAD_LETTER:
-            self._send(lane, key, parked, error)
+            self._send(parked, error)
         elif handler.on_failure is OnFailure.HOLD:
             parked.state = KeyState.HELD
             _log.error(
@@ -288,7 +329,7 @@ class Parking:
             self._complete(parked.waiting[0])
             slot.dropped += 1
             parked.state = KeyState.DONE
-            lane.due.append(key)
+            parked.lane.due.append(parked)
         else:
             self._stop(
                 parked,
@@ -298,49 +339,33 @@ class Parking:
                 error,
             )
 
-    def give_up_if_asked(self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> bool:
+    def give_up_if_asked(self, parked: ConsumerParked) -> bool:
         """Send the head of a parked key to its dead letters where somebody has asked for that; return whether.
 
         Whatever its handler chose for failures: this is for what that choice, or a long wait, holds a partition with.
+        What is parked as a batch is split for it, and each key looked at by itself.
         """
-        if not parked.waiting:
+        if not parked.waiting or parked.state not in GIVEABLE:
             return False
+        if len(parked.keys) > 1:
+            is_asked = any((fetch.assignment, record.offset()) in self.give_ups for fetch, _, record in parked.waiting)
+            if is_asked:
+                self.split(parked)
+            return is_asked
         fetch, _, record = parked.waiting[0]
         assignment = fetch.assignment
-        if parked.state not in GIVEABLE or not assignment.active:
-            return False
-        asked = self.give_ups.take((assignment, record.offset()))
-        if asked is None:
+        asked = self.give_ups.pop((assignment, record.offset()), None) if assignment.active else None
+        if asked is None or not asked.outcome.set_running_or_notify_cancel():
             return False
         place = f"{assignment}@{record.offset()}"
         if assignment.tracker.watermark != record.offset():
             asked.outcome.set_result(f"{place} does not hold its partition: offset {assignment.tracker.watermark} does")
             return False
-        parked.batch_keys = ()
-        self._send(lane, key, parked, GivenUpError(place, parked.tries, parked.failed_with), asked=asked)
+        self._send(parked, GivenUpError(place, parked.tries, parked.failed_with), asked=asked)
         return True
 
-    @staticmethod
-    def _due_at(
-        route: Route, parked: ConsumerParked, error: BaseException, now: float, failed_batch: FailedBatch | None
-    ) -> float | None:
-        """Return when the policy has a failed head tried again, or None where it gives it up."""
-        known = {} if failed_batch is None else failed_batch.due_at
-        tries = parked.attempts, parked.since
-        if tries not in known:
-            delay = route.retry.delay_after(parked.attempts, now - parked.since, error)
-            known[tries] = None if delay is None else now + delay
-        return known[tries]
-
     def _send(
-        self,
-        lane: ConsumerLane,
-        key: Hashable,
-        parked: ConsumerParked,
-        error: BaseException,
-        *,
-        retry: int | None = None,
-        asked: GiveUp | None = None,
+        self, parked: ConsumerParked, error: BaseException, *, retry: int | None = None, asked: GiveUp | None = None
     ) -> None:
         """Have the head written to another topic; its key waits until a broker has it or refuses it."""
         asked_at = None if asked is None else parked.state
@@ -348,7 +373,7 @@ class Parking:
 
         def settle(state: KeyState, error: BaseException | None = None, why_not: str | None = None) -> None:
             parked.resolve(state, error)
-            self._wake_key(lane, key)
+            self._wake(parked)
             if asked is not None:
                 asked.outcome.set_result(why_not)
 

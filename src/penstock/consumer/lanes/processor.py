@@ -18,15 +18,15 @@ holder sets runs aside first and then reads `draining`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import cast
 
 from penstock.clients.cluster import Clock
-from penstock.consumer.assignments import Assignment, ConsumerAside, ConsumerLane, ConsumerRun, Fetch
-from penstock.consumer.lanes.admission import Admission
-from penstock.consumer.lanes.batches import BatchProcessor
-from penstock.consumer.lanes.parked_keys import ParkedKeyProcessor
-from penstock.consumer.lanes.parking import Parking
+from penstock.consumer.assignments import Assignment, ConsumerAside, ConsumerLane, ConsumerParked, ConsumerRun, Fetch
+from penstock.consumer.handlers.route import Failed
+from penstock.consumer.lanes.batches import Batches
+from penstock.consumer.lanes.parked_keys import ParkedKeys
+from penstock.consumer.lanes.parking import Parking, key_of
 from penstock.consumer.lanes.set_aside import SetAside
 from penstock.consumer.lanes.slot import (
     MOST_SLOW,
@@ -39,10 +39,13 @@ from penstock.consumer.lanes.slot import (
     place_of,
 )
 from penstock.consumer.outbox.dead_letters import DeadLetterPublisher
-from penstock.consumer.outbox.outbox import HandlerResults, RefusedResults
+from penstock.consumer.outbox.outbox import HandlerResults, RefusedResults, Tries
 from penstock.consumer.timers import Timers
 from penstock.message import Record
-from penstock.routing import Scheduler
+from penstock.routing import ParkedKey, Scheduler
+
+#: Wakes all that waits in a lane.
+_ALL = object()
 
 
 class LaneProcessor:
@@ -67,35 +70,31 @@ class LaneProcessor:
         #: Has the lanes of these ready queues processed. Any thread.
         self.wake = wake
         self.fail = fail
-        #: Whether batches that are not full are processed at once: set when the consumer drains. Any thread.
-        self.draining = False
-        #: What waits for tokens, or for more of its batch.
-        self.set_aside = SetAside(timers, self.wake_key, one_partition=one_partition)
-        self._parking = Parking(clock, timers=timers, publisher=publisher, wake_key=self.wake_key, fail=fail)
+        self._parking = Parking(clock, timers=timers, publisher=publisher, wake=self.wake_waiter, fail=fail)
         #: Deferred completions that are out, with what they belong to. Any thread may read it.
         self.deferred = self._parking.deferred
         #: What is to be given up. Any thread.
         self.give_ups = self._parking.give_ups
-        self._admission = Admission(self._parking)
         self._submit = results.submit
-        self._batches = BatchProcessor(clock, self._admission, self._parking, self.set_aside, results)
-        self._parked_keys = ParkedKeyProcessor(clock, self._admission, self._parking, self.set_aside, self._batches)
+        batches = Batches(clock, self._parking, results)
+        #: What waits for tokens, or for more of its batch.
+        self.set_aside = SetAside(clock, timers, batches, wake=self.wake_waiter, one_partition=one_partition)
+        self._parked_keys = ParkedKeys(clock, self._parking, self.set_aside, batches)
 
-    def wake_key(self, lane: ConsumerLane, key: Hashable) -> None:
+    def wake_waiter(self, waiter: ConsumerParked | ConsumerAside) -> None:
         """Wake a parked key, or runs that were set aside. Any thread."""
-        self.wake(self.scheduler.wake(lane, key))
+        self.wake(self.scheduler.wake(waiter.lane, waiter))
 
     def drain(self) -> None:
         """Have batches that are not full handed over at once from now on. Any thread."""
-        self.draining = True
-        self.wake_set_aside()
+        self.set_aside.draining = True
+        self.wake_all(parked=False)
 
-    def wake_set_aside(self) -> None:
-        """Wake all runs that were set aside. Any thread."""
+    def wake_all(self, *, parked: bool = True) -> None:
+        """Wake what waits in lanes: what is of dropped assignments goes, what waits for a limit asks again."""
         for lane in self.scheduler.lanes:
-            # A copy, made in one step: the holder changes the dictionary meanwhile.
-            for name in list(lane.aside) if lane.aside else ():
-                self.wake_key(lane, name)
+            if lane.aside or (parked and lane.parked):
+                self.wake(self.scheduler.wake(lane, _ALL))
 
     def process(self, lane: ConsumerLane, slot: ExecutionSlot) -> LaneProcessing:  # noqa: C901, PLR0912, PLR0915 - the main path in one piece, for speed
         """Process a lane until it is empty, or the time slice is over: `slot.deadline`, which its executor may cut."""
@@ -113,9 +112,9 @@ class LaneProcessor:
                 return
         entered = None
         while runs:
-            for name, aside in self.set_aside.overtaken(lane) if lane.aside else ():
+            for aside in self.set_aside.overtaken(lane) if lane.aside else ():
                 entered = None
-                if not (yield from self._process_aside(lane, name, aside, slot)):
+                if not (yield from self.set_aside.process(aside, slot)):
                     return
             run = runs[0]
             fetch = slot.fetch = run.owner
@@ -137,8 +136,8 @@ class LaneProcessor:
                 or (route.filters and parked_keys)
                 or (lane.aside and route.token_bucket in lane.aside)
             ):
-                name, aside = self.set_aside.put(lane)
-                goes_on = aside.awaits_token or (yield from self._process_aside(lane, name, aside, slot))
+                aside = self.set_aside.put(lane)
+                goes_on = aside.awaits_token or (yield from self.set_aside.process(aside, slot))
                 time = now()
                 if slot.owed_s or lane.owed_s:
                     _repay(lane, slot, time - began)
@@ -155,7 +154,7 @@ class LaneProcessor:
                     stop = self._next_parked(lane, run, place, stop)
                     if stop == place:
                         item = (fetch, run.indexes[place], records[place])
-                        self._parking.append(lane, self._admission.identity(item), item)
+                        self._parking.append(parked_keys[key_of(item)], item)
                         place = run.next = place + 1
                         continue
                 taken = Slice(records[place:stop])
@@ -171,7 +170,7 @@ class LaneProcessor:
                 slot.end_slice(run, place if outcome is None else place - 1)
                 if outcome is not None:
                     item, unfinished = (fetch, run.indexes[place - 1], record), cast("Unfinished", outcome)
-                    self._parking.park_unfinished(lane, self._admission.identity(item), item, unfinished, slot)
+                    self._parking.park_unfinished(lane, key_of(item), item, unfinished, slot)
                     run.next = place
                 # What was parked now may be a key of what a filter is asked for first.
                 if time >= slot.deadline or not assignment.active or (parked_keys and route.filters):
@@ -186,16 +185,18 @@ class LaneProcessor:
     def _process_woken(self, lane: ConsumerLane, slot: ExecutionSlot) -> Generator[Work, Outcome, bool]:
         """Process what was woken in a lane. Returns False when the lane is to be given back."""
         while lane.due:
-            key = lane.due.pop(0)
-            if isinstance(key, RefusedResults):
-                self._park_refused(lane, key, slot)
-                continue
-            parked, aside = lane.parked.get(key), lane.aside.get(key)
-            if parked is not None and self.give_ups and self._parking.give_up_if_asked(lane, key, parked):
-                continue
-            if parked is not None and not (yield from self._parked_keys.process(lane, key, parked, slot)):
-                return False
-            if aside is not None and not (yield from self._process_aside(lane, key, aside, slot)):
+            woken = lane.due.pop(0)
+            if woken is _ALL:
+                self.set_aside.drop_inactive(lane)
+                lane.due += [*dict.fromkeys(lane.parked.values()), *lane.aside.values()]
+            elif isinstance(woken, RefusedResults):
+                self._park_refused(lane, woken, slot)
+            elif isinstance(woken, ParkedKey):
+                if self.give_ups and self._parking.give_up_if_asked(woken):
+                    continue
+                if not (yield from self._parked_keys.process(woken, slot)):
+                    return False
+            elif not (yield from self.set_aside.process(cast("ConsumerAside", woken), slot)):
                 return False
         return True
 
@@ -205,49 +206,20 @@ class LaneProcessor:
         slot.fetch = fetch
         if not fetch.assignment.active:
             return
-        key = self._admission.identity(item)
+        key = key_of(item)
         if key in lane.parked:
             # Its own failure is met again when it is handed over: what it stands behind comes first.
-            self._parking.append(lane, key, item)
+            self._parking.append(lane.parked[key], item)
             return
-        self._parking.park_refused(lane, key, refused, slot)
+        tries = refused.tries or Tries(0, self.now())
+        self._parking.park_unfinished(lane, key, refused.item, Failed(refused.error), slot, tries=tries)
 
     def _next_parked(self, lane: ConsumerLane, run: ConsumerRun, place: int, stop: int) -> int:
         """Return the place of the first message from `place` on whose key is parked, `stop` at most."""
         for at in range(place, stop):
-            if self._admission.identity((run.owner, run.indexes[at], run.records[at])) in lane.parked:
+            if key_of((run.owner, run.indexes[at], run.records[at])) in lane.parked:
                 return at
         return stop
-
-    def _process_aside(
-        self, lane: ConsumerLane, name: Hashable, aside: ConsumerAside, slot: ExecutionSlot
-    ) -> Generator[Work, Outcome, bool]:
-        """Process runs that were set aside, as far as tokens and full batches go. Returns False when time is over."""
-        self.set_aside.drop_inactive(aside)
-        now = self.now()
-        while aside.runs:
-            fetch = slot.fetch = aside.runs[0].owner
-            route = fetch.assignment.route
-            if not fetch.assignment.active:
-                self.set_aside.drop_first(aside)
-                continue
-            slot.enter(route)
-            if aside.count < route.batch:
-                self.set_aside.add(lane, name, aside)
-            until = fetch.arrived + route.linger
-            waits = aside.count < route.batch and now < until and not self.draining
-            if waits and not self.set_aside.is_overtaken(lane, aside):
-                self.set_aside.wake_at(until, now, lane, name, aside)
-                return True
-            if now >= slot.deadline:
-                self.set_aside.put_back(lane, aside)
-                return False
-            if (yield from self._batches.process(lane, aside, slot)):
-                self.set_aside.await_token(lane, name, aside)
-                return True
-            now = self.now()
-        self.set_aside.forget(lane, name, aside, now)
-        return True
 
     def busy_with(self, slots: Iterable[ExecutionSlot], assignments: Sequence[Assignment]) -> list[str]:
         """Return the names of the slots and completions that hold a message of one of these assignments."""

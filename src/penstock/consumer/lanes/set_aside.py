@@ -6,17 +6,20 @@ its token bucket for each lane, however many messages wait. A rate holds no othe
 For more of a batch runs wait only while no other handler's stand behind them, which may have the same keys.
 
 Runs that are set aside always have somebody who wakes them, as soon as their lane is given back: the token bucket where
-`awaits_token` is set, a timer where they wait for more of their batch, or they stand in `lane.due`. Each call is for a
-lane that the caller holds.
+`awaits_token` is set, a timer where they wait for more of their batch, or they stand in `lane.due`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
 from functools import partial
 
+from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import Assignment, ConsumerAside, ConsumerLane, ConsumerParked
+from penstock.consumer.handlers.route import Route
+from penstock.consumer.lanes.batches import Batches
+from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.timers import Timers
 from penstock.routing import RunsAside
 
@@ -28,96 +31,106 @@ class SetAside:
     partition, so it is of one assignment there.
     """
 
-    def __init__(self, timers: Timers, wake: Callable[[ConsumerLane, Hashable], None], *, one_partition: bool) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        timers: Timers,
+        batches: Batches,
+        *,
+        wake: Callable[[ConsumerAside | ConsumerParked], None],
+        one_partition: bool,
+    ) -> None:
+        self._now = clock.monotonic
         self._timers = timers
+        self._batches = batches
         self._wake = wake
         self._one_partition = one_partition
-        #: How often assignments were dropped: runs are searched for theirs. Raised before they are woken.
-        self.dropped = 0
+        #: Whether batches that are not full are processed at once: set when the consumer drains. Any thread.
+        self.draining = False
 
     def name_of(self, assignment: Assignment) -> Hashable:
         """Return under what messages of an assignment are set aside; those of a batch have it in common."""
         route = assignment.route
         return assignment if self._one_partition and route.batch > 1 else route.token_bucket
 
-    def put(self, lane: ConsumerLane) -> tuple[Hashable, ConsumerAside]:
-        """Set runs at the front of a lane aside; returns them with their name, and what waited under it before."""
+    def put(self, lane: ConsumerLane) -> ConsumerAside:
+        """Set runs at the front of a lane aside; returns them with what waited under their name before."""
         name = self.name_of(lane.runs[0].owner.assignment)
         aside = lane.aside.get(name)
         if aside is None:
-            aside = lane.aside[name] = RunsAside(dropped=self.dropped)
-        self.add(lane, name, aside)
-        return name, aside
+            aside = lane.aside[name] = RunsAside(lane, name)
+        self._add(aside)
+        return aside
 
-    def add(self, lane: ConsumerLane, name: Hashable, aside: ConsumerAside) -> None:
+    def _add(self, aside: ConsumerAside) -> None:
         """Add runs of a name that stand at the front of their lane: one at least, and what makes a batch full."""
-        runs = lane.runs
-        while runs and self.name_of(assignment := runs[0].owner.assignment) is name:
+        runs = aside.lane.runs
+        while runs and self.name_of(assignment := runs[0].owner.assignment) is aside.name:
             run = runs.popleft()
             aside.runs.append(run)
             aside.count += len(run.records) - run.next
             if aside.count >= assignment.route.batch:
                 return
 
+    def overtaken(self, lane: ConsumerLane) -> list[ConsumerAside]:
+        """Return runs that wait for more of their batch before those of another handler."""
+        return [aside for aside in lane.aside.values() if not aside.awaits_token and _is_overtaken(aside)]
+
+    def process(self, aside: ConsumerAside, slot: ExecutionSlot) -> Generator[Work, Outcome, bool]:
+        """Process runs that were set aside, as far as tokens and full batches go. Returns False when time is over."""
+        lane = aside.lane
+        while aside.runs:
+            fetch = slot.fetch = aside.runs[0].owner
+            now, route = self._now(), fetch.assignment.route
+            slot.enter(route)
+            if aside.count < route.batch:
+                self._add(aside)
+            until = fetch.arrived + route.linger
+            waits = aside.count < route.batch and now < until and not self.draining
+            if waits and not _is_overtaken(aside):
+                if aside.wakes_at is None or not now < aside.wakes_at <= until:
+                    aside.wakes_at = until
+                    self._timers.add(until, partial(self._wake, aside))
+                return True
+            if now >= slot.deadline:
+                # To the front of their lane, which is served by the age of the first.
+                lane.runs.extendleft(reversed(aside.runs))
+                aside.runs.clear()
+                aside.count = 0
+                return False
+            if (yield from self._batches.process(lane, aside, slot)):
+                run = aside.runs[0]
+                self.await_token(aside, route, run.arrival + run.indexes[run.next])
+                return True
+        if not aside.awaits_token and lane.aside.get(aside.name) is aside:
+            # What wakes it still finds nothing.
+            del lane.aside[aside.name]
+        return True
+
     @staticmethod
-    def is_overtaken(lane: ConsumerLane, aside: ConsumerAside) -> bool:
-        """Tell whether the runs of another handler stand behind what was set aside."""
-        mine = aside.runs[0].owner.assignment.route.token_bucket
-        return bool(lane.runs) and lane.runs[0].owner.assignment.route.token_bucket is not mine
-
-    def overtaken(self, lane: ConsumerLane) -> list[tuple[Hashable, ConsumerAside]]:
-        """Return, with their names, runs that wait for more of their batch before those of another handler."""
-        waiting = [(name, aside) for name, aside in lane.aside.items() if aside.runs and not aside.awaits_token]
-        return [(name, aside) for name, aside in waiting if self.is_overtaken(lane, aside)]
-
-    @staticmethod
-    def drop_first(aside: ConsumerAside) -> None:
-        """Drop the first of the runs."""
-        run = aside.runs.popleft()
-        aside.count -= len(run.records) - run.next
-
-    @staticmethod
-    def forget(lane: ConsumerLane, name: Hashable, aside: ConsumerAside, now: float) -> None:
-        """Forget what has no runs left, unless something will wake it still."""
-        if not aside.awaits_token and (aside.wakes_at is None or aside.wakes_at <= now):
-            del lane.aside[name]
-
-    @staticmethod
-    def put_back(lane: ConsumerLane, aside: ConsumerAside) -> None:
-        """Move runs to the front of their lane again, which is served by the age of the first."""
-        lane.runs.extendleft(reversed(aside.runs))
-        aside.runs.clear()
-        aside.count = 0
-
-    def drop_inactive(self, aside: ConsumerAside) -> None:
+    def drop_inactive(lane: ConsumerLane) -> None:
         """Drop runs of inactive assignments: they would stay, counted by nobody, as long as nothing wakes them."""
-        if aside.dropped != self.dropped:
-            aside.dropped = self.dropped
+        for aside in lane.aside.values():
             aside.runs = deque(run for run in aside.runs if run.owner.assignment.active)
             aside.count = sum(len(run.records) - run.next for run in aside.runs)
 
-    def wake_at(self, until: float, now: float, lane: ConsumerLane, name: Hashable, aside: ConsumerAside) -> None:
-        """Have runs woken when they have waited long enough for more of their batch."""
-        if aside.wakes_at is None or not now < aside.wakes_at <= until:
-            aside.wakes_at = until
-            self._timers.add(until, partial(self._wake, lane, name))
+    def await_token(self, waiter: ConsumerAside | ConsumerParked, route: Route, arrival: int = 0) -> None:
+        """Let runs wait for a token, among those of all lanes by the age of their first message; before them, a key."""
+        if waiter.awaits_token:
+            return
+        waiter.awaits_token = True
 
-    def await_token(self, lane: ConsumerLane, name: Hashable, aside: ConsumerAside) -> None:
-        """Let runs wait for a token, among those of all lanes by the age of their first message."""
-        if not aside.awaits_token:
-            aside.awaits_token = True
-            run = aside.runs[0]
-            arrival = run.arrival + run.indexes[run.next]
-            run.owner.assignment.route.token_bucket.wait(arrival, partial(self._wake_for_token, lane, name, aside))
+        def wake() -> None:
+            # First: the holder may ask for a token again as soon as it is woken.
+            waiter.awaits_token = False
+            self._wake(waiter)
 
-    def await_token_for_key(self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
-        """Let the head of a parked key wait for a token, before the runs of all lanes: it has waited longer."""
-        if not parked.awaits_token:
-            parked.awaits_token = True
-            token_bucket = parked.waiting[0][0].assignment.route.token_bucket
-            token_bucket.wait(0, partial(self._wake_for_token, lane, key, parked))
+        route.token_bucket.wait(arrival, wake)
 
-    def _wake_for_token(self, lane: ConsumerLane, name: Hashable, waiter: ConsumerAside | ConsumerParked) -> None:
-        # First: the holder may ask for a token again as soon as it is woken.
-        waiter.awaits_token = False
-        self._wake(lane, name)
+
+def _is_overtaken(aside: ConsumerAside) -> bool:
+    """Tell whether the runs of another handler stand behind what was set aside."""
+    runs, mine = aside.lane.runs, aside.runs
+    if not runs or not mine:
+        return False
+    return runs[0].owner.assignment.route.token_bucket is not mine[0].owner.assignment.route.token_bucket

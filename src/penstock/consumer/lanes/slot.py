@@ -243,13 +243,16 @@ class ExecutionSlot:
         return done
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class SeenCall:
     """A call that another thread saw under way in a slot: `started` distinguishes two tries of a record."""
 
     slot: ExecutionSlot
-    record: Record = field(repr=False)
+    record: Record
     started: float
+    #: When it was first seen, and when it was interrupted, on the engine's clock.
+    since: float
+    interrupted_at: float | None = None
 
     def holds(self) -> bool:
         """End the slice with the call that is under way, and tell whether that is still this one. Any thread."""

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from penstock.consumer.assignments import Fetch
 from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
-from penstock.consumer.lanes.give_ups import GiveUps
+from penstock.consumer.lanes.parking import GiveUps
 from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall
 from penstock.consumer.run.executor import Executor
 from penstock.errors import HandlerTimeLimitError, WorkersBlockedError
@@ -30,15 +29,6 @@ _log = logging.getLogger(__name__)
 
 #: Seconds that an interrupted handler has to return.
 GRACE_S = 5.0
-
-
-@dataclass(slots=True)
-class _Watched:
-    """A call under way: since when, and when it was interrupted."""
-
-    call: SeenCall
-    since: float
-    interrupted_at: float | None = None
 
 
 class TimeLimits:
@@ -72,7 +62,7 @@ class TimeLimits:
         self._give_ups = give_ups
         self._stack_of = stack_of
         self._restart = restart
-        self._watched: dict[ExecutionSlot, _Watched] = {}
+        self._watched: dict[ExecutionSlot, SeenCall] = {}
         #: Calls that were abandoned and have not returned. Replaced as a whole: any thread reads it.
         self.abandoned: tuple[AbandonedCall, ...] = ()
 
@@ -90,36 +80,37 @@ class TimeLimits:
             started, record, fetch = slot.started, slot.record, slot.fetch
             if record is None or fetch is None:
                 continue
-            watched = former.get(slot)
-            if watched is None or watched.call.record is not record or watched.call.started != started:
-                watched = _Watched(SeenCall(slot, record, started), now)
+            call = former.get(slot)
+            if call is None or call.record is not record or call.started != started:
+                call = SeenCall(slot, record, started, now)
             # A request may be taken back and come again: how long its call has had to return stays known.
-            if self._is_used or self._give_ups or watched.interrupted_at is not None:
-                self._watched[slot] = watched
-                self._check_call(watched, fetch, now)
+            if self._is_used or self._give_ups or call.interrupted_at is not None:
+                self._watched[slot] = call
+                self._check_call(call, fetch, now)
 
-    def _check_call(self, watched: _Watched, fetch: Fetch, now: float) -> None:
-        call, route, slot = watched.call, fetch.assignment.route, watched.call.slot
+    def _check_call(self, call: SeenCall, fetch: Fetch, now: float) -> None:
+        route, slot = fetch.assignment.route, call.slot
         where = (fetch.assignment.topic, fetch.assignment.partition, call.record.offset())
         place, name, limit = f"{fetch.assignment}@{where[2]}", route.handler.name, route.time_limit
-        if self._give_ups and self._give_ups.is_asked(*where):
+        # Of this incarnation of its partition or another. A copy, made in one step: others ask and take meanwhile.
+        if any((wanted.topic, wanted.partition, offset) == where for wanted, offset in list(self._give_ups)):
             why = "is to be given up"
-        elif limit is not None and slot.kind is Kind.THREAD and now - watched.since >= limit:
+        elif limit is not None and slot.kind is Kind.THREAD and now - call.since >= limit:
             why = f"is over its time limit of {limit:g} s"
         else:
             return
-        if watched.interrupted_at is None:
+        if call.interrupted_at is None:
             if self._executor().interrupt(call):
-                watched.interrupted_at = now
+                call.interrupted_at = now
                 _log.warning("%s in %s on %s %s: it is interrupted", place, name, slot.name, why)
             return
-        if now - watched.interrupted_at < GRACE_S or len(self.abandoned) >= self._executor().worker_count:
+        if now - call.interrupted_at < GRACE_S or len(self.abandoned) >= self._executor().worker_count:
             return
         error = HandlerTimeLimitError(
-            f"{name} did not return within {now - watched.since:.1f} s, though it was interrupted {GRACE_S:g} s before "
+            f"{name} did not return within {now - call.since:.1f} s, though it was interrupted {GRACE_S:g} s before "
             "that: it waits outside of Python"
         )
-        abandoned = AbandonedCall(where, name, f"{slot.name} (abandoned)", slot.thread_id, watched.since)
+        abandoned = AbandonedCall(where, name, f"{slot.name} (abandoned)", slot.thread_id, call.since)
         stack = "".join(self._stack_of(slot)) or "(not available)"
         if not self._executor().abandon(call, Failed(error, permanent=True, call=abandoned)):
             return

@@ -164,7 +164,7 @@ class TaskEngine:
         if records is None:
             self._has_all = True
             return False
-        processor.draining, self._look_s = False, _FIRST_LOOK_S
+        processor.set_aside.draining, self._look_s = False, _FIRST_LOOK_S
         assignment = self._topics[records[0].topic()]
         first, self._taken = self._taken, self._taken + len(records)
         block = self._tracker.register(range(first, self._taken), total_size_in_bytes(records, assignment))
@@ -182,7 +182,7 @@ class TaskEngine:
         engine, load = self._engine, self._tracker.load()
         # A lane that was given back with something to do is queued again a moment later.
         is_idle = engine.scheduler.idle and not any(lane.runs or lane.due for lane in engine.scheduler.lanes)
-        if (is_idle or self._has_all) and not engine.processor.draining:
+        if (is_idle or self._has_all) and not engine.processor.set_aside.draining:
             engine.processor.drain()  # nothing more can join a batch now
             return True
         if self._has_all and not load.messages:
