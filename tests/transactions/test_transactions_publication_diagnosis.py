@@ -10,8 +10,8 @@ from transaction_tools import Bench
 
 from penstock.errors import BrokerConnectionError, PublicationNotSeenError
 from penstock.transactions import TransactionalProducer
-from penstock.transactions.stores.kafka.coordinator.status import Status, encode_status
 from penstock.transactions.stores.kafka.publication import Observation, PublicationDiagnosis, why
+from penstock.transactions.stores.kafka.status import Status, encode_status
 from waiting import wait_until
 
 NOTHING = Observation(frozenset({"t"}), (), 1)

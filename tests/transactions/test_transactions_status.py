@@ -22,15 +22,14 @@ from penstock.transactions.acked_producer import Report
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.operator.administration import NO_PRODUCER
 from penstock.transactions.operator.inspection import Patience
-from penstock.transactions.stores.kafka.coordinator.own_sends import OwnSends
-from penstock.transactions.stores.kafka.coordinator.status import (
+from penstock.transactions.stores.kafka.coordinator.own_sends import OwnSends, StatusLog
+from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
+from penstock.transactions.stores.kafka.status import (
     Status,
-    StatusLog,
     decode_status,
     encode_status,
     waits_for,
 )
-from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict

@@ -23,8 +23,8 @@ from penstock.transactions.model import PendingTransaction
 from penstock.transactions.operator.administration import Administration, Decided, Effect
 from penstock.transactions.operator.audit import VERBS, Act, Audited, AuditLog, Resuming, marked
 from penstock.transactions.operator.inspection import WAIT_S, Discarded, Patience
-from penstock.transactions.stores.kafka.coordinator.status import target_text
 from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
+from penstock.transactions.stores.kafka.status import target_text
 from penstock.transactions.wire.half import encode_half
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics

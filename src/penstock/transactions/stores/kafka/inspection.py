@@ -24,14 +24,8 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.recovered_state import without_payloads
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.model import PendingTransaction
+from penstock.transactions.operator.administration import described
 from penstock.transactions.operator.inspection import Inspection, Patience
-from penstock.transactions.stores.kafka.coordinator.status import (
-    STALE_S,
-    Status,
-    decode_status,
-    described_pending,
-    waits_for,
-)
 from penstock.transactions.stores.kafka.logs.recovered_partition import (
     DONE,
     HALF,
@@ -41,6 +35,7 @@ from penstock.transactions.stores.kafka.logs.recovered_partition import (
     names_of,
     recovered_partition,
 )
+from penstock.transactions.stores.kafka.status import STALE_S, Status, decode_status, waits_for
 from penstock.transactions.wire.done_records import Done, Note, decode_done
 from penstock.transactions.wire.half import decode_half
 from penstock.transactions.wire.ops import Verdict, decode_ops
@@ -70,7 +65,22 @@ class Found:
 
     def described(self, now_ms: float, missing: Iterable[str] = ()) -> PendingTransaction:
         """Return it as an operator sees it, given the topics that do not exist."""
-        return described_pending(self.pending, now_ms, self.obstacle, held_by=self.held_by, missing=frozenset(missing))
+        pending = self.pending
+        return described(
+            pending.transaction_id,
+            pending.group,
+            [half.topic for half in pending.halves],
+            birth_ms=pending.birth_ms,
+            now_ms=now_ms,
+            check_count=pending.check_count,
+            verdict=pending.verdict,
+            deliver_at_ms=pending.half.deliver_at_ms,
+            held_by=self.held_by,
+            is_complete=pending.is_complete,
+            missing=frozenset(missing),
+            obstacle=self.obstacle,
+            unasked=self.obstacle,
+        )
 
 
 @dataclass(slots=True)

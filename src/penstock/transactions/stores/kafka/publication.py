@@ -33,8 +33,8 @@ from penstock.options import ClientConfig
 from penstock.transactions.operator.inspection import Patience
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.store import SettledCallback
-from penstock.transactions.stores.kafka.coordinator.status import Status, target_text
 from penstock.transactions.stores.kafka.inspection import KafkaInspection
+from penstock.transactions.stores.kafka.status import Status, target_text
 from penstock.transactions.wire.done_records import decode_done, last_settled
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics

@@ -37,13 +37,14 @@ from penstock.transactions.stores.kafka.coordinator.checks import CheckScheduler
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition, held_in
 from penstock.transactions.stores.kafka.coordinator.log_upkeep import LogUpkeep
 from penstock.transactions.stores.kafka.coordinator.membership import Membership
-from penstock.transactions.stores.kafka.coordinator.own_sends import OwnSends
-from penstock.transactions.stores.kafka.coordinator.status import Status, StatusLog, described_pending, waits_for
+from penstock.transactions.stores.kafka.coordinator.own_sends import OwnSends, StatusLog
+from penstock.transactions.stores.kafka.inspection import Found
 from penstock.transactions.stores.kafka.logs.fencing import log_positions
 from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
 from penstock.transactions.stores.kafka.logs.recovered_partition import DoneRead
 from penstock.transactions.stores.kafka.logs.recovery import Recoveries, RecoveryReader
 from penstock.transactions.stores.kafka.logs.topic_settings import check_settings
+from penstock.transactions.stores.kafka.status import Status, waits_for
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.topics import COORDINATOR_NEEDS, StoreTopics, open_topics
 
@@ -131,14 +132,9 @@ class KafkaCoordinator(StoreCoordinator):
         # It is one of its own partitions: any of them names its owner.
         statuses, number = ([], 0) if status is None else ([status], next(iter(status.partitions), 0))
         some = (pending for partition in list(self._owned.values()) for pending in partition.oldest(most))
-        return [
-            described_pending(
-                pending,
-                now_ms,
-                waits_for(pending, number, statuses) or ("" if pending.verdict is None else _ITS_TURN),
-            )
-            for pending in sorted(some, key=lambda pending: pending.birth_ms)[:most]
-        ]
+        oldest = sorted(some, key=lambda pending: pending.birth_ms)[:most]
+        waits = [waits_for(it, number, statuses) or ("" if it.verdict is None else _ITS_TURN) for it in oldest]
+        return [Found(number, it, None, why).described(now_ms) for it, why in zip(oldest, waits, strict=True)]
 
     def waits(self) -> list[str]:
         """Return in sentences what its pending transactions wait for besides their decisions. Any thread."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock.clients.rights import Operation, topic_right
 from penstock.transactions.acked_producer import AckedProducer
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.stores.kafka.context import CoordinatorContext
+from penstock.transactions.stores.kafka.status import Status, encode_status
 from penstock.transactions.wire.half import CheckRequest, encode_check_request
 from penstock.transactions.wire.ids import NO_ID
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
@@ -132,3 +134,30 @@ class OwnSends:
     def _report_not_stored(self, topic: str, what: str, error: KafkaError) -> None:
         text = "%s is not stored in %s: %s; it is tried again"
         self._context.ration.warn(f"not stored {topic} {error.code()}", text, what, topic, reason(error))
+
+
+#: Seconds between two records at least, and until what has not changed is written again.
+_MIN_INTERVAL_S = 1.0
+_REPEAT_INTERVAL_S = 20.0
+
+
+class StatusLog:
+    """Writes the status of one coordinator. Used by its thread, which never waits here, and gets no exception."""
+
+    def __init__(self, topic: str, sends: OwnSends) -> None:
+        self._topic = topic
+        self._sends = sends
+        # What was written last, less its time; None: nothing, or that nothing is the matter.
+        self._last: Status | None = None
+        self._tried_at = self._last_at = float("-inf")
+
+    def write(self, status: Status, now: float) -> None:
+        """Write a status down if it is new, or if the last record grows old; `now` is in monotonic seconds."""
+        news = replace(status, at_ms=0) if status.is_notable else None
+        is_due = news != self._last or (news is not None and now - self._last_at >= _REPEAT_INTERVAL_S)
+        if not is_due or now - self._tried_at < _MIN_INTERVAL_S:
+            return
+        self._tried_at = now
+        key, what = status.coordinator.encode(), "the status, without which `penstock tx ls` shows less,"
+        if self._sends.write(self._topic, 0, key, encode_status(status), what):
+            self._last, self._last_at = news, now

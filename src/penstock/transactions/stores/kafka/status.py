@@ -8,21 +8,15 @@ long as it is not old. Nothing is decided by it.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
 
 from penstock.errors import MessageFormatError
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.model import PendingTransaction
-from penstock.transactions.operator.administration import described
-from penstock.transactions.stores.kafka.coordinator.own_sends import OwnSends
 from penstock.transactions.wire.ops import Verdict
 
-#: Seconds between two records at least, and until what has not changed is written again.
-_MIN_INTERVAL_S = 1.0
-_REPEAT_INTERVAL_S = 20.0
 #: Seconds after which a record counts no more: its coordinator is gone, or cannot write.
 STALE_S = 90.0
 
@@ -141,46 +135,3 @@ def target_text(topics: Iterable[str], statuses: Iterable[Status]) -> str:
     reasons = (status.targets[topic] for status in statuses for topic in topics if topic in status.targets)
     why = next(reasons, None)
     return "" if why is None else f"topic {', '.join(topics)} to take it: {why}"
-
-
-def described_pending(
-    pending: Pending, now_ms: float, obstacle: str, *, held_by: str | None = None, missing: Collection[str] = ()
-) -> PendingTransaction:
-    """Return a pending transaction as an operator sees it; arguments are those of `described`."""
-    return described(
-        pending.transaction_id,
-        pending.group,
-        [half.topic for half in pending.halves],
-        birth_ms=pending.birth_ms,
-        now_ms=now_ms,
-        check_count=pending.check_count,
-        verdict=pending.verdict,
-        deliver_at_ms=pending.half.deliver_at_ms,
-        held_by=held_by,
-        is_complete=pending.is_complete,
-        missing=missing,
-        obstacle=obstacle,
-        unasked=obstacle,
-    )
-
-
-class StatusLog:
-    """Writes the status of one coordinator. Used by its thread, which never waits here, and gets no exception."""
-
-    def __init__(self, topic: str, sends: OwnSends) -> None:
-        self._topic = topic
-        self._sends = sends
-        # What was written last, less its time; None: nothing, or that nothing is the matter.
-        self._last: Status | None = None
-        self._tried_at = self._last_at = float("-inf")
-
-    def write(self, status: Status, now: float) -> None:
-        """Write a status down if it is new, or if the last record grows old; `now` is in monotonic seconds."""
-        news = replace(status, at_ms=0) if status.is_notable else None
-        is_due = news != self._last or (news is not None and now - self._last_at >= _REPEAT_INTERVAL_S)
-        if not is_due or now - self._tried_at < _MIN_INTERVAL_S:
-            return
-        self._tried_at = now
-        key, what = status.coordinator.encode(), "the status, without which `penstock tx ls` shows less,"
-        if self._sends.write(self._topic, 0, key, encode_status(status), what):
-            self._last, self._last_at = news, now
