@@ -7,7 +7,6 @@ import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -22,7 +21,16 @@ from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.frames import Prepared, Record, encode_entry
 from penstock.transactions.stores.file.log.ledger import Replay
 from penstock.transactions.stores.file.log.redo import SUFFIX
-from penstock.transactions.stores.file.log.table import KEYS, ROWS, STOPPED, State, StateTable, ms_of, tick_of
+from penstock.transactions.stores.file.log.table import (
+    KEYS,
+    ROWS,
+    STOPPED,
+    State,
+    StateTable,
+    in_memory,
+    ms_of,
+    tick_of,
+)
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.relayed_store import Decide, Prepare
 from penstock.transactions.wire.ids import id_bytes, new_id
@@ -227,21 +235,9 @@ def test_a_decision_that_is_being_written_counts_though_its_transaction_leaves_t
         assert [stored.verdict for stored in taken.values()] == [COMMIT]
 
 
-def maps() -> Callable[[str, int], Any]:
-    """Return what maps files that are in memory alone."""
-    files: dict[str, bytearray] = {}
-
-    def map_file(name: str, size: int) -> bytearray:
-        content = files.setdefault(name, bytearray())
-        content.extend(bytes(size - len(content)))
-        return content
-
-    return map_file
-
-
 def test_a_crowd_that_is_due_soon_comes_into_memory_in_portions_by_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_NEAR", 3)
-    table, now_ms = StateTable(maps()), time.time() * 1000
+    table, now_ms = StateTable(in_memory()), time.time() * 1000
     table.clear()
     ticks = [tick_of(now_ms + 1_000 * seconds) for seconds in (5, 1, 4, 2, 3, 900)]
     numbers = [table.add(id_bytes(new_id()), 0, (0, 1, tick, 0, State.DELAYED, 0, 0)) for tick in ticks]
@@ -257,7 +253,7 @@ def test_a_crowd_that_is_due_soon_comes_into_memory_in_portions_by_its_times(mon
 
 
 def test_what_an_older_penstock_wrote_again_with_its_decision_is_decided() -> None:
-    table, one = StateTable(maps()), half(deliver_at_ms=4_000_000_000_000)
+    table, one = StateTable(in_memory()), half(deliver_at_ms=4_000_000_000_000)
     table.clear()
 
     Replay(table)(Record(*encode_entry(Prepared(7, 1, 2, 3, COMMIT, 5, (one,))), 64))
@@ -271,7 +267,7 @@ def test_what_an_older_penstock_wrote_again_with_its_decision_is_decided() -> No
 @given(seed=st.integers(0, 1 << 32), steps=st.integers(1, 3_000))
 def test_a_table_finds_what_was_entered_and_nothing_else(seed: int, steps: int) -> None:
     chance = random.Random(seed)  # noqa: S311 - the same table again
-    table, known, gone = StateTable(maps()), dict[bytes, int](), list[bytes]()
+    table, known, gone = StateTable(in_memory()), dict[bytes, int](), list[bytes]()
     table.clear()
     for number in range(steps):
         if known and chance.random() < 0.45:

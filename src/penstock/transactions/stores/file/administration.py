@@ -1,14 +1,13 @@
 """What an operator may do on a file store, in the process that has it; and what any process may read there.
 
 Another process is kept out by the lock. It reads the state table, and the halves in the redo log, without the lock and
-without changing anything. After a crash of the machine the table cannot be trusted: then one is made of the log, in
-memory. What does not fit together, since segments come and go, is read again.
+without changing anything. What does not fit together, since segments come and go, is read again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,23 +23,14 @@ from penstock.transactions.operator.audit import VERBS, Act, AuditLog, Resuming
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.store import Prepared
 from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.ledger import Replay, StoredTransaction, decoded, loaded
-from penstock.transactions.stores.file.log.redo import read_record, read_segments, segment_of, segments_of
-from penstock.transactions.stores.file.log.table import (
-    KEYS,
-    RECORD_BYTES,
-    ROWS,
-    STAYS,
-    RawRow,
-    Row,
-    StateTable,
-    is_current,
-    rows_in,
-)
+from penstock.transactions.stores.file.log.holdings import Holdings
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.redo import segments_of
+from penstock.transactions.stores.file.log.table import STAYS
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.relayed_store import RelayedStore, StoreAdministration, decision
 from penstock.transactions.wire.half import Line
-from penstock.transactions.wire.ids import ID_BYTES, id_bytes, is_id
+from penstock.transactions.wire.ids import id_bytes, is_id
 from penstock.transactions.wire.ops import Author, Verdict
 
 #: Times that it is read before what does not fit together counts as damaged, and seconds between two.
@@ -98,55 +88,19 @@ def shown_as(
 def _pending(path: Path, only: str | None) -> list[StoredTransaction]:
     """Read what is pending; with an id, that and what stands in a line, which may be before it."""
     folder = Folder(path)
-    found = folder.names() if path.is_dir() else []
-    names = segments_of(found)
-    if not names:
+    if not path.is_dir() or not segments_of(folder.names()):
         raise PenstockError(f"there is no file store in {path}; a FileStore makes one")
-    files: dict[str, bytes | bytearray] = {name: folder.read(name) for name in (ROWS, KEYS) if name in found}
-    if not is_current(files.get(ROWS, b"")):
-        files = _replayed(folder, names)
-    rows, keys = files[ROWS], files[KEYS]
-    if only is None:
-        return [*_read(folder, names, rows_in(rows))]
-    raw_id = id_bytes(only) if is_id(only) else b""
-    wanted = (
-        (number, row)
-        for number, row in rows_in(rows)
-        if row[5] & STAYS or keys[number * RECORD_BYTES : number * RECORD_BYTES + ID_BYTES] == raw_id
-    )
-    return [*_read(folder, names, wanted)]
-
-
-def _replayed(folder: Folder, names: Sequence[str]) -> dict[str, bytes | bytearray]:
-    """Return the files of the table that a log makes."""
-    files: dict[str, bytes | bytearray] = {}
-
-    def in_memory(name: str, size: int) -> bytearray:
-        content = bytearray(files.get(name, b""))
-        content.extend(bytes(size - len(content)))
-        files[name] = content
-        return content
-
-    table = StateTable(in_memory)
-    table.clear()
-    read_segments(folder, names, Replay(table))
-    return files
-
-
-def _read(folder: Folder, names: Sequence[str], rows: Iterable[tuple[int, RawRow]]) -> Iterator[StoredTransaction]:
-    segments = [segment_of(folder, name) for name in names]
-    for number, raw_row in rows:
-        row = Row._make(raw_row)
-        try:
-            record = read_record(folder, segments, row.place, row.size)
-        except StoreDamagedError:
-            # It may have been settled a moment ago.
-            if folder.read(ROWS, number * RECORD_BYTES, RECORD_BYTES) == bytes(RECORD_BYTES):
-                continue
-            raise
-        stored = loaded(number, row, 0, decoded(record))
-        stored.drop()
-        yield stored
+    looked_at = Holdings(folder, 0)
+    looked_at.look()
+    raw_id = id_bytes(only) if only is not None and is_id(only) else b""
+    found = []
+    for number, row in looked_at.table:
+        if only is None or row[5] & STAYS or looked_at.table.key(number)[0] == raw_id:
+            stored = looked_at.load(number)
+            if stored is not None:
+                stored.drop()
+                found.append(stored)
+    return found
 
 
 #: Seconds that a record in Kafka may take to be acknowledged.

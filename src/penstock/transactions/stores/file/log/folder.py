@@ -15,7 +15,7 @@ import fcntl
 import os
 import weakref
 from contextlib import suppress
-from mmap import mmap
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,11 @@ class Folder:
         """
         self.allocate(name, size)
         return mmap(self._descriptor(name), size)
+
+    def view(self, name: str) -> mmap:
+        """Return a file in memory as it is, and becomes; nothing there can be changed."""
+        with (self._path / name).open("rb") as file:
+            return mmap(file.fileno(), 0, access=ACCESS_READ)
 
     def write(self, name: str, offset: int, data: bytes) -> None:
         """Write into a file. Not durable before `sync`."""

@@ -8,9 +8,9 @@ from collections import OrderedDict
 from penstock.errors import StoreDamagedError
 from penstock.transactions.core.pending import OBJECT_BYTES
 from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.ledger import StoredTransaction, decoded, loaded
-from penstock.transactions.stores.file.log.redo import RedoLog, damaged
-from penstock.transactions.stores.file.log.table import StateTable
+from penstock.transactions.stores.file.log.ledger import Replay, StoredTransaction, decoded, loaded
+from penstock.transactions.stores.file.log.redo import RedoLog, damaged, read_segments
+from penstock.transactions.stores.file.log.table import KEYS, ROWS, StateTable, in_memory, is_current
 from penstock.transactions.wire.ids import id_bytes, id_text, is_id
 from penstock.transactions.wire.ops import Verdict
 
@@ -28,6 +28,7 @@ class Holdings:
     """
 
     def __init__(self, folder: Folder, segment_bytes: int) -> None:
+        self._folder = folder
         self.lock = threading.Lock()
         self.table = StateTable(folder.map)
         self.redo = RedoLog(folder, segment_bytes)
@@ -36,6 +37,21 @@ class Holdings:
         self._payload_bytes = 0
         # How the last transactions ended, for decisions that come after that.
         self._ended: OrderedDict[str, Verdict] = OrderedDict()
+
+    def look(self) -> None:
+        """Read what is pending in a store that another process has, and change nothing.
+
+        After a crash of the machine the table cannot be trusted: then one is made of the log, in memory. Raises
+        `StoreDamagedError`, also where what is read together does not fit together, since segments come and go.
+        """
+        names, folder = self.redo.look(), self._folder
+        rows = folder.view(ROWS) if ROWS in folder.names() else b""
+        if is_current(rows):
+            self.table.look(rows, folder.view(KEYS))
+        else:
+            self.table = StateTable(in_memory())
+            self.table.clear()
+            read_segments(folder, names, Replay(self.table))
 
     def number_of(self, transaction_id: str) -> int:
         """Return the number of a transaction that is pending, or 0."""

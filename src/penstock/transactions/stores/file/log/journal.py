@@ -41,7 +41,6 @@ class Journal(Holdings):
 
     def __init__(self, folder: Folder, segment_bytes: int) -> None:
         super().__init__(folder, segment_bytes)
-        self._folder = folder
         #: Whether opening made the table of the log.
         self.was_rebuilt = False
 

@@ -140,6 +140,12 @@ class RedoLog:
         self._write_mark()
         return is_replayed
 
+    def look(self) -> list[str]:
+        """Find the segments of a log that another process has, and return their names; it can be read then."""
+        names = segments_of(self._folder.names())
+        self._segments = tuple(_segment_of(self._folder, name) for name in names)
+        return names
+
     def _take_over(self, read: ReadLog, mark: tuple[UUID, int] | None) -> None:
         last, header = read.last, read.segments[-1].header
         if mark is not None and mark[0] == header.store_id and mark[1] > read.end:
@@ -208,7 +214,14 @@ class RedoLog:
 
     def read(self, place: int, size: int) -> Record:
         """Read one record. Safe from any thread. Raises `StoreDamagedError` where it does not read any more."""
-        return read_record(self._folder, self._segments, place, size)
+        for segment in reversed(self._segments):
+            if segment.base <= place:
+                try:
+                    data = self._folder.read(segment.name, place - segment.base, size)
+                    return decode_record(data, segment.header.seed, place)
+                except (MessageFormatError, FileNotFoundError) as error:
+                    raise damaged(f"{segment.name} has {error}") from error
+        raise damaged(f"place {place} of its redo log is gone")
 
     def _make(self, store_id: UUID, base: int, floor: int, capacity: int | None = None) -> _Segment:
         """Make a segment under another name first: one with the right name always has a whole header."""
@@ -243,24 +256,12 @@ def segments_of(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if name.endswith(SUFFIX))
 
 
-def segment_of(folder: Folder, name: str) -> _Segment:
+def _segment_of(folder: Folder, name: str) -> _Segment:
     """Read what a segment says of itself. Raises `StoreDamagedError`."""
     try:
         return _Segment(name, decode_header(folder.read(name, 0, HEADER_BYTES)), 0)
     except MessageFormatError as error:
         raise damaged(f"{name} of its redo log is {error}") from error
-
-
-def read_record(folder: Folder, segments: Sequence[_Segment], place: int, size: int) -> Record:
-    """Read one record. Raises `StoreDamagedError` where it does not read any more."""
-    for segment in reversed(segments):
-        if segment.base <= place:
-            try:
-                data = folder.read(segment.name, place - segment.base, size)
-                return decode_record(data, segment.header.seed, place)
-            except (MessageFormatError, FileNotFoundError) as error:
-                raise damaged(f"{segment.name} has {error}") from error
-    raise damaged(f"place {place} of its redo log is gone")
 
 
 def read_segments(
@@ -274,7 +275,7 @@ def read_segments(
     With an expected end, the last one alone is read, and nothing is replayed; None: it ends elsewhere. Raises
     `StoreDamagedError` where segments do not fit together.
     """
-    segments = [segment_of(folder, name) for name in names]
+    segments = [_segment_of(folder, name) for name in names]
     floor = segments[-1].header.floor
     passed = [segment for segment in segments if segment.base < floor]
     kept = segments[len(passed) :]

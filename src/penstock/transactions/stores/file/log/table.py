@@ -18,6 +18,7 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from heapq import nsmallest
@@ -130,6 +131,11 @@ class StateTable:
         self.number = self.decided = 0
         self._read(0)
 
+    def look(self, rows: Any, keys: Any) -> None:
+        """Show what files have that another process changes; what is there is found by its number alone."""
+        self._rows, self._keys = rows, keys
+        self._top = min(len(rows), len(keys)) // RECORD_BYTES
+
     def _read(self, records: int) -> None:
         """Take in what the files have in the first so many records."""
         self._map(records)
@@ -158,7 +164,9 @@ class StateTable:
 
     def __iter__(self) -> Iterator[tuple[int, RawRow]]:
         """Yield the records in use, as they were when it began, with their numbers. Quick: there may be a million."""
-        return rows_in(bytes(self._rows[: self._top * RECORD_BYTES]))
+        # The first one is the header.
+        rows = memoryview(bytes(self._rows[: self._top * RECORD_BYTES]))[RECORD_BYTES:]
+        return ((number, row) for number, row in enumerate(_ROW.iter_unpack(rows), 1) if row[4])
 
     def row(self, number: int) -> Row:
         """Return a record."""
@@ -321,17 +329,20 @@ class StateTable:
         return zlib.crc32(self._rows[used]), zlib.crc32(self._keys[used])
 
 
-def is_current(rows: bytes | bytearray) -> bool:
-    """Tell whether the bytes of a table show what is pending: it was opened since this machine was started."""
+def is_current(rows: Any) -> bool:
+    """Tell whether the file of a table shows what is pending: it was opened since this machine was started."""
     return len(rows) >= RECORD_BYTES and _HEADER.unpack_from(rows) == (_MAGIC, _VERSION, _boot_id())
 
 
-def rows_in(rows: bytes | bytearray) -> Iterator[tuple[int, RawRow]]:
-    """Yield the records in use of the bytes of a table, with their numbers."""
-    whole = len(rows) - len(rows) % RECORD_BYTES
-    # The first one is the header.
-    numbered = enumerate(_ROW.iter_unpack(memoryview(rows)[RECORD_BYTES:whole]), 1)
-    return ((number, row) for number, row in numbered if row[4])
+def in_memory() -> Callable[[str, int], bytearray]:
+    """Return what a table is made with that is in memory alone."""
+    files = defaultdict[str, bytearray](bytearray)
+
+    def map_file(name: str, size: int) -> bytearray:
+        files[name].extend(bytes(size - len(files[name])))
+        return files[name]
+
+    return map_file
 
 
 def _size_for(records: int) -> int:
