@@ -49,7 +49,7 @@ def test_handlers_of_one_key_space_have_the_same_lanes_and_are_of_one_kind() -> 
         LanePlan([*together, handler(awaited, key_space="k")], ConsumerSettings())
 
 
-NO_CAUSES = Causes({}, lambda _topic: None, lambda: None)
+NO_CAUSES = Causes({}, lambda _topic: None)
 
 
 def test_what_the_filter_refuses_need_not_have_a_key() -> None:

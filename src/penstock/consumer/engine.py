@@ -387,7 +387,7 @@ class Engine:
         causes = Causes(
             self.dead_letter_publisher.states,
             loop.topic_watch.trouble,
-            lambda: self.refusals.of_group,
+            self.refusals.of_group,
             self.outbox.state_of,
             loop.open_transactions.trouble,
             self.app_pauses.of,

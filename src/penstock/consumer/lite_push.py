@@ -20,7 +20,7 @@ from penstock.consumer.handlers.options import RetryPolicy, check_paced, policy_
 from penstock.consumer.handlers.registry import TopicPatterns, refuse_contested, require_other_target
 from penstock.consumer.inspect.details import ConsumerDetails, details_of
 from penstock.consumer.inspect.explain import Explanation
-from penstock.consumer.inspect.statistics import ConsumerStatistics, Liveness, liveness_of
+from penstock.consumer.inspect.statistics import LOOP_BUDGET_S, ConsumerStatistics, Liveness, longest_in_handler
 from penstock.consumer.inspect.watchdog import stack_of, stack_of_thread
 from penstock.consumer.poll.loop import PollLoop
 from penstock.consumer.poll.topics import Needs, needs_of
@@ -328,14 +328,15 @@ class LitePushConsumer:
 
     def liveness(self) -> Liveness:
         """Return since when its threads have not come round, and the message that is in a handler for longest."""
-        engine, loop = self._engine, self._loop
+        engine, loop, now = self._engine, self._loop, self._engine.clock.monotonic()
         is_polling = loop is not None and not loop.membership.leaving.is_set()
-        return liveness_of(
-            engine.slots(),
-            engine.clock.monotonic(),
-            engine.watchdog.turned_at if is_polling else None,
-            revoke_timeout=self._settings.revoke_timeout,
+        turned_at = engine.watchdog.turned_at if is_polling else None
+        return Liveness(
+            turned_s=None if turned_at is None else max(0.0, now - turned_at),
+            # A revocation waits for handlers and then for its commit.
+            turn_limit_s=LOOP_BUDGET_S + 2 * self._settings.revoke_timeout,
             loop_blocked_s=self._executor.loop_lag().seconds,
+            longest=longest_in_handler(engine.slots(), now),
         )
 
     @property

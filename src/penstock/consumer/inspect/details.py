@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
 from penstock.consumer.handlers.ordering import key_of
@@ -57,16 +56,13 @@ def parked_heads(scheduler: Scheduler[Fetch, Record]) -> Iterator[ParkedHead]:
         # collector may run at any tuple of it.
         for key, parked in lane.parked.copy().items() if lane.parked else ():
             # A batch that failed stands under the keys of all its messages.
-            if key in parked.keys[:1] and (head := head_of(parked)) is not None:
-                yield lane, key, parked, head
-
-
-def head_of(parked: ConsumerParked) -> Item | None:
-    """Return the head of a parked key, or None where its holder has just taken the last. Any thread."""
-    try:
-        return parked.waiting[0]
-    except IndexError:
-        return None
+            if key not in parked.keys[:1]:
+                continue
+            try:
+                head = parked.waiting[0]
+            except IndexError:
+                continue  # its holder has just taken the last
+            yield lane, key, parked, head
 
 
 def parked_message(key: Hashable, parked: ConsumerParked, head: Item, now: float) -> ParkedMessage:
@@ -85,20 +81,8 @@ def parked_message(key: Hashable, parked: ConsumerParked, head: Item, now: float
     )
 
 
-def most_tried(scheduler: Scheduler[Fetch, Record], now: float, most: int) -> list[ParkedMessage]:
-    """Return the parked keys that their handlers hold or that were tried most, at most so many. Any thread."""
-    heads = heapq.nlargest(
-        most,
-        parked_heads(scheduler),
-        key=lambda head: (head[2].state is KeyState.HELD, head[2].attempts, -head[2].since),
-    )
-    return [parked_message(key, parked, head, now) for _, key, parked, head in heads]
-
-
 #: Buckets of one handler; neighbouring lanes share one where there are more lanes.
 BUCKETS = 64
-#: Runs of a lane that are counted one by one; of what is behind them, the mean is taken.
-_COUNTED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +112,13 @@ def details_of(
 ) -> ConsumerDetails:
     """Return the details, from live state. Any thread."""
     slots = list(slots)
+    most_tried = heapq.nlargest(
+        most_parked,
+        parked_heads(scheduler),
+        key=lambda head: (head[2].state is KeyState.HELD, head[2].attempts, -head[2].since),
+    )
     return ConsumerDetails(
-        most_tried(scheduler, now, most_parked),
+        [parked_message(key, parked, head, now) for _, key, parked, head in most_tried],
         lane_depths(scheduler, now),
         {
             "handler": [sum(counts) for counts in zip(*(slot.handler_times for slot in slots), strict=True)],
@@ -150,14 +139,13 @@ def lane_depths(scheduler: Scheduler[Fetch, Record], now: float) -> dict[str, di
         for aside in lane.aside.copy().values() if lane.aside else ():
             runs += aside.runs.copy()
         bucket = number * buckets // len(lanes)
-        scale = max(1.0, len(runs) / _COUNTED)
-        for run in islice(runs, _COUNTED):
+        for run in runs:
             assignment = run.owner.assignment
             if not assignment.active:
                 # Of a former incarnation of its partition: it goes when its lane is served.
                 continue
             depths = found.setdefault(assignment.route.handler.name, {"depth": [0] * buckets, "age": [0.0] * buckets})
-            depths["depth"][bucket] += round(max(0, len(run.records) - run.next) * scale)
+            depths["depth"][bucket] += max(0, len(run.records) - run.next)
             age = round(max(0.0, now - run.owner.arrived), 2)
             depths["age"][bucket] = max(depths["age"][bucket], age)
     return found

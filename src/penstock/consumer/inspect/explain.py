@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from penstock.consumer.assignments import AppPause, Assignment, ConsumerParked, Fetch, Item, PauseReason
 from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.handler import Handler
-from penstock.consumer.inspect.details import head_of, parked_heads, parked_message
+from penstock.consumer.inspect.details import parked_heads, parked_message
 from penstock.consumer.inspect.statistics import PartitionStatistics, partition_statistics
 from penstock.consumer.lanes.slot import ExecutionSlot, complete_finished
 from penstock.message import Record
@@ -41,8 +41,8 @@ class Causes:
     publishing: Mapping[Place, str]
     #: Returns what is wrong with a topic, or None.
     topic_trouble: Callable[[str], str | None]
-    #: Returns why the group does not take this member's commits, or None.
-    group_refusal: Callable[[], str | None]
+    #: Why the group does not take this member's commits, or None.
+    group_refusal: str | None = None
     #: Returns where what a handler returned for a message is, or None.
     results: Callable[[Assignment, int], str | None] = lambda _assignment, _offset: None
     #: Returns that another's open transaction is in the way, in words, or None.
@@ -51,59 +51,11 @@ class Causes:
     app_pause: Callable[[Assignment], AppPause | None] = lambda _assignment: None
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierCall:
-    """A call under way behind which a message waits."""
-
-    handler: str
-    worker: str
-    #: When it began, on the engine's clock.
-    since: float
-    #: Whether it is for a message of the same key, and not of another one that shares the lane.
-    is_same_key: bool = True
-
-
-def calls_ahead(slots: Iterable[ExecutionSlot], wanted: Collection[Place]) -> dict[Place, EarlierCall]:
-    """Return the calls behind which these messages wait in their lanes, each the lowest in flight of its partition.
-
-    Also of a former incarnation of a partition, which nothing else shows: after a rebalance its handler goes on.
-    """
-    found: dict[Place, EarlierCall] = {}
-    for slot in slots if wanted else ():
-        lane, record, fetch, since = slot.lane, slot.record, slot.fetch, slot.started
-        if lane is None or record is None or fetch is None:
-            continue
-        route = fetch.assignment.route
-        # A copy, made in one step: the router appends and the holder takes meanwhile.
-        for run in lane.runs.copy():
-            if run.next >= len(run.records):
-                continue
-            first = run.records[run.next]
-            place = (run.owner.assignment, first.offset())
-            if place in wanted:
-                ordering = run.owner.assignment.route.ordering
-                is_same = route.handler.key is None and ordering.identity(first) == route.ordering.identity(record)
-                found[place] = EarlierCall(route.handler.name, slot.name, since, is_same)
-    return found
-
-
-def parked_ahead(scheduler: Scheduler[Fetch, Record], wanted: Collection[Place]) -> dict[Place, ConsumerParked]:
-    """Return the parked keys behind whose head these messages wait. All that waits is searched for them."""
-    found: dict[Place, ConsumerParked] = {}
-    for lane in scheduler.lanes if wanted else ():
-        # Copies, each made in one step: the holder of the lane changes them meanwhile.
-        for parked in lane.parked.copy().values() if lane.parked else ():
-            for fetch, _, record in parked.waiting.copy():
-                place = (fetch.assignment, record.offset())
-                if place in wanted:
-                    found[place] = parked
-    return found
-
-
 #: The state of a partition of which it is not known where the group stands.
 UNKNOWN = "position not known yet"
 #: The state of a message that waits for a call which another message began.
 BEHIND_CALL = "behind a call"
+_SAME_KEY = "an earlier call of the same key"
 #: What is added for a key that its handler holds.
 _HELD = "its tries are exhausted, and its handler holds it; remove the cause and start the app again"
 
@@ -208,90 +160,118 @@ def explain(
     heads = {
         (head[0].assignment, head[2].offset()): (key, parked, head) for _, key, parked, head in parked_heads(scheduler)
     }
-    found = {assignment: _explain(assignment, calls, heads, now) for assignment in assignments}
-    queued = {
-        (assignment, offset)
-        for assignment, explanation in found.items()
-        if explanation.state == "queued" and (offset := explanation.blocking_offset) is not None
-    }
-    ahead, earlier = parked_ahead(scheduler, queued), calls_ahead(slots, queued)
-    return [
-        replace(
-            explanation,
-            **_around(assignment, causes),
-            **_elsewhere((assignment, explanation.blocking_offset), causes, ahead, earlier, now),
-        )
-        for assignment, explanation in found.items()
-    ]
-
-
-def _explain(
-    assignment: Assignment,
-    calls: Mapping[Place, ExecutionSlot],
-    heads: Mapping[Place, tuple[Hashable, ConsumerParked, Item]],
-    now: float,
-) -> Explanation:
-    """Explain a partition by the message that holds it alone."""
-    counts = partition_statistics(assignment)
-    said: dict[str, Any] = {} if assignment.known else {"state": UNKNOWN}
-    if counts.in_flight:
-        place, token_bucket = (assignment, counts.watermark), assignment.route.token_bucket
-        said = {"blocking_offset": counts.watermark, "state": "queued"}
-        if (rate := token_bucket.rate) == 0 or (rate is not None and token_bucket.next_release(now) is not None):
-            said |= {"state": "held by rate", "rate": rate}
-        if place in heads:
-            said |= _of_parked(*heads[place], now)
-        if place in calls:
-            slot, before = calls[place], said.get("over_time_limit", 0)
-            said |= _of_slot(slot, assignment.route.time_limit, before, now)
-    return Explanation(
+    found: dict[Place, dict[str, Any]] = {}
+    for assignment in assignments:
+        counts = partition_statistics(assignment)
+        place = (assignment, counts.watermark)
         # Not `asdict`, which copies deeply: that was most of what a report of many partitions cost.
-        **{name: getattr(counts, name) for name in PartitionStatistics.__slots__},
-        handler=assignment.route.handler.name,
-        gaps=len(assignment.tracker.gaps()),
-        **said,
-    )
+        said = found[place] = {name: getattr(counts, name) for name in PartitionStatistics.__slots__}
+        said |= {"handler": assignment.route.handler.name, "gaps": len(assignment.tracker.gaps())}
+        if counts.in_flight:
+            said |= {"blocking_offset": counts.watermark, **_blocking(place, calls.get(place), heads.get(place), now)}
+            said |= _on_its_way_out(place, causes)
+        elif not assignment.known:
+            said["state"] = UNKNOWN
+    queued = {place for place, said in found.items() if said.get("state") == "queued"}
+    for place, behind in [*_behind_calls(slots, queued, now), *_behind_keys(scheduler, queued, causes)]:
+        found[place] |= behind
+    return [Explanation(**{**said, **_around(assignment, causes)}) for (assignment, _), said in found.items()]
 
 
-def _of_parked(key: Hashable, parked: ConsumerParked, head: Item, now: float) -> dict[str, Any]:
+def _blocking(
+    place: Place, slot: ExecutionSlot | None, parked: tuple[Hashable, ConsumerParked, Item] | None, now: float
+) -> dict[str, Any]:
+    """Return where the message is that holds a partition, if it is in its handler or parked, or waits for its rate."""
+    route = place[0].route
+    if slot is not None:
+        record, age = slot.record, max(0.0, now - slot.started)
+        over = route.time_limit is not None and age >= route.time_limit
+        return {
+            "state": "in handler",
+            "key": None if record is None else record.key(),
+            "attempt": 0 if parked is None else parked[1].attempts,
+            "over_time_limit": over + (0 if parked is None else parked[1].over_time_limit),
+            "age": age,
+            "worker": slot.name,
+        }
+    if parked is not None:
+        return _parked(*parked, now)
+    token_bucket = route.token_bucket
+    if (rate := token_bucket.rate) == 0 or (rate is not None and token_bucket.next_release(now) is not None):
+        return {"state": "held by rate", "rate": rate}
+    return {"state": "queued"}
+
+
+def _parked(key: Hashable, parked: ConsumerParked, head: Item, now: float) -> dict[str, Any]:
     shown = parked_message(key, parked, head, now)
-    said = {
-        "state": shown.state,
-        "detail": _HELD if parked.state is KeyState.HELD else None,
-        "rate": head[0].assignment.route.token_bucket.rate if parked.awaits_token else None,
-        "key": shown.key,
-        "attempt": shown.attempt,
-        "over_time_limit": parked.over_time_limit,
-        "age": shown.age,
-        "due_in": shown.due_in,
-    }
-    if isinstance(parked.call, AbandonedCall) and parked.is_blocked and parked.state is KeyState.WAITING:
-        said |= {"due_in": None, **_of_call(parked.call, now)}
+    said: dict[str, Any] = {name: getattr(shown, name) for name in ("state", "key", "attempt", "age", "due_in")}
+    said["over_time_limit"] = parked.over_time_limit
+    if parked.awaits_token:
+        said["rate"] = head[0].assignment.route.token_bucket.rate
+    if parked.state is KeyState.HELD:
+        said["detail"] = _HELD
+    call = parked.call
+    if isinstance(call, AbandonedCall) and parked.is_blocked and parked.state is KeyState.WAITING:
+        said |= {"due_in": None, **_behind(_SAME_KEY, call.handler, call.worker, now - call.since)}
     return said
 
 
-def _of_slot(slot: ExecutionSlot, limit: float | None, over_before: int, now: float) -> dict[str, Any]:
-    record, age = slot.record, max(0.0, now - slot.started)
-    return {
-        "state": "in handler",
-        "rate": None,
-        "key": None if record is None else record.key(),
-        "over_time_limit": over_before + (limit is not None and age >= limit),
-        "age": age,
-        "due_in": None,
-        "detail": None,
-        "worker": slot.name,
-    }
+def _on_its_way_out(place: Place, causes: Causes) -> dict[str, Any]:
+    if (words := causes.publishing.get(place)) is not None:
+        return {"state": "dead letter", "detail": words}
+    words = causes.results(*place)
+    return {} if words is None else {"state": "publishing", "detail": words}
 
 
-def _of_call(call: EarlierCall | AbandonedCall, now: float) -> dict[str, Any]:
+def _behind(whose: str, handler: str, worker: str, age: float) -> dict[str, Any]:
     """Return the state of a message that waits for a call."""
-    age = max(0.0, now - call.since)
-    whose = "an earlier call of the same key"
-    if isinstance(call, EarlierCall) and not call.is_same_key:
-        whose = "a call of its lane"
-    detail = f"behind {whose}, in {call.handler} on {call.worker} for {age:.1f} s"
-    return {"state": BEHIND_CALL, "detail": detail, "age": age, "worker": call.worker}
+    age = max(0.0, age)
+    detail = f"behind {whose}, in {handler} on {worker} for {age:.1f} s"
+    return {"state": BEHIND_CALL, "detail": detail, "age": age, "worker": worker}
+
+
+def _behind_calls(
+    slots: Iterable[ExecutionSlot], wanted: Collection[Place], now: float
+) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Yield those of these messages that wait in their lanes for a call, each the lowest in flight of its partition.
+
+    Also for one of a former incarnation of a partition, which nothing else shows: after a rebalance its handler goes
+    on.
+    """
+    for slot in slots if wanted else ():
+        lane, record, fetch, since = slot.lane, slot.record, slot.fetch, slot.started
+        if lane is None or record is None or fetch is None:
+            continue
+        route = fetch.assignment.route
+        # A copy, made in one step: the router appends and the holder takes meanwhile.
+        for run in lane.runs.copy():
+            if run.next >= len(run.records):
+                continue
+            first = run.records[run.next]
+            place = (run.owner.assignment, first.offset())
+            if place in wanted:
+                ordering = run.owner.assignment.route.ordering
+                is_same = route.handler.key is None and ordering.identity(first) == route.ordering.identity(record)
+                whose = _SAME_KEY if is_same else "a call of its lane"
+                yield place, _behind(whose, route.handler.name, slot.name, now - since)
+
+
+def _behind_keys(
+    scheduler: Scheduler[Fetch, Record], wanted: Collection[Place], causes: Causes
+) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Yield those of these messages that wait behind the head of a parked key. All that waits is searched for them."""
+    for _, _, parked, (fetch, _, record) in parked_heads(scheduler) if wanted else ():
+        whose = "batch" if len(parked.keys) > 1 else "key"
+        detail = f"it waits for {fetch.assignment}@{record.offset()} of its {whose}"
+        if parked.state is KeyState.HELD:
+            detail += ", which its handler holds"
+        if (words := causes.publishing.get((fetch.assignment, record.offset()))) is not None:
+            detail += f", of which {words}"
+        # A copy, made in one step: the holder of the lane changes it meanwhile.
+        for behind, _, waiting in parked.waiting.copy():
+            place = (behind.assignment, waiting.offset())
+            if place in wanted:
+                yield place, {"state": "behind its key", "detail": detail}
 
 
 def _around(assignment: Assignment, causes: Causes) -> dict[str, Any]:
@@ -303,48 +283,17 @@ def _around(assignment: Assignment, causes: Causes) -> dict[str, Any]:
     elif assignment.paused is PauseReason.APP:
         # It was resumed; the poll thread tells the client in its next step.
         said = {"paused": None}
-    if (open_transaction := causes.open_transaction(assignment)) is not None:
-        said["trouble"] = open_transaction
-    if (trouble := causes.topic_trouble(assignment.topic)) is not None:
+    trouble = causes.topic_trouble(assignment.topic)
+    if trouble is not None:
         # What the client last knew of the end of the log means nothing then.
-        said |= {"trouble": trouble, "lag": None}
-    if (refusal := causes.group_refusal()) is not None:
-        said["trouble"] = refusal
-    return said
-
-
-def _elsewhere(
-    place: tuple[Assignment, int | None],
-    causes: Causes,
-    ahead: Mapping[Place, ConsumerParked],
-    earlier: Mapping[Place, EarlierCall],
-    now: float,
-) -> dict[str, Any]:
-    """Return where the message is that holds a partition, when it is on its way out or behind another."""
-    assignment, offset = place
-    if offset is None:
-        return {}
-    if (words := causes.publishing.get((assignment, offset))) is not None:
-        return {"state": "dead letter", "detail": words}
-    if (words := causes.results(assignment, offset)) is not None:
-        return {"state": "publishing", "detail": words}
-    parked = ahead.get((assignment, offset))
-    if parked is not None and (head := head_of(parked)) is not None:
-        first = (head[0].assignment, head[2].offset())
-        detail = f"it waits for {first[0]}@{first[1]} of its {'batch' if len(parked.keys) > 1 else 'key'}"
-        if parked.state is KeyState.HELD:
-            detail += ", which its handler holds"
-        if (words := causes.publishing.get(first)) is not None:
-            detail += f", of which {words}"
-        return {"state": "behind its key", "detail": detail}
-    call = earlier.get((assignment, offset))
-    return {} if call is None else _of_call(call, now)
+        said["lag"] = None
+    return {**said, "trouble": causes.group_refusal or trouble or causes.open_transaction(assignment)}
 
 
 def shut_out(handlers: Mapping[str, Handler], why: str, causes: Causes, state: str) -> list[Explanation]:
     """Return an explanation of each topic for a consumer that has no partition."""
     return [
-        _without_partition(topic, handler.name, state, why, causes.group_refusal() or causes.topic_trouble(topic))
+        _without_partition(topic, handler.name, state, why, causes.group_refusal or causes.topic_trouble(topic))
         for topic, handler in handlers.items()
     ]
 

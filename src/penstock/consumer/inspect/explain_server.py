@@ -102,22 +102,19 @@ def _own_folder() -> Path:
     return path
 
 
-def _process(path: Path) -> int:
-    return int(path.stem.partition("-")[0])
-
-
 def ask_all() -> list[Answer]:
     """Return the answers of all apps of this user, in the order of their processes. Files of ended ones are removed."""
     answers = []
     for path in sorted(folder().glob(f"*{_SUFFIX}"), key=lambda file: (len(file.name), file.name)):
+        process = int(path.stem.partition("-")[0])
         with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as client:
             client.settimeout(_TIMEOUT_S)
             try:
                 client.connect(str(path))
                 with client.makefile("rb") as whole:
-                    answers.append(Answer(_process(path), json.loads(whole.read())))
+                    answers.append(Answer(process, json.loads(whole.read())))
             except ConnectionRefusedError:
                 path.unlink(missing_ok=True)
             except (OSError, ValueError):
-                answers.append(Answer(_process(path), None))
+                answers.append(Answer(process, None))
     return answers

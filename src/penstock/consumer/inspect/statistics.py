@@ -132,7 +132,7 @@ def partition_statistics(assignment: Assignment) -> PartitionStatistics:
 
 
 #: Seconds in which the poll thread turns whatever brokers do, the waits of a revocation left out.
-_LOOP_BUDGET_S = 30.0
+LOOP_BUDGET_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,19 +164,6 @@ class Liveness:
     turn_limit_s: float
     loop_blocked_s: float
     longest: InHandler | None
-
-
-def liveness_of(
-    slots: Iterable[ExecutionSlot], now: float, turned_at: float | None, *, revoke_timeout: float, loop_blocked_s: float
-) -> Liveness:
-    """Return a consumer's threads at this moment. Any thread."""
-    return Liveness(
-        turned_s=None if turned_at is None else max(0.0, now - turned_at),
-        # A revocation waits for handlers and then for its commit.
-        turn_limit_s=_LOOP_BUDGET_S + 2 * revoke_timeout,
-        loop_blocked_s=loop_blocked_s,
-        longest=longest_in_handler(slots, now),
-    )
 
 
 def longest_in_handler(slots: Iterable[ExecutionSlot], now: float) -> InHandler | None:
