@@ -18,20 +18,15 @@ from penstock.consumer.outbox.outbox import Submission
 from penstock.consumer.outbox.plain_outbox import PlainOutbox
 from penstock.devbroker import DevBroker, User
 from penstock.message import Message
-from penstock.testing import TestApp, TestBroker
+from penstock.testing import TestApp
 from rights import give, on_topic
+from support.consumers import PoisonError
 from waiting import wait_until
 
 #: Seconds within which what is missing must be said, and what was given be used.
 SOON_S = 10
 
-READ_RETRY = topic_right(Operation.READ, "retry.app.t.1s")
-READ, WRITE, GROUP = topic_right(Operation.READ, "t"), topic_right(Operation.WRITE, "dlq.t"), group_right("app")
-WRITE_RETRY = topic_right(Operation.WRITE, "retry.app.t.1s")
-
-
-class PoisonError(Exception):
-    """What a poison message raises."""
+READ, GROUP = topic_right(Operation.READ, "t"), group_right("app")
 
 
 def app_of(handled: list[bytes | None]) -> App:
@@ -48,21 +43,6 @@ def app_of(handled: list[bytes | None]) -> App:
 
 def of_topic(test: TestApp) -> Explanation:
     return next(explanation for explanation in test.explain() if explanation.topic == "t")
-
-
-@pytest.mark.parametrize("right", [READ, WRITE, GROUP, WRITE_RETRY, READ_RETRY], ids=str)
-def test_an_app_does_not_start_without_a_right_that_it_will_need_and_says_what_gives_it(right: Right) -> None:
-    broker = TestBroker()
-    broker.create_topic("t")
-    broker.missing_rights.add(right)
-
-    with pytest.raises(MissingRightError) as raised:
-        app_of([]).consumer(broker).start()
-
-    assert raised.value.rights == (right,)
-    assert f"User:test lacks the permission {right}" in str(raised.value)
-    assert right.command("User:test") in str(raised.value)
-    assert broker.members("app") == {}
 
 
 @pytest.mark.parametrize("right", [READ, GROUP], ids=str)
@@ -230,7 +210,7 @@ def test_a_producer_that_may_write_nowhere_fails_for_ever_and_its_follower_write
     user = new_user(*on_topic(topic, "describe"))
     cluster = Cluster(secured.bootstrap_servers, user.config)
     outbox = PlainOutbox()
-    outbox.connect(cluster, {**user.config, "enable.idempotence": True, "log_level": 0}, at_once=True)
+    outbox.connect(cluster, {**user.config, "enable.idempotence": True, "log_level": 0})
     ended: list[Submission] = []
 
     def is_sent() -> bool:

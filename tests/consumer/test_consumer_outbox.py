@@ -122,7 +122,7 @@ class Sending:
         self.broker = TestBroker(0)
         self.broker.create_topic("out", 1)
         self.outbox = PlainOutbox()
-        self.outbox.connect(self.broker, {}, at_once=True)
+        self.outbox.connect(self.broker, {})
         self.ended: list[Submission] = []
 
     def submit(self, *values: bytes) -> None:
@@ -139,7 +139,6 @@ class Sending:
     @property
     def replaced(self) -> int:
         """How often the client was replaced."""
-        assert self.outbox._clients is not None
         return self.outbox._clients.replaced
 
     def values(self) -> list[bytes | None]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.faults import GivenUpError, IdLostError
@@ -28,7 +28,7 @@ class Runner:
 
     def __init__(self) -> None:
         self.committed_values: list[bytes | None] = []
-        self.positions: dict[tuple[str, int], CommitPoint] = {}
+        self.positions: dict[Assignment, CommitPoint] = {}
         self.generations: list[object] = []
         self.errors: list[Exception] = []
         #: Values that are refused, that take too long together with others or alone, and topics that do not answer.
@@ -53,7 +53,7 @@ class Runner:
         fault = self.errors.pop() if self.errors else self._found(messages)
         if fault is None or (isinstance(fault, UnknownEndError) and self.takes_effect):
             self.committed_values += [message.value for message in messages]
-            self.positions.update(((place.topic, place.partition), at) for place, at in transaction.positions.items())
+            self.positions.update(transaction.positions)
         if fault is not None:
             raise fault
 
@@ -69,13 +69,8 @@ class Runner:
     def faults(self) -> Faults:
         return self._faults
 
-    def committed(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        known = [(partition, self.positions.get((partition.topic, partition.partition))) for partition in partitions]
-        return [
-            TopicPartition(assignment.topic, assignment.partition, at.offset, metadata=at.metadata)
-            for assignment, at in known
-            if at is not None
-        ]
+    def committed(self, assignments: Sequence[Assignment]) -> dict[Assignment, CommitPoint]:
+        return {assignment: self.positions[assignment] for assignment in assignments if assignment in self.positions}
 
 
 class Stepped:
@@ -145,12 +140,12 @@ def test_a_doubt_is_settled_by_the_partitions_that_are_left(was_committed: bool)
     stepped.transact(1)
     # Its next owner has gone on, or has come to the same place by itself.
     other.is_gone = True
-    stepped.runner.positions["in", 1] = CommitPoint(9 if was_committed else 3, "")
+    stepped.runner.positions[other] = CommitPoint(9 if was_committed else 3, "")
 
     stepped.transact()
 
     assert stepped.runner.committed_values == [b"1"]
-    assert stepped.runner.positions["in", 0].offset == 1
+    assert stepped.runner.positions[stepped.assignment].offset == 1
     assert stepped.results.handled == 1
 
 
@@ -161,7 +156,7 @@ def test_a_broker_that_tells_what_was_is_not_believed_before_results_are_written
     stepped.transact(1)
     tells = stepped.runner.committed
     # It stood still, and does not know yet that another one coordinates the group.
-    stepped.runner.committed = lambda _: [TopicPartition("in", 0, 0, metadata="")]  # type: ignore[method-assign] # a fault
+    stepped.runner.committed = lambda _: {stepped.assignment: CommitPoint(0, "")}  # type: ignore[method-assign] # a fault
     stepped.transact(2)
     stepped.runner.committed = tells  # type: ignore[method-assign] # repaired
 
@@ -171,15 +166,10 @@ def test_a_broker_that_tells_what_was_is_not_believed_before_results_are_written
     assert stepped.results.handled == 1
 
 
-@pytest.mark.parametrize(
-    "known",
-    [UnknownEndError("its end was sent more than once", is_committed=True), GivenUpError("its end had not begun")],
-)
-def test_nobody_is_asked_about_a_transaction_of_which_it_is_known_how_it_ends(known: Exception) -> None:
+def test_nobody_is_asked_about_a_transaction_whose_end_had_not_begun() -> None:
     stepped = Stepped()
     stepped.runner.committed = lambda _: pytest.fail("asked")  # type: ignore[method-assign] # as it says
-    stepped.runner.takes_effect = isinstance(known, UnknownEndError)
-    stepped.runner.errors = [known]
+    stepped.runner.errors = [GivenUpError("it took too long")]
     stepped.submit(b"1")
 
     stepped.transact()
@@ -195,7 +185,7 @@ def test_a_doubt_about_a_partition_that_is_gone_is_dropped_with_its_results() ->
     stepped.transact(1)
     stepped.assignment.active, stepped.assignment.is_gone = False, True
     # Moved on by its next owner.
-    stepped.runner.positions["in", 0] = CommitPoint(9, "")
+    stepped.runner.positions[stepped.assignment] = CommitPoint(9, "")
 
     stepped.transact()
 
@@ -242,7 +232,7 @@ def test_what_the_offset_map_has_no_room_for_waits_and_holds_back_nothing_that_g
 
     assert (alone, room_for_one) == ([], [b"first"])
     assert stepped.runner.committed_values == [b"first", b"third", b"second"]
-    assert (stepped.outbox.waiting, stepped.runner.positions["in", 0].offset) == (0, 3)
+    assert (stepped.outbox.waiting, stepped.runner.positions[stepped.assignment].offset) == (0, 3)
 
 
 def test_what_a_topic_refuses_is_found_by_halves_and_fails_its_message_alone() -> None:

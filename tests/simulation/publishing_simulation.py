@@ -225,16 +225,15 @@ class PublishingSimulation(Simulation):
             self._let_others(instance, chance=0.5)
             return found
 
-        def take_and_note(aside: Any) -> Any:
-            found = take(aside)
+        def take_and_note(*what: Any) -> Any:
+            found = take(*what)
             if outbox._silent and found[1]:
                 self.meet("a silent topic")
             return found
 
-        def split_and_note(*what: Any) -> Any:
-            if is_split := split(*what):
-                self.meet("a transaction is split")
-            return is_split
+        def split_and_note(inside: Any) -> None:
+            split(inside)
+            self.meet("a transaction is split")
 
         outbox.changed, outbox._take, outbox._split = changed_meanwhile, take_and_note, split_and_note
 

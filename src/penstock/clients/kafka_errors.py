@@ -113,8 +113,8 @@ def reason(error: BaseException | KafkaError) -> str:
     return f"{inner.str()} ({inner.name()})" if isinstance(inner, KafkaError) else str(inner)
 
 
-def code_of(error: KafkaException | KafkaError) -> int | None:
-    """Return the code of a Kafka error; None of an exception that carries none."""
+def code_of(error: BaseException | KafkaError) -> int | None:
+    """Return the code of a Kafka error; None of an exception that carries none, or is another."""
     inner = _inner(error)
     return inner.code() if isinstance(inner, KafkaError) else None
 
@@ -130,12 +130,12 @@ def is_missing_right(error: KafkaException | KafkaError) -> bool:
     return code_of(error) in _REFUSALS
 
 
-def is_rebalancing(error: KafkaException | KafkaError) -> bool:
+def is_rebalancing(error: BaseException | KafkaError) -> bool:
     """Tell whether a member's commit was refused because its group rebalances or its generation is over."""
     return code_of(error) in REBALANCING
 
 
-def concerns_a_group(error: KafkaException | KafkaError) -> bool:
+def concerns_a_group(error: BaseException | KafkaError) -> bool:
     """Tell whether a broker refused a group.
 
     The client library asks for a group's coordinator even where partitions are assigned by hand; such a consumer reads

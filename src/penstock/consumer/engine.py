@@ -38,7 +38,7 @@ from penstock.consumer.poll.rebalance import Rebalance
 from penstock.consumer.poll.refusals import Refusals
 from penstock.consumer.poll.router import Router
 from penstock.consumer.poll.stop_request import StopRequest
-from penstock.consumer.poll.topics import TopicSearch, TopicWatch, output_topics, prepare_topics, writes_outputs
+from penstock.consumer.poll.topics import TopicSearch, TopicWatch, output_topics, prepare_topics
 from penstock.consumer.run.executor import Executor
 from penstock.consumer.run.time_limits import TimeLimits
 from penstock.consumer.settings import ConsumerSettings
@@ -252,12 +252,7 @@ class Engine:
             producing = self.settings.producer_config()
             # Dropped at once: a setting that the client refuses ends the start, and not the first result.
             cluster.producer(producing)
-        self.outbox.connect(
-            cluster,
-            producing,
-            # Else at the first submission: somebody may give a message up.
-            at_once=any(map(writes_outputs, self.all_handlers)),
-        )
+        self.outbox.connect(cluster, producing)
         if self.telemetry is not None:
             self.dead_letter_publisher.trace = self.telemetry.sending
             self.commits.on_result = partial(_report_commit, self.telemetry)

@@ -22,9 +22,11 @@ For it waits the poll thread alone, in a revocation and at the end, within their
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -55,7 +57,7 @@ class Submission:
     `lane` is the one in which later submissions must stay behind it; None for a parked message, whose key waits.
     """
 
-    __slots__ = ("is_written", "items", "lane", "left", "messages", "refusal", "sent", "size_bytes", "then", "to_send")
+    __slots__ = ("is_written", "items", "lane", "left", "messages", "refusal", "sent", "size_bytes", "then")
 
     #: Whether brokers have all of it. Set before `then` is called.
     is_written: bool
@@ -67,10 +69,9 @@ class Submission:
         self.messages = messages
         self.then = then
         self.lane = lane
-        # How many messages are not answered. Of the plain outbox: which are to be sent, and how many of these were.
-        self.left = count = len(messages)
-        self.to_send = messages
+        # Of the plain outbox: how many of its messages were sent, and how many are not answered.
         self.sent = 0
+        self.left = count = len(messages)
         size_bytes = OVERHEAD_BYTES * count
         for message in messages:
             if message.value:
@@ -141,38 +142,45 @@ class Outbox(ABC):
     """A transport: the plain one, or that in Kafka transactions."""
 
     #: Whether submissions move on by `serve` alone, so that the poll thread must come back soon.
-    needs_serving: bool
+    needs_serving = False
+    #: Whether its thread has ended: then nothing is sent any more.
+    has_ended = False
 
     def __init__(self) -> None:
+        # Guards what moves between the two below, and what wakes a thread. Whoever appends to the queue does without:
+        # holders of lanes are many, and would stand in line for it (measured: half of the throughput).
+        self._lock = threading.Condition()
         self._queue: deque[Submission] = deque()
-        #: Whether anything was ever submitted. Written by who submits.
-        self.is_used = False
+        # What was taken from the queue, and has not ended.
+        self._under_way: list[Submission] | dict[Submission, None] = []
 
     def submit(
         self, items: Sequence[Item], messages: Sequence[Result], then: Then, lane: ConsumerLane | None = None
     ) -> None:
         """As `Submits` says."""
-        self.is_used = True
         submission = Submission(items, messages, then, lane)
         if submission.size_bytes >= _COUNTED_BYTES:
             submission.count_bytes(1)
         self._queue.append(submission)
 
     @abstractmethod
-    def connect(self, cluster: Cluster, config: Mapping[str, Any], *, at_once: bool) -> None:
-        """Take where to send; `at_once`: connect before there is something. Before the poll thread starts."""
+    def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
+        """Take where to send. Before the poll thread starts."""
 
     def start(self) -> None:  # noqa: B027 - a hook
         """Start the thread of its own, where it has one. By the poll thread."""
 
     @property
-    @abstractmethod
     def waiting(self) -> int:
         """How many submissions have not ended. Any thread."""
+        with self._lock:
+            return len(self._queue) + len(self._under_way)
 
-    @abstractmethod
     def submissions(self) -> list[Submission]:
-        """Return those that have not ended. Any thread."""
+        """Return those that have not ended; none where its thread has, for nothing is to be waited for then."""
+        # Copies, each made in one step, in this order: what the plain outbox moves meanwhile is in both, never in none.
+        with self._lock:
+            return [] if self.has_ended else [*self._queue.copy(), *self._under_way.copy()]
 
     def has_any_of(self, assignments: Sequence[Assignment]) -> bool:
         """Tell whether something of these assignments has not ended. Any thread."""
@@ -211,15 +219,13 @@ class Tries(NamedTuple):
     since: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class RefusedResults:
     """Put on a lane instead of a woken key: a message whose results were refused."""
 
-    __slots__ = ("error", "item", "tries")
-
-    def __init__(self, item: Item, tries: Tries | None, error: ResultRefusedError) -> None:
-        self.item = item
-        self.tries = tries
-        self.error = error
+    item: Item
+    tries: Tries | None
+    error: ResultRefusedError
 
 
 class HandlerResults:

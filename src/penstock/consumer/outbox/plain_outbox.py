@@ -20,6 +20,7 @@ from confluent_kafka import KafkaError, KafkaException
 from penstock.clients.cluster import Clock, Cluster, ProducerClient
 from penstock.clients.kafka_errors import reason
 from penstock.clients.renewal import RENEW_AFTER_S, ClientRenewal
+from penstock.consumer.handlers.results import Result
 from penstock.consumer.outbox.outbox import Outbox, Submission
 
 _log = logging.getLogger(__name__)
@@ -40,22 +41,18 @@ _NOBODYS_FAULT = frozenset(
 class PlainOutbox(Outbox):
     """Sends with a producer, which is replaced when it has failed for ever."""
 
-    needs_serving = True
-
     def __init__(self) -> None:
         super().__init__()
         self._make_clients: Callable[[], ClientRenewal[ProducerClient]]
-        self._clients: ClientRenewal[ProducerClient] | None = None
+        self._made: ClientRenewal[ProducerClient] | None = None
         self._clock: Clock
         # Messages of the present client that it has not reported yet.
         self._out = 0
-        # What the producer has, in the order in which it was submitted. Others read copies, made in one step.
-        self._sent: dict[Submission, None] = {}
-        # Places of what nobody knows whether it was written.
-        self._lost: dict[Submission, list[int]] = {}
+        # What the producer has, in the order in which it was submitted.
+        self._under_way: dict[Submission, None] = {}
 
-    def connect(self, cluster: Cluster, config: Mapping[str, Any], *, at_once: bool) -> None:
-        """As `Outbox` says; else the producer is made for the first submission."""
+    def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
+        """As `Outbox` says; the producer is made for the first submission."""
         self._clock = cluster.clock
         self._make_clients = partial(
             ClientRenewal,
@@ -66,64 +63,53 @@ class PlainOutbox(Outbox):
             cluster.clock.monotonic,
             at_once=False,
         )
-        if at_once:
-            self._connected()
 
     @property
-    def waiting(self) -> int:
-        """As `Outbox` says."""
-        return len(self._queue) + len(self._sent)
-
-    def submissions(self) -> list[Submission]:
-        """As `Outbox` says."""
-        # In this order: what moves on meanwhile is in both, never in none.
-        return [*self._queue.copy(), *self._sent.copy()]
+    def _clients(self) -> ClientRenewal[ProducerClient]:
+        if self._made is None:
+            self._made = self._make_clients()
+        return self._made
 
     def serve(self) -> None:
         """Send what was submitted, and serve delivery reports."""
-        if self._queue or self._sent:
-            clients = self._connected()
-            self._send_waiting(clients)
-            self._poll(clients, 0)
+        if self._queue or self._under_way:
+            self.needs_serving = True
+            self._send_waiting()
+            self._poll(0)
 
     def flush(self, timeout: float) -> None:
         """As `Outbox` says."""
         self.serve()
-        clients, end = self._connected(), self._clock.monotonic() + timeout
+        end = self._clock.monotonic() + timeout
         # By polls: the client's own flush (confluent-kafka 2.16, seen) ends with a SystemError where the client fails
         # meanwhile, and the reason is lost.
         while self._out and (left := end - self._clock.monotonic()) > 0:
-            self._poll(clients, min(_FLUSH_POLL_S, left))
+            self._poll(min(_FLUSH_POLL_S, left))
 
-    def _connected(self) -> ClientRenewal[ProducerClient]:
-        if self._clients is None:
-            self._clients = self._make_clients()
-        return self._clients
-
-    @staticmethod
-    def _poll(clients: ClientRenewal[ProducerClient], timeout: float) -> None:
+    def _poll(self, timeout: float) -> None:
         """Have delivery reports made, those of a client that failed included."""
         # A client that fails raises here instead of calling back, and goes on with its callbacks at the next call.
+        clients = self._clients
         try:
             clients.client.poll(timeout)
         except KafkaException as error:
             if not clients.note_failure(error) and clients.failure is None:
                 raise
 
-    def _send_waiting(self, clients: ClientRenewal[ProducerClient]) -> None:
+    def _send_waiting(self) -> None:
         """Send as much as the client takes, in the order in which it was submitted."""
-        if clients.failure is not None and not self._is_replaced(clients):
+        if self._clients.failure is not None and not self._is_replaced(self._clients):
             return
         while self._queue:
             submission = self._queue[0]
-            if submission.is_gone and submission not in self._sent:
+            if submission.is_gone and submission not in self._under_way:
                 self._queue.popleft().end(is_written=False)
                 continue
-            self._sent[submission] = None
-            while submission.sent < len(submission.to_send):
+            self._under_way[submission] = None
+            while submission.sent < len(submission.messages):
                 # Before: a refusal at once may be the last answer that it waits for.
                 submission.sent += 1
-                if not self._send(clients, submission, submission.sent - 1):
+                if not self._send(submission, submission.messages[submission.sent - 1]):
                     submission.sent -= 1
                     return
             self._queue.popleft()
@@ -132,26 +118,24 @@ class PlainOutbox(Outbox):
         """Replace a client that failed, and queue again what it had: nobody knows whether that was written."""
         if self._out:
             clients.client.purge()
-            self._poll(clients, 0)
+            self._poll(0)
         if self._out or not clients.replace(clients.client):
             return False
         if clients.failure is not None:
             _log.warning("the producer failed, and another sends again what it had: %s", reason(clients.failure))
         clients.failure = None
-        if self._queue and self._queue[0] in self._sent:
-            self._sent[self._queue.popleft()] = None
-        for submission in reversed(self._sent):
-            lost = [submission.to_send[place] for place in sorted(self._lost.get(submission, ()))]
-            submission.to_send = [*lost, *submission.to_send[submission.sent :]]
-            submission.sent = 0
+        if self._queue and self._queue[0] in self._under_way:
+            # The client took a part of it.
+            self._queue.popleft()
+        for submission in reversed(self._under_way):
+            submission.sent, submission.left = 0, len(submission.messages)
             self._queue.appendleft(submission)
-        self._lost.clear()
-        self._sent.clear()
+        self._under_way.clear()
         return True
 
-    def _send(self, clients: ClientRenewal[ProducerClient], submission: Submission, place: int) -> bool:
+    def _send(self, submission: Submission, message: Result) -> bool:
         """Give the client a message; return whether it took it, or refused it. Else it is tried again soon."""
-        message = submission.to_send[place]
+        clients = self._clients
         try:
             clients.client.produce(
                 message.topic,
@@ -159,25 +143,25 @@ class PlainOutbox(Outbox):
                 message.key,
                 partition=message.partition,
                 headers=message.headers,
-                on_delivery=partial(self._delivered, submission, place),
+                on_delivery=partial(self._delivered, submission, message.topic),
             )
         except BufferError:
             return False
         except KafkaException as error:
             clients.note_failure(error)
             # The client says no more than that it failed; its next poll says why.
-            self._poll(clients, 0)
+            self._poll(0)
             if clients.failure is not None:
                 return False
-            self._answered(submission, place, error.args[0])
+            self._answered(submission, message.topic, error.args[0])
         else:
             self._out += 1
         return True
 
-    def _delivered(self, submission: Submission, place: int, error: KafkaError | None, _written: object) -> None:
+    def _delivered(self, submission: Submission, topic: str, error: KafkaError | None, _written: object) -> None:
         self._out -= 1
         if error is not None:
-            clients = self._connected()
+            clients = self._clients
             if error.code() in _PURGED and clients.failure is not None:
                 # "Purged" is what becomes of all that a failing client has: why it failed says more.
                 error = clients.failure
@@ -185,13 +169,12 @@ class PlainOutbox(Outbox):
             if submission.lane is not None and (error.fatal() or error.code() in _NOBODYS_FAULT):
                 # What was sent later is to be written after it.
                 clients.failure = clients.failure or error
-                self._lost.setdefault(submission, []).append(place)
                 return
-        self._answered(submission, place, error)
+        self._answered(submission, topic, error)
 
-    def _answered(self, submission: Submission, place: int, error: KafkaError | None) -> None:
+    def _answered(self, submission: Submission, topic: str, error: KafkaError | None) -> None:
         if error is not None and submission.refusal is None:
-            submission.refusal = submission.to_send[place].topic, error
+            submission.refusal = topic, error
         submission.left -= 1
         if submission.left:
             return
@@ -200,4 +183,4 @@ class PlainOutbox(Outbox):
         if refusal is None:
             submission.complete()
         submission.end(is_written=refusal is None, refusal=refusal)
-        del self._sent[submission]
+        del self._under_way[submission]

@@ -11,6 +11,10 @@ from penstock.offsets import Block, CommitPoint, decode
 
 #: Places in blocks of offsets.
 Places = dict[Block, list[int]]
+#: Lanes in which something is kept, so that what comes later in them waits; nothing waits for a parked message. Where
+#: an assignment is named, those of it below the offset pass: they are of other keys, and what is kept has room in the
+#: offset map only once they are done.
+Held = dict[ConsumerLane | None, tuple[Assignment | None, int]]
 
 
 @dataclass(slots=True, eq=False)
@@ -38,10 +42,21 @@ def places_of(inside: Iterable[Submission]) -> dict[Assignment, Places]:
     return found
 
 
+def waits_behind(held: Held, submission: Submission) -> bool:
+    """Tell whether a submission must stay behind an earlier one of its lane that is kept."""
+    if submission.lane not in held:
+        return False
+    assignment, lowest = held[submission.lane]
+    return assignment is not submission.assignment or max(_offsets_of(submission)) >= lowest
+
+
 def without_room(
-    inside: Sequence[Submission], places: Mapping[Assignment, Places], positions: Mapping[Assignment, CommitPoint]
+    inside: Sequence[Submission],
+    places: Mapping[Assignment, Places],
+    positions: Mapping[Assignment, CommitPoint],
+    held: Held,
 ) -> list[Submission]:
-    """Return those whose offsets the positions do not tell, with what must stay behind them in their lanes.
+    """Return those whose offsets the positions do not tell, with what must stay behind them; their lanes are held.
 
     `places` are those of all that is inside. An offset map that is too long is cut at its end. A message whose offset
     was cut off would be visible, and written again by the next owner.
@@ -55,41 +70,14 @@ def without_room(
     ):
         return []
     without: list[Submission] = []
-    held = Held()
     for submission in inside:
-        if max(_offsets_of(submission)) >= done_below.get(submission.assignment, 0) or submission in held:
+        offsets = _offsets_of(submission)
+        if max(offsets) >= done_below.get(submission.assignment, 0) or waits_behind(held, submission):
             without.append(submission)
-            held.add(submission)
+            assignment, lowest = held.get(submission.lane, (submission.assignment, offsets[0]))
+            if submission.lane is not None and assignment is submission.assignment:
+                held[submission.lane] = assignment, min(*offsets, lowest)
     return without
-
-
-class Held:
-    """Tells which submissions must stay behind those that are kept.
-
-    They are the later ones of the same lane, save those below in its partition: they are of another key, and the room
-    of what is kept may depend on them. Nothing stays behind a parked message.
-    """
-
-    def __init__(self, kept: Iterable[Submission] = ()) -> None:
-        # Of each lane, the lowest offset of each assignment.
-        self._lowest: dict[ConsumerLane, dict[Assignment, int]] = {}
-        for submission in kept:
-            self.add(submission)
-
-    def add(self, submission: Submission) -> None:
-        """Keep one more."""
-        if submission.lane is not None:
-            lowest = self._lowest.setdefault(submission.lane, {})
-            offsets = _offsets_of(submission)
-            lowest[submission.assignment] = min(*offsets, lowest.get(submission.assignment, offsets[0]))
-
-    def __contains__(self, submission: Submission) -> bool:
-        """Whether a later submission must stay behind one that is kept."""
-        if submission.lane not in self._lowest:
-            return False
-        highest = max(_offsets_of(submission))
-        lowest = self._lowest[submission.lane]
-        return any(of is not submission.assignment or offset < highest for of, offset in lowest.items())
 
 
 def _offsets_of(submission: Submission) -> list[int]:

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from penstock.clients.bounded_calls import Disposable, LeftBehind, NotAnsweredError
 from penstock.clients.cluster import Cluster
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.faults import GivenUpError, NotOpenedError, is_forbidden
 from penstock.clients.transactional.writer import TransactionalWriter
+from penstock.consumer.assignments import Assignment
 from penstock.consumer.outbox.transaction import Transaction
 from penstock.errors import PenstockError
+from penstock.offsets import CommitPoint
 
 T = TypeVar("T")
 
@@ -80,11 +82,8 @@ class TransactionRunner:
         self._left = LeftBehind(name)
         self._calls: Disposable | None = None
         self._writer: TransactionalWriter | None = None
-        self._take_id()
-
-    def _take_id(self) -> None:
-        # No other process has the id, so nobody fences this one but its own successor.
-        self._transactional_id = f"{transactional_ids(self._group)}{uuid.uuid4()}"
+        # No other process has the id, so nobody fences this one but its own successor. None: a new one is to be taken.
+        self._transactional_id: str | None = None
 
     def require_open(self) -> None:
         """Open a producer where none is. What a predecessor left open under its id has ended when this returns."""
@@ -92,15 +91,23 @@ class TransactionRunner:
             self._writer = self._call("opening a transactional producer", self._open)
 
     def _open(self) -> TransactionalWriter:
+        self._transactional_id = self._transactional_id or f"{transactional_ids(self._group)}{uuid.uuid4()}"
         writer = self._cluster.transactional_writer(self._transactional_id, self._config)
         writer.open(_OPEN_TRY_S, _OPEN_TRY_S)
         return writer
 
-    def committed(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+    def committed(self, assignments: Sequence[Assignment]) -> dict[Assignment, CommitPoint]:
         """Return the group's committed offsets with their metadata."""
-        return self._call(
-            "asking for the group's offsets", partial(self._cluster.stable_offsets, self._group, partitions)
-        )
+        asked = {(assignment.topic, assignment.partition): assignment for assignment in assignments}
+        partitions = [TopicPartition(*place) for place in asked]
+        ask = partial(self._cluster.stable_offsets, self._group, partitions)
+        found = {}
+        for at in self._call("asking for the group's offsets", ask):
+            if at.error is not None:
+                # A partition without an answer is not known: it may have been committed.
+                raise KafkaException(at.error)
+            found[asked[at.topic, at.partition]] = CommitPoint(at.offset, at.metadata or "")
+        return found
 
     def run(self, transaction: Transaction, group_metadata: Any, *, is_trial: bool = False) -> None:
         """Write, add the positions as of the group's generation, commit; where it `is_trial`, do not wait for long.
@@ -108,19 +115,22 @@ class TransactionRunner:
         `TooSlowError`, `GivenUpError`: it did not get as far as its end in time, and never will. `NotAnsweredError`:
         nobody knows.
         """
-        writer = self._writer
+        if (writer := self._writer) is None:
+            raise NotOpenedError("the producer was given up")
         try:
-            self._call("a transaction", partial(self._run, transaction, group_metadata, is_trial))
+            self._call("a transaction", partial(self._run, transaction, writer, group_metadata, is_trial))
         except NotAnsweredError as error:
-            if writer is None or not writer.give_up():
+            if not writer.give_up():
                 raise
             kind = TooSlowError if writer.doing in _DELIVERING else GivenUpError
             raise kind(f"{error} in {writer.doing}") from error
+        except UnknownEndError as error:
+            if not error.is_committed:
+                raise
+            _log.info("%s: its producer is replaced", error)
+            self.discard(abort=False)
 
-    def _run(self, transaction: Transaction, group_metadata: Any, is_trial: bool) -> None:
-        writer = self._writer
-        if writer is None:
-            raise NotOpenedError("the producer was given up")
+    def _run(self, transaction: Transaction, writer: TransactionalWriter, metadata: Any, is_trial: bool) -> None:
         writer.begin()
         written = (
             (to.topic, None if to.partition < 0 else to.partition, to.key, to.value, to.headers)
@@ -140,7 +150,7 @@ class TransactionRunner:
             TopicPartition(assignment.topic, assignment.partition, point.offset, metadata=point.metadata)
             for assignment, point in transaction.positions.items()
         ]
-        writer.send_positions(positions, group_metadata)
+        writer.send_positions(positions, metadata)
         writer.commit()
 
     def faults(self) -> Faults:
@@ -162,8 +172,7 @@ class TransactionRunner:
         writer, self._writer = self._writer, None
         calls = self._calls
         if is_lost:
-            self._take_id()
-            self._calls = None
+            self._transactional_id = self._calls = None
         if calls is None:
             return
         end = partial(_end, writer, abort=abort)

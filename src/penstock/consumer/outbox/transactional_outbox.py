@@ -18,9 +18,10 @@ now and then; the others go on.
 Fencing is by the group's generation: positions of a member that was put out are refused, so a zombie's results never
 become visible. The next owner of a partition asks for stable offsets, and so waits for a transaction that is open.
 
-Who owns what: any thread appends to `_queue`, and the outbox's takes from it; `_is_expedited` and `_inside` are
-changed under the lock; `_metadata` is written by the poll thread; all else is the outbox's own thread's. If that thread
-dies, the consumer stops with what ended it, and nobody waits for it any more.
+Who owns what: any thread appends to `_queue`, and the outbox's takes from it; `_is_expedited` and `_under_way` (what
+the transaction under way has, or that in doubt) are changed under the lock; `_metadata` is written by the poll thread;
+all else is the outbox's own thread's. If that thread dies, the consumer stops with what ended it, and nobody waits for
+it any more.
 """
 
 from __future__ import annotations
@@ -28,21 +29,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.bounded_calls import NotAnsweredError
 from penstock.clients.cluster import Clock, Cluster
-from penstock.clients.kafka_errors import code_of, is_rebalancing, reason
+from penstock.clients.kafka_errors import code_of, concerns_a_group, is_rebalancing, reason
 from penstock.clients.ration import once_in, rationed
 from penstock.clients.transactional.end_watch import SURE_S, UnknownEndError
 from penstock.clients.transactional.faults import GivenUpError, IdLostError, NotOpenedError
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.outbox.outbox import Outbox, Submission
-from penstock.consumer.outbox.transaction import Held, Places, Transaction, places_of, without_room
+from penstock.consumer.outbox.transaction import Held, Places, Transaction, places_of, waits_behind, without_room
 from penstock.consumer.outbox.transaction_runner import TooSlowError, TransactionRunner
 from penstock.errors import raised
 from penstock.offsets import MAX_METADATA_CHARS, CommitPoint
@@ -60,8 +60,8 @@ _DOUBT_ANSWER_S = 1.0
 _LOG_AGAIN_S = 10.0
 #: Seconds between two looks of the poll thread whether all is sent.
 _SENT_POLL_S = 0.005
-#: Messages in one transaction, and their bytes, at most.
-_MOST_MESSAGES = 20_000
+#: Submissions in one transaction, and their bytes, at most.
+_MOST = 20_000
 _MOST_BYTES = 32 * 1024 * 1024
 #: Submissions that are sent without waiting for more.
 _FULL = 5_000
@@ -81,9 +81,6 @@ class TransactionalOutbox(Outbox):
         fail: stops the consumer.
     """
 
-    #: It has a thread of its own.
-    needs_serving = False
-
     def __init__(
         self,
         group: str,
@@ -102,31 +99,24 @@ class TransactionalOutbox(Outbox):
         self._complete_finished = complete_finished
         self._fail = fail
         self._runner: TransactionRunner
-        # Guards what wakes the thread, and moves from the queue to what is inside. Whoever appends to the queue does
-        # without: holders of lanes are many, and would stand in line for it (measured: half of the throughput).
-        self._lock = threading.Condition()
         self._began_at = 0.0
         # Until when a failure is not tried again.
         self._again_at = 0.0
         self._is_expedited = False
         self._stopped = False
-        #: Whether its thread has ended: then nothing is sent any more.
-        self.has_ended = False
         # The group's metadata, of the generation in which positions are committed.
         self._metadata: Any = None
         #: Whether a transaction failed, so that the metadata may be of a generation that is over.
         self.wants_metadata = False
         #: Why the group refused positions for want of a right. Taken back by the poll thread.
         self.refusal: KafkaError | None = None
-        # What the transaction under way has, or the one in doubt. Others read the reference.
-        self._inside: list[Submission] = []
+        # The transaction in doubt, and when the group's offsets did not have it for the first time.
         self._doubt: Transaction | None = None
-        # When the group's offsets did not have the one in doubt, for the first time.
         self._denied_at: float | None = None
         # Characters of an offset map, at most.
         self._map_chars = MAX_METADATA_CHARS
         # Submissions of a transaction, at most, and the one that was alone in the last, which took too long.
-        self._most = _MOST_MESSAGES
+        self._most = _MOST
         self._slow: Submission | None = None
         # Topics that did not answer, each with the time until which nothing is written there.
         self._silent: dict[str, float] = {}
@@ -136,8 +126,8 @@ class TransactionalOutbox(Outbox):
         #: Transactions that were committed.
         self.transactions = 0
 
-    def connect(self, cluster: Cluster, config: Mapping[str, Any], *, at_once: bool) -> None:  # noqa: ARG002 - its thread connects
-        """As `Outbox` says."""
+    def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
+        """As `Outbox` says; its thread connects."""
         self._runner = TransactionRunner(self._thread.name, self._group, cluster, config)
 
     def start(self) -> None:
@@ -159,17 +149,6 @@ class TransactionalOutbox(Outbox):
         with self._lock:
             self._is_expedited = True
             self._lock.notify()
-
-    @property
-    def waiting(self) -> int:
-        """As `Outbox` says."""
-        with self._lock:
-            return len(self._queue) + len(self._inside)
-
-    def submissions(self) -> list[Submission]:
-        """As `Outbox` says; none where the thread has ended, for nothing is to be waited for then."""
-        with self._lock:
-            return [] if self.has_ended else [*self._inside, *self._queue.copy()]
 
     def flush(self, timeout: float) -> None:
         """As `Outbox` says."""
@@ -218,7 +197,7 @@ class TransactionalOutbox(Outbox):
         with self._lock:
             while (left := self.due_at - self._clock.monotonic()) > 0:
                 self._lock.wait(left)
-            return not self._stopped or bool(self._queue or self._inside)
+            return not self._stopped or bool(self._queue or self._under_way)
 
     @property
     def due_at(self) -> float:
@@ -255,10 +234,11 @@ class TransactionalOutbox(Outbox):
     def _next(self) -> Transaction:
         """Return the next transaction: what is first in the queue, may go, and has its offset in the positions."""
         aside: list[Submission] = []
+        held: Held = {}
         while True:
-            inside, kept = self._take(aside)
+            inside, kept = self._take(aside, held)
             positions = self.changed(places := places_of(inside))
-            while without := without_room(inside, places, positions):
+            while without := without_room(inside, places, positions, held):
                 inside = [submission for submission in inside if submission not in without]
                 # In front of what was kept, which is behind it where both are of one lane.
                 kept = [*without, *kept]
@@ -269,26 +249,22 @@ class TransactionalOutbox(Outbox):
                 self._put_back(aside, inside)
                 return Transaction(inside, places, positions)
 
-    def _take(self, aside: Sequence[Submission]) -> tuple[list[Submission], list[Submission]]:
+    def _take(self, aside: Sequence[Submission], held: Held) -> tuple[list[Submission], list[Submission]]:
         """Take from the queue what may be in one transaction; and what is to be kept: for silent topics, or behind it.
 
-        What was put aside before stays so, with what is behind it.
+        What was put aside before stays so.
         """
         inside: list[Submission] = []
         gone: list[Submission] = []
         kept: list[Submission] = []
-        held, keeps = Held(aside), bool(self._silent or aside)
-        now = self._clock.monotonic()
-        messages = size_bytes = 0
+        keeps, now, size_bytes = bool(self._silent or held), self._clock.monotonic(), 0
         self._is_trial = False
         with self._lock:
             queue, most = self._queue, self._most
-            while queue and len(inside) < most and messages < _MOST_MESSAGES:
+            while queue and len(inside) < most and not self._is_trial:
                 submission = queue[0]
-                until, is_kept = 0.0, False
-                if keeps:
-                    until = self._silent_until(submission)
-                    is_kept = until > now or submission in held
+                until = self._silent_until(submission) if keeps else 0.0
+                is_kept = keeps and (until > now or waits_behind(held, submission))
                 # One of a topic that was silent is tried alone: it would fail all others.
                 if inside and not is_kept and (until or size_bytes + submission.size_bytes > _MOST_BYTES):
                     break
@@ -297,15 +273,13 @@ class TransactionalOutbox(Outbox):
                     gone.append(submission)
                 elif is_kept:
                     kept.append(submission)
-                    held.add(submission)
+                    if until > now and submission.lane is not None:
+                        held[submission.lane] = None, 0
                 else:
                     inside.append(submission)
-                    messages += submission.left
                     size_bytes += submission.size_bytes
-                    if until:
-                        self._is_trial = True
-                        break
-            self._inside = [*aside, *inside, *kept]
+                    self._is_trial = until > 0
+            self._under_way = [*aside, *inside, *kept]
         for submission in gone:
             submission.end(is_written=False)
         return inside, kept
@@ -321,7 +295,7 @@ class TransactionalOutbox(Outbox):
         """Put submissions back to where they were taken from; `inside` is what is left of the transaction."""
         with self._lock:
             self._queue.extendleft(reversed(submissions))
-            self._inside = inside
+            self._under_way = inside
 
     def _is_settled(self) -> bool:
         """Find out whether the transaction in doubt was committed: its successor under the same id has ended it.
@@ -332,22 +306,15 @@ class TransactionalOutbox(Outbox):
         if (doubt := self._doubt) is None:
             return True
         begun = self._clock.monotonic()
-        found = self._runner.committed(
-            [TopicPartition(position.topic, position.partition) for position in doubt.positions]
-        )
-        stands = {(partition.topic, partition.partition): partition for partition in found}
         # A partition that is gone may have been moved on by its next owner.
-        ours = [
-            (stands.get((assignment.topic, assignment.partition)), sent)
+        ours = {
+            assignment: sent
             for assignment, sent in doubt.positions.items()
             if not assignment.is_gone and sent != assignment.committed
-        ]
-        for at, _ in ours:
-            if at is not None and at.error is not None:
-                # A partition without an answer is not known: it may have been committed.
-                raise KafkaException(at.error)
+        }
+        found = self._runner.committed(list(ours)) if ours else {}
         # It took effect whole or not at all.
-        if any(at is not None and (at.offset, at.metadata or "") == (sent.offset, sent.metadata) for at, sent in ours):
+        if any(found.get(assignment) == sent for assignment, sent in ours.items()):
             self._doubt = None
             self._note_committed(doubt)
             return True
@@ -366,36 +333,37 @@ class TransactionalOutbox(Outbox):
         for assignment, point in transaction.positions.items():
             assignment.committed, assignment.acknowledged = point, True
         self.transactions += 1
-        self._most, self._slow = min(2 * self._most, _MOST_MESSAGES), None
-        if self._silent:
-            for message in chain.from_iterable(submission.messages for submission in transaction.inside):
-                self._silent.pop(message.topic, None)
+        self._most, self._slow = min(2 * self._most, _MOST), None
         for submission in transaction.inside:
+            for message in submission.messages if self._silent else ():
+                self._silent.pop(message.topic, None)
             submission.end(is_written=True)
         # Last: who waits for what is on its way must see the offsets done.
         with self._lock:
-            self._inside = []
+            self._under_way = []
 
     def _note_failed(self, transaction: Transaction | None, error: BaseException) -> None:
         """Leave what was in it to be done again, without what the broker refused."""
-        if transaction is not None and isinstance(error, UnknownEndError) and error.is_committed:
-            self._note_committed(transaction)
-            self._runner.discard(abort=False)
-            _log.info("%s: its producer is replaced", error)
-            return
         self._again_at = self._clock.monotonic() + _RETRY_DELAY_S
         is_lost = isinstance(error, IdLostError)
-        if transaction is not None:
-            # What is abandoned in its end may return, and be committed, until a successor has taken its id.
-            if isinstance(error, UnknownEndError | NotAnsweredError):
-                self._doubt, self._denied_at = transaction, None
-            else:
-                is_lost = self._judge(transaction.inside, error)
+        # What is abandoned in its end may return, and be committed, until a successor has taken its id.
+        if transaction is not None and isinstance(error, UnknownEndError | NotAnsweredError):
+            self._doubt, self._denied_at = transaction, None
+        elif transaction is not None:
+            is_lost = self._judge(transaction.inside, error)
         self._runner.discard(abort=self._doubt is None, is_lost=is_lost)
         self.wants_metadata = True
-        if isinstance(error, KafkaException) and code_of(error) == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        if concerns_a_group(error):
             self.refusal = error.args[0]
-        self._log_failure(error)
+        _log.log(
+            logging.INFO if is_rebalancing(error) else logging.WARNING,
+            "a Kafka transaction of group %s was not committed: %s; %s",
+            self._group,
+            reason(error),
+            "the group's offsets will tell" if self._doubt is not None else "it is repeated with the same results",
+            # The same now and then only, for it is tried again at once.
+            extra=once_in(_LOG_AGAIN_S, (self._group, code_of(error) or type(error)), self._clock.monotonic()),
+        )
 
     def _judge(self, inside: Sequence[Submission], error: BaseException) -> bool:
         """Refuse what brokers find fault with, split where that is not known, and leave the rest to be done again.
@@ -403,15 +371,23 @@ class TransactionalOutbox(Outbox):
         Returns whether topics are silent: a broker may not be able to end the transaction there.
         """
         faults = self._runner.faults()
-        refused: dict[Submission, tuple[str, KafkaError]] = {}
-        for topic, why in faults.topics.items():
-            refused |= dict.fromkeys(_with_messages_for(topic, inside), (topic, why))
-        if not refused and faults.message is not None:
-            suspects = _with_messages_for(faults.message[0], inside)
-            if not self._split(inside, suspects):
-                refused = dict.fromkeys(suspects, faults.message)
-        elif inside and isinstance(error, TooSlowError) and not self._split(inside, inside):
-            refused = self._too_slow(inside[0])
+        refused = {
+            submission: (message.topic, faults.topics[message.topic])
+            for submission in inside
+            for message in submission.messages
+            if message.topic in faults.topics
+        }
+        # One of these is to blame; which, nobody knows.
+        suspects, why = list[Submission](), faults.message
+        if not refused and why is not None:
+            topic = why[0]
+            suspects = [submission for submission in inside if any(to.topic == topic for to in submission.messages)]
+        elif not refused and isinstance(error, TooSlowError):
+            suspects, why = list(inside), self._why_too_slow(inside)
+        if len(suspects) > 1:
+            self._split(inside)
+        elif why is not None:
+            refused |= dict.fromkeys(suspects, why)
         for submission, refusal in refused.items():
             submission.end(is_written=False, refusal=refusal)
         # After: who waits for what is on its way must see the lanes woken.
@@ -422,40 +398,16 @@ class TransactionalOutbox(Outbox):
             self._silent[topic] = self._clock.monotonic() + _SILENT_TOPIC_RETRY_S
         return bool(faults.silent)
 
-    def _split(self, inside: Sequence[Submission], suspects: Sequence[Submission]) -> bool:
-        """Have half of it in the next transaction where several are to blame; return whether they are."""
-        if len(suspects) < 2:  # noqa: PLR2004 - several
-            return False
+    def _split(self, inside: Sequence[Submission]) -> None:
+        """Have half of it in the next transaction, at once."""
         self._most, self._again_at = len(inside) // 2, 0.0
         self.expedite()
-        return True
 
-    def _too_slow(self, submission: Submission) -> dict[Submission, tuple[str, KafkaError]]:
-        """Refuse a large one that was alone in a transaction, and was not delivered in its time for the second time."""
+    def _why_too_slow(self, inside: Sequence[Submission]) -> tuple[str, KafkaError] | None:
+        """Return why a large one is refused that was alone in two transactions which took too long; None for others."""
         # Once may be by chance.
-        former, self._slow = self._slow, submission
-        if submission is not former or submission.size_bytes < _LARGE_BYTES:
-            return {}
-        self._slow = None
-        why = f"{submission.size_bytes} bytes are not delivered in the time of one Kafka transaction"
-        return {submission: (submission.messages[0].topic, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, why))}
-
-    def _log_failure(self, error: BaseException) -> None:
-        """Log why a transaction failed: the same one now and then only, for it is tried again at once."""
-        kind: object = type(error)
-        said: object = error
-        is_routine = False
-        if isinstance(error, KafkaException):
-            kind, said, is_routine = code_of(error), reason(error), is_rebalancing(error)
-        _log.log(
-            logging.INFO if is_routine else logging.WARNING,
-            "a Kafka transaction of group %s was not committed: %s; %s",
-            self._group,
-            said,
-            "the group's offsets will tell" if self._doubt is not None else "it is repeated with the same results",
-            extra=once_in(_LOG_AGAIN_S, (self._group, kind), self._clock.monotonic()),
-        )
-
-
-def _with_messages_for(topic: str, submissions: Sequence[Submission]) -> list[Submission]:
-    return [submission for submission in submissions if any(message.topic == topic for message in submission.messages)]
+        former, self._slow = self._slow, inside[0] if len(inside) == 1 else None
+        if self._slow is None or self._slow is not former or former.size_bytes < _LARGE_BYTES:
+            return None
+        why = f"{former.size_bytes} bytes are not delivered in the time of one Kafka transaction"
+        return former.messages[0].topic, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, why)

@@ -140,7 +140,7 @@ class PollLoop:
         # What handlers return is sent by this thread, where the outbox has none of its own.
         if self._workers_wanted or (self.outbox.needs_serving and self.outbox.waiting):
             return SATURATED_S
-        if self.outbox.needs_serving and self.outbox.is_used and self._some_in_flight():
+        if self.outbox.needs_serving and self._some_in_flight():
             return _BUSY_POLL_S
         times = [token_bucket.next_release(now) for token_bucket in self.token_buckets]
         times.append(self.timers.next_due())

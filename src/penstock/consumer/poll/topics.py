@@ -47,11 +47,6 @@ _HEADERS_BYTES = 65_536
 OutputTopics = Mapping[str, tuple[str, ...]]
 
 
-def writes_outputs(handler: Handler) -> bool:
-    """Tell whether a handler may have messages written to another topic."""
-    return handler.on_failure is OnFailure.DEAD_LETTER or bool(handler.retry_delays)
-
-
 def output_topics(group: str, handlers: Mapping[str, Handler]) -> OutputTopics:
     """Return the topics for dead letters and retries, each with those whose messages it takes."""
     outputs: dict[str, tuple[str, ...]] = {}
