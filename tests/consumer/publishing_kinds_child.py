@@ -1,4 +1,4 @@
-"""An app whose messages come to their end in every way there is, exactly once: run as a process of its own.
+"""An app whose messages are retried, given up, and wait in a retry topic, exactly once: run as a process of its own.
 
 usage: publishing_kinds_child.py SERVERS PREFIX; topics are PREFIX-<kind>, and results go to PREFIX-out
 """
@@ -58,30 +58,6 @@ def later(message: penstock.Message, context: penstock.Context) -> penstock.Outg
     if (number % 2 == 0 and context.attempt == 1) or number % 4 == 0:
         raise ValueError("not here")
     return result("later", message)
-
-
-@app.handler(f"{prefix}-deferred", retry=once, on_failure="dead_letter")
-def deferred(message: penstock.Message) -> penstock.DeferredCompletion:
-    """Give every other one up, after it was deferred."""
-    completion = penstock.DeferredCompletion()
-    if number_of(message) % 2 == 0:
-        completion.fail(ValueError("never"))
-    else:
-        completion.complete()
-    return completion
-
-
-@app.handler(f"{prefix}-batched", batch=20)
-def batched(messages: list[penstock.Message]) -> list[penstock.Outgoing]:
-    """Return a result for each."""
-    return [result("batched", message) for message in messages if number_of(message) >= 0]
-
-
-@app.handler(f"{prefix}-filtered", filter=lambda message: int(message.value or b"") % 2 == 0)
-def filtered(message: penstock.Message) -> penstock.Outgoing:
-    """Return a result for every other one."""
-    number_of(message)
-    return result("filtered", message)
 
 
 app.run()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
 
 import tenacity
 
@@ -12,15 +10,13 @@ from penstock.clients.renewal import ClientRenewal
 from penstock.consumer import ConsumerSettings, Handler, Kind, MiddlewareSpec, retry
 from penstock.consumer.assignments import Assignment
 from penstock.consumer.engine import Engine
-from penstock.consumer.handlers.results import DeferredCompletion
-from penstock.consumer.handlers.route import Failed
-from penstock.consumer.lanes.slot import ExecutionSlot, Outcome
+from penstock.consumer.lanes.slot import ExecutionSlot
 from penstock.consumer.run.executor import Executor
 from penstock.consumer.run.handler_calls import call
 from penstock.dead_letters.headers import HeaderList
 from penstock.message import FixedRecord
 from penstock.testing import TestClock
-from penstock.testing.stepped_engine import message_by_message
+from penstock.testing.stepped_engine import SteppedWorker
 
 #: Three tries, with a second in between.
 ONCE_A_SECOND = retry(attempts=3, wait=tenacity.wait_fixed(1))
@@ -138,41 +134,14 @@ class SteppedEngine:
 
     def serve(self, slot: ExecutionSlot | None = None) -> None:
         """Serve all lanes that are ready, each time at a slot that never handled anything unless one is given."""
-        scheduler, processor = self.engine.scheduler, self.engine.processor
-        while True:
-            queue, lane = next(
-                ((queue, lane) for queue in range(scheduler.queues) if (lane := scheduler.take(queue)) is not None),
-                (0, None),
-            )
-            if lane is None:
-                return
-            task = self.engine.lane_plan.has_tasks and queue == self.engine.lane_plan.task_queue
-            at = slot or ExecutionSlot(Kind.TASK if task else Kind.THREAD, f"slot-{len(self.slots)}")
+        scheduler = self.engine.scheduler
+        while ready := [queue for queue in range(scheduler.queues) if scheduler.waiting(queue)]:
+            at = slot or ExecutionSlot(Kind.THREAD, f"slot-{len(self.slots)}")
             self.slots.append(at)
-            processing, outcome = (
-                message_by_message(processor.process(lane, at), at, self.clock.monotonic),
-                cast("Outcome", None),
-            )
-            try:
-                while True:
-                    work = processing.send(outcome)
-                    outcome = self._run(at, work) if task else call(at, work)
-            except StopIteration:
-                at.leave()
-                scheduler.give_back(lane)
-
-    @staticmethod
-    def _run(slot: ExecutionSlot, work: object) -> Outcome:
-        async def handle() -> object:
-            return await cast("Awaitable[object]", slot.invoke(work))
-
-        try:
-            returned = asyncio.run(handle())
-            if returned is None or isinstance(returned, DeferredCompletion):
-                return returned
-            return slot.make_results(returned, work)
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's failure
-            return Failed(error)
+            worker = SteppedWorker(self.engine, at, ready[0])
+            worker.take()
+            while worker.work is not None:
+                worker.go_on(call(at, worker.work))
 
     def pass_time(self, seconds: float) -> None:
         """Move the clock, do what is due then, and serve what became ready by it."""

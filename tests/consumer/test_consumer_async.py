@@ -1,20 +1,18 @@
-"""`async def` handlers: order, limits, stop and revocation; `test_consumer_tasks` has what a call leaves behind."""
+"""`async def` handlers: limits and stop; `test_consumer_tasks` has what a call leaves behind."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 
 import pytest
 
-from kafka_tools import produce
 from penstock.consumer import handler
 from penstock.consumer.run.event_loop import new_event_loop
-from penstock.devbroker import DevBroker
 from penstock.message import Message
-from support.consumers import NewTopic, all_committed, consumer_of, fed, group_of
+from support.consumers import consumer_of, fed, group_of
 from waiting import wait_until
 
 
@@ -58,34 +56,6 @@ class AsyncRecorder:
             self.running -= 1
             self._running[message.key] -= 1
         self.done.append((message.key, message.partition, message.offset))
-
-    def by_key(self) -> dict[bytes | None, list[int]]:
-        """Return the offsets of each key in the order of handling."""
-        found: dict[bytes | None, list[int]] = defaultdict(list)
-        for key, _, offset in list(self.done):
-            found[key].append(offset)
-        return found
-
-
-@pytest.mark.usefixtures("event_loop_in_use")
-def test_async_handlers_keep_each_key_in_order_and_never_at_once_while_hundreds_are_under_way(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic(partitions=3)
-    produce(broker.bootstrap_servers, topic, ((b"k%d" % (number % 300), b"x") for number in range(3000)))
-    # Held until many are under way, however slowly they come.
-    seen = AsyncRecorder(hold=True)
-
-    with consumer_of(broker, {topic: handler(seen)}, max_concurrency=1000):
-        wait_until(lambda: seen.running > 100)
-        seen.go.set()
-        wait_until(lambda: len(seen.done) == 3000)
-
-    assert seen.overlaps == []
-    assert all(offsets == sorted(offsets) for offsets in seen.by_key().values())
-    assert len(set(seen.done)) == 3000
-    assert seen.peak <= 300
-    assert all_committed(broker.bootstrap_servers, group_of(topic), topic, 3)
 
 
 def test_no_more_than_max_concurrency_are_under_way_also_when_it_changes() -> None:
@@ -143,26 +113,3 @@ def test_a_second_stop_cancels_async_handlers_and_their_messages_come_again() ->
 
     assert stopped == [False]
     assert (held.cancelled, held.running, held.done) == (3, 0, [])
-
-
-def test_a_revocation_waits_for_async_handlers_no_longer_than_its_budget(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic(partitions=2)
-    for partition in (0, 1):
-        produce(broker.bootstrap_servers, topic, [(b"k%d" % partition, b"x")], partition=partition)
-    held, second = AsyncRecorder(hold=True), AsyncRecorder()
-    options = {"revoke_timeout": 0.5, "stop_timeout": 30, "config": {"heartbeat.interval.ms": 200}}
-
-    with consumer_of(broker, {topic: handler(held)}, **options) as one:
-        wait_until(lambda: held.running == 2)
-        with consumer_of(broker, {topic: handler(second)}, **options) as other:
-            # Its next owner handles the message, and the first is still at it.
-            wait_until(lambda: len(second.done) == 1)
-            still = held.running
-            held.go.set()
-            wait_until(lambda: len(held.done) == 2)
-            assert len(other.statistics().partitions) == 1
-            revoked = one.statistics().revoked
-
-    assert (still, revoked) == (2, 1)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import pytest
 from confluent_kafka import KafkaError
 
-from kafka_tools import Recorder, produce, read_all
-from penstock.consumer import CallNext, Middleware, handler, retry
+from kafka_tools import Recorder
+from penstock.consumer import CallNext, handler
 from penstock.consumer import settings as settings_module
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError, StoppedError, raised
 from penstock.message import Message
+from penstock.testing import TestApp
 from penstock.transactions import Coordinator
 from penstock.transactions.stores.kafka.coordinator.coordinator import KafkaCoordinator
-from support.consumers import NewTopic, consumer_of
-from waiting import wait_until
+from support.consumers import ONCE, NewTopic, app_of, consumer_of
 
 
 def raise_bare(*_: object) -> None:
@@ -50,46 +49,29 @@ def test_what_the_client_raises_out_of_a_callback_ends_the_consumer_with_its_rea
         consumer.stop()
 
 
-@pytest.mark.parametrize("kind", ["plain", pytest.param("async", marks=pytest.mark.thorough)])
-def test_a_handler_that_raises_one_has_failed_its_message(broker: DevBroker, new_topic: NewTopic, kind: str) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"bad"), (b"k", b"good")])
-    raised: list[str] = []
-    done: list[bytes | None] = []
+def test_a_handler_that_raises_one_has_failed_its_message() -> None:
+    seen: list[str] = []
 
     def sees(message: Message, call_next: CallNext) -> None:
-        raised.append("nothing")
+        seen.append("nothing")
         try:
             call_next(message)
         except Exception as error:
-            raised[-1] = type(error).__name__
+            seen[-1] = type(error).__name__
             raise
 
-    async def sees_async(message: Message, call_next: CallNext) -> None:
-        raised.append("nothing")
-        try:
-            await call_next(message)
-        except Exception as error:
-            raised[-1] = type(error).__name__
-            raise
+    app = app_of(middlewares=[sees])
+    app.handler("t", on_failure="dead_letter", retry=ONCE)(lambda m: raise_bare() if m.value == b"bad" else None)
 
-    def plain(message: Message) -> None:
-        if message.value == b"bad":
-            raise_bare()
-        done.append(message.value)
+    with TestApp(app) as test:
+        for value in ("bad", "good"):
+            test.send("t", value, key="k")
+        test.settle()
+        test.advance(2)
+        (letter,) = test.dead_letters("t")
 
-    async def waits(message: Message) -> None:
-        await asyncio.sleep(0)
-        plain(message)
-
-    one = handler(plain if kind == "plain" else waits, on_failure="dead_letter", retry=retry(attempts=1))
-    with consumer_of(broker, {topic: one}, middlewares=[Middleware(plain=sees, async_=sees_async)]) as consumer:
-        wait_until(lambda: done)
-        assert consumer.statistics().dead_letters == 1
-
-    assert raised == ["PenstockError", "nothing"]
-    (letter,) = read_all(broker.bootstrap_servers, f"dlq.{topic}")
-    assert b"for the test" in dict(letter.headers() or ())["__dlq.errors.message"]
+    assert seen == ["PenstockError", "nothing"]
+    assert b"for the test" in (letter.header("__dlq.errors.message") or b"")
 
 
 def test_a_coordinator_that_ends_of_one_says_so(broker: DevBroker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,20 +34,6 @@ def test_each_key_is_handled_in_order_and_never_twice_at_once_while_keys_run_in_
     } == ends(broker.bootstrap_servers, topic, 3)
 
 
-def test_a_key_that_stands_in_two_topics_of_a_handler_is_never_handled_twice_at_once(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topics = [new_topic(), new_topic()]
-    for topic in topics:
-        produce(broker.bootstrap_servers, topic, [(b"one", b"x")] * 60 + [(b"two", b"x")] * 60)
-    seen = Recorder(seconds=0.002)
-
-    with consumer_of(broker, dict.fromkeys(topics, handler(seen)), workers=8):
-        wait_until(lambda: len(seen.calls) == 240)
-
-    assert seen.overlaps == []
-
-
 def test_the_commit_point_waits_for_the_slowest_message_and_work_above_it_survives_a_restart(
     broker: DevBroker, new_topic: NewTopic
 ) -> None:

@@ -132,24 +132,6 @@ def test_a_message_that_waits_for_a_rate_is_refused_with_what_helps() -> None:
             test.give_up("orders", 0, 0)
 
 
-def test_a_message_whose_handler_has_not_returned_yet_is_refused() -> None:
-    app = penstock.App("sms", bootstrap_servers="in memory")
-    heard: list[str] = []
-
-    @app.handler("orders")
-    def handle(message: penstock.Message) -> None:
-        with pytest.raises(NotGivenUpError) as refused:
-            test.give_up("orders", 0, 0)
-        heard.append(str(refused.value))
-
-    with TestApp(app) as test:
-        test.send("orders", "good", key="1")
-        test.settle()
-
-    assert heard
-    assert "it is in its handler still, though that was interrupted; ask again" in heard[0]
-
-
 def test_a_deferred_message_is_refused_until_its_completion_has_failed() -> None:
     app = penstock.App("sms", bootstrap_servers="in memory")
     out: list[penstock.DeferredCompletion] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from itertools import count
 
 import pytest
 from stepped import Stepped
@@ -12,71 +12,30 @@ from stepped_engine import SteppedEngine
 
 from kafka_tools import read_all
 from penstock.consumer import ConsumerSettings, handler
+from penstock.consumer.handlers.handler import orderings_of
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.consumer.inspect.statistics import longest_in_handler
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
-from penstock.message import FixedRecord, Message
+from penstock.message import FixedRecord, Headers, Message
 from penstock.routing import lane_of
 from penstock.testing import TestApp, TestBroker
 from raw_produce import produce_raw
-from support.consumers import ONCE, Handled, NewTopic, app_of, consumer_of
+from support.consumers import ONCE, Handled, NewTopic, app_of, consumer_of, nothing
 from waiting import wait_until
 
 
-class Watch:
-    """A handler that finds overlaps and keeps the offsets of whatever stands for the key.
+def test_a_header_stands_for_the_key_and_without_it_the_order_is_that_of_the_partition() -> None:
+    ordering = orderings_of({"t": handler(nothing, key="header:user")}, 64)["t"]
+    users: list[Headers] = [(("user", b"u%d" % (number % 6)),) if number % 7 else () for number in range(300)]
+    records = [FixedRecord("t", 0, number, b"k%d" % number, b"x", user, None) for number, user in enumerate(users)]
+    found: dict[object, set[bytes | None]] = defaultdict(set)
+    for record in records:
+        found[ordering.identity(record)].add(dict(record.headers() or ()).get("user"))
 
-    Args:
-        key: what stands for it.
-        together: how many of the first calls wait for each other before any goes on; 1 for none.
-    """
-
-    def __init__(self, key: Callable[[Message], object], together: int = 1) -> None:
-        self.offsets: dict[object, list[int]] = defaultdict(list)
-        self.overlaps: list[object] = []
-        self._key = key
-        self._running: set[object] = set()
-        self._begun = 0
-        self._lock = threading.Lock()
-        self._barrier = threading.Barrier(together)
-
-    def __call__(self, message: Message) -> None:
-        """Take a message."""
-        key = self._key(message)
-        with self._lock:
-            if key in self._running:
-                self.overlaps.append(key)
-            self._running.add(key)
-            self._begun += 1
-            waits = self._begun <= self._barrier.parties
-        if waits:
-            self._barrier.wait()
-        with self._lock:
-            self._running.discard(key)
-            self.offsets[key].append(message.offset)
-
-    def count(self) -> int:
-        """Return how many calls have ended."""
-        with self._lock:
-            return sum(map(len, self.offsets.values()))
-
-
-def test_a_header_that_stands_for_the_key_orders_by_it() -> None:
-    broker = TestBroker()
-    broker.create_topic("t", 1)
-    for number in range(300):
-        headers = [("user", b"u%d" % (number % 6))] if number % 7 else []
-        broker.produce("t", b"x", key=b"k%d" % number, headers=headers)
-    # Without the header: the order of the partition.
-    watch = Watch(lambda message: message.header("user"))
-
-    with consumer_of(broker, {"t": handler(watch, key="header:user")}):
-        wait_until(lambda: watch.count() == 300)
-
-    assert watch.overlaps == []
-    assert len(watch.offsets) == 7
-    assert all(offsets == sorted(offsets) for offsets in watch.offsets.values())
+    lanes = dict(zip(map(ordering.identity, records), ordering.lane_numbers("t", 0, records), strict=True))
+    assert all(len(those) == 1 for those in found.values())
+    assert len(found) == len(lanes) == 7
 
 
 def test_a_function_that_stands_for_the_key_may_fail_for_some_messages() -> None:
@@ -199,13 +158,18 @@ def test_without_an_order_messages_of_one_key_run_beside_each_other() -> None:
     broker.create_topic("t", 1)
     for _ in range(40):
         broker.produce("t", b"x", key=b"k")
-    # The first four run together: if they waited for each other, this would never end.
-    watch = Watch(lambda message: message.offset, together=4)
+    begun, together, done = count(), threading.Barrier(4), list[int]()
 
-    with consumer_of(broker, {"t": handler(watch, order="none")}, workers=4):
-        wait_until(lambda: watch.count() == 40)
+    def handle(message: Message) -> None:
+        # The first four run together: if they waited for each other, this would never end.
+        if next(begun) < 4:
+            together.wait()
+        done.append(message.offset)
 
-    assert len(watch.offsets) == 40
+    with consumer_of(broker, {"t": handler(handle, order="none")}, workers=4):
+        wait_until(lambda: len(done) == 40)
+
+    assert set(done) == set(range(40))
 
 
 def test_the_same_offset_of_other_partitions_waits_in_a_lane_of_its_own_where_nothing_is_ordered() -> None:

@@ -70,16 +70,11 @@ def test_a_restored_map_skips_what_was_done_and_outlives_an_owner_who_did_not_ge
     "metadata",
     [
         "p3rsomething newer",
-        "p2",
-        "p2r",
-        "p2r!!!!",
         written(6, [range(7, 30)]),
         written(5, [range(6, 20)])[:-3],
         written(5, [range(6, 20)], group="another"),
-        "p2R" + "0" * 4000,
-        "\u00e9" * 500,
     ],
-    ids=["newer", "empty", "no body", "no code", "other offset", "cut", "other group", "long", "not ascii"],
+    ids=["newer", "other offset", "cut", "other group"],
 )
 def test_metadata_that_cannot_be_trusted_makes_work_come_again_and_is_replaced(metadata: str) -> None:
     app, seen = app_of(), list[int]()

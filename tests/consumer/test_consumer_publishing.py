@@ -150,20 +150,11 @@ def test_a_message_is_committed_only_when_all_its_results_are_written() -> None:
         assert test.committed("in") == {0: 1}
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_the_trace_of_a_handler_travels_with_what_it_returns(is_async: bool) -> None:
+def test_the_trace_of_a_handler_travels_with_what_it_returns() -> None:
     spans, tracing = InMemorySpanExporter(), TracerProvider()
     tracing.add_span_processor(SimpleSpanProcessor(spans))
     app = app_of(telemetry=penstock.Telemetry(tracer_provider=tracing, meter_provider=MeterProvider()))
-
-    if is_async:
-
-        @app.handler("in", to="out")
-        async def later(message: penstock.Message) -> bytes | None:
-            return message.value
-
-    else:
-        app.handler("in", to="out")(lambda message: message.value)
+    app.handler("in", to="out")(lambda message: message.value)
 
     with TestApp(app) as test:
         test.send("in", b"v", key="k")

@@ -15,7 +15,7 @@ from support.consumers import all_committed, child
 from waiting import wait_until
 
 CHILD = Path(__file__).with_name("publishing_kinds_child.py")
-KINDS = ("retried", "given-up", "later", "deferred", "batched", "filtered")
+KINDS = ("retried", "given-up", "later")
 MESSAGES, KEYS = 200, 20
 
 
@@ -62,8 +62,6 @@ def test_whatever_way_a_message_ends_its_result_or_dead_letter_is_visible_once(
         "retried": lambda _: True,
         "given-up": lambda number: number % 2,
         "later": lambda number: number % 4,
-        "batched": lambda _: True,
-        "filtered": lambda number: number % 2 == 0,
     }
     for kind, chosen in wanted.items():
         of_kind = Counter(
@@ -71,6 +69,5 @@ def test_whatever_way_a_message_ends_its_result_or_dead_letter_is_visible_once(
         )
         assert of_kind == numbers(chosen), kind
     assert values(servers, f"dlq.{prefix}-given-up") == numbers(lambda number: number % 2 == 0)
-    assert values(servers, f"dlq.{prefix}-deferred") == numbers(lambda number: number % 2 == 0)
     assert values(servers, f"dlq.{prefix}-later") == numbers(lambda number: number % 4 == 0)
     assert values(servers, f"retry.{prefix}.{prefix}-later.100ms") == numbers(lambda number: number % 2 == 0)

@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock
 from penstock.consumer.handlers.rate_limits import KeyRateLimiter, TokenBucket
-from penstock.message import Message
-from penstock.testing import TestApp
 
 #: Seconds' worth of messages that may begin at once after a lull, and a message at least: what `rates` promises.
 BURST_S = 0.1
@@ -144,25 +141,3 @@ def test_a_key_that_waits_follows_a_rate_that_changes() -> None:
     key_rate_limiter.rate = None
 
     assert (slow, quick, key_rate_limiter.free_at(b"k")) == (pytest.approx(1010.0), pytest.approx(10.1), 0.0)
-
-
-@pytest.mark.parametrize(("limit", "each"), [({"rate": 10}, 100), ({"key_rate": 2}, 60)])
-def test_a_test_app_lets_through_what_the_rate_says_however_long_it_runs(limit: dict[str, float], each: int) -> None:
-    app = penstock.App("rates", bootstrap_servers="memory:0")
-    begun: list[int] = []
-
-    @app.handler("topic", **limit)  # type: ignore[arg-type] # one of two options
-    def note(message: Message) -> None:
-        begun.append(message.offset)
-
-    with TestApp(app) as test:
-        for number in range(900):
-            test.send("topic", b"x", key=b"k%d" % (number % 3))
-        test.settle()
-        counts = []
-        for _ in range(6):
-            test.advance(10)
-            counts.append(len(begun))
-        test._end()
-
-    assert all(abs(count - each * number) <= 3 for number, count in enumerate(counts, 1))

@@ -51,21 +51,6 @@ def done(stepped: SteppedEngine) -> bool:
     return stepped.of("t").tracker.in_flight == 0
 
 
-def test_a_context_variable_that_one_message_sets_is_not_seen_by_the_next() -> None:
-    seen: list[bytes | None] = []
-
-    async def sets(message: Message) -> None:
-        seen.append(USER.get(None))
-        USER.set(message.key)
-        await asyncio.sleep(0)
-
-    with running(handler(sets)) as stepped:
-        stepped.feed("t", *messages(20))
-        wait_until(lambda: done(stepped))
-
-    assert seen == [None] * 20
-
-
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_cancel_that_a_handler_swallowed_does_not_poison_a_task_group_of_a_later_message(waits: bool) -> None:
     asked: list[int] = []

@@ -14,7 +14,7 @@ import tenacity
 
 from penstock.consumer import handler, retry
 from penstock.message import Message
-from support.consumers import Handled, consumer_of, fed, group_of
+from support.consumers import consumer_of, fed, group_of
 from waiting import wait_until
 
 
@@ -66,11 +66,21 @@ def noting_tenants(found: list[str]) -> Callable[[Message], None]:
     return handle
 
 
-@pytest.mark.parametrize("options", [{}, {"filter": lambda _: True}, {"key_rate": 1e6}], ids=["", "filter", "gated"])
-def test_a_context_variable_that_one_message_sets_on_a_thread_is_not_seen_by_the_next(options: Any) -> None:
+@pytest.mark.parametrize(
+    ("on", "options"),
+    [("a thread", {}), ("a thread", {"filter": lambda _: True}), ("a thread", {"key_rate": 1e6}), ("the loop", {})],
+    ids=["", "filter", "gated", "the loop"],
+)
+def test_a_context_variable_that_one_message_sets_is_not_seen_by_the_next(on: str, options: Any) -> None:
     broker, found = fed(50, 3), list[str]()
+    notes = noting_tenants(found)
 
-    with consumer_of(broker, {"t": handler(noting_tenants(found), **options)}, workers=1) as consumer:
+    async def notes_on_the_loop(message: Message) -> None:
+        notes(message)
+        await asyncio.sleep(0)
+
+    one = handler(notes if on == "a thread" else notes_on_the_loop, **options)
+    with consumer_of(broker, {"t": one}, workers=1, max_concurrency=1) as consumer:
         wait_until(lambda: consumer.statistics().handled == 50)
 
     assert found == ["nobody"] * 50
@@ -113,26 +123,6 @@ def test_the_poll_thread_keeps_its_membership_while_a_handler_hangs() -> None:
         released.set()
 
     assert (now.lost, len(now.partitions), len(members)) == (0, 1, 1)
-
-
-def test_fetching_pauses_at_the_limit_with_a_reason_and_goes_on_below_half() -> None:
-    broker = fed(3000, 3000)
-    handled, opened = Handled(), threading.Event()
-
-    def waits(message: Message) -> None:
-        opened.wait()
-        handled(message)
-
-    with consumer_of(broker, {"t": handler(waits)}, max_in_flight=500, fetch_size=100) as consumer:
-        (full,) = wait_until(lambda: [partition for partition in consumer.statistics().partitions if partition.paused])
-        opened.set()
-        wait_until(lambda: len(handled.done) == 3000)
-        pauses = consumer.statistics().pauses
-
-    assert full.paused == "in-flight limit"
-    assert 500 <= full.in_flight <= 600
-    assert pauses["in-flight limit"] >= 1
-    assert len({message.offset for message in handled.done}) == 3000
 
 
 def test_what_ends_the_event_loop_stops_the_consumer_with_it() -> None:

@@ -10,30 +10,10 @@ import tenacity
 from stepped import Stepped
 from stepped_engine import SteppedEngine
 
-import penstock
 from penstock.consumer import handler, retry
 from penstock.message import Message
 from penstock.testing import TestApp
 from support.consumers import app_of, nothing
-
-
-def test_a_held_topic_that_has_all_the_bytes_holds_no_other_topic() -> None:
-    app, seen = app_of(max_in_flight_bytes=1_000_000), list[int]()
-    app.handler("held", rate=0)(nothing)
-    app.handler("free")(lambda message: seen.append(message.offset))
-
-    with TestApp(app) as test:
-        for _ in range(300):
-            test.send("held", b"x" * 10_000, key="same")
-        test.advance(5)
-        for number in range(1000):
-            test.send("free", b"x", key=f"k{number}")
-        test.advance(5)
-        paused = {partition.topic: partition.paused for partition in test.statistics().partitions}
-        test._end()
-
-    assert len(seen) == 1000
-    assert paused == {"held": "byte limit", "free": None}
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -139,29 +119,6 @@ def test_a_hot_key_with_a_rate_holds_no_cold_ones_until_its_messages_fill_the_pa
     else:
         # One log is read in order: what is behind the hot key's messages is not fetched.
         assert (cold, status.paused) == ([], "parked limit")
-
-
-def test_a_completion_that_is_out_counts_in_the_parked_limit() -> None:
-    app = app_of(max_in_flight=100)
-    out: list[penstock.DeferredCompletion] = []
-
-    @app.handler("topic")
-    def put_off(_message: Message) -> penstock.DeferredCompletion:
-        out.append(penstock.DeferredCompletion())
-        return out[-1]
-
-    with TestApp(app) as test:
-        for number in range(100):
-            test.send("topic", b"x", key=b"k%d" % number, partition=0)
-        test.advance(1)
-        status = next(partition for partition in test.statistics().partitions if partition.partition == 0)
-        for completion in out:
-            completion.complete()
-        test.advance(1)
-        later = next(partition for partition in test.statistics().partitions if partition.partition == 0)
-
-    assert (status.parked, status.paused) == (100, "parked limit")
-    assert (later.parked, later.paused) == (0, None)
 
 
 #: Seconds that every call takes, and a step of the clock.

@@ -112,9 +112,8 @@ def test_a_partition_that_is_added_to_a_topic_is_read_from_its_first_message(cap
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
-@pytest.mark.parametrize("is_running", [False, True])
-def test_a_position_below_the_start_of_the_log_goes_on_at_the_first_message_that_is_there(
-    caplog: pytest.LogCaptureFixture, reset: str, is_running: bool
+def test_a_member_whose_position_falls_below_the_start_of_the_log_goes_on_at_the_first_message_that_is_there(
+    caplog: pytest.LogCaptureFixture, reset: str
 ) -> None:
     broker, seen = TestBroker(0), Seen()
     broker.create_topic("first", 1)
@@ -122,17 +121,10 @@ def test_a_position_below_the_start_of_the_log_goes_on_at_the_first_message_that
         test.settle()
         test.send("first", b"x", key=b"k")
         test.advance(5)
-        if is_running:
-            test.pause("first")
-            write_and_delete(broker)
-            test.resume("first")
-            test.advance(5)
-    if not is_running:
+        test.pause("first")
         write_and_delete(broker)
-        with TestApp(app_of(seen, **{"auto.offset.reset": reset}), broker) as test:
-            test.advance(5)
-            lag = next(explanation.lag for explanation in test.explain() if explanation.topic == "first")
-            assert lag == 0
+        test.resume("first")
+        test.advance(5)
 
     assert [offset for _, offset in seen] == [0, *range(101, 201)]
     assert broker.committed("group")["first", 0].offset == 201
@@ -156,20 +148,3 @@ def write_and_delete(broker: TestBroker, before: int = 101) -> None:
     for _ in range(200):
         broker.produce("first", b"x", key=b"k")
     broker.delete_records("first", 0, before)
-
-
-def test_a_group_that_begins_at_the_end_commits_from_its_first_message_on() -> None:
-    broker, seen = TestBroker(0), Seen()
-    broker.create_topic("first", 1)
-    for _ in range(100):
-        broker.produce("first", b"x", key=b"k")
-    with TestApp(app_of(seen, **{"auto.offset.reset": "latest"}), broker) as test:
-        test.settle()
-        test.send("first", b"x", key=b"k")
-        test.advance(5)
-        status = next(explanation for explanation in test.explain() if explanation.topic == "first")
-        committed = test.committed("first")
-
-    assert committed == {0: 101}
-    assert (status.lag, status.state, status.watermark) == (0, "idle", 101)
-    assert seen == [("first", 100)]
