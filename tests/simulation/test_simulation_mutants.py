@@ -507,8 +507,8 @@ def is_done_before_its_results(patch: pytest.MonkeyPatch) -> None:
     send, complete, end = PlainOutbox._send, Submission.complete, HandlerResults._ended
     done: set[Submission] = set()
 
-    def sent(self: PlainOutbox, one: Submission, message: Any) -> bool:
-        taken = send(self, one, message)
+    def sent(self: PlainOutbox, clients: Any, one: Submission, message: Any) -> bool:
+        taken = send(self, clients, one, message)
         if taken and one.left and one.sent == len(one.messages) and one.lane is not None:
             one.complete()
         return taken

@@ -11,7 +11,7 @@ from penstock.consumer.assignments import AppPause, Assignment, ConsumerParked, 
 from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.inspect.details import parked_heads, parked_message
-from penstock.consumer.inspect.statistics import PartitionStatistics, partition_statistics
+from penstock.consumer.inspect.statistics import PartitionStatistics, partition_statistics, under_way
 from penstock.consumer.lanes.slot import ExecutionSlot, complete_finished
 from penstock.message import Record
 from penstock.options import ClientConfig
@@ -152,11 +152,7 @@ def explain(
     """Return an explanation of each assignment, from live state. Any thread; the answer is of about one moment."""
     slots = list(slots)
     complete_finished(slots)
-    calls = {
-        (fetch.assignment, record.offset()): slot
-        for slot in slots
-        if (record := slot.record) is not None and (fetch := slot.fetch) is not None
-    }
+    calls = {(fetch.assignment, record.offset()): slot for slot, fetch, record in under_way(slots)}
     heads = {
         (head[0].assignment, head[2].offset()): (key, parked, head) for _, key, parked, head in parked_heads(scheduler)
     }
@@ -238,13 +234,10 @@ def _behind_calls(
     Also for one of a former incarnation of a partition, which nothing else shows: after a rebalance its handler goes
     on.
     """
-    for slot in slots if wanted else ():
-        lane, record, fetch, since = slot.lane, slot.record, slot.fetch, slot.started
-        if lane is None or record is None or fetch is None:
-            continue
-        route = fetch.assignment.route
+    for slot, fetch, record in under_way(slots) if wanted else ():
+        route, since, lane = fetch.assignment.route, slot.started, slot.lane
         # A copy, made in one step: the router appends and the holder takes meanwhile.
-        for run in lane.runs.copy():
+        for run in lane.runs.copy() if lane is not None else ():
             if run.next >= len(run.records):
                 continue
             first = run.records[run.next]

@@ -6,12 +6,13 @@ for whoever asks, such as `/healthz`: here are only the times.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from penstock.consumer.assignments import Assignment
+from penstock.consumer.assignments import Assignment, Fetch
 from penstock.consumer.lanes.slot import ExecutionSlot
+from penstock.message import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +167,23 @@ class Liveness:
     longest: InHandler | None
 
 
-def longest_in_handler(slots: Iterable[ExecutionSlot], now: float) -> InHandler | None:
-    """Return the message that has been in a handler for longest, or None. Any thread."""
-    found: InHandler | None = None
+def under_way(slots: Iterable[ExecutionSlot]) -> Iterator[tuple[ExecutionSlot, Fetch, Record]]:
+    """Yield the messages that are in users' functions, each with its slot. Any thread."""
     for slot in slots:
         # A slot writes `started` and then `record`, and goes on meanwhile: where `started` is the same after `record`
         # was read, they are of one message.
         started, record, fetch = slot.started, slot.record, slot.fetch
-        if record is None or fetch is None or slot.started != started:
-            continue
-        if found is None or now - started > found.seconds:
-            place = f"{fetch.assignment}@{record.offset()}"
-            found = InHandler(place, fetch.assignment.route.handler.name, slot.name, max(0.0, now - started))
-    return found
+        if record is not None and fetch is not None and slot.started == started:
+            yield slot, fetch, record
+
+
+def in_handler(slot: ExecutionSlot, fetch: Fetch, record: Record, now: float) -> InHandler:
+    """Return what is said of a message in a user's function."""
+    place = f"{fetch.assignment}@{record.offset()}"
+    return InHandler(place, fetch.assignment.route.handler.name, slot.name, max(0.0, now - slot.started))
+
+
+def longest_in_handler(slots: Iterable[ExecutionSlot], now: float) -> InHandler | None:
+    """Return the message that has been in a handler for longest, or None. Any thread."""
+    longest = min(under_way(slots), key=lambda call: call[0].started, default=None)
+    return None if longest is None else in_handler(*longest, now)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.inspect.statistics import in_handler, under_way
 from penstock.consumer.lanes.slot import ExecutionSlot, complete_finished
 from penstock.consumer.run.executor import LoopLag
 from penstock.message import Record
@@ -44,13 +45,13 @@ class Watchdog:
             return
         self._next = now + min(_INTERVAL_S, self.stall_after / 2)
         self._check_loop()
-        for slot in self.slots():
-            record, fetch, age = slot.record, slot.fetch, now - slot.started
-            if record is None or fetch is None or age < self.stall_after:
-                self._reported.pop(slot.name, None)
+        reported, self._reported = self._reported, {}
+        for slot, fetch, record in under_way(self.slots()):
+            age, said = now - slot.started, reported.get(slot.name)
+            if age < self.stall_after:
                 continue
-            said = self._reported.get(slot.name)
             if said is not None and said[0] is record and age < 2 * said[1]:
+                self._reported[slot.name] = said
                 continue
             self._reported[slot.name] = (record, age)
             self.stalls += 1
@@ -58,12 +59,8 @@ class Watchdog:
             complete_finished((slot,))
             watermark = assignment.tracker.watermark
             _log.warning(
-                "%s@%d has been in %s for %.1f s on %s; the watermark of %s is %d%s; the handler's stack:\n%s",
-                assignment,
-                record.offset(),
-                assignment.route.handler.name,
-                age,
-                slot.name,
+                "%s; the watermark of %s is %d%s; the handler's stack:\n%s",
+                in_handler(slot, fetch, record, now),
                 assignment,
                 watermark,
                 ", held by this message" if watermark == record.offset() else "",

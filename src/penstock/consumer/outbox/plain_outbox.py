@@ -74,7 +74,7 @@ class PlainOutbox(Outbox):
         """Send what was submitted, and serve delivery reports."""
         if self._queue or self._under_way:
             self.needs_serving = True
-            self._send_waiting()
+            self._send_waiting(self._clients)
             self._poll(0)
 
     def flush(self, timeout: float) -> None:
@@ -96,9 +96,9 @@ class PlainOutbox(Outbox):
             if not clients.note_failure(error) and clients.failure is None:
                 raise
 
-    def _send_waiting(self) -> None:
+    def _send_waiting(self, clients: ClientRenewal[ProducerClient]) -> None:
         """Send as much as the client takes, in the order in which it was submitted."""
-        if self._clients.failure is not None and not self._is_replaced(self._clients):
+        if clients.failure is not None and not self._is_replaced(clients):
             return
         while self._queue:
             submission = self._queue[0]
@@ -109,7 +109,7 @@ class PlainOutbox(Outbox):
             while submission.sent < len(submission.messages):
                 # Before: a refusal at once may be the last answer that it waits for.
                 submission.sent += 1
-                if not self._send(submission, submission.messages[submission.sent - 1]):
+                if not self._send(clients, submission, submission.messages[submission.sent - 1]):
                     submission.sent -= 1
                     return
             self._queue.popleft()
@@ -133,9 +133,8 @@ class PlainOutbox(Outbox):
         self._under_way.clear()
         return True
 
-    def _send(self, submission: Submission, message: Result) -> bool:
+    def _send(self, clients: ClientRenewal[ProducerClient], submission: Submission, message: Result) -> bool:
         """Give the client a message; return whether it took it, or refused it. Else it is tried again soon."""
-        clients = self._clients
         try:
             clients.client.produce(
                 message.topic,

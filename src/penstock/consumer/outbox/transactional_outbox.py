@@ -263,7 +263,8 @@ class TransactionalOutbox(Outbox):
             queue, most = self._queue, self._most
             while queue and len(inside) < most and not self._is_trial:
                 submission = queue[0]
-                until = self._silent_until(submission) if keeps else 0.0
+                # Until when nothing is written to one of its topics; 0 where none of them is silent.
+                until = max([0.0, *(self._silent.get(to.topic, 0.0) for to in submission.messages)]) if keeps else 0.0
                 is_kept = keeps and (until > now or waits_behind(held, submission))
                 # One of a topic that was silent is tried alone: it would fail all others.
                 if inside and not is_kept and (until or size_bytes + submission.size_bytes > _MOST_BYTES):
@@ -283,13 +284,6 @@ class TransactionalOutbox(Outbox):
         for submission in gone:
             submission.end(is_written=False)
         return inside, kept
-
-    def _silent_until(self, submission: Submission) -> float:
-        """Return until when nothing is written to the topics of a submission; 0 where none of them is silent."""
-        return max(
-            (self._silent[message.topic] for message in submission.messages if message.topic in self._silent),
-            default=0.0,
-        )
 
     def _put_back(self, submissions: Sequence[Submission], inside: list[Submission]) -> None:
         """Put submissions back to where they were taken from; `inside` is what is left of the transaction."""
