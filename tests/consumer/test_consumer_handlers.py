@@ -16,6 +16,16 @@ async def coroutine(message: Message) -> None:
     """Do nothing, on the loop."""
 
 
+def yields(message: Message) -> Iterator[None]:
+    """Yield, on a thread."""
+    yield
+
+
+async def yields_later(message: Message) -> AsyncIterator[None]:
+    """Yield, on the loop."""
+    yield
+
+
 class AsyncCalled:
     """An object that is awaited."""
 
@@ -42,6 +52,9 @@ class Called:
         (functools.partial(coroutine), Kind.TASK),
         (functools.partial(AsyncCalled()), Kind.TASK),
         (functools.partial(functools.partial(AsyncCalled().method)), Kind.TASK),
+        (yields_later, Kind.TASK),
+        (yields, Kind.THREAD),
+        (functools.partial(yields), Kind.THREAD),
         (print, Kind.THREAD),
         (Called(), Kind.THREAD),
         (functools.partial(Called()), Kind.THREAD),
@@ -54,17 +67,6 @@ def test_whatever_is_awaited_runs_on_the_loop_and_all_else_on_threads(
     function: Callable[..., object], kind: Kind
 ) -> None:
     assert handler(function).kind is kind
-
-
-def test_a_function_with_a_yield_is_a_handler_of_its_kind() -> None:
-    def yields(message: Message) -> Iterator[None]:
-        yield
-
-    async def yields_later(message: Message) -> AsyncIterator[None]:
-        yield
-
-    for function, kind in ((yields, Kind.THREAD), (yields_later, Kind.TASK), (functools.partial(yields), Kind.THREAD)):
-        assert handler(function).kind is kind
 
 
 @pytest.mark.parametrize("option", ["filter", "decoder", "key"])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 import tenacity
 
-from penstock import App, ConfigurationError, DeferredCompletion, Message, retry
+from penstock import App, DeferredCompletion, Message, retry
 from penstock.consumer import handler
 from penstock.consumer.handlers.handler import orderings_of
 from penstock.message import FixedRecord
@@ -142,9 +141,3 @@ def test_keys_of_one_space_have_one_lane_and_those_of_several_have_several() -> 
     for topic, other in (("users", "prices"), ("prices", "rates"), ("users", "rates")):
         assert set(identities[topic]).isdisjoint(identities[other])
         assert sum(a == b for a, b in zip(lanes[topic], lanes[other], strict=True)) < 5
-
-
-@pytest.mark.parametrize("given", ["", 7, b"customer"])
-def test_a_key_space_that_is_no_name_is_refused(given: object) -> None:
-    with pytest.raises(ConfigurationError, match="key_space"):
-        handler(fail, key_space=given)  # type: ignore[arg-type] # that is what is tested

@@ -16,7 +16,6 @@ from penstock.consumer.handlers.handler import orderings_of
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.consumer.inspect.statistics import longest_in_handler
 from penstock.devbroker import DevBroker
-from penstock.errors import ConfigurationError
 from penstock.message import FixedRecord, Headers, Message
 from penstock.routing import lane_of
 from penstock.testing import TestApp, TestBroker
@@ -181,12 +180,6 @@ def test_the_same_offset_of_other_partitions_waits_in_a_lane_of_its_own_where_no
     ]
 
     assert len(set(lanes)) == 12
-
-
-@pytest.mark.parametrize("given", ["user", "header:", "", 7, b"header:user"])
-def test_what_names_no_key_is_refused(given: object) -> None:
-    with pytest.raises(ConfigurationError, match="key"):
-        handler(print, key=given)  # type: ignore[arg-type] # that is what is tested
 
 
 def test_a_hot_key_holds_no_cold_ones() -> None:

@@ -151,8 +151,3 @@ def test_an_async_lifespan_without_an_async_handler_is_refused_and_nothing_stays
         app.start()
 
     assert log == ["first begins", "first ends"]
-
-
-def test_what_is_no_generator_is_no_lifespan() -> None:
-    with pytest.raises(ConfigurationError, match="lifespan takes a function with one `yield`"):
-        app_of().lifespan(lambda: iter(()))  # type: ignore[arg-type] # that is what is tested

@@ -13,7 +13,7 @@ from publishing_apps import in_flight, written
 
 import penstock
 from penstock import Outgoing
-from penstock.errors import ConfigurationError, TopicNotFoundError
+from penstock.errors import TopicNotFoundError
 from penstock.testing import Operation, TestApp, TestBroker
 from support.consumers import app_of
 
@@ -236,17 +236,3 @@ def test_a_topic_named_with_to_that_is_absent_is_said_at_the_start() -> None:
 
     with pytest.raises(TopicNotFoundError, match="out"):
         test.start()
-
-
-@pytest.mark.parametrize("encoder", ["yaml", 5])
-def test_a_wrong_encoder_is_refused(encoder: Any) -> None:
-    with pytest.raises(ConfigurationError, match="encoder must be"):
-        app_of().handler("in", encoder=encoder)(print)
-
-
-def test_a_handler_that_publishes_to_its_own_topic_is_refused() -> None:
-    app = app_of()
-    app.handler("in", to="in")(lambda message: message.value)
-
-    with pytest.raises(ConfigurationError, match="consumes in and publishes to it"):
-        app.consumer()

@@ -32,22 +32,9 @@ def recreate(test: TestApp, count: int) -> None:
         test.send("t", f"new {number}")
 
 
-def test_a_topic_that_was_made_anew_is_read_from_its_beginning_loudly(caplog: pytest.LogCaptureFixture) -> None:
-    seen: list[bytes | None] = []
-
-    with TestApp(noting(seen)) as test:
-        recreate(test, 60)
-        test.advance(30)
-        committed = test.committed("t")
-
-    assert {value for value in seen if value is not None and value.startswith(b"new")} == {
-        b"new %d" % number for number in range(60)
-    }
-    assert committed == {0: 60}
-    assert "topic t was deleted and created again" in caplog.text
-
-
-def test_a_topic_that_was_made_anew_and_is_empty_is_not_committed_at_the_former_position() -> None:
+def test_a_topic_that_was_made_anew_and_is_empty_is_not_committed_at_the_former_position(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     seen: list[bytes | None] = []
 
     with TestApp(noting(seen)) as test:
@@ -59,6 +46,7 @@ def test_a_topic_that_was_made_anew_and_is_empty_is_not_committed_at_the_former_
         test.advance(30)
 
     assert empty == {}
+    assert "topic t was deleted and created again" in caplog.text
     assert seen[51:] == [b"new %d" % number for number in range(60)]
 
 

@@ -44,6 +44,16 @@ def consumer(handlers: dict[str, Handler]) -> LitePushConsumer:
     return LitePushConsumer("g", handlers, bootstrap_servers="127.0.0.1:1")
 
 
+def app() -> App:
+    return App("a", bootstrap_servers="127.0.0.1:1")
+
+
+def second_handler() -> None:
+    given = app()
+    for _ in range(2):
+        given.handler("t")(nothing)
+
+
 def exactly_once(config: dict[str, Any]) -> App:
     return App("a", bootstrap_servers="127.0.0.1:1", exactly_once=True, config=config)
 
@@ -57,6 +67,13 @@ def letters(to: str, **options: Any) -> Handler:
     [
         (lambda: handler("send_sms"), "must be a function or another callable, but is a str"),  # type: ignore[arg-type] # on purpose
         (lambda: handler(nothing, key="tenant"), "'header:name' or a function"),
+        (lambda: handler(nothing, key="header:"), "key"),
+        (lambda: handler(nothing, key=7), "key"),  # type: ignore[arg-type] # on purpose
+        (lambda: handler(nothing, key_space=""), "key_space"),
+        (lambda: handler(nothing, key_space=b"customer"), "key_space"),  # type: ignore[arg-type] # on purpose
+        (lambda: handler(nothing, encoder="yaml"), "encoder must be"),
+        (lambda: handler(nothing, encoder=5), "encoder must be"),  # type: ignore[arg-type] # on purpose
+        (lambda: consumer({"in": handler(nothing, to="in")}), "consumes in and publishes to it"),
         (lambda: handler(nothing, decoder="xml"), "decoder must be 'json'"),
         (lambda: handler(nothing, linger=1.0), "but batch is 1"),
         (lambda: handler(nothing, key_rate=0), "key_rate must be above 0"),
@@ -120,9 +137,12 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: exactly_once({"isolation.level": "READ_UNCOMMITTED"}), "a message that was rolled back would be"),
         (lambda: App("", bootstrap_servers="127.0.0.1:1"), "name must be a name"),
         (lambda: App("a", bootstrap_servers=""), "bootstrap_servers must be a name"),
-        (lambda: App("a", bootstrap_servers="127.0.0.1:1").start(), "has no handler"),
-        (lambda: App("a", bootstrap_servers="127.0.0.1:1").handler(), "must name at least one topic"),
-        (lambda: App("a", bootstrap_servers="127.0.0.1:1").handler("t")(3), "handler must be a function"),  # type: ignore[type-var] # on purpose
+        (lambda: app().start(), "has no handler"),
+        (lambda: app().handler(), "must name at least one topic"),
+        (lambda: app().handler("t")(3), "handler must be a function"),  # type: ignore[type-var] # on purpose
+        (second_handler, "topic t has the handler nothing already"),
+        (lambda: app().lifespan(lambda: iter(())), "lifespan takes a function with one `yield`"),  # type: ignore[arg-type] # on purpose
+        (lambda: app().worker_resource(lambda: iter(())), "worker_resource takes a function with one `yield`"),  # type: ignore[arg-type,return-value] # on purpose
         (lambda: LitePushConsumer("g", {}, bootstrap_servers="127.0.0.1:1"), "there is no handler"),
     ],
 )
@@ -208,14 +228,6 @@ def test_brokers_that_have_the_newer_group_protocol_switched_off_are_named(caplo
     world.feed("t", [(b"k", b"v")])
 
     assert "leave group.protocol=consumer out, or have the brokers allow it" in caplog.text
-
-
-def test_a_second_handler_for_a_topic_is_refused() -> None:
-    app = App("app", bootstrap_servers="127.0.0.1:1")
-    app.handler("topic")(nothing)
-
-    with pytest.raises(ConfigurationError, match="topic topic has the handler nothing already"):
-        app.handler("topic")(nothing)
 
 
 def test_a_key_the_client_does_not_know_is_named(broker: DevBroker, new_topic: Callable[..., str]) -> None:

@@ -47,27 +47,6 @@ def test_a_rate_keeps_the_order_of_each_key_also_when_it_is_taken_away(batch: in
         assert all(former < later for former, later in pairwise([at for value, at in seen if value == key]))
 
 
-def test_the_oldest_message_is_begun_first_whichever_lane_it_is_in() -> None:
-    app = app_of(workers=2)
-    seen: list[int] = []
-
-    @app.handler("slow", rate=10)
-    def slow(message: Message) -> None:
-        seen.append(message.offset)
-
-    with TestApp(app) as test:
-        for number in range(100):
-            test.send("slow", b"x", key=b"k%d" % (number % 25), partition=0)
-        # One fetch after the other comes while the first waits.
-        for number in range(60):
-            test.send("slow", b"x", key=b"n%d" % number, partition=0)
-            test.advance(0.1)
-        test._end()
-
-    assert seen == sorted(seen)
-    assert len(seen) >= 59
-
-
 def test_a_throttled_lane_has_one_waiter_in_the_bucket_and_drops_what_was_revoked() -> None:
     stepped = SteppedEngine({"slow": handler(nothing, rate=0), "free": handler(nothing)})
     token_bucket = stepped.engine.routes["slow"].token_bucket

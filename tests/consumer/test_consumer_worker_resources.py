@@ -9,9 +9,7 @@ from collections.abc import Iterator
 import pytest
 import tenacity
 
-from penstock.app import App
 from penstock.consumer import WorkerResource, handler, retry
-from penstock.errors import ConfigurationError
 from penstock.message import Message
 from penstock.testing import TestBroker
 from support.consumers import consumer_of
@@ -120,8 +118,3 @@ def test_a_resource_that_fails_to_close_ends_its_worker_all_the_same(caplog: pyt
     assert first == 7
     assert caplog.text.count("closing a resource of") == 1
     assert resource.get() == 7
-
-
-def test_what_makes_no_resource_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="worker_resource takes a function with one `yield`"):
-        App("app", bootstrap_servers="unused:1").worker_resource(lambda: iter(()))  # type: ignore[arg-type,return-value] # that is what is tested
