@@ -1,3 +1,5 @@
+"""The headers of dead letters: in two formats, read back from what anybody may have forged. Pure."""
+
 from __future__ import annotations
 
 import struct
