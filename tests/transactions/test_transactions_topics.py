@@ -51,7 +51,7 @@ class GrantedMeanwhile:
         return SimpleNamespace(topics=next(self._listed, there))
 
     def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[object]]:
-        return {name: answered(SimpleNamespace(topic_id="id")) for name in topics.topic_names}
+        return {name: answered(SimpleNamespace(topic_id="id", partitions=[0, 1])) for name in topics.topic_names}
 
     def create_topics(self, topics: list[NewTopic]) -> dict[str, Future[object]]:
         return {
