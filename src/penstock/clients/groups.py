@@ -25,6 +25,7 @@ from confluent_kafka.admin import AdminClient
 
 from penstock import clients
 from penstock.clients.factory import producer
+from penstock.clients.kafka_errors import REBALANCING
 from penstock.clients.reading import reading_settings
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
@@ -32,15 +33,7 @@ from penstock.options import ClientConfig
 #: The longest time-out that the library takes.
 _MAX_TIMEOUT_S = 3600.0
 #: What a coordinator answers to a commit from outside of a group that has members, by either protocol of groups.
-HAS_MEMBERS = frozenset(
-    {
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.REBALANCE_IN_PROGRESS,
-        KafkaError.STALE_MEMBER_EPOCH,
-        KafkaError.FENCED_MEMBER_EPOCH,
-    }
-)
+HAS_MEMBERS = REBALANCING | {KafkaError.FENCED_MEMBER_EPOCH}
 
 
 class GroupAdmin:
