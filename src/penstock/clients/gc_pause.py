@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 #: Objects that a message brings at most: itself, and a run with two lists for it alone.
 _OBJECTS = 4
@@ -70,16 +71,12 @@ class CollectionThreshold:
         self._set = threshold
 
 
-_set_aside: set[str] = set()
-
-
-def imports_set_aside(kind: str) -> None:
+@cache
+def imports_set_aside(kind: str) -> None:  # noqa: ARG001 - once for each
     """Take what is in memory, modules for the most part, out of Python's search for garbage, once per kind of task.
 
     Between two tasks Spark's Python workers look at all objects there are: 60 ms with pyspark, pyarrow and this package
     imported, where a task of a few hundred rows takes 10. Only a cycle among what is set aside is not found any more.
     """
-    if kind not in _set_aside:
-        _set_aside.add(kind)
-        gc.collect()
-        gc.freeze()
+    gc.collect()
+    gc.freeze()
