@@ -28,7 +28,7 @@ from penstock.clients.reading import PartitionReader, Place
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.clients.topics import partition_counts
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.errors import BrokerConnectionError, MessageFormatError, PenstockError
+from penstock.errors import BrokerConnectionError, MessageFormatError, PenstockError, StoppedError
 from penstock.options import ClientConfig
 from penstock.transactions.operator.inspection import Patience
 from penstock.transactions.rationed_log import RationedLog
@@ -252,15 +252,13 @@ _NEEDED = '{} cannot be read, which wait="published" needs'
 
 
 class DoneWatch:
-    """Follows the done log from its end, completes who waits, and tells the pace. `add` and `remove` are thread-safe.
-
-    Raises `BrokerConnectionError` where that end could not be learnt, `MissingRightError` where it may not be read.
-    """
+    """Follows the done log, once somebody wants that; completes who waits, and tells the pace. Thread-safe."""
 
     def __init__(
         self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, name: str, pace: PublicationPace
     ) -> None:
-        self._topics = topics
+        self._bootstrap_servers, self._config, self._topics = bootstrap_servers, config, topics
+        self._name = name
         self._pace = pace
         self._right = topic_right(Operation.READ, topics.done)
         self._rights = MissingRights(config)
@@ -269,42 +267,69 @@ class DoneWatch:
         self._waiting: dict[str, SettledCallback] = {}
         #: What it may not do, so that it sees nothing; empty where it may. Written by the watching thread.
         self.lacking = ""
+        # Guards the beginning: the two below are made under it.
+        self._lock = threading.Lock()
+        self._reader: PartitionReader
+        self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        paced = {"fetch.wait.max.ms": 100, "queued.min.messages": 1, "fetch.queue.backoff.ms": _FETCH_MS}
-        self._reader = PartitionReader(
-            bootstrap_servers,
-            config,
-            f"{topics.prefix}.watch",
-            self._not_read,
-            given={**paced, "enable.partition.eof": False},
-        )
-        try:
-            # Where the log ends for a committed reader now: what is settled from here on comes behind.
-            numbers = range(topics.partitions)
-            bounds = asked_until_ready(lambda: self._reader.bounds(topics.done, numbers, _ANSWER_S), _ANSWER_S)
-            self._reader.start({(topics.done, number): end for number, (_, end) in bounds.items()})
-        except KafkaException as error:
-            self._reader.close()
-            if is_missing_right(error):
-                raise MissingRightError(_NEEDED.format(topics.done), [self._right], principal_of(config)) from error
-            raise BrokerConnectionError(
-                f"the end of {topics.done} at {bootstrap_servers} is not known after {_ANSWER_S:g} s: {reason(error)};"
-                ' see that the brokers run, or do without wait="published"'
-            ) from error
-        self._thread = threading.Thread(target=self._follow, name=f"penstock-published-{name}", daemon=True)
-        self._thread.start()
 
     def add(self, transaction_id: str, callback: SettledCallback) -> None:
-        """Call back once a transaction is settled."""
+        """Call back once a transaction is settled. Raises as `follow`."""
+        self.follow()
         self._waiting[transaction_id] = callback
 
     def remove(self, transaction_id: str) -> None:
         """Do not call back."""
         self._waiting.pop(transaction_id, None)
 
+    def follow(self) -> None:
+        """Follow the log from the end that it has now, if it is not followed yet.
+
+        Raises `BrokerConnectionError` where that end could not be learnt, `MissingRightError` where it may not be read,
+        and `StoppedError` where it is followed no more.
+        """
+        if self._thread is not None and not self._stopping.is_set():
+            return
+        with self._lock:
+            if self._stopping.is_set():
+                raise StoppedError(f"{self._topics.done} is not followed any more: {self._name} was stopped")
+            if self._thread is None:
+                self._begin()
+
+    def _begin(self) -> None:
+        topic, config = self._topics.done, self._config
+        paced = {"fetch.wait.max.ms": 100, "queued.min.messages": 1, "fetch.queue.backoff.ms": _FETCH_MS}
+        self._reader = PartitionReader(
+            self._bootstrap_servers,
+            config,
+            f"{self._topics.prefix}.watch",
+            self._not_read,
+            given={**paced, "enable.partition.eof": False},
+        )
+        try:
+            # Where the log ends for a committed reader now: what is settled from here on comes behind.
+            numbers = range(self._topics.partitions)
+            bounds = asked_until_ready(lambda: self._reader.bounds(topic, numbers, _ANSWER_S), _ANSWER_S)
+            self._reader.start({(topic, number): end for number, (_, end) in bounds.items()})
+        except KafkaException as error:
+            self._reader.close()
+            if is_missing_right(error):
+                raise MissingRightError(_NEEDED.format(topic), [self._right], principal_of(config)) from error
+            raise BrokerConnectionError(
+                f"the end of {topic} at {self._bootstrap_servers} is not known after {_ANSWER_S:g} s: {reason(error)};"
+                ' see that the brokers run, or do without wait="published"'
+            ) from error
+        self._thread = threading.Thread(target=self._follow, name=f"penstock-published-{self._name}", daemon=True)
+        self._thread.start()
+
     def stop(self) -> None:
         """End. Callbacks that still wait are not called; the producer gives those transactions up."""
         self._stopping.set()
+        # Who is just beginning asks the brokers first; its thread ends at once then.
+        if self._lock.acquire(timeout=CLOSE_S):
+            self._lock.release()
+        if self._thread is None:
+            return
         self._thread.join(_POLL_S + CLOSE_S)
         if self._thread.is_alive():
             _log.warning("%s is abandoned: a call of its Kafka client does not return", self._thread.name)

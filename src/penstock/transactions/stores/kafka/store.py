@@ -13,11 +13,11 @@ from typing import Any
 from confluent_kafka import KafkaError, Message
 
 from penstock import clients
-from penstock.clients.bounded_calls import CLOSE_S, ask_again
+from penstock.clients.bounded_calls import ask_again
 from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
 from penstock.clients.rights import Operation, group_right, principal_of, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.errors import DecisionNotStoredError, MessageFormatError, PenstockError, StoppedError, TransactionError
+from penstock.errors import DecisionNotStoredError, MessageFormatError, PenstockError, TransactionError
 from penstock.options import ClientConfig
 from penstock.transactions.acked_producer import AckedProducer, wire_headers
 from penstock.transactions.core.decisions import not_cancelled, not_pending
@@ -146,18 +146,14 @@ class KafkaStore:
         self._admin = clients.admin(bootstrap_servers, config)
         self._name = name
         self._sends = AckedProducer(bootstrap_servers, config, send_timeout_s, name)
-        # Set again by start() before any other call, with their real partitions.
+        # Set again by start() before any other call, with their real partitions; so is the watch.
         self._topics = StoreTopics(prefix, partitions)
         self._pace = PublicationPace(in_flight, self._follow)
+        self._watch = self._new_watch()
         self._ops = OpBatches(self._sends, self._topics.op, self._pace)
         # Made by start() before any other call.
         self._halves: HalfSends
         self._why: PublicationDiagnosis
-        # Made at the first watch, under its lock.
-        self._watch: DoneWatch | None = None
-        # Set by stop(), without the lock.
-        self._is_stopped = False
-        self._watch_lock = threading.Lock()
         self._targets = TargetTopics(
             self._admin, bootstrap_servers, config, self._topics.may_publish_to, stores_in_kafka=True
         )
@@ -172,8 +168,12 @@ class KafkaStore:
         self._halves = HalfSends(self._sends, self._topics, self._ops)
         observe = partial(observed, self._bootstrap_servers, self._config, self._topics)
         self._why = PublicationDiagnosis(observe, self._prefix)
+        self._watch = self._new_watch()
         self._sends.after_reports = self._ops.after_reports
         self._sends.start()
+
+    def _new_watch(self) -> DoneWatch:
+        return DoneWatch(self._bootstrap_servers, self._config, self._topics, self._name, self._pace)
 
     def stop(self, timeout_s: float) -> None:
         """Wait for what is being sent, at most `timeout_s` seconds."""
@@ -188,12 +188,7 @@ class KafkaStore:
         self._ops.after_reports()
         if left:
             _log.warning("%d records of store %s were not acknowledged; checks will settle them", left, self._prefix)
-        self._is_stopped = True
-        # A watch that is just being made asks the brokers first; whoever makes it ends it again.
-        if self._watch_lock.acquire(timeout=CLOSE_S):
-            self._watch_lock.release()
-        if self._watch is not None:
-            self._watch.stop()
+        self._watch.stop()
 
     def require_target(self, topic: str, partition: int | None) -> None:
         """Raise as `TargetTopics.require`; or `StoppedError` in a process that was forked from the store's."""
@@ -249,28 +244,14 @@ class KafkaStore:
 
     def watch(self, transaction_id: str, callback: SettledCallback) -> None:
         """Call back once a transaction is settled, as soon as a committed reader of the done log sees it."""
-        self._watching().add(transaction_id, callback)
-
-    def _watching(self) -> DoneWatch:
-        """Return what follows the done log, from now on if it does not yet. Raises as `DoneWatch`."""
-        with self._watch_lock:
-            if self._watch is None and not self._is_stopped:
-                args = self._bootstrap_servers, self._config, self._topics, self._name
-                self._watch = DoneWatch(*args, self._pace)
-            watch = self._watch
-        if self._is_stopped:
-            if watch is not None:
-                watch.stop()
-            raise StoppedError(f"{self._topics.done} is not followed any more: {self._name} was stopped")
-        assert watch is not None  # noqa: S101 - made above
-        return watch
+        self._watch.add(transaction_id, callback)
 
     def _follow(self) -> None:
         """Follow the publication, from a thread of its own that may wait for it."""
 
         def follow() -> None:
             try:
-                self._watching()
+                self._watch.follow()
             except PenstockError as error:
                 # Nobody asked for it: without it the producer is not paced.
                 _log.info("the producer of %s sends at its own pace: %s", self._name, error)
@@ -279,12 +260,11 @@ class KafkaStore:
 
     def forget(self, transaction_id: str) -> None:
         """Give a watch up."""
-        if self._watch is not None:
-            self._watch.remove(transaction_id)
+        self._watch.remove(transaction_id)
 
     def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:  # noqa: ARG002 - by its topics
         """Say what a committed transaction waits for, as far as that is known within seconds; see `Store.waits_for`."""
-        lacking = "" if self._watch is None else self._watch.lacking
+        lacking = self._watch.lacking
         return f"a right to be seen: {lacking}" if lacking else self._why.cause(topics)
 
     def checks(self, group: str) -> KafkaCheckSource:
