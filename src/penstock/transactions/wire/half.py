@@ -105,15 +105,20 @@ def encode_half(half: Half) -> list[tuple[str, bytes | None]]:
     if half[3] is None and half[6:] == _NOTHING_ELSE:
         # Nearly all halves are so.
         return headers
-    numbers = (PARTITION, half.partition), (IMMUNITY_MS, half.immunity_ms), (DELIVER_AT, half.deliver_at_ms)
-    headers += [(name, str(number).encode()) for name, number in numbers if number is not None]
+    if half.partition is not None:
+        headers.append((PARTITION, str(half.partition).encode()))
+    if half.immunity_ms is not None:
+        headers.append((IMMUNITY_MS, str(half.immunity_ms).encode()))
+    if half.deliver_at_ms is not None:
+        headers.append((DELIVER_AT, str(half.deliver_at_ms).encode()))
     if half.part is not None:
         headers.append((PART, b"%d/%d" % half.part))
     if half.order_key is not None:
         headers.append((ORDER, half.order_key))
     if half.resumed is not None:
         headers.append((RESUMED, half.resumed.encode()))
-    return [*headers, *half.headers]
+    headers.extend(half.headers)
+    return headers
 
 
 def decode_half(key: bytes | None, value: bytes | None, headers: WireHeaders) -> Half:
@@ -206,14 +211,21 @@ def half_from(
         raise MessageFormatError(f"a half whose {TOPIC} is no topic name; it is refused")
     partition = number_from(fields, PARTITION, MAX_INT32)
     immunity_ms = number_from(fields, IMMUNITY_MS, MAX_INT64)
-    half = Half(transaction_id, group, topic, partition, key, value, headers, immunity_ms)
     if not fields.keys() & _RARE:
-        return half
-    return half._replace(
-        deliver_at_ms=number_from(fields, DELIVER_AT, MAX_INT64),
-        part=_part(fields[PART]) if PART in fields else None,
-        order_key=(fields[ORDER] or b"") if ORDER in fields else None,
-        resumed=_text(fields, RESUMED) if RESUMED in fields else None,
+        return Half(transaction_id, group, topic, partition, key, value, headers, immunity_ms)
+    return Half(
+        transaction_id,
+        group,
+        topic,
+        partition,
+        key,
+        value,
+        headers,
+        immunity_ms,
+        number_from(fields, DELIVER_AT, MAX_INT64),
+        _part(fields[PART]) if PART in fields else None,
+        (fields[ORDER] or b"") if ORDER in fields else None,
+        _text(fields, RESUMED) if RESUMED in fields else None,
     )
 
 
