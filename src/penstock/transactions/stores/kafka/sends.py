@@ -46,19 +46,71 @@ class _Lane:
     is_gathering: bool = False
 
 
-class OpBatches:
-    """Writes decisions into the op topic. Thread-safe. `pace` says when answers are given."""
+class RecordSends:
+    """Writes the records of one producer: halves into the half topic, decisions into the op topic. Thread-safe.
 
-    def __init__(self, sends: AckedProducer, topic: str, pace: PublicationPace) -> None:
+    `pace` says when answers to decisions are given.
+    """
+
+    def __init__(self, sends: AckedProducer, topics: StoreTopics, pace: PublicationPace) -> None:
         self._sends = sends
-        self._topic = topic
+        self._topics = topics
+        self._half_topic, self._op_topic = topics.half, topics.op
         self._pace = pace
         # Only grows; setdefault is one step under the interpreter lock.
         self._lanes: dict[tuple[str, int], _Lane] = {}
         # Lanes to look at after the reports under way. Any thread adds, the delivery thread takes.
         self._dirty: deque[_Lane] = deque()
 
-    def add(self, op: Op, callback: DecidedCallback) -> None:
+    def prepare(self, halves: Sequence[Half], callback: PreparedCallback, ordering_key: bytes | None = None) -> None:
+        """Store halves in one half partition and call back once they are durable.
+
+        Where one is not known to be durable, the callback gets `HalfNotStoredError`, and a ROLLBACK is written after
+        them, so that they are settled without a check should they turn up after all.
+        """
+        first = halves[0]
+        key = first.key if ordering_key is None else ordering_key
+        partition = self._topics.half_partition(first.transaction_id.encode() if key is None else key)
+        stored = StoredHalves(halves, partition, callback, self)
+        if len(halves) > 1:
+            self._prepare_several(stored)
+            return
+        try:
+            self._sends.post(
+                self._half_topic, partition, first.key, first.value, headers=encode_half(first), report=stored.report
+            )
+        except (KafkaException, StoppedError) as error:
+            stored.failed(self.why_not(error), is_posted=False)
+
+    def _prepare_several(self, stored: StoredHalves) -> None:
+        for number, half in enumerate(stored.halves):
+            report: Report = partial(stored.report_part, number)
+            try:
+                self._sends.post(
+                    self._half_topic, stored.partition, half.key, half.value, headers=encode_half(half), report=report
+                )
+            except (KafkaException, StoppedError) as error:
+                stored.settle(len(stored.halves) - number, self.why_not(error), is_posted=number > 0)
+                return
+
+    def why_not(self, error: KafkaError | KafkaException | StoppedError) -> str:
+        """Say why a half is not stored."""
+        if isinstance(error, StoppedError):
+            return str(error)
+        return self._sends.why(self._half_topic, error.args[0] if isinstance(error, KafkaException) else error)
+
+    def not_stored(self, stored: StoredHalves, cause: str, *, is_posted: bool) -> HalfNotStoredError:
+        """Have halves rolled back that may turn up after all; return the error that tells of them."""
+        half, partition = stored.halves[0], stored.partition
+        if is_posted:
+            op = Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, half.group, partition, (), 0)
+            self.decide(op, _log_lost)
+        return HalfNotStoredError(
+            f"transaction {half.transaction_id} for {half.topic}: its half is not known to be stored in "
+            f"{self._half_topic}:{partition}: {cause}; the local transaction did not run, send it again"
+        )
+
+    def decide(self, op: Op, callback: DecidedCallback) -> None:
         """Have a decision written; call back once it is durable, or that is not known."""
         place = (op.group, op.half_partition)
         lane = self._lanes.get(place)
@@ -101,7 +153,7 @@ class OpBatches:
             ops = [op for op, _ in batch]
             try:
                 taken = self._sends.try_post(
-                    self._topic, ops[0].half_partition, encode_ops(ops), partial(self._report, lane, batch)
+                    self._op_topic, ops[0].half_partition, encode_ops(ops), partial(self._report, lane, batch)
                 )
             except StoppedError as error:
                 # One by one: the delivery thread may add meanwhile.
@@ -111,7 +163,7 @@ class OpBatches:
             except KafkaException as error:
                 # Those behind it are tried with the next reports.
                 self._dirty.append(lane)
-                return batch, self._sends.why(self._topic, error.args[0])
+                return batch, self._sends.why(self._op_topic, error.args[0])
             if not taken:
                 lane.waiting.extendleft(reversed(batch))
                 # The delivery thread tries again after its next reports, or after a tenth of a second.
@@ -125,7 +177,7 @@ class OpBatches:
             lane.under_way -= 1
         self._dirty.append(lane)
         if error is not None:
-            self._refuse(batch, self._sends.why(self._topic, error))
+            self._refuse(batch, self._sends.why(self._op_topic, error))
             return
         place = message.partition() or 0, message.offset() or 0
         self._pace.stored(*place, len(batch), partial(self._complete, batch))
@@ -143,7 +195,7 @@ class OpBatches:
             callback(
                 DecisionNotStoredError(
                     f"transaction {op.transaction_id}: its {op.verdict.name} is not known to be stored in "
-                    f"{self._topic}:{op.half_partition}: {cause}"
+                    f"{self._op_topic}:{op.half_partition}: {cause}"
                 )
             )
 
@@ -158,7 +210,7 @@ class StoredHalves:
     __slots__ = ("_callback", "_error", "_left", "_lock", "_places", "_sends", "halves", "offsets", "partition")
 
     def __init__(
-        self, halves: Sequence[Half], partition: int, callback: PreparedCallback | None, sends: HalfSends
+        self, halves: Sequence[Half], partition: int, callback: PreparedCallback | None, sends: RecordSends
     ) -> None:
         self.halves = halves
         self.partition = partition
@@ -215,61 +267,3 @@ class StoredHalves:
 def _log_lost(error: TransactionError | None) -> None:
     if error is not None:
         _log.warning("%s", error)
-
-
-class HalfSends:
-    """Stores halves. Thread-safe; decisions to roll back go to `ops`."""
-
-    def __init__(self, sends: AckedProducer, topics: StoreTopics, ops: OpBatches) -> None:
-        self._sends = sends
-        self._topics = topics
-        self._half_topic = topics.half
-        self._ops = ops
-
-    def prepare(self, halves: Sequence[Half], callback: PreparedCallback, ordering_key: bytes | None = None) -> None:
-        """Store halves in one half partition and call back once they are durable.
-
-        Where one is not known to be durable, the callback gets `HalfNotStoredError`, and a ROLLBACK is written after
-        them, so that they are settled without a check should they turn up after all.
-        """
-        first = halves[0]
-        key = first.key if ordering_key is None else ordering_key
-        partition = self._topics.half_partition(first.transaction_id.encode() if key is None else key)
-        stored = StoredHalves(halves, partition, callback, self)
-        if len(halves) > 1:
-            self._prepare_several(stored)
-            return
-        try:
-            self._sends.post(
-                self._half_topic, partition, first.key, first.value, headers=encode_half(first), report=stored.report
-            )
-        except (KafkaException, StoppedError) as error:
-            stored.failed(self.why_not(error), is_posted=False)
-
-    def _prepare_several(self, stored: StoredHalves) -> None:
-        for number, half in enumerate(stored.halves):
-            report: Report = partial(stored.report_part, number)
-            try:
-                self._sends.post(
-                    self._half_topic, stored.partition, half.key, half.value, headers=encode_half(half), report=report
-                )
-            except (KafkaException, StoppedError) as error:
-                stored.settle(len(stored.halves) - number, self.why_not(error), is_posted=number > 0)
-                return
-
-    def why_not(self, error: KafkaError | KafkaException | StoppedError) -> str:
-        """Say why a half is not stored."""
-        if isinstance(error, StoppedError):
-            return str(error)
-        return self._sends.why(self._half_topic, error.args[0] if isinstance(error, KafkaException) else error)
-
-    def not_stored(self, stored: StoredHalves, cause: str, *, is_posted: bool) -> HalfNotStoredError:
-        """Have halves rolled back that may turn up after all; return the error that tells of them."""
-        half, partition = stored.halves[0], stored.partition
-        if is_posted:
-            op = Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, half.group, partition, (), 0)
-            self._ops.add(op, _log_lost)
-        return HalfNotStoredError(
-            f"transaction {half.transaction_id} for {half.topic}: its half is not known to be stored in "
-            f"{self._half_topic}:{partition}: {cause}; the local transaction did not run, send it again"
-        )

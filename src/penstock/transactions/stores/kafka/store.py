@@ -27,7 +27,7 @@ from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallb
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.stores.kafka.logs.topic_settings import check_settings
 from penstock.transactions.stores.kafka.publication import DoneWatch, PublicationDiagnosis, PublicationPace, observed
-from penstock.transactions.stores.kafka.sends import HalfSends, OpBatches, StoredHalves
+from penstock.transactions.stores.kafka.sends import RecordSends, StoredHalves
 from penstock.transactions.stores.target_topics import TargetTopics
 from penstock.transactions.wire.half import CheckRequest, Half, decode_check_request
 from penstock.transactions.wire.ops import Author, Op, Verdict
@@ -146,13 +146,12 @@ class KafkaStore:
         self._admin = clients.admin(bootstrap_servers, config)
         self._name = name
         self._sends = AckedProducer(bootstrap_servers, config, send_timeout_s, name)
-        # Set again by start() before any other call, with their real partitions; so is the watch.
+        # Set again by start() before any other call, with their real partitions; so is what is made of them.
         self._topics = StoreTopics(prefix, partitions)
         self._pace = PublicationPace(in_flight, self._follow)
         self._watch = self._new_watch()
-        self._ops = OpBatches(self._sends, self._topics.op, self._pace)
+        self._records = RecordSends(self._sends, self._topics, self._pace)
         # Made by start() before any other call.
-        self._halves: HalfSends
         self._why: PublicationDiagnosis
         self._targets = TargetTopics(
             self._admin, bootstrap_servers, config, self._topics.may_publish_to, stores_in_kafka=True
@@ -165,11 +164,11 @@ class KafkaStore:
             self._admin, self._bootstrap_servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal
         )
         check_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
-        self._halves = HalfSends(self._sends, self._topics, self._ops)
+        self._records = RecordSends(self._sends, self._topics, self._pace)
         observe = partial(observed, self._bootstrap_servers, self._config, self._topics)
         self._why = PublicationDiagnosis(observe, self._prefix)
         self._watch = self._new_watch()
-        self._sends.after_reports = self._ops.after_reports
+        self._sends.after_reports = self._records.after_reports
         self._sends.start()
 
     def _new_watch(self) -> DoneWatch:
@@ -182,10 +181,10 @@ class KafkaStore:
             return
         self._pace.end()
         deadline = time.monotonic() + timeout_s
-        ask_again(lambda: not self._ops.open, timeout_s, _STOP_POLL_S)
+        ask_again(lambda: not self._records.open, timeout_s, _STOP_POLL_S)
         left = self._sends.stop(max(0.0, deadline - time.monotonic()))
         # What waited behind those is refused.
-        self._ops.after_reports()
+        self._records.after_reports()
         if left:
             _log.warning("%d records of store %s were not acknowledged; checks will settle them", left, self._prefix)
         self._watch.stop()
@@ -197,8 +196,8 @@ class KafkaStore:
             self._targets.require(topic, partition)
 
     def prepare(self, halves: Sequence[Half], callback: PreparedCallback, ordering_key: bytes | None = None) -> None:
-        """Store halves in one half partition and call back once they are durable, as `HalfSends.prepare` has it."""
-        self._halves.prepare(halves, callback, ordering_key)
+        """Store halves in one half partition and call back once they are durable, as `RecordSends.prepare` has it."""
+        self._records.prepare(halves, callback, ordering_key)
 
     def decide(self, prepared: Prepared, verdict: Verdict, callback: DecidedCallback) -> None:
         """Store the producer's decision; call back once it is durable, or why that is not known."""
@@ -207,14 +206,14 @@ class KafkaStore:
         place = (prepared.partition, prepared.offsets)
         # What `Op(...)` does, in half the time: thousands are made a second.
         op = tuple.__new__(Op, (half.transaction_id, verdict, _PRODUCER, half.group, *place, 0, ""))
-        self._ops.add(op, callback)
+        self._records.decide(op, callback)
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
         """Store the answer to a check and return once it is durable, or raise `DecisionNotStoredError`."""
         half, place = request.half, (request.half_partition, (request.half_offset,))
         op = Op(half.transaction_id, verdict, author, half.group, *place, request.check_number)
         answers: SimpleQueue[TransactionError | None] = SimpleQueue()
-        self._ops.add(op, answers.put)
+        self._records.decide(op, answers.put)
         error = answers.get()
         if error is not None:
             raise error
