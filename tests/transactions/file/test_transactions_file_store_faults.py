@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,10 +23,13 @@ from penstock.errors import (
 from penstock.transactions.publishing.publisher import InDoubtError, Publisher
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.administration import read_pending
+from penstock.transactions.stores.file.log import holdings
 from penstock.transactions.stores.file.log.folder import Folder
+from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.judging import Settle
-from penstock.transactions.stores.file.log.redo import SUFFIX
-from penstock.transactions.stores.relayed_store import ChangedCallback, GroupWriter
+from penstock.transactions.stores.file.log.redo import SUFFIX, NoRoomError
+from penstock.transactions.stores.relayed_store import ChangedCallback, GroupWriter, decision
+from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
 
 
@@ -202,3 +206,63 @@ def test_who_prepares_does_not_wait_for_a_slow_disk_however_much_waits_to_be_wri
 
     assert not has_waited
     assert not any(isinstance(one, Exception) for one in stored)
+
+
+def test_what_memory_has_no_room_for_is_published_from_the_log(
+    bench: FileBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdings, "_PAYLOAD_BYTES", 0)
+    opened = bench.file_store.opened
+    for number in range(3):
+        bench.send(COMMIT, bench.half(b"%d" % number, key=b"k", order_key=b"k"))
+    of_two = bench.half()
+    bench.send(COMMIT, *(of_two._replace(value=b"part %d" % part, part=(part, 2)) for part in (1, 2)))
+    bench.send(COMMIT, bench.half(b"late", deliver_at_ms=int(time.time() * 1000) + 200))
+    with opened.lock:
+        assert all(stored.half.value is None for stored in opened.live.values())
+
+    settled(bench.coordinator(**NO_CHECKS), committed=5)
+
+    seen = bench.seen()
+    assert [value for value in seen if value in {b"0", b"1", b"2"}] == [b"0", b"1", b"2"]
+    assert sorted(seen, key=str) == [b"0", b"1", b"2", b"late", b"part 1", b"part 2"]
+    wait_until(lambda: not opened.live)
+    assert opened._payload_bytes == 0
+
+
+def test_what_was_to_be_decided_again_waits_as_before_while_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store_of(tmp_path) as store:
+        opened = store.opened
+        # What is due by then waits in memory.
+        opened.near_ms = 5e12
+        late, held = (prepare(store, [half(deliver_at_ms=due)]).halves[0].transaction_id for due in (4 * 10**12, None))
+        for transaction_id in (late, held):
+            store.await_decision(decision(transaction_id, "orders", COMMIT, Author.PRODUCER))
+        with opened.lock:
+            assert not opened.queue.choose(10, lambda _: "t", 1_000), "its target takes nothing"
+        discard = decision(held, None, Verdict.DISCARD, Author.OPERATOR)
+
+        def full(*_: object) -> None:
+            raise NoRoomError("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "_write", full)
+            with pytest.raises(DecisionNotStoredError, match="no room"):
+                store.cancel(late, "orders", 1.0)
+            with pytest.raises(DecisionNotStoredError, match="no room"):
+                store.await_decision(discard)
+        with opened.lock:
+            assert late in opened.queue.delays
+            assert opened.live[held].held
+            assert not opened.live[held].in_flight
+
+        store.cancel(late, "orders", 1.0)
+        store.await_decision(discard)
+
+        with opened.lock:
+            opened.take_replaced()
+            chosen = opened.queue.choose(10, lambda _: None, 1_000)
+        assert [(name, stored.verdict) for name, stored in chosen.items()] == [(held, Verdict.DISCARD)]
+        assert [stored.transaction_id for stored in pending_in(store)] == [held]
