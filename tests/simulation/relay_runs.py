@@ -17,7 +17,6 @@ from typing import Any, cast
 import pytest
 
 from penstock.transactions.core.check_plan import CheckPolicy
-from penstock.transactions.core.discard import Discarding
 from penstock.transactions.publishing import engine, targets
 from penstock.transactions.publishing.publisher import AbortedError, InDoubtError
 from penstock.transactions.publishing.publisher_slot import CommitResult
@@ -138,7 +137,7 @@ class Run:
         self.unsettled: list[str] = []
         self.store = OpenStore(self.disk, 1 << 12)
         self.store.open()
-        terms = CheckTerms(CheckPolicy(600.0, 600.0, 1), cast("Discarding", None), session_s=600.0)
+        terms = CheckTerms(CheckPolicy(600.0, 600.0, 1), session_s=600.0)
         shard = FileShard(self.store, self.folder, "simulated", "simulated", terms, self.settle_later, lambda: None)
         targets = SimpleNamespace(were_heard=True, has=lambda *_: True, missing=lambda *_: None)
         pace, left = SimpleNamespace(limit=lambda well_s: well_s), SimpleNamespace(require_few=lambda: None)

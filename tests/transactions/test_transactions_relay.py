@@ -132,7 +132,7 @@ def test_what_is_published_is_visible_once_and_known_to_the_next_owner_until_it_
 
     bench.publish(successor, second, bench.entry("5"))
     successor.trim()
-    wait_until(lambda: DoneLog(bench.servers, {}, bench.done, 0).read().ids == frozenset())
+    wait_until(lambda: DoneLog(bench.servers, {}, bench.done, 0, MissingRights({})).read().ids == frozenset())
     assert bench.visible() == ["0", "1", "2", "3", "4", "5"]
 
 
@@ -204,4 +204,4 @@ def test_a_done_log_reads_what_it_wrote_and_ignores_what_others_did(bench: Bench
     producer.produce(bench.done, encode_ids(some), partition=0)
     assert producer.flush(60) == 0
 
-    assert DoneLog(bench.servers, {}, bench.done, 0).read().ids == set(some)
+    assert DoneLog(bench.servers, {}, bench.done, 0, MissingRights({})).read().ids == set(some)

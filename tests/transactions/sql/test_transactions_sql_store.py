@@ -204,7 +204,7 @@ def test_a_backlog_is_taken_in_portions_by_number_and_by_bytes(sql_bench: SqlBen
     store, values = sql_bench.sql_store, [b"%d" % number * 1_000 for number in range(5)]
     for value in values:
         sql_bench.send(COMMIT, sql_bench.half(value, key=b"k"))
-    shards = store.open_shards(CheckTerms(CheckPolicy(600.0, 600.0, 1), mock.Mock(), session_s=600.0), lambda: None)
+    shards = store.open_shards(CheckTerms(CheckPolicy(600.0, 600.0, 1), session_s=600.0), lambda: None)
     with contextlib.closing(shards):
         shards.renew()
         backlog = shards.backlog(0)
@@ -230,7 +230,7 @@ def test_what_waits_for_its_time_or_is_held_is_not_looked_at_each_time(sql_bench
     store, tx = sql_bench.sql_store, schema.tx
     for name, values in (("delayed", {"deliver_at_ms": 1 << 42}), ("refused", {})):
         sql_bench.send(COMMIT, sql_bench.half(name.encode(), **values))
-    shards = store.open_shards(CheckTerms(CheckPolicy(600.0, 600.0, 1), mock.Mock(), session_s=600.0), lambda: None)
+    shards = store.open_shards(CheckTerms(CheckPolicy(600.0, 600.0, 1), session_s=600.0), lambda: None)
     with contextlib.closing(shards):
         shards.renew()
         backlog = shards.backlog(0)

@@ -42,18 +42,13 @@ class DoneRead(NamedTuple):
 class DoneLog:
     """One partition of a done log, the shard's own. Reading is thread-safe; one thread forgets.
 
-    What right is missing is noted in `rights`; without them in the program's log alone.
+    What right is missing is noted in `rights`.
     """
 
     def __init__(
-        self,
-        bootstrap_servers: str,
-        config: ClientConfig,
-        topic: str,
-        partition: int,
-        rights: MissingRights | None = None,
+        self, bootstrap_servers: str, config: ClientConfig, topic: str, partition: int, rights: MissingRights
     ) -> None:
-        self._rights = MissingRights(config) if rights is None else rights
+        self._rights = rights
         self.topic = topic
         self.partition = partition
         self._reader = partial(PartitionReader, bootstrap_servers, config, topic, _raise_forbidden)

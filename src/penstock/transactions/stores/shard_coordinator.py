@@ -53,7 +53,7 @@ class ShardCoordinator(StoreCoordinator):
         label = f"the coordinator of {store.label}"
         super().__init__(label, store.prefix, MissingRights(store.config), LeftBehind(label), options)
         self._store = store
-        self._terms = CheckTerms(options.policy, self._discarding, options.session_timeout)
+        self._terms = CheckTerms(options.policy, options.session_timeout)
         # Made by start(), before the thread.
         self._shards: StoreShards
         self._clients: PublishingClients

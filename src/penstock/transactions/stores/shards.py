@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.core.commit_batch import DecidedBatch
-from penstock.transactions.core.discard import Discarding
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.model import CoordinatorStatistics
@@ -26,7 +25,6 @@ class CheckTerms(NamedTuple):
     """What a store must know to check the undecided transactions of a coordinator."""
 
     policy: CheckPolicy
-    discarding: Discarding
     #: Seconds after which a coordinator that fell silent loses its shards.
     session_s: float
 

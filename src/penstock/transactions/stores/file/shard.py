@@ -204,13 +204,15 @@ class FileShard(StoreShards, ShardBacklog):
         """Settle what a former coordinator published, among much that is settled."""
         opened = self._opened
         with opened.lock:
-            waiting = (stored for name, stored in opened.live.items() if name not in opened.over)
-            live = {_name_of(stored): stored for stored in waiting if stored.verdict is not None}
+            live = {
+                stored.done_name or name: stored
+                for name, stored in opened.live.items()
+                if stored.verdict is not None and name not in opened.over
+            }
             # What is in the table alone has its id for a name.
-            found = {name: live.get(name) or opened.find(name) for name in names if name not in opened.over}
-        found = {name: stored for name, stored in found.items() if stored is not None and stored.verdict is not None}
-        if former := [stored for name, stored in found.items() if stored is not None and _name_of(stored) == name]:
-            self._published(former)
+            found = [(live.get(name) or opened.find(name), name) for name in names if name not in opened.over]
+        former = [stored for stored, name in found if stored is not None and (stored.done_name or name) == name]
+        self._settle([stored for stored in former if stored.verdict is not None])
 
     def next_batch(self, limit: int, blocking: Blocking, room_bytes: int) -> StoredBatch | None:
         """Take what can be published with others, and set the rest aside."""
@@ -293,8 +295,3 @@ class FileShard(StoreShards, ShardBacklog):
 def _some(numbers: array[int]) -> list[int]:
     """Take as many numbers from the end as one round has time for."""
     return [numbers.pop() for _ in range(min(len(numbers), _ROUND))]
-
-
-def _name_of(stored: StoredTransaction) -> str:
-    """Return what stands in the done log for a transaction."""
-    return stored.done_name or stored.transaction_id

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -179,11 +179,9 @@ class Database:
             statement = self._statements[name] = make()
         return statement
 
-    @contextmanager
-    def begin(self) -> Iterator[sa.Connection]:
+    def begin(self) -> AbstractContextManager[sa.Connection]:
         """Open a transaction that may write; leaving it commits, an exception rolls back."""
-        with self.engine.begin() as connection:
-            yield connection
+        return self.engine.begin()
 
     @contextmanager
     def storing(self, what: str, then: str) -> Iterator[sa.Connection]:

@@ -117,7 +117,7 @@ class Journal(Holdings):
             raw_id = id_bytes(entry.halves[0].transaction_id)
             number = table.add(raw_id, entry.number, row_of(entry, record))
             table.number = entry.number
-            stored = StoredTransaction(entry.halves, number, record.size, entry.number, entry.birth_ms)
+            stored = StoredTransaction(entry.halves, number, entry.number, entry.birth_ms)
             self._remember(stored)
         elif isinstance(entry, Settled):
             changed = [found for name in entry.transaction_ids if (found := self.find(name)) is not None]

@@ -40,16 +40,14 @@ class StoredTransaction(Pending):
     Attributes:
         number: rises from transaction to transaction: the order in which they were prepared.
         decided: rises from decision to decision; 0 while there is none.
-        size: bytes in the redo log.
     """
 
-    __slots__ = ("decided", "number", "size")
+    __slots__ = ("decided", "number")
 
-    def __init__(self, halves: Sequence[Half], record: int, size: int, number: int, birth_ms: int) -> None:
+    def __init__(self, halves: Sequence[Half], record: int, number: int, birth_ms: int) -> None:
         super().__init__(halves[0], record, birth_ms)
         self.number = number
         self.decided = 0
-        self.size = size
         for place, half in enumerate(halves[1:], record + 1):
             self.add_part(place, half)
 
@@ -157,7 +155,7 @@ def loaded(number: int, row: Row, order: int, entry: Entry) -> StoredTransaction
         raise StoreDamagedError(
             f"the file store is damaged: place {row.place} of its redo log holds no halves; restore a backup"
         )
-    stored = StoredTransaction(entry.halves, number, row.size, entry.number, entry.birth_ms)
+    stored = StoredTransaction(entry.halves, number, entry.number, entry.birth_ms)
     if row.checks:
         stored.check_count = row.checks
     if row.state in {State.ASKED, State.ANSWERED}:
