@@ -162,7 +162,7 @@ def test_an_answer_is_compared_with_what_had_been_read_when_it_was_asked_for(
     room.admin.ends = {TOPICS.half: 2, TOPICS.op: 2, TOPICS.done: 4}
     room.now += UPKEEP_S
     room.admin.answers = False
-    room.look()
+    room.upkeep.look(owned, room.now)
     room.upkeep.maintain(owned, room.now)
 
     assert room.upkeep._seen is None, "the answer was compared"

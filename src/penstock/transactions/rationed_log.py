@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+from penstock.clients.ration import lines, once_in, rationed
 
-from penstock.clients.ration import lines
-
-_log = logging.getLogger("penstock.transactions")
+_log = rationed("penstock.transactions")
 
 #: Seconds between two log lines of one kind; the counts tell the rest.
 _LOG_EVERY_S = 10.0
@@ -20,6 +18,5 @@ class RationedLog:
         return lines.take((self, kind), _LOG_EVERY_S) is not None
 
     def warn(self, kind: str, text: str, *args: object) -> None:
-        """Log a warning, unless one of its kind was logged a moment ago."""
-        if self.is_due(kind):
-            _log.warning(text, *args)
+        """Log a warning, unless one of its kind was logged a moment ago; it says then how many were left out."""
+        _log.warning(text, *args, extra=once_in(_LOG_EVERY_S, (self, kind)))
