@@ -371,12 +371,12 @@ def test_a_handler_that_runs_is_given_up_by_request_without_a_limit_of_its_own()
         asked = giving_up.ask("t", 0, 0)
         until(lambda: True)
         with pytest.raises(NotGivenUpError, match="it is in its handler still, though that was interrupted"):
-            giving_up.judge(asked)
+            giving_up.wait(asked)
         asked = giving_up.ask("t", 0, 0)
         broker.advance(GRACE_S)
         until(asked.outcome.done)
 
-        assert giving_up.judge(asked) == "dlq.t"
+        assert giving_up.wait(asked) == "dlq.t"
         assert [letter.value() for letter in broker.records("dlq.t")] == [b"hang"]
         hangs.released.set()
 
@@ -496,7 +496,7 @@ def test_after_a_rejoin_what_hangs_is_given_up_by_request_or_by_its_limit(limit:
     stepped.serve()
 
     assert [letter.value() for letter in stepped.broker.records("dlq.t")] == [b"1"]
-    assert asked is None or giving_up.judge(asked) == "dlq.t"
+    assert asked is None or giving_up.wait(asked) == "dlq.t"
     assert handled.calls == ["2"]
     assert stepped.consumer.statistics().partitions[0].watermark == 2
     end(worker)

@@ -61,8 +61,11 @@ class GivingUp:
         processor.wake_all()
         return asked
 
-    def wait(self, up: GiveUp, timeout: float) -> str:
-        """Wait until a message is in its dead-letter topic, and return the name of that; raises as `judge`."""
+    def wait(self, up: GiveUp, timeout: float = 0.0) -> str:
+        """Wait until a message is in its dead-letter topic, and return the name of that.
+
+        Raises `NotGivenUpError` where that has not come about. What nobody has acted on is taken back then.
+        """
         assignment, offset = up.place
         deadline = time.monotonic() + timeout
         while not up.outcome.done() and (left := deadline - time.monotonic()) > 0:
@@ -70,14 +73,6 @@ class GivingUp:
                 break  # it does not hold its partition any more, and nobody has acted on the request
             with suppress(TimeoutError, CancelledError):
                 up.outcome.result(min(_POLL_S, left))
-        return self.judge(up)
-
-    def judge(self, up: GiveUp) -> str:
-        """Return the dead-letter topic that has the message; raise `NotGivenUpError` where that has not come about.
-
-        What nobody has acted on is taken back.
-        """
-        assignment, offset = up.place
         place = f"{assignment}@{offset}"
         if up.outcome.cancel():
             if self._engine.processor.give_ups.get(up.place) is up:

@@ -354,7 +354,7 @@ class LitePushConsumer:
     def details(self, most_parked: int) -> ConsumerDetails:
         """Return parked keys, at most so many, with the lanes, the latencies and the dead letters of this moment."""
         engine = self._engine
-        reasons = engine.dead_letter_publisher.reasons
+        reasons = engine.dead_letter_publisher.reasons.copy().values()
         return details_of(engine.scheduler, engine.slots(), reasons, engine.clock.monotonic(), most_parked)
 
     def stacks(self, workers: Iterable[str] | None = None) -> dict[str, str]:

@@ -306,7 +306,7 @@ class TestApp:
         giving_up = GivingUp(self._running().engine, self.broker)
         asked = giving_up.ask(topic, partition, offset)
         self.settle()
-        return giving_up.judge(asked)
+        return giving_up.wait(asked)
 
     def committed(self, topic: str) -> dict[int, int]:
         """Return the group's committed offset of each partition: what a new process starts from.

@@ -10,7 +10,7 @@ from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, I
 from penstock.consumer.handlers.ordering import key_of
 from penstock.consumer.lanes.parking import NotDue
 from penstock.consumer.lanes.slot import ExecutionSlot
-from penstock.consumer.outbox.dead_letters import DeadLetterReason, DeadLetterReasons
+from penstock.consumer.outbox.dead_letters import DeadLetterReason
 from penstock.message import Record
 from penstock.routing import KeyState, Scheduler
 
@@ -106,7 +106,7 @@ class ConsumerDetails:
 def details_of(
     scheduler: Scheduler[Fetch, Record],
     slots: Iterable[ExecutionSlot],
-    reasons: DeadLetterReasons,
+    reasons: Iterable[DeadLetterReason],
     now: float,
     most_parked: int,
 ) -> ConsumerDetails:
@@ -124,7 +124,7 @@ def details_of(
             "handler": [sum(counts) for counts in zip(*(slot.handler_times for slot in slots), strict=True)],
             "done": [sum(counts) for counts in zip(*(slot.done_times for slot in slots), strict=True)],
         },
-        [(reason, max(0.0, now - reason.at)) for reason in reasons.all()],
+        [(reason, max(0.0, now - reason.at)) for reason in sorted(reasons, key=lambda reason: -reason.count)],
     )
 
 

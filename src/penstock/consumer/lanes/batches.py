@@ -149,7 +149,7 @@ class Batches:
         if isinstance(answer, Failed):
             self._parking.park_unfinished(lane, key, item, answer, slot)
         else:
-            self._parking.park(lane, key, item, answer)
+            self._parking.wait_until(self._parking.park(lane, (key,), (item,)), answer)
         return None
 
     def hand_over(
@@ -225,7 +225,8 @@ class Batches:
         is_whole = len(failed) == len(items) > 1 and all(error is outcome for error in failed.values())
         if is_whole and isinstance(outcome, Failed) and not is_permanent(outcome):
             if parked is None:
-                parked = parking.park_batch(lane, keys, items, slot)
+                parked = parking.park(lane, keys, items)
+                parked.since = slot.started
             parking.fail_head(parked, outcome, slot, together=len(items))
             return
         finished, stuck = _by_keys(keys, failed)

@@ -108,12 +108,11 @@ class Parking:
         self.deferred: dict[DeferredCompletion, Fetch] = {}
         self.give_ups: GiveUps = {}
 
-    def park(self, lane: ConsumerLane, key: Hashable, item: Item, due_at: float | None = None) -> ConsumerParked:
-        """Park a key that is not parked on a message, until a time or until somebody decides."""
-        parked = lane.park(key)
-        self.append(parked, item)
-        if due_at is not None:
-            self.wait_until(parked, due_at)
+    def park(self, lane: ConsumerLane, keys: Sequence[Hashable], items: Sequence[Item]) -> ConsumerParked:
+        """Park a message under its key, or a batch under the keys of all its messages; none of them is parked."""
+        parked = lane.park(*keys)
+        for item in items:
+            self.append(parked, item)
         return parked
 
     def append(self, parked: ConsumerParked, item: Item) -> None:
@@ -144,16 +143,6 @@ class Parking:
             fetch.assignment.tracker.park(-1, -size_in_bytes(record))
         parked.next_head()
         slot.record = None
-
-    def park_batch(
-        self, lane: ConsumerLane, keys: Sequence[Hashable], items: Sequence[Item], slot: ExecutionSlot
-    ) -> ConsumerParked:
-        """Park a batch that failed as a whole, under the keys of its messages; none of them is parked."""
-        parked = lane.park(*keys)
-        parked.since = slot.started
-        for item in items:
-            self.append(parked, item)
-        return parked
 
     def split(self, parked: ConsumerParked, *, alone: bool = False) -> None:
         """Part what is parked as a batch into its keys, each with the tries of the batch.
@@ -192,7 +181,7 @@ class Parking:
         tries: Tries | None = None,
     ) -> None:
         """Park the key of a message that did not get done, by itself; `tries`: those before this one."""
-        parked = self.park(lane, key, item)
+        parked = self.park(lane, (key,), (item,))
         # Here, not in `fail_head`: that may be later, with a slot that began something else meanwhile.
         parked.attempts, parked.since = tries or (0, slot.started)
         self.settle_head(parked, outcome, slot)

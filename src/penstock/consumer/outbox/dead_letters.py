@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from confluent_kafka import KafkaError
 
@@ -113,7 +113,7 @@ class DeadLetterLimits:
 
 
 #: Reasons that are counted separately; those beyond are counted together.
-_MOST = 50
+_MOST_REASONS = 50
 _OTHERS = "other errors"
 
 
@@ -140,25 +140,6 @@ class DeadLetterReason:
     at: float
 
 
-class DeadLetterReasons:
-    """Counts them. Written by the poll thread, read by any."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, str, str], DeadLetterReason] = {}
-
-    def count(self, topic: str, dead_letter_topic: str, error: str, place: tuple[int, int], now: float) -> None:
-        """Count one that was written; `place` is its partition and offset in its topic."""
-        reason = (topic, dead_letter_topic, error)
-        if reason not in self._found and len(self._found) >= _MOST:
-            reason = ("", "", _OTHERS)
-        former = self._found.get(reason)
-        self._found[reason] = DeadLetterReason(*reason, 1 if former is None else former.count + 1, *place, now)
-
-    def all(self) -> list[DeadLetterReason]:
-        """Return them, the most frequent first. Any thread."""
-        return sorted(self._found.values(), key=lambda reason: -reason.count)
-
-
 #: Seconds before a message that was refused is sent again.
 RESEND_AFTER_S = 5.0
 
@@ -181,11 +162,9 @@ class NoRetryError(Exception):
         self.failure = failure
 
 
-class Settle(Protocol):
-    """Lets the key of an exhausted message go on. Called once, by any thread."""
-
-    def __call__(self, state: KeyState, error: BaseException | None = None, why_not: str | None = None) -> None:
-        """Take where its head is now, what that failed with, and why it is not among the dead letters."""
+#: Lets the key of an exhausted message go on: called once, by any thread, with where its head is now, and by name with
+#: the `error` that it failed with and with `why_not`, why it is not among the dead letters.
+Settle = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +220,8 @@ class DeadLetterPublisher:
     states: dict[tuple[Assignment, int], str] = field(default_factory=dict, init=False)
     #: Dead letters written, messages written to retry topics, and refusals.
     dead_letters: int = field(default=0, init=False)
-    reasons: DeadLetterReasons = field(default_factory=DeadLetterReasons, init=False)
+    #: Those that were written, by topic, dead-letter topic and error.
+    reasons: dict[tuple[str, str, str], DeadLetterReason] = field(default_factory=dict, init=False)
     retries: int = field(default=0, init=False)
     failures: int = field(default=0, init=False)
     # Those that wait to be sent again. Operations of a `dict` are atomic.
@@ -288,8 +268,12 @@ class DeadLetterPublisher:
         if message.retry is None:
             self.dead_letters += 1
             source = message.assignment.route.source or message.assignment.topic
-            origin, *place = origin_of(message.record, source)
-            self.reasons.count(origin, topic, class_name(message.error), (place[0], place[1]), self.clock.monotonic())
+            origin, partition, offset = origin_of(message.record, source)
+            why = (origin, topic, class_name(message.error))
+            if why not in self.reasons and len(self.reasons) >= _MOST_REASONS:
+                why = ("", "", _OTHERS)
+            count = self.reasons[why].count + 1 if why in self.reasons else 1
+            self.reasons[why] = DeadLetterReason(*why, count, partition, offset, self.clock.monotonic())
         else:
             self.retries += 1
         _log.log(

@@ -163,19 +163,20 @@ class TaskPool:
             self._processor.fail(raised())
         finally:
             try:
-                self._loop.run_until_complete(self._end())
+                # What outlived its cancelling; or all, where an error has ended the loop.
+                self._loop.run_until_complete(self._end(_CANCEL_BUDGET_S))
+                self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             finally:
                 self._closing()
                 self._loop.close()
 
-    async def _end(self) -> None:
-        """End what is left: handlers that outlived their cancelling, or all where the loop was ended by an error."""
+    async def _end(self, budget_s: float | None = None) -> None:
+        """Begin nothing more, cancel the handlers under way and wait for them."""
         self._ended = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=_CANCEL_BUDGET_S)
-        await self._loop.shutdown_asyncgens()
+            await asyncio.wait(set(self._tasks), timeout=budget_s)
 
     def _beat(self) -> None:
         self.alive_at = time.monotonic()
@@ -281,18 +282,11 @@ class TaskPool:
             return []
         under_way = [slot.name for slot in self.slots if slot.record is not None]
         try:
-            self.run(self._cancel()).result(max(_CANCEL_BUDGET_S, timeout))
+            self.run(self._end()).result(max(_CANCEL_BUDGET_S, timeout))
         except TimeoutError:
             self._stuck = True
             _log.warning("handlers on the event loop of %s do not end though they were cancelled", self._name)
         return under_way
-
-    async def _cancel(self) -> None:
-        self._ended = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
         """End the loop and its thread. May be called more than once."""
