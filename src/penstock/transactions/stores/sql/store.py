@@ -91,9 +91,9 @@ class SqlStore(RelayedStore):
         )
         # Set by start(), before any other call.
         self.uuid = ""
-        self.shards = shards
-        #: Whether `shards` is what the tables have. Set once.
-        self.knows_shards = False
+        self._new_shards = shards
+        #: How many shards the tables have; 0 as long as that is not known.
+        self.shards = 0
         self._watch: SettledWatch | None = None
 
     def start(self) -> None:
@@ -107,8 +107,7 @@ class SqlStore(RelayedStore):
 
     def _open(self) -> GroupWriter:
         with _opening("opened", ", that it runs, and that its user may create tables"):
-            self.uuid, self.shards = schema.create(self.database, self.shards)
-        self.knows_shards = True
+            self.uuid, self.shards = schema.create(self.database, self._new_shards)
         self._watch = SettledWatch(self.database, self.prefix)
         writing = Writing(self.database, self.shard_of, lambda: writer.is_late)
         writer = GroupWriter(writing.write, self.label, self.prefix, BATCH)
@@ -239,10 +238,8 @@ class Outbox:
 
     def _require_shards(self) -> None:
         """Find out how many shards the tables have, where the store was not started."""
-        store = self._store
-        if not store.knows_shards:
-            ((store.shards,),) = self._run("SELECT shards FROM penstock_store").rows
-            store.knows_shards = True
+        if not self._store.shards:
+            ((self._store.shards,),) = self._run("SELECT shards FROM penstock_store").rows
 
     def _run(self, statement: str, **values: object) -> Answer:
         try:
