@@ -35,8 +35,6 @@ _QUICK = 0.05
 _STUCK_AFTER_S = 0.001
 #: Seconds after which a slice is cut: it was to take far less.
 _MAX_SLICE_S = 0.01
-#: Seconds between two checks of a thread that ends.
-_JOIN_POLL_S = 0.05
 #: Seconds that a thread which is not in a handler may take to end.
 _JOIN_S = 1.0
 #: The weight of the last lane in the average.
@@ -233,17 +231,15 @@ class WorkerPool:
 
     def stop(self, timeout: float) -> list[Worker]:
         """End the threads; return those that are not back after `timeout` seconds, of users' code."""
-        workers = self.workers
+        workers = [worker for worker in self.workers if worker.thread.is_alive()]
         for worker in workers:
             worker.retired = True
             worker.tokens.put(_END)
         deadline = time.monotonic() + timeout
         for worker in workers:
-            while worker.thread.is_alive():
-                left = deadline - time.monotonic()
+            worker.thread.join(max(0.0, deadline - time.monotonic()))
+            if worker.slot.record is None:
                 # One that is not in a handler ends as soon as it runs; unless it is in a filter or a resource that does
                 # not return.
-                if left <= (0 if worker.slot.record is not None else -_JOIN_S):
-                    break
-                worker.thread.join(max(_JOIN_POLL_S, left))
+                worker.thread.join(_JOIN_S)
         return [worker for worker in workers if worker.thread.is_alive()]

@@ -124,9 +124,6 @@ class TimeLimits:
             slot.name,
             stack,
         )
-        self._check_workers()
-
-    def _check_workers(self) -> None:
         workers = self._executor().worker_count
         if 2 * len(self.abandoned) >= workers:
             self._restart(
@@ -136,6 +133,3 @@ class TimeLimits:
                     "these handlers wait for a time-out of its own"
                 )
             )
-
-
-__all__ = ["GRACE_S", "TimeLimits"]
