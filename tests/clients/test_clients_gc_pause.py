@@ -50,7 +50,7 @@ def test_what_the_process_sets_itself_stands() -> None:
     assert gc.get_threshold()[0] == 0
 
 
-def test_python_looks_for_garbage_while_a_rebalance_waits_for_handlers() -> None:
+def test_python_looks_for_garbage_while_a_rebalance_waits_for_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     app, found = app_of(), list[bool]()
 
     @app.handler("t")
@@ -60,8 +60,8 @@ def test_python_looks_for_garbage_while_a_rebalance_waits_for_handlers() -> None
     with TestApp(app, partitions=2) as test:
         test.settle()
         consumer = test._running()
-        rebalance = consumer.engine.rebalance
-        rebalance.busy = lambda _: found.append(gc.isenabled()) or []
+        processor = consumer.engine.processor
+        monkeypatch.setattr(processor, "busy_with", lambda *_: found.append(gc.isenabled()) or [])
         test.broker.rebalance("app")
         test.settle()
 

@@ -11,6 +11,7 @@ from penstock.consumer import ConsumerSettings, Handler, Kind, MiddlewareSpec, r
 from penstock.consumer.assignments import Assignment
 from penstock.consumer.engine import Engine
 from penstock.consumer.lanes.slot import ExecutionSlot
+from penstock.consumer.poll.loop import PollLoop
 from penstock.consumer.run.executor import Executor
 from penstock.consumer.run.handler_calls import call
 from penstock.dead_letters.headers import HeaderList
@@ -80,6 +81,7 @@ class SteppedEngine:
         self.clock = TestClock()
         settings = ConsumerSettings(workers=1, pinned=True, run_seconds=run_seconds)
         self.engine = Engine("group", handlers, settings, self.clock, middlewares)
+        self._fetcher = PollLoop(self.engine).fetcher
         self.deliveries = Deliveries()
         self.engine.outbox._make_clients = lambda: ClientRenewal(  # type: ignore[attr-defined] # the outbox is not connected
             lambda: self.deliveries, lambda _: None, 1.0, self.clock.monotonic, at_once=False
@@ -130,7 +132,7 @@ class SteppedEngine:
             for place, (key, value) in enumerate(messages)
         ]
         self._ends[topic, partition] += len(messages)
-        self.engine.router.route(records, self.clock.monotonic())
+        self._fetcher.put_on_lanes(records, self.clock.monotonic())
 
     def serve(self, slot: ExecutionSlot | None = None) -> None:
         """Serve all lanes that are ready, each time at a slot that never handled anything unless one is given."""

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from penstock.clients.cluster import ConsumerClient
-from penstock.consumer import handler
+from penstock.consumer import ConsumerSettings, handler
 from penstock.consumer.assignments import Assignment, PauseReason
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.consumer.handlers.route import Route
@@ -68,7 +68,8 @@ def taker(
     partitions: int = 1,
     fetch_size: int = 10_000,
 ) -> Taker:
-    return Taker(BackPressure(in_flight, in_flight_bytes, fetch_size=fetch_size), partitions)
+    settings = ConsumerSettings(max_in_flight=in_flight, max_in_flight_bytes=in_flight_bytes, fetch_size=fetch_size)
+    return Taker(BackPressure(settings), partitions)
 
 
 def test_a_full_partition_is_paused_only_after_a_moment_and_comes_back_at_half() -> None:

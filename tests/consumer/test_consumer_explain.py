@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, KafkaException
 from penstock.clients.topics import TopicIds
 from penstock.consumer import Explanation, LitePushConsumer, handler
 from penstock.consumer.inspect.explain import no_partition
-from penstock.consumer.poll.topics import TopicWatch
+from penstock.consumer.poll.topics import Topics
 from penstock.testing import TestApp, TestBroker
 from support.consumers import app_of
 
@@ -34,7 +34,7 @@ def test_a_topic_that_cannot_be_had_has_no_lag_and_says_so(
         test.send("t", "fine")
         test.advance(30)
         before = of_topic(test, "t")
-        monkeypatch.setattr(TopicWatch, "_compare", _compare_with(answer))
+        monkeypatch.setattr(Topics, "_compare", _compare_with(answer))
         test.advance(30)
 
         said = of_topic(test, "t")
@@ -45,7 +45,7 @@ def test_a_topic_that_cannot_be_had_has_no_lag_and_says_so(
 
 
 def _compare_with(answer: TopicIds) -> object:
-    compare = TopicWatch._compare
+    compare = Topics._compare
     return lambda self, _found: compare(self, answer)
 
 
@@ -57,7 +57,8 @@ def test_a_member_without_partitions_says_what_that_may_be(caplog: pytest.LogCap
     holder = broker.consumer({"group.id": "g"})
     holder.subscribe(["t"])
     holder.consume(1, 0)
-    loop = consumer._loop = consumer._engine.connect(broker)
+    loop = consumer._loop
+    loop.connect(broker)
     loop.membership.join()
     for _ in range(8):
         loop.step()

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer
 
 from kafka_tools import Recorder, produce
 from penstock.consumer import handler
-from penstock.consumer.poll import fetcher as fetch_errors_module
+from penstock.consumer.poll import refusals as refusals_module
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
 from support.consumers import NewTopic, consumer_of, group_of
@@ -47,15 +47,15 @@ def test_a_group_that_rebalances_otherwise_is_said_with_the_remedy_until_it_lets
     topic, seen = new_topic(), Recorder()
     consumer = consumer_of(broker, {topic: handler(seen)})
 
-    with caplog.at_level(logging.WARNING, fetch_errors_module.__name__):
+    with caplog.at_level(logging.WARNING, refusals_module.__name__):
         with eager_member(broker, group_of(topic), topic):
             consumer.start()
             wait_until(lambda: consumer.explain()[0].state == "shut out")
             (said,) = consumer.explain()
             # A second refusal, so that it would be said a second time.
-            errors = consumer._loop.fetcher.errors  # type: ignore[union-attr] # it was started
-            refused = errors._refusal
-            wait_until(lambda: errors._refusal != refused)
+            refusals = consumer._loop.refusals
+            refused = refusals._of_group
+            wait_until(lambda: refusals._of_group != refused)
         produce(broker.bootstrap_servers, topic, [(b"k", b"x")])
         wait_until(lambda: seen.calls)
         (now,) = consumer.explain()

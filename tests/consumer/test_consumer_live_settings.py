@@ -121,7 +121,7 @@ def test_workers_that_own_their_lanes_cannot_change_in_number() -> None:
             consumer.change(workers=2, max_in_flight=5)
 
         # Refused as a whole.
-        assert consumer._engine.back_pressure.max_in_flight == 10_000
+        assert consumer._loop.back_pressure.max_in_flight == 10_000
         assert consumer.statistics().workers == 4
 
 

@@ -160,10 +160,10 @@ def test_a_client_that_a_refused_heartbeat_has_ended_is_followed_by_a_new_one() 
     text = "Fatal error: Broker: Group authorization failed: ConsumerGroupHeartbeat fatal error"
     world.broker.fail("fetch", KafkaError(KafkaError._FATAL, text))
     world.feed("t", [(b"k", b"1")])
-    shut_out = world.loop.shut_out()
+    shut_out = world.loop.refusals.of_group()
     engine = world.consumer.engine
-    said = str(engine.explain()[0])
-    assigned, failed = engine.assignments.all(), engine.commits.failed
+    said = str(world.loop.explain()[0])
+    assigned, failed = engine.assignments.all(), engine.counts.failed_commits
     while world.consumer.client is ended:
         world.broker.advance(1)
         world.poll()
@@ -180,7 +180,7 @@ def test_a_client_that_a_refused_heartbeat_has_ended_is_followed_by_a_new_one() 
     assert shut_out is not None
     assert said == f"t: no partition; {shut_out}"
     assert group_right("g").command("User:test") in shut_out
-    assert world.loop.shut_out() is None
+    assert world.loop.refusals.of_group() is None
     assert world.loop.stop_request.failure is None
     assert handled == [b"1"]
     assert world.committed("t") == 1

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from stepped import Stepped
 
 import penstock
 from chaos.fleet import CLASSIC, KIP848, KIP848_BROKER
 from chaos.publishing import Publishers, faults_of_exactly_once
 from kafka_proxy import OFFSET_FETCH, KafkaProxy
 from kafka_tools import produce, read_all, transactional
-from penstock.consumer.poll.commits import Commits
+from penstock.consumer import handler
 from penstock.devbroker import DevBroker
 from penstock.message import Message
-from penstock.testing import Operation, TestApp, TestBroker
+from penstock.testing import Operation
 from waiting import wait_until
 
 pytestmark = pytest.mark.thorough
@@ -68,29 +69,22 @@ def test_a_partition_begins_only_when_the_transaction_of_its_former_owner_has_en
     assert [message.value() for message in read_all(servers, target)] == [b"%d" % number for number in range(10)]
 
 
-def app_of(seen: list[int]) -> penstock.App:
-    app = penstock.App("group", bootstrap_servers="memory:0")
+def test_where_offsets_must_be_known_they_are_asked_for_until_they_are() -> None:
+    seen: list[int] = []
 
-    @app.handler("t")
     def note(message: Message) -> None:
         seen.append(message.offset)
 
-    return app
+    former = Stepped({"t": handler(note)})
+    former.feed("t", [(b"k", b"x")] * 5)
+    former.serve()
+    former.loop.leave()
+    former.broker.fail("committed", KafkaError._TIMED_OUT, times=3)
+    stepped = Stepped({"t": handler(note)}, broker=former.broker, exactly_once=True)
+    stepped.feed("t", [(b"k", b"x")])
+    stepped.serve()
 
-
-def test_where_offsets_must_be_known_they_are_asked_for_until_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    broker, seen = TestBroker(0), list[int]()
-    with TestApp(app_of(seen), broker) as test:
-        for _ in range(5):
-            test.send("t", b"x", key=b"k")
-        test.advance(5)
-    monkeypatch.setattr(Commits, "needs_offsets", True)
-    broker.fail("committed", KafkaError._TIMED_OUT, times=3)
-    with TestApp(app_of(seen), broker) as test:
-        test.send("t", b"x", key=b"k")
-        test.settle()
-
-    assert broker.faults.happened[Operation.COMMITTED] == 3
+    assert former.broker.faults.happened[Operation.COMMITTED] == 3
     assert seen == [0, 1, 2, 3, 4, 5]
 
 

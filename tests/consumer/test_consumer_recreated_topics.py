@@ -85,7 +85,7 @@ def test_a_topic_that_is_made_anew_on_a_real_broker_loses_nothing(
         # Not before it is there: a new broker has no coordinator to ask until a member has joined.
         wait_until(lambda: len(seen) == 51)
         wait_until(lambda: committed(servers, f"app-{topic}", topic, 1)[0].offset == 51)
-        wait_until(lambda: running._consumer is not None and running._consumer._loop.topic_watch._ids)
+        wait_until(lambda: running._consumer is not None and running._consumer._loop.topics._ids)
         for future in admin.delete_topics([topic]).values():
             future.result(30)
         wait_until(lambda: topic not in admin.list_topics(timeout=30).topics)

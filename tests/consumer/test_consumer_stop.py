@@ -17,10 +17,10 @@ from tenacity import wait_fixed
 
 from kafka_tools import produce
 from penstock.app import App
-from penstock.consumer import DeferredCompletion, handler, retry
+from penstock.consumer import ConsumerSettings, DeferredCompletion, handler, retry
+from penstock.consumer.engine import Engine
+from penstock.consumer.poll.loop import PollLoop
 from penstock.consumer.poll.membership import Membership
-from penstock.consumer.poll.stop_request import StopRequest
-from penstock.consumer.settings import ConsumerSettings
 from penstock.devbroker import DevBroker
 from penstock.message import Message
 from penstock.running import RunningApp
@@ -134,7 +134,7 @@ def test_what_the_library_raises_while_it_leaves_is_logged_and_ends_nothing(
 
     membership = object.__new__(Membership)
     membership.client = Client()  # type: ignore[assignment] # what is used of it
-    membership.leaves_its_name = True
+    membership._leaves_its_name = True
 
     membership.leave()
 
@@ -144,14 +144,12 @@ def test_what_the_library_raises_while_it_leaves_is_logged_and_ends_nothing(
 
 def test_a_poll_thread_that_hangs_before_it_leaves_holds_no_stop(caplog: pytest.LogCaptureFixture) -> None:
     clock = TestClock()
-    membership = object.__new__(Membership)
-    membership.clock, membership.group, membership.leaving = clock, "shop", threading.Event()
-    membership._abandoned = False
-    membership.stop_request = StopRequest(ConsumerSettings(), clock)
+    loop = PollLoop(Engine("shop", {"t": handler(print)}, ConsumerSettings(), clock))
+    membership = loop.membership
 
     clock.advance(3600)
     while_it_runs = membership.leaving_takes_too_long()
-    membership.stop_request.drain(10)
+    loop.stop_request.drain(10)
     clock.advance(10)
     in_time = membership.leaving_takes_too_long()
     clock.advance(10)

@@ -238,7 +238,8 @@ def on_threads(
         name: options.pop(name) for name in ("workers", "lanes_per_worker", "commit_interval") if name in options
     }
     consumer = consumer_of(broker, {"t": handler(function, **options)}, **settings)
-    loop = consumer._loop = consumer._engine.connect(broker)
+    loop = consumer._loop
+    loop.connect(broker)
     consumer._executor.start()
     loop.membership.join()
 
@@ -367,7 +368,7 @@ def test_a_handler_that_runs_is_given_up_by_request_without_a_limit_of_its_own()
     with on_threads(hangs, workers=4) as (consumer, until, broker):
         broker.produce("t", b"hang", key=b"a")
         until(lambda: hangs.hangs == 1)
-        giving_up = GivingUp(consumer._engine, broker)
+        giving_up = GivingUp(consumer._engine, broker, consumer.explain)
         asked = giving_up.ask("t", 0, 0)
         until(lambda: True)
         with pytest.raises(NotGivenUpError, match="it is in its handler still, though that was interrupted"):
@@ -477,7 +478,7 @@ def test_after_a_rejoin_a_message_says_behind_which_call_it_is_queued() -> None:
         said
     )
     with pytest.raises(NotGivenUpError, match="it does not hold"):
-        GivingUp(stepped.consumer.engine, stepped.broker).ask("t", 0, 1)
+        GivingUp(stepped.consumer.engine, stepped.broker, stepped.consumer.explain).ask("t", 0, 1)
     # The lanes do not count what nobody handles any more.
     depths = lane_depths(stepped.consumer.engine.scheduler, stepped.broker.clock.monotonic())
     assert sum(depths["Handled"]["depth"]) == 2
@@ -486,7 +487,7 @@ def test_after_a_rejoin_a_message_says_behind_which_call_it_is_queued() -> None:
 @pytest.mark.parametrize("limit", [None, LIMIT_S])
 def test_after_a_rejoin_what_hangs_is_given_up_by_request_or_by_its_limit(limit: float | None) -> None:
     stepped, worker, handled = rejoined(time_limit=limit, on_failure="dead_letter")
-    giving_up = GivingUp(stepped.consumer.engine, stepped.broker)
+    giving_up = GivingUp(stepped.consumer.engine, stepped.broker, stepped.consumer.explain)
     asked = giving_up.ask("t", 0, 0) if limit is None else None
     while worker.abandoned is None:
         stepped.broker.advance(1)

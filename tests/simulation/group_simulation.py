@@ -257,7 +257,7 @@ class Simulation:
     ) -> None:
         """Change settings of a running instance; those left out stay."""
         self._note(f"{instance.name} changes: {workers=} {max_in_flight=} {max_in_flight_bytes=}")
-        back_pressure, engine = instance.consumer.engine.back_pressure, instance.consumer.engine
+        back_pressure, engine = instance.loop.back_pressure, instance.consumer.engine
         if workers is not None and engine.lane_plan.has_threads and not engine.settings.pinned:
             instance.consumer.resize(workers, Kind.THREAD)
         back_pressure.max_in_flight = max_in_flight or back_pressure.max_in_flight
@@ -446,9 +446,9 @@ class Simulation:
         """Let everybody do what can be done; tell whether somebody did."""
         worked = False
         for instance in list(self.instances):
-            received = instance.consumer.engine.router.received
+            received = instance.consumer.engine.counts.received
             self.poll(instance)
-            worked = worked or instance.consumer.engine.router.received != received
+            worked = worked or instance.consumer.engine.counts.received != received
             for completion in list(instance.deferred):
                 self.settle_completion(instance, completion, well=True)
             for worker in list(instance.calls):

@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from math import inf
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -32,7 +31,7 @@ from penstock.consumer.outbox.transaction_runner import Faults, TransactionRunne
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
 from penstock.consumer.poll.back_pressure import BackPressure
 from penstock.consumer.poll.commits import ConsumerCommits
-from penstock.consumer.poll.rebalance import Rebalance
+from penstock.consumer.poll.membership import Membership
 from penstock.consumer.timers import Timers
 from penstock.offsets import CommitPoint, OffsetMap, Tracker
 from penstock.routing import KeyState, Scheduler
@@ -175,7 +174,12 @@ def forgets_what_failed_to_be_committed(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_to_resume(patch: pytest.MonkeyPatch) -> None:
     """A partition that is paused stays so."""
-    patch.setattr(BackPressure, "_resume", lambda self, consumer, assignment: None)
+    set_pause = BackPressure.set_pause
+    patch.setattr(
+        BackPressure,
+        "set_pause",
+        lambda self, consumer, assignment, reason: reason and set_pause(self, consumer, assignment, reason),
+    )
 
 
 def loses_timers(patch: pytest.MonkeyPatch) -> None:
@@ -203,13 +207,7 @@ def takes_in_without_a_limit(patch: pytest.MonkeyPatch) -> None:
 
 def waits_for_handlers_as_long_as_it_takes(patch: pytest.MonkeyPatch) -> None:
     """A revocation waits far beyond its budget."""
-    revoke = Rebalance.on_revoke
-
-    def on_revoke(self: Rebalance, consumer: Any, partitions: Any) -> None:
-        self.revoke_timeout, self.stop_request = 600.0, cast("Any", SimpleNamespace(end_by=inf))
-        revoke(self, consumer, partitions)
-
-    patch.setattr(Rebalance, "on_revoke", on_revoke)
+    patch.setattr(Membership, "_left", lambda self, begun: begun + 600.0 - self._clock.monotonic())
 
 
 # Parking: what becomes of messages that failed, are put off, or are given up
@@ -589,7 +587,7 @@ PLANTS: list[tuple[Plant, Run, str]] = [
     (shares_lanes, varied.run, "I1|I2|I4"),
     (chooses_lanes_by_chance, varied.run, "I1|I2"),
     (believes_more_than_was_done, varied.run, "not done|I2|I3"),
-    (forgets_what_failed_to_be_committed, later(500), "committed"),
+    (forgets_what_failed_to_be_committed, later(1_000), "committed"),
     (forgets_to_resume, varied.run, "not done"),
     (loses_timers, varied.run, "not done"),
     (commits_what_was_lost, varied.run, "I3"),

@@ -73,14 +73,10 @@ class Assignment:
     acknowledged: bool = field(default=True, init=False)
     #: Why the partition is paused, or None.
     paused: PauseReason | None = field(default=None, init=False)
-    #: The limit that back-pressure pauses it for, whatever else it is paused for, or None.
-    limit: PauseReason | None = field(default=None, init=False)
     #: Since when it has been at its limit, or None.
     full_since: float | None = field(default=None, init=False)
-    #: How many messages its offset map had room for, the position when that was measured, and when it is to be
-    #: measured again.
-    map_room: int = field(default=0, init=False)
-    map_at: int = field(init=False)
+    #: Up to which position its offset map has room, and when that is to be measured again.
+    map_end: int = field(default=0, init=False)
     map_look: float = field(default=0.0, init=False)
     #: Whether the client seeks a logical offset; its own position means nothing before the first message.
     is_sought: bool = field(default=False, init=False)
@@ -92,8 +88,7 @@ class Assignment:
     end: int | None = field(default=None, init=False)
 
     def __post_init__(self, restored: OffsetMap | None) -> None:
-        self.map_at = self.start or 0
-        self.tracker = Tracker(self.map_at, restored, self.owner)
+        self.tracker = Tracker(self.start or 0, restored, self.owner)
         self.committed = self.tracker.commit_point()
 
     @property
@@ -211,14 +206,9 @@ def total_size_in_bytes(records: Sequence[Record], assignment: Assignment) -> in
 
 def _unsized_bytes(record: Record) -> int:
     """Return the bytes of what a message's own length leaves out."""
-    return len(record.key() or b"") + _header_bytes(record)
-
-
-def _header_bytes(record: Record) -> int:
     try:
-        headers = headers_of(record)
+        headers = headers_of(record) or ()
     except UnicodeDecodeError:
-        return 0  # the client cannot read them at all
-    if not headers:
-        return 0
-    return sum([_HEADER_BYTES + len(name) + len(content or b"") for name, content in headers])
+        headers = ()  # the client cannot read them at all
+    sizes = [_HEADER_BYTES + len(name) + len(content or b"") for name, content in headers]
+    return len(record.key() or b"") + sum(sizes)

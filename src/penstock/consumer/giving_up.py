@@ -7,6 +7,7 @@ take time: its dead-letter topic is made, and an error says in a sentence why a 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 
@@ -39,11 +40,12 @@ _WHY_NOT = {
 
 
 class GivingUp:
-    """Asks an engine that runs. Thread-safe."""
+    """Asks an engine that runs, which `explain` explains. Thread-safe."""
 
-    def __init__(self, engine: Engine, cluster: Cluster) -> None:
+    def __init__(self, engine: Engine, cluster: Cluster, explain: Callable[[], Sequence[Explanation]]) -> None:
         self._engine = engine
         self._cluster = cluster
+        self._explain = explain
 
     def ask(self, topic: str, partition: int, offset: int) -> GiveUp:
         """Ask for a message to be given up, wherever it is; raise `NotGivenUpError` where it holds no partition."""
@@ -94,7 +96,7 @@ class GivingUp:
     def _require_blocking(self, assignment: Assignment, offset: int) -> Explanation:
         """Return the explanation of the partition that a message holds."""
         place = f"{assignment}@{offset}"
-        explanations = self._engine.explain() if assignment.active else ()
+        explanations = self._explain() if assignment.active else ()
         for found in explanations:
             if (found.topic, found.partition) == (assignment.topic, assignment.partition):
                 if found.blocking_offset == offset:

@@ -105,8 +105,8 @@ class LitePushConsumer:
             patterns=TopicPatterns(patterns, handlers, left_out),
         )
         self._resources = list(resources)
+        self._loop = PollLoop(engine)
         self._thread: threading.Thread | None = None
-        self._loop: PollLoop | None = None
         self._executor = engine.executor = ThreadsAndTasks(
             group,
             self._settings,
@@ -146,7 +146,7 @@ class LitePushConsumer:
         """
         if self._thread is not None:
             raise StoppedError(f"consumer {self._group} was started before; make a new one to start again")
-        self._loop = self._engine.connect(self._cluster)
+        self._loop.connect(self._cluster)
         self._thread = threading.Thread(target=self._loop.run, name=f"penstock-poll-{self._group}", daemon=True)
         self._executor.start()
         if self._engine.telemetry is not None:
@@ -181,9 +181,9 @@ class LitePushConsumer:
         self._executor.resize(counts.pop("workers"), counts.pop("max_concurrency"))
         for option, value in counts.items():
             if value is not None:
-                setattr(self._engine.back_pressure, option, value)
+                setattr(self._loop.back_pressure, option, value)
         if commit_interval is not None:
-            self._engine.commits.interval_s = commit_interval
+            self._loop.commits.interval_s = commit_interval
 
     def change_handler(
         self,
@@ -225,15 +225,15 @@ class LitePushConsumer:
 
     def pause(self, topic: str, partition: int | None = None) -> None:
         """Fetch nothing more of a topic, or of one partition, until `resume`; see `RunningApp.pause`."""
-        self._engine.app_pauses.pause(topic, partition)
+        self._loop.app_pauses.pause(topic, partition)
 
     def resume(self, topic: str, partition: int | None = None) -> None:
         """Fetch again what `pause` has paused; see `RunningApp.resume`."""
-        self._engine.app_pauses.resume(topic, partition)
+        self._loop.app_pauses.resume(topic, partition)
 
     def give_up(self, topic: str, partition: int, offset: int, timeout: float = 10.0) -> str:
         """Have the message that holds a partition written to its dead letters; see `RunningApp.give_up`."""
-        giving_up = GivingUp(self._engine, self._cluster)
+        giving_up = GivingUp(self._engine, self._cluster, self._loop.explain)
         return giving_up.wait(giving_up.ask(topic, partition, offset), timeout)
 
     def request_stop(self, timeout: float | None = None, *, now: bool = False) -> None:
@@ -243,7 +243,7 @@ class LitePushConsumer:
             timeout: seconds to drain, from the first that asks; `stop_timeout` when left out.
             now: do not drain: handlers under way have a second to end.
         """
-        if self._loop is None:
+        if self._thread is None:
             return
         if now:
             self._engine.stop_request.leave(_HANDLERS_GRACE_S)
@@ -256,7 +256,7 @@ class LitePushConsumer:
         Raises:
             PenstockError: what stopped the consumer, where it stopped by itself.
         """
-        if self._thread is None or self._loop is None:
+        if self._thread is None:
             return True
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._thread.is_alive() and not self._loop.membership.leaving_takes_too_long():
@@ -291,7 +291,7 @@ class LitePushConsumer:
             ConfigurationError: a handler called it.
         """
         self.refuse_own_threads()
-        if self._loop is None:
+        if self._thread is None:
             return True
         self.request_stop(timeout)
         try:
@@ -308,7 +308,7 @@ class LitePushConsumer:
     @property
     def unfinished(self) -> int:
         """Messages that were not done when a stop ran out of time, or was asked not to wait; 0 before that."""
-        return 0 if self._loop is None else self._loop.drain_log.unfinished
+        return self._loop.unfinished
 
     def close(self) -> None:
         """End the event loop, which outlives `stop` for those who still run something on it."""
@@ -329,7 +329,7 @@ class LitePushConsumer:
     def liveness(self) -> Liveness:
         """Return since when its threads have not come round, and the message that is in a handler for longest."""
         engine, loop, now = self._engine, self._loop, self._engine.clock.monotonic()
-        is_polling = loop is not None and not loop.membership.leaving.is_set()
+        is_polling = not loop.membership.leaving.is_set()
         turned_at = engine.watchdog.turned_at if is_polling else None
         return Liveness(
             turned_s=None if turned_at is None else max(0.0, now - turned_at),
@@ -349,7 +349,7 @@ class LitePushConsumer:
 
         While this member has no partition, one for each topic, with partition -1, says why.
         """
-        return self._engine.explain()
+        return self._loop.explain()
 
     def details(self, most_parked: int) -> ConsumerDetails:
         """Return parked keys, at most so many, with the lanes, the latencies and the dead letters of this moment."""

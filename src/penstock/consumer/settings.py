@@ -218,7 +218,7 @@ class ConsumerSettings:
             "group.id": group,
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
-            # Decided here: see `LostPositions`.
+            # Decided here: see `Positions`.
             "auto.offset.reset": "error",
         }
 

@@ -1,7 +1,7 @@
 """A lane: an ordered queue of runs, and the keys of it that are parked.
 
 A lane is filled by the router and emptied by the one worker that holds it; the scheduler decides which. So the queue
-needs no lock of its own: operations of a `deque` are atomic, the router appends at its end, the holder changes its
+needs no lock of its own: operations of a `deque` are atomic, the fetcher appends at its end, the holder changes its
 front. Parked keys and runs that were set aside belong to the holder alone.
 """
 

@@ -144,7 +144,7 @@ class TestApp:
             return True
         consumer, loop = self._consumer, self._consumer.loop
         try:
-            if loop is None or loop.stop_request.failure is not None:
+            if not consumer.is_connected or loop.stop_request.failure is not None:
                 return False
             deadline = loop.begin_drain()
             over = False
@@ -164,7 +164,7 @@ class TestApp:
         """Leave, and end what belongs to the process."""
         consumer, tasks = self._consumer, self._tasks
         try:
-            if consumer is not None and consumer.loop is not None:
+            if consumer is not None and consumer.is_connected:
                 consumer.loop.leave()
         finally:
             self._consumer = None
@@ -246,7 +246,7 @@ class TestApp:
         """
         consumer = self._running()
         loop = consumer.loop
-        if loop is None:
+        if not consumer.is_connected:
             raise StoppedError(f"app {self.app.name} is still starting; settle once it has started")
         quiet = 0
         for _ in range(_MAX_TURNS):
@@ -295,15 +295,15 @@ class TestApp:
 
     def pause(self, topic: str, partition: int | None = None) -> None:
         """Pause a topic, or a partition, as `RunningApp.pause` does."""
-        self._running().engine.app_pauses.pause(topic, partition)
+        self._running().loop.app_pauses.pause(topic, partition)
 
     def resume(self, topic: str, partition: int | None = None) -> None:
         """Let it go on, as `RunningApp.resume` does."""
-        self._running().engine.app_pauses.resume(topic, partition)
+        self._running().loop.app_pauses.resume(topic, partition)
 
     def give_up(self, topic: str, partition: int, offset: int) -> str:
         """Give up the message that holds a partition, as `RunningApp.give_up` does, and settle."""
-        giving_up = GivingUp(self._running().engine, self.broker)
+        giving_up = GivingUp(self._running().engine, self.broker, self.explain)
         asked = giving_up.ask(topic, partition, offset)
         self.settle()
         return giving_up.wait(asked)
@@ -376,12 +376,9 @@ class TestApp:
         engine = self._running().engine
         publisher = engine.dead_letter_publisher
         return (
-            engine.router.received,
-            engine.router.stale,
-            (engine.rebalance.assigned, engine.rebalance.revoked, engine.rebalance.lost),
+            replace(engine.counts),
             (publisher.held, publisher.dead_letters, publisher.retries, publisher.failures),
             (engine.outbox.waiting, engine.results.published),
-            (engine.commits.succeeded, engine.commits.failed),
             [assignment.paused for assignment in engine.assignments.all()],
             self.broker.generation(engine.group),
         )

@@ -260,7 +260,7 @@ class SteppedConsumer:
         self.engine.executor = self.executor = SteppedExecutor()
         self.workers = self.executor.workers
         self._past: list[ExecutionSlot] = []
-        self.loop: PollLoop | None = None
+        self.loop = PollLoop(self.engine)
         self._client: SteppedClient | None = None
         # All of the cluster but its consumers and its clock is the broker's own.
         self.principal, self.producer, self.topics = broker.principal, broker.producer, broker.topics
@@ -285,6 +285,11 @@ class SteppedConsumer:
     # The driver's side
 
     @property
+    def is_connected(self) -> bool:
+        """Whether it has a client."""
+        return self._client is not None
+
+    @property
     def client(self) -> SteppedClient:
         """The client, once connected."""
         if self._client is None:
@@ -305,8 +310,8 @@ class SteppedConsumer:
         self.executor.slots = [*(worker.slot for worker in self.workers), *self._past]
 
     def connect(self) -> PollLoop:
-        """Check the topics, make the clients and ask to join; errors as `Engine.connect`."""
-        self.loop = self.engine.connect(cast("Cluster", self))
+        """Check the topics, make the clients and ask to join; errors as `PollLoop.connect`."""
+        self.loop.connect(cast("Cluster", self))
         self.loop.membership.join()
         return self.loop
 
@@ -327,7 +332,7 @@ class SteppedConsumer:
             if assignment.full_since is not None and assignment.paused is None:
                 times.append(assignment.full_since + GRACE_S)
             if not assignment.acknowledged or assignment.tracker.commit_point() != assignment.committed:
-                times.append(now + engine.commits.interval_s)
+                times.append(now + self.loop.commits.interval_s)
         return min((time for time in times if time is not None), default=float("inf"))
 
     def statistics(self) -> ConsumerStatistics:
@@ -336,4 +341,4 @@ class SteppedConsumer:
 
     def explain(self) -> list[Explanation]:
         """Return, for every assigned partition, what holds its watermark, where that message is, and since when."""
-        return self.engine.explain()
+        return self.loop.explain()

@@ -134,7 +134,7 @@ def lane_depths(scheduler: Scheduler[Fetch, Record], now: float) -> dict[str, di
     buckets = min(BUCKETS, len(lanes))
     found: dict[str, dict[str, list[float]]] = {}
     for number, lane in enumerate(lanes):
-        # Copies, each made in one step: the router appends and the holder takes meanwhile.
+        # Copies, each made in one step: the fetcher appends and the holder takes meanwhile.
         runs = lane.runs.copy()
         for aside in lane.aside.copy().values() if lane.aside else ():
             runs += aside.runs.copy()

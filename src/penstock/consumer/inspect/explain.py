@@ -236,7 +236,7 @@ def _behind_calls(
     """
     for slot, fetch, record in under_way(slots) if wanted else ():
         route, since, lane = fetch.assignment.route, slot.started, slot.lane
-        # A copy, made in one step: the router appends and the holder takes meanwhile.
+        # A copy, made in one step: the fetcher appends and the holder takes meanwhile.
         for run in lane.runs.copy() if lane is not None else ():
             if run.next >= len(run.records):
                 continue

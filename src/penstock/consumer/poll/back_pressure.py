@@ -6,106 +6,88 @@ for a moment; only a partition that stays full is paused. On the poll thread onl
 The bytes of all are bounded together. Lest a topic that is throttled, or slow, take them all and stop the others, a
 small share is kept free for each partition: one that holds less may fetch whatever the others hold.
 
-What the app itself has paused (`AppPauses`) is paused here as well, at once, and separately from the limits: `limit`
-says for which of them a partition is paused, `paused` why the client has it paused now.
+What the app itself has paused (`AppPauses`) is paused here as well, at once and whatever the limits are.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from penstock.clients.cluster import Clock, ConsumerClient
+from penstock.clients.cluster import ConsumerClient
 from penstock.clients.kafka_errors import reason as why
 from penstock.consumer.assignments import AppPause, Assignment, PauseReason
-from penstock.consumer.settings import PARKED_SHARE
+from penstock.consumer.engine import Engine
+from penstock.consumer.settings import PARKED_SHARE, ConsumerSettings
 from penstock.errors import ConfigurationError
 from penstock.offsets import MAX_METADATA_CHARS
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _TopicPause:
-    """Since when a topic is paused, in seconds since the epoch, or None; and those partitions that differ."""
-
-    since: float | None = None
-    partitions: Mapping[int, float | None] = field(default_factory=dict)
-
-
 class AppPauses:
-    """Any thread. Writers take the lock; each change replaces the mapping, so that readers need none."""
+    """The pauses by the app. Any thread. Each change replaces the mapping, so that readers need no lock."""
 
-    def __init__(self, group: str, clock: Clock, consumed: Callable[[], Collection[str]]) -> None:
-        self._group = group
-        self._clock = clock
-        #: Returns the topics that are consumed, without retry topics.
-        self._consumed = consumed
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # Taken by writers.
         self._lock = threading.Lock()
-        self._topics: Mapping[str, _TopicPause] = {}
+        # Since when a topic is paused, in seconds since the epoch, by the topic and None; and by a partition where that
+        # was paused or resumed alone since: None where it is not paused.
+        self._since: Mapping[tuple[str, int | None], float | None] = {}
 
     def pause(self, topic: str, partition: int | None = None) -> None:
         """Pause a topic, with what partitions it will have, or one partition. What is paused stays so since then.
 
         `ConfigurationError` where the topic is not consumed, or the partition is no number.
         """
-        self._require(topic, partition)
-        with self._lock:
-            former = self._topics.get(topic, _TopicPause())
-            now = self._clock.time()
-            if partition is None:
-                # Partitions that were resumed alone are paused, too: the last word counts.
-                new = _TopicPause(now if former.since is None else former.since)
-            else:
-                since = former.partitions.get(partition, former.since)
-                new = replace(former, partitions={**former.partitions, partition: now if since is None else since})
-            self._topics = {**self._topics, topic: new}
+        self._change(topic, partition, self._engine.clock.time())
 
     def resume(self, topic: str, partition: int | None = None) -> None:
         """Let a topic go on with all of its partitions, or one partition; raises as `pause`."""
-        self._require(topic, partition)
-        with self._lock:
-            former = self._topics.get(topic)
-            if former is None:
-                return
-            rest = {name: pause for name, pause in self._topics.items() if name != topic}
-            if partition is not None:
-                new = replace(former, partitions={**former.partitions, partition: None})
-                if new.since is not None or any(since is not None for since in new.partitions.values()):
-                    rest[topic] = new
-            self._topics = rest
+        self._change(topic, partition, None)
 
-    def _require(self, topic: str, partition: int | None) -> None:
-        known = self._consumed()
+    def _change(self, topic: str, partition: int | None, since: float | None) -> None:
+        known = self._engine.handlers
         # A topic that was deleted while it was paused can still be resumed.
-        if topic not in known and topic not in self._topics:
+        if topic not in known and not any(paused == topic for paused, _ in self._since):
             text = ", ".join(known) or "none yet"
-            raise ConfigurationError(f"no handler of {self._group} consumes {topic!r}; its topics are: {text}")
+            raise ConfigurationError(f"no handler of {self._engine.group} consumes {topic!r}; its topics are: {text}")
         if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int) or partition < 0):
             raise ConfigurationError(f"partition must be a number from 0 on, but is {partition!r}")
+        with self._lock:
+            former = _paused_since(self._since, topic, partition)
+            # The last word on a topic counts for its partitions, too.
+            changed = {place: at for place, at in self._since.items() if place[0] != topic or partition is not None}
+            changed[topic, partition] = since if since is None or former is None else former
+            is_paused = any(at is not None for place, at in changed.items() if place[0] == topic)
+            self._since = {place: at for place, at in changed.items() if is_paused or place[0] != topic}
 
     def of(self, assignment: Assignment) -> AppPause | None:
         """Return the pause of a partition, or None where it is not paused.
 
         A retry topic is paused with its topic; with a partition of that it is not, for it mixes them.
         """
-        topics = self._topics
-        if not topics:
+        paused = self._since
+        if not paused:
             return None
-        source, number = assignment.route.source, assignment.partition
-        topic = source or assignment.topic
-        known = topics.get(topic)
-        if known is None:
+        source = assignment.route.source
+        topic, number = source or assignment.topic, None if source else assignment.partition
+        since = _paused_since(paused, topic, number)
+        if since is None:
             return None
-        if source is None and number in known.partitions:
-            since, ended_by = known.partitions[number], f"running.resume({topic!r}, {number})"
-        else:
-            since, ended_by = known.since, f"running.resume({topic!r})"
-        return None if since is None else AppPause(since, ended_by)
+        is_alone = number is not None and (topic, number) in paused
+        return AppPause(since, f"running.resume({topic!r}, {number})" if is_alone else f"running.resume({topic!r})")
+
+
+def _paused_since(
+    paused: Mapping[tuple[str, int | None], float | None], topic: str, partition: int | None
+) -> float | None:
+    return paused.get((topic, partition), paused.get((topic, None)))
 
 
 #: Seconds a partition may be full before it is paused.
@@ -124,17 +106,14 @@ _MAP_ONCE = 10_000
 #: Characters of the map that an open message may come to cost, at most about, when those around it are done: in a log
 #: with holes, where the run lengths are deflated. In one without it is a bit of the bitmap.
 _MAP_COST = 0.25
-#: Offsets, and seconds, between two measurements of a map that might outgrow the metadata: one costs as much as a
-#: commit.
-_MAP_LOOK = 1_000
+#: Seconds between two measurements of a map that might outgrow the metadata: one costs as much as a commit.
 _MAP_LOOK_S = 0.1
 #: Messages for which there must be room in the map: below the first the partition takes nothing in until the second.
 _MAP_FULL = 1_000
 _MAP_FREE = 2_000
 
 
-@dataclass(slots=True)
-class _Load:
+class _Load(NamedTuple):
     """What one partition holds."""
 
     assignment: Assignment
@@ -145,34 +124,31 @@ class _Load:
     has_its_share: bool
 
 
-@dataclass(slots=True)
 class BackPressure:
-    """Holds the limits, which any thread may change; they are those of `ConsumerSettings`."""
+    """Holds the limits; `app_pause` returns the app's own pause of a partition, or None."""
 
-    max_in_flight: int
-    max_in_flight_bytes: int
-    _: KW_ONLY
-    fetch_size: int
-    #: Tells whether the app has paused a partition.
-    is_paused_by_app: Callable[[Assignment], bool] = lambda _: False
-    #: How many messages may be fetched now, by the last `apply`.
-    fetch_limit: int = field(init=False)
-    #: How many messages were in flight, parked ones included, at the last `apply`.
-    in_flight: int = field(default=0, init=False)
-    #: How often a partition was paused, by reason.
-    pauses: dict[PauseReason, int] = field(default_factory=lambda: dict.fromkeys(PauseReason, 0), init=False)
-    # Of all partitions, by the last `apply`: whether their bytes and their parked bytes are at the limit, and whether
-    # some hold few messages.
-    _bytes_full: bool = field(default=False, init=False)
-    _parked_full: bool = field(default=False, init=False)
-    _some_hold_few: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        self.fetch_limit = self.fetch_size
+    def __init__(
+        self, settings: ConsumerSettings, app_pause: Callable[[Assignment], AppPause | None] = lambda _: None
+    ) -> None:
+        #: As in the settings. Any thread may change them.
+        self.max_in_flight = settings.max_in_flight
+        self.max_in_flight_bytes = settings.max_in_flight_bytes
+        self._fetch_size = settings.fetch_size
+        self._app_pause = app_pause
+        #: How many messages may be fetched now, and how many were in flight, parked ones included, by the last `apply`.
+        self.fetch_limit = settings.fetch_size
+        self.in_flight = 0
+        #: How often a partition was paused, by reason.
+        self.pauses = {reason.value: 0 for reason in PauseReason}
+        # Of all partitions, by the last `apply`: whether their bytes and their parked bytes are at the limit, and
+        # whether some hold few messages.
+        self._bytes_full = False
+        self._parked_full = False
+        self._some_hold_few = False
 
     def apply(self, client: ConsumerClient, assignments: Sequence[Assignment], now: float) -> bool:
         """Pause and resume what is due; return whether the caller may fetch now, or should ask again shortly."""
-        self.fetch_limit = self.fetch_size
+        self.fetch_limit = self._fetch_size
         may_fetch = True
         for load in self._measure(assignments):
             may_fetch = self._apply_to(client, load, now) and may_fetch
@@ -214,53 +190,30 @@ class BackPressure:
 
     def _apply_to(self, client: ConsumerClient, load: _Load, now: float) -> bool:
         """Pause or resume one partition if that is due; return whether it lets the caller fetch now."""
-        assignment = load.assignment
-        may_fetch = self._note_limit(load, now)
-        wanted = assignment.limit
-        if self.is_paused_by_app(assignment):
-            wanted, may_fetch = PauseReason.APP, True
-        if wanted is None:
-            if assignment.paused is not None:
-                self._resume(client, assignment)
-        elif assignment.paused is None or (wanted is PauseReason.APP and assignment.paused is not wanted):
-            self.pause(client, assignment, wanted)
-        else:
+        assignment, wanted, may_fetch = load.assignment, self._reason(load, now), True
+        since = now if assignment.full_since is None else assignment.full_since
+        assignment.full_since = None if wanted is None else since
+        if self._app_pause(assignment) is not None:
+            wanted = PauseReason.APP
+        elif wanted and assignment.paused is None and now - since < GRACE_S:
+            may_fetch = self._some_hold_few and self._reason(load, now, over=_OVER) is None
+            wanted = None
+        is_paused = assignment.paused is not None
+        if is_paused and wanted not in (None, PauseReason.APP):
             assignment.paused = wanted
+        elif wanted is not assignment.paused:
+            self.set_pause(client, assignment, wanted)
         return may_fetch
 
-    def _note_limit(self, load: _Load, now: float) -> bool:
-        """Note which limit a partition is to be paused for; return whether it lets the caller fetch now."""
-        assignment = load.assignment
-        reason = self._reason(load, now)
-        if reason is None:
-            assignment.full_since = assignment.limit = None
-            return True
-        if assignment.limit is not None:
-            assignment.limit = reason
-            return True
-        if assignment.full_since is None:
-            assignment.full_since = now
-        if now - assignment.full_since >= GRACE_S:
-            assignment.limit = reason
-            return True
-        return (
-            reason is PauseReason.IN_FLIGHT
-            and self._some_hold_few
-            and load.messages < _OVER * self.max_in_flight
-            and self._reason_beside_messages(load, now) is None
-        )
-
-    def _reason(self, load: _Load, now: float) -> PauseReason | None:
-        if load.messages >= _limit(self.max_in_flight, load.assignment, PauseReason.IN_FLIGHT):
-            return PauseReason.IN_FLIGHT
-        return self._reason_beside_messages(load, now)
-
-    def _reason_beside_messages(self, load: _Load, now: float) -> PauseReason | None:
+    def _reason(self, load: _Load, now: float, over: int = 1) -> PauseReason | None:
+        """Return the limit that a partition is at; of messages it may hold `over` times as many."""
         assignment, parked = load.assignment, load.parked
+        if load.messages >= over * _limit(self.max_in_flight, assignment, PauseReason.IN_FLIGHT):
+            return PauseReason.IN_FLIGHT
         if parked and (self._parked_full or parked >= _limit(self.max_in_flight, assignment, PauseReason.PARKED)):
             return PauseReason.PARKED
-        room = _map_room(assignment, load.messages + parked, now, self.fetch_size)
-        if room < (_MAP_FREE if assignment.limit is PauseReason.OFFSET_MAP else _MAP_FULL):
+        room = _map_room(assignment, load.messages + parked, now, self._fetch_size)
+        if room < (_MAP_FREE if assignment.paused is PauseReason.OFFSET_MAP else _MAP_FULL):
             return PauseReason.OFFSET_MAP
         self.fetch_limit = min(self.fetch_limit, room)
         return PauseReason.BYTES if self._bytes_full and load.has_its_share else None
@@ -271,37 +224,31 @@ class BackPressure:
         And all where the bytes are full, or each would bring a fetch beyond them (I5).
         """
         for assignment in assignments:
-            if self._bytes_full:
-                assignment.limit = PauseReason.BYTES
-            if self.is_paused_by_app(assignment):
-                self.pause(client, assignment, PauseReason.APP)
-            elif assignment.limit is not None:
-                self.pause(client, assignment, assignment.limit)
+            if self._app_pause(assignment) is not None:
+                self.set_pause(client, assignment, PauseReason.APP)
+            elif self._bytes_full:
+                self.set_pause(client, assignment, PauseReason.BYTES)
 
-    def pause(self, client: ConsumerClient, assignment: Assignment, reason: PauseReason) -> None:
-        """Pause one partition for a named reason."""
+    def set_pause(self, client: ConsumerClient, assignment: Assignment, reason: PauseReason | None) -> None:
+        """Pause one partition for a named reason; with None resume it. What fails is tried again at the next call."""
+        place = [TopicPartition(assignment.topic, assignment.partition)]
         try:
-            client.pause([TopicPartition(assignment.topic, assignment.partition)])
+            if reason is None:
+                client.resume(place)
+            else:
+                client.pause(place)
         except KafkaException as error:
-            _log.warning("%s could not be paused: %s", assignment, why(error))
+            _log.warning("%s could not be paused or resumed, it is tried again: %s", assignment, why(error))
             return
         assignment.paused = reason
-        self.pauses[reason] += 1
+        if reason is not None:
+            self.pauses[reason.value] += 1
         _log.debug("%s is paused: %s", assignment, reason)
-
-    def _resume(self, client: ConsumerClient, assignment: Assignment) -> None:
-        try:
-            client.resume([TopicPartition(assignment.topic, assignment.partition)])
-        except KafkaException as error:
-            _log.warning("%s could not be resumed, it is tried again: %s", assignment, why(error))
-            return
-        assignment.paused = None
-        _log.debug("%s is resumed", assignment)
 
 
 def _limit(limit: int, assignment: Assignment, reason: PauseReason) -> int:
     """Return a limit as it counts now: half of it for a partition that is paused because of it."""
-    return max(1, limit // (2 if assignment.limit is reason else 1))
+    return max(1, limit // (2 if assignment.paused is reason else 1))
 
 
 def _map_room(assignment: Assignment, in_flight: int, now: float, fetch_size: int) -> int:
@@ -315,11 +262,10 @@ def _map_room(assignment: Assignment, in_flight: int, now: float, fetch_size: in
     dense = _MAP_ANY - (position - tracker.watermark)
     if dense >= fetch_size:
         return dense
-    if position - assignment.map_at >= _MAP_LOOK or now >= assignment.map_look:
-        assignment.map_at = position
+    if now >= assignment.map_look:
         assignment.map_look = now + _MAP_LOOK_S
         free = MAX_METADATA_CHARS - len(tracker.commit_point().metadata)
-        assignment.map_room = int(free / _MAP_COST) - in_flight
+        assignment.map_end = position + int(free / _MAP_COST) - in_flight
     # What was in flight at that measurement was counted as open; what came since is counted by its offsets. In a log
     # with holes messages span more offsets than they are: not as many as `dense` may be taken at once.
-    return max(min(dense, _MAP_ONCE), assignment.map_room - (position - assignment.map_at))
+    return max(min(dense, _MAP_ONCE), assignment.map_end - position)

@@ -1,35 +1,40 @@
-"""The fetcher: it takes from the client what is there, as much as back-pressure allows, and gives it to the router.
+"""The fetcher: it takes from the client what is there, as much as back-pressure allows, and puts it on lanes.
 
-Among the messages the client hands over errors, those of the group included. `FetchErrors` says which of them end the
-consumer and which the client recovers from by itself, and logs them.
+It runs on the poll thread, and putting messages on lanes is most of what that thread does. So the loops are written for
+speed: one call a partition to the tracker, one a lane to the scheduler, and a handful of calls into C for each message.
+
+Users' `key=` functions are called here too: a lane cannot be chosen before the key is known. They are to be quick. The
+engine's `poll_slot` shows any thread, as a worker's does, at which message one of them is and since when; one that
+keeps the poll thread from its commits is logged.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress, groupby
+from operator import not_
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError
 
-from penstock.clients.cluster import Clock, ConsumerClient
+from penstock.clients.cluster import ConsumerClient
 from penstock.clients.gc_pause import CollectionThreshold
-from penstock.clients.kafka_errors import ErrorKind, is_missing_right, kind_of, reason
-from penstock.clients.ration import once_in, rationed
-from penstock.consumer.assignments import Assignments
+from penstock.clients.kafka_errors import ErrorKind, kind_of
+from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerRun, Fetch, total_size_in_bytes
+from penstock.consumer.engine import Engine
 from penstock.consumer.poll.back_pressure import BackPressure
 from penstock.consumer.poll.membership import Membership
-from penstock.consumer.poll.positions import LostPositions
+from penstock.consumer.poll.positions import Positions
 from penstock.consumer.poll.refusals import Refusals
-from penstock.consumer.poll.router import Router
-from penstock.consumer.poll.topics import TopicWatch
-from penstock.errors import PenstockError
+from penstock.message import Record, column
+from penstock.routing import Run
 
 if TYPE_CHECKING:
     from confluent_kafka import Message as ClientMessage
 
-_log = rationed(__name__)
+_log = logging.getLogger(__name__)
 
 #: Seconds to wait before asking again when everything is full for a moment.
 SATURATED_S = 0.002
@@ -38,43 +43,63 @@ SATURATED_S = 0.002
 _PIECE = 500
 #: Messages in a batch that are worth a step of their own.
 _MUCH = 500
+#: Seconds within which what comes is taken together, unless much is there: at most, and as a part of the interval of
+#: transactions. Each batch wakes the poll thread and workers; where its results wait for a transaction anyway, fewer
+#: and larger ones cost a third less.
+_MOST_GATHERED_S = 0.005
+_GATHERED_PART = 1 / 20
 
-#: Called for each fetch, where telemetry is on: topic, messages by partition, seconds.
-Polled = Callable[[str, dict[int, int], float], None]
 
-
-@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Fetcher:
     """On the poll thread only."""
 
-    membership: Membership
-    clock: Clock
-    assignments: Assignments
-    back_pressure: BackPressure
-    router: Router
-    errors: FetchErrors
-    polled: Polled | None
-    #: Seconds within which what comes is taken together, unless much is there. Each batch wakes the poll thread and
-    #: workers; where its results wait for a transaction anyway, fewer and larger ones cost a third less.
-    gather_s: float = 0.0
-    collection_threshold: CollectionThreshold = field(default_factory=CollectionThreshold, init=False)
-    _taken_at: float = field(default=float("-inf"), init=False)
-    _took_much: bool = field(default=False, init=False)
+    def __init__(
+        self,
+        engine: Engine,
+        membership: Membership,
+        back_pressure: BackPressure,
+        refusals: Refusals,
+        positions: Positions,
+    ) -> None:
+        self._engine = engine
+        self._clock = engine.clock
+        self._membership = membership
+        self._back_pressure = back_pressure
+        self._refusals = refusals
+        self._positions = positions
+        interval_s = engine.settings.transaction_interval if engine.settings.exactly_once else 0.0
+        self._gather_s = min(_MOST_GATHERED_S, interval_s * _GATHERED_PART)
+        self.collection_threshold = CollectionThreshold()
+        self._taken_at = float("-inf")
+        self._took_much = False
+        # The topic of all messages, or nothing where there are several, or patterns will find more. Asking each costs a
+        # tenth of the routing.
+        topics = () if engine.patterns else tuple(engine.routes)
+        self._only_topic = topics[0] if len(topics) == 1 else ""
+        # Seconds that the keys of one fetch may take before that is logged: the poll thread cannot commit meanwhile.
+        self._slow_keys_s = engine.settings.commit_interval
+        # The arrival of the next message: they are counted from 1, for 0 is older than all.
+        self._arrival = 1
+        self._now = 0.0
+        # Numbers from 0 on, which runs of all fetches share: they would be an object for each message in flight.
+        self._indexes: list[int] = []
+        # Messages by topic and partition since they were taken.
+        self._counts: dict[str, dict[int, int]] = {}
 
     def fetch(self, poll_timeout: Callable[[float], float]) -> None:
         """Take what is there; wait for a first message where nothing is.
 
         `poll_timeout` returns for how many seconds, given the time on the engine's clock.
         """
-        client = self.membership.client
-        begun = self.clock.monotonic()
-        if not self._took_much and (left_s := self._taken_at + self.gather_s - begun) > 0:
-            self.clock.sleep(left_s)
+        client = self._membership.client
+        begun = self._clock.monotonic()
+        if not self._took_much and (left_s := self._taken_at + self._gather_s - begun) > 0:
+            self._clock.sleep(left_s)
             begun += left_s
-        if not self.back_pressure.apply(client, self.assignments.all(), begun):
-            self.clock.sleep(SATURATED_S)
+        if not self._back_pressure.apply(client, self._engine.assignments.all(), begun):
+            self._clock.sleep(SATURATED_S)
             return
-        most = self.back_pressure.fetch_limit
+        most = self._back_pressure.fetch_limit
         if not self._take([], client, most, begun):
             first = client.poll(poll_timeout(begun))
             if first is not None:
@@ -88,12 +113,15 @@ class Fetcher:
             if len(piece) < _PIECE:
                 break
         if batch:
-            self._taken_at, self._took_much = self.clock.monotonic(), len(batch) >= _MUCH
-            in_flight = self.back_pressure.in_flight + len(batch)
+            self._taken_at, self._took_much = self._clock.monotonic(), len(batch) >= _MUCH
+            in_flight = self._back_pressure.in_flight + len(batch)
             self.collection_threshold.note_in_flight(in_flight, self._taken_at)
             self.route(batch)
-        if batch and self.polled is not None:
-            self._report(self.polled, self.clock.monotonic() - begun)
+        if batch and self._engine.telemetry is not None:
+            seconds = self._clock.monotonic() - begun
+            counts, self._counts = self._counts, {}
+            for topic, of_topic in counts.items():
+                self._engine.telemetry.polled(topic, of_topic, seconds)
         return bool(batch)
 
     def route(self, batch: list[ClientMessage]) -> None:
@@ -109,98 +137,121 @@ class Fetcher:
             ]
             batch = [message for message in batch if message.error() is None]
         if batch:
-            self.router.route(batch, self.clock.monotonic())  # type: ignore[arg-type] # fetched messages have a place
+            self.put_on_lanes(batch, self._clock.monotonic())  # type: ignore[arg-type] # fetched messages have a place
         for error, topic, partition in errors:
-            if self.errors.take(error, topic, partition):
-                self.membership.client_ended()
+            if kind_of(error) is ErrorKind.OUT_OF_RANGE:
+                self._positions.note_lost(error, topic or "", partition or 0)
+            elif self._refusals.take(error, topic):
+                self._membership.client_ended()
 
-    def _report(self, polled: Polled, seconds: float) -> None:
-        topics: dict[str, dict[int, int]] = {}
-        for (topic, partition), count in self.router.take_counts().items():
-            topics.setdefault(topic, {})[partition] = count
-        for topic, counts in topics.items():
-            polled(topic, counts, seconds)
+    def put_on_lanes(self, batch: Sequence[Record], now: float) -> None:
+        """Track a batch of messages without errors, put them on their lanes and wake workers."""
+        self._now, engine = now, self._engine
+        touched: dict[int, ConsumerLane] = {}
+        at = 0
+        # A batch holds long stretches of one partition; their ends are found in C.
+        for place, same in groupby(self._places(batch)):
+            records = batch[at : at + len(list(same))]
+            at += len(records)
+            topic, partition = place if isinstance(place, tuple) else (self._only_topic, place)
+            of_topic = self._counts.setdefault(topic, {})
+            of_topic[partition] = of_topic.get(partition, 0) + len(records)
+            assignment = engine.assignments.get(topic, partition)
+            if assignment is None:
+                engine.counts.stale += len(records)
+                continue
+            engine.counts.received += len(records)
+            for rising, offsets in _rising(records):
+                self._put(engine.assignments.get(topic, partition) or assignment, rising, offsets, touched)
+                self._arrival += len(rising)
+        # Appended before `Scheduler.ready`: see the argument in penstock.routing.scheduler.
+        engine.wake(engine.scheduler.ready(touched.values()))
 
+    def _places(self, batch: Sequence[Record]) -> list[int] | list[tuple[str, int]]:
+        """Return where each message comes from; its partition alone where there is one topic only."""
+        if self._only_topic:
+            return column(batch, "partition")
+        return [(record.topic(), record.partition()) for record in batch]
 
-#: Errors that the client recovers from by itself; they are logged at debug level.
-_TRANSIENT = frozenset({KafkaError._PARTITION_EOF, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})  # noqa: SLF001 - the client library's names of its local errors
-#: Errors after which the brokers are asked at once what is the matter with the topics.
-_ASK_AGAIN = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - as above
-#: Seconds between two warnings that the brokers refuse this member the same.
-_LOG_AGAIN_S = 60.0
-
-#: What a broker says where group.protocol=consumer is switched off.
-_NO_VERSION = KafkaError(KafkaError.UNSUPPORTED_VERSION).str()
-#: How the client begins the text of an error that ended it, by what it was.
-_ENDED_BY = {
-    code: f"Fatal error: {KafkaError(code).str()}"
-    for code in (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.TOPIC_AUTHORIZATION_FAILED)
-}
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class FetchErrors:
-    """Judges errors. On the poll thread, save `shut_out`."""
-
-    topic_watch: TopicWatch
-    refusals: Refusals
-    lost_positions: LostPositions
-    clock: Clock
-    # When the group did not take this member last, and why. Replaced as a whole, so that any thread may read it.
-    _refusal: tuple[float, str] | None = field(default=None, init=False)
-
-    def take(self, error: KafkaError, topic: str | None, partition: int | None) -> bool:
-        """Take an error; return whether it has ended the client, which a new one can follow.
-
-        Raises `PenstockError` where it ends the consumer.
-        """
-        # For a fenced static member it comes in a message whose error is not marked fatal.
-        if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001 - as above
-            for code, text in _ENDED_BY.items():
-                # A client of the protocol "consumer" takes a refused heartbeat for its end (librdkafka 2.16). The code
-                # behind it stands in the text alone.
-                if error.code() == code or error.str().startswith(text):
-                    self._note_missing_right(KafkaError(code), topic)
-                    return True
-            remedy = "start the consumer again"
-            if "group.instance.id" in error.str():
-                remedy = "give each member a group.instance.id of its own, or the two end each other in turn"
-            elif _NO_VERSION in error.str():
-                remedy = "leave group.protocol=consumer out, or have the brokers allow it (their feature group.version)"
-            raise PenstockError(f"the Kafka client cannot go on: {reason(error)}; {remedy}")
-        if kind_of(error) is ErrorKind.OUT_OF_RANGE:
-            self.lost_positions.note(error, topic or "", partition or 0)
-            return False
-        if error.code() in _ASK_AGAIN:
-            self.topic_watch.check_now()
-        if error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
-            self._refused(
-                f"the group does not take this member: {reason(error)}; the group has members that do not rebalance "
-                "cooperatively, such as with partition.assignment.strategy=range, and penstock does: stop them first, "
-                "or give them cooperative-sticky, Java's in two rolling restarts (docs/coming-from.md); it is tried "
-                "again"
-            )
-        elif is_missing_right(error):
-            self._note_missing_right(error, topic)
+    def _put(
+        self,
+        assignment: Assignment,
+        records: Sequence[Record],
+        offsets: Sequence[int],
+        touched: dict[int, ConsumerLane],
+    ) -> None:
+        if offsets[0] < assignment.tracker.position:
+            assignment = self._went_back(assignment, offsets[0])
+        block = assignment.tracker.register(offsets, total_size_in_bytes(records, assignment))
+        self._engine.counts.restored += len(offsets) - block.left
+        fetch = Fetch(assignment, block, self._now)
+        # Without those that a former owner had done.
+        todo = None if block.left == len(offsets) else block.done
+        ordering, lanes = assignment.route.ordering, assignment.route.lanes
+        if ordering.calls_function:
+            self._ask_keys(fetch, records)
         else:
-            level = logging.DEBUG if error.code() in _TRANSIENT else logging.WARNING
-            _log.log(level, "fetching: %s", reason(error))
-        return False
+            fetch.ask_keys(records)
+        numbers = ordering.lane_numbers(assignment.topic, assignment.partition, records, fetch.keys)
+        runs: dict[int, ConsumerRun] = {}
+        if len(self._indexes) < len(numbers):
+            self._indexes = list(range(len(numbers)))
+        taken: Iterable[tuple[int, int, Record]] = zip(self._indexes, numbers, records, strict=False)
+        if todo is not None:
+            taken = compress(taken, map(not_, todo))
+        for index, number, record in taken:
+            run = runs.get(number)
+            if run is None:
+                runs[number] = Run(fetch, self._arrival, [record], [index])
+            else:
+                run.records.append(record)
+                run.indexes.append(index)
+        for number, run in runs.items():
+            lane = lanes[number]
+            lane.runs.append(run)
+            touched[lane.number] = lane
 
-    def _note_missing_right(self, error: KafkaError, topic: str | None) -> None:
-        self.refusals.note(error, topic, self.clock.monotonic())
-        # Its answer stands in `explain` until the right is granted.
-        self.topic_watch.check_now()
+    def _ask_keys(self, fetch: Fetch, records: Sequence[Record]) -> None:
+        """Have a user's function say what stands for the keys of a fetch, and log that where it takes its time."""
+        slot, now = self._engine.poll_slot, self._clock.monotonic
+        slot.thread_id = threading.get_ident()
+        slot.fetch, slot.started = fetch, now()
+        fetch.ask_keys(records, slot)  # it may never return
+        took_s = now() - slot.started
+        slot.leave()
+        if took_s > self._slow_keys_s:
+            # Once more only where it is much slower.
+            self._slow_keys_s = 2 * took_s
+            _log.warning(
+                "the key function of %s took %.1f s for %d messages of %s, and the poll thread, which calls it, cannot "
+                "commit meanwhile; look nothing up in it, or have the producer send the key in a header, for "
+                "key='header:name'",
+                fetch.assignment.route.handler.name,
+                took_s,
+                len(records),
+                fetch.assignment,
+            )
 
-    def _refused(self, why: str) -> None:
-        """Log why the group does not take this member; the client tries again every other second."""
-        now = self.clock.monotonic()
-        self._refusal = (now, why)
-        _log.warning("%s", why, extra=once_in(_LOG_AGAIN_S, why, now))
+    def _went_back(self, former: Assignment, offset: int) -> Assignment:
+        """Follow a log that went back (truncated, or reset by policy): a new incarnation starts at `offset`."""
+        _log.warning(
+            "%s went back from offset %d to %d (log truncated, recreated or reset); handling goes on from there",
+            former,
+            former.tracker.position,
+            offset,
+        )
+        return self._engine.begin_again(former, offset)
 
-    def shut_out(self) -> str | None:
-        """Return why the brokers do not take this member, or None where it was not refused lately. Any thread."""
-        refusal = self._refusal
-        if refusal is not None and self.clock.monotonic() - refusal[0] < _LOG_AGAIN_S:
-            return refusal[1]
-        return self.refusals.of_group
+
+def _rising(records: Sequence[Record]) -> Iterator[tuple[Sequence[Record], Sequence[int]]]:
+    """Yield stretches whose offsets rise, with these: one, save where the log went back between two fetches."""
+    offsets: list[int] = column(records, "offset")
+    if offsets == sorted(offsets):  # in C; what follows is for one batch in the life of a log
+        yield records, offsets
+        return
+    begin = 0
+    for place in range(1, len(offsets)):
+        if offsets[place] <= offsets[place - 1]:
+            yield records[begin:place], offsets[begin:place]
+            begin = place
+    yield records[begin:], offsets[begin:]

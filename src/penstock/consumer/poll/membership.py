@@ -1,122 +1,223 @@
-"""Membership: the client that is this process's member of the group. It is joined, replaced and closed here."""
+"""Membership: the client that is this process's member of the group. It joins, takes partitions, and leaves.
+
+The client calls back from within poll when partitions come, go and are lost, so that runs on the poll thread. A
+revocation has one time budget for all its steps: stop handing out, wait for running handlers, commit in the callback,
+drop the assignments. A commit that is not answered within what is left of it is left to the client: nothing is lost, at
+worst work is done again.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from penstock.clients.cluster import Clock, ConsumerClient
+from penstock.clients.cluster import Cluster, ConsumerClient
 from penstock.clients.factory import TopicsNotKnownError
 from penstock.clients.kafka_errors import reason
-from penstock.consumer.assignments import Assignments
+from penstock.consumer.assignments import Assignment
+from penstock.consumer.engine import Engine
+from penstock.consumer.poll.back_pressure import BackPressure
 from penstock.consumer.poll.commits import Commits
-from penstock.consumer.poll.rebalance import Rebalance
-from penstock.consumer.poll.stop_request import StopRequest
+from penstock.consumer.poll.positions import Positions, names
+from penstock.offsets import decode, owner_of
 
 _log = logging.getLogger(__name__)
 
-#: Seconds until a new client takes the place of one that has ended, and between two.
+#: Seconds until a new client takes the place of one that has ended.
 _RENEW_INTERVAL_S = 5.0
 #: Seconds until a member joins again that could not.
 _JOIN_AGAIN_S = 1.0
+#: Seconds between two checks of the running handlers, in a revocation.
+_HANDLERS_POLL_S = 0.005
+#: Seconds that the commit of a revocation has in any case, also where running handlers have used the budget up.
+_COMMIT_S = 0.5
 #: Seconds that leaving by name may take beyond the revocation, and between two looks.
 _UNSUBSCRIBE_S = 1.0
 _POLL_S = 0.02
-#: Seconds that a stop, or leaving the group, may take beyond the time that running handlers have.
+#: Seconds that a stop may take beyond the time that running handlers have.
 _LEAVE_BUDGET_S = 5.0
 
 
-@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Membership:
     """On the poll thread only, save where it says otherwise."""
 
-    make_client: Callable[[], ConsumerClient]
-    topics: list[str]
-    group: str
-    clock: Clock
-    assignments: Assignments
-    rebalance: Rebalance
-    commits: Commits
-    stop_request: StopRequest
-    #: The budget of the revocation that leaving begins with, in seconds.
-    revoke_timeout: float
-    #: Whether the member is named for its restarts within a run alone: where it stops, nobody comes back for its name.
-    leaves_its_name: bool
-    #: The client that is the member now.
-    client: ConsumerClient = field(init=False)
-    #: Set when nothing is left to do but to leave the group.
-    leaving: threading.Event = field(default_factory=threading.Event, init=False)
-    # When a new client takes the place of one that has ended, on the engine's clock; None where none has.
-    _renew_at: float | None = field(default=None, init=False)
-    # When it is tried again to join; None where that is not to be done.
-    _join_at: float | None = field(default=None, init=False)
-    # When leaving was seen to have begun, and whether it was logged that nobody waits for its end. Both by the thread
-    # that waits for it.
-    _leaving_since: float | None = field(default=None, init=False)
-    _abandoned: bool = field(default=False, init=False)
+    #: The client that is the member now. Made by `connect`.
+    client: ConsumerClient
+    _make_client: Callable[[], ConsumerClient]
+    # Whether the member is named for its restarts within a run alone: where it stops, nobody comes back for its name.
+    _leaves_its_name: bool
 
-    def __post_init__(self) -> None:
-        self.client = self.make_client()
+    def __init__(self, engine: Engine, commits: Commits, back_pressure: BackPressure, positions: Positions) -> None:
+        self._engine = engine
+        self._clock = engine.clock
+        self._commits = commits
+        self._back_pressure = back_pressure
+        self._positions = positions
+        #: Set when nothing is left to do but to leave the group.
+        self.leaving = threading.Event()
+        # Whether the client has ended, and when a new one takes its place, or it is tried again to join, on the
+        # engine's clock; None where that is not to be done.
+        self._has_ended = False
+        self._join_at: float | None = None
+        # Whether it was logged that nobody waits for the end of leaving. By the thread that waits for it.
+        self._abandoned = False
 
-    def consume(self, topics: list[str]) -> None:
-        """Subscribe to these topics instead of those before; what is in both stays where it is."""
-        self.topics = topics
-        if self._renew_at is not None:
-            return  # the client that follows joins with them
-        try:
-            if topics:
-                self.join()
-            else:
-                self.client.unsubscribe()
-        except KafkaException as error:
-            # It has ended: `poll` says so, and why.
-            _log.warning("the topics of group %s could not be subscribed to: %s", self.group, reason(error))
+    def connect(self, cluster: Cluster, config: dict[str, Any]) -> None:
+        """Make the client."""
+        self._make_client = partial(cluster.consumer, config)
+        self._leaves_its_name = (
+            "group.instance.id" in config and "group.instance.id" not in self._engine.settings.config
+        )
+        self.client = self._make_client()
 
     def join(self) -> None:
         """Ask to join the group, as soon as there is a topic to consume and brokers know it."""
         self._join_at = None
-        if not self.topics:
-            return
+        topics = self._engine.routes.topics
         try:
-            self.client.subscribe(
-                self.topics,
-                on_assign=self.rebalance.on_assign,
-                on_revoke=self.rebalance.on_revoke,
-                on_lost=self.rebalance.on_lost,
-            )
+            if topics:
+                self.client.subscribe(topics, on_assign=self.on_assign, on_revoke=self.on_revoke, on_lost=self.on_lost)
         except TopicsNotKnownError as error:
-            self._join_at = self.clock.monotonic() + _JOIN_AGAIN_S
-            _log.warning("group %s is not joined yet: %s; that is tried again", self.group, reason(error))
+            self._join_at = self._clock.monotonic() + _JOIN_AGAIN_S
+            _log.warning("group %s is not joined yet: %s; that is tried again", self._engine.group, reason(error))
+
+    def change_topics(self) -> None:
+        """Consume the topics that there are now instead of those before; what is in both stays where it is."""
+        if self._has_ended:
+            return  # the client that follows joins with them
+        try:
+            if not self._engine.routes.topics:
+                self.client.unsubscribe()
+            self.join()
+        except KafkaException as error:
+            # It has ended: `poll` says so, and why.
+            _log.warning("the topics of group %s could not be subscribed to: %s", self._engine.group, reason(error))
 
     def client_ended(self) -> None:
         """Give up what a client had that has ended: nothing of that can be committed any more."""
-        if self._renew_at is not None:
+        if self._has_ended:
             return
-        self._renew_at = self.clock.monotonic() + _RENEW_INTERVAL_S
-        assigned = [TopicPartition(assignment.topic, assignment.partition) for assignment in self.assignments.all()]
+        self._has_ended, self._join_at = True, self._clock.monotonic() + _RENEW_INTERVAL_S
+        assigned = [TopicPartition(each.topic, each.partition) for each in self._engine.assignments.all()]
         if assigned:
-            self.rebalance.on_lost(self.client, assigned)
+            self.on_lost(self.client, assigned)
 
     def check(self, now: float) -> None:
         """Join where that could not be done before, and with a new client where the last has ended."""
-        if self._renew_at is not None and now >= self._renew_at:
-            self.client = self.make_client()
-            self.commits.forget_answers()
-            self._renew_at = None
+        if self._join_at is not None and now >= self._join_at:
+            if self._has_ended:
+                self.client = self._make_client()
+                self._commits.forget_answers()
+                self._has_ended = False
             self.join()
-        elif self._renew_at is None and self._join_at is not None and now >= self._join_at:
-            self.join()
+
+    def on_assign(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
+        """Take partitions over from where the group stands."""
+        # Also where nothing is new: the generation is.
+        self._commits.note_rebalanced(client)
+        if not partitions:
+            return
+        committed, begun = self._positions.find(client, partitions)
+        made = [self._assignment(partition) for partition in committed]
+        for partition, assignment in zip(committed, made, strict=True):
+            # Where such a partition begins is committed before anything of it is done: whoever comes after this member
+            # may take the topic for an old one, or find another end.
+            assignment.acknowledged = partition.offset < 0 or partition not in begun
+            self._engine.assignments.put(assignment)
+        client.incremental_assign(
+            [TopicPartition(partition.topic, partition.partition, partition.offset) for partition in committed]
+        )
+        self._back_pressure.pause_new(client, made)
+        self._engine.counts.assigned += len(partitions)
+        _log.info("assigned: %s", names(partitions))
+
+    def _assignment(self, committed: TopicPartition) -> Assignment:
+        # Below 0: the group has none, or was not heard of.
+        start = committed.offset if committed.offset >= 0 else None
+        owner = owner_of(self._engine.group, committed.topic, committed.partition)
+        return Assignment(
+            committed.topic,
+            committed.partition,
+            self._engine.routes[committed.topic],
+            start=start,
+            restored=None if start is None else decode(start, committed.metadata, owner),
+            owner=owner,
+        )
+
+    def on_revoke(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
+        """Give partitions back with all that is done committed."""
+        if not partitions:
+            return
+        revoked = self._deactivate(partitions)
+        begun = self._clock.monotonic()
+        # What ends meanwhile is committed meanwhile, as of the generation that takes the partitions away.
+        self._commits.note_rebalanced(client)
+        while (busy := self._busy(revoked)) and self._left(begun) > 0:
+            self._clock.sleep(_HANDLERS_POLL_S)
+        if busy:
+            _log.warning(
+                "there is still work on %s after %.1f s (%s); its messages will be handled again by the next owner",
+                names(partitions),
+                self._clock.monotonic() - begun,
+                ", ".join(busy),
+            )
+        self._commits.commit_revoked(client, revoked, max(_COMMIT_S, self._left(begun)))
+        self._drop(client, partitions, revoked)
+        self._engine.counts.revoked += len(partitions)
+        _log.info("revoked: %s", names(partitions))
+
+    def _deactivate(self, partitions: Sequence[TopicPartition]) -> list[Assignment]:
+        return self._engine.assignments.deactivate((place.topic, place.partition) for place in partitions)
+
+    def _busy(self, assignments: Sequence[Assignment]) -> list[str]:
+        """Return the names of what holds messages of these assignments: slots, completions, the outbox."""
+        # Done here in a revocation: nobody else would learn of what brokers acknowledge meanwhile.
+        engine, outbox = self._engine, self._engine.outbox
+        engine.time_limits.check(self._clock.monotonic())
+        engine.complete_finished()
+        busy = engine.processor.busy_with(engine.slots(), assignments)
+        outbox.serve()
+        outbox.expedite()
+        return [*busy, "the outbox"] if outbox.has_any_of(assignments) else busy
+
+    def _left(self, begun: float) -> float:
+        """Return the seconds left of the budget of a revocation."""
+        # Asked each time: a signal may cut the time short meanwhile. A drain that has used up its own leaves none.
+        end_by = min(begun + self._engine.settings.revoke_timeout, self._engine.stop_request.end_by)
+        return end_by - self._clock.monotonic()
+
+    def on_lost(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
+        """Drop partitions that another member may own already: nothing of them may be committed."""
+        self._drop(client, partitions, self._deactivate(partitions))
+        self._engine.counts.lost += len(partitions)
+        _log.warning("lost without a commit: %s; what was not committed is handled again", names(partitions))
+
+    def _drop(
+        self, client: ConsumerClient, partitions: list[TopicPartition], assignments: Sequence[Assignment]
+    ) -> None:
+        self._engine.assignments.remove(assignments)
+        self._engine.processor.wake_all()
+        # A pause outlives the assignment in the client: when the partition comes back it would stay paused for ever.
+        paused = [TopicPartition(each.topic, each.partition) for each in assignments if each.paused is not None]
+        for step, dropped in ((client.resume, paused), (client.incremental_unassign, partitions)):
+            try:
+                if dropped:
+                    step(dropped)
+            except KafkaException as error:
+                # The client has dropped them itself, as it does when the group is left.
+                _log.debug("not assigned any more: %s", reason(error))
 
     def leave(self) -> None:
         """Leave the group and close the client, which waits for an absent coordinator and knows no bound but its own.
 
         Closing revokes: running handlers are waited for, and all that is done is committed there.
         """
-        for step in (self._give_name_up, self.client.close) if self.leaves_its_name else (self.client.close,):
+        for step in (self._give_name_up, self.client.close) if self._leaves_its_name else (self.client.close,):
             try:
                 step()
             except (KafkaException, RuntimeError, SystemError) as error:
@@ -128,9 +229,10 @@ class Membership:
     def _give_name_up(self) -> None:
         """Leave the group while the client is open: closing a named member keeps its partitions for it (KIP-345)."""
         self.client.unsubscribe()
-        end = self.clock.monotonic() + (self.revoke_timeout if self.assignments.all() else 0.0) + _UNSUBSCRIBE_S
+        revocation_s = self._engine.settings.revoke_timeout if self._engine.assignments.all() else 0.0
+        end = self._clock.monotonic() + revocation_s + _UNSUBSCRIBE_S
         # The request to leave goes out once the partitions are given back, which `poll` does; then the id is gone.
-        while self.client.memberid() and self.clock.monotonic() < end:
+        while self.client.memberid() and self._clock.monotonic() < end:
             self.client.poll(_POLL_S)
 
     def leaving_takes_too_long(self) -> bool:
@@ -138,24 +240,16 @@ class Membership:
 
         The drain ends in time by itself, save where a call of the client hangs: then leaving never begins.
         """
-        now, is_leaving = self.clock.monotonic(), self.leaving.is_set()
-        if not is_leaving:
-            end_by = self.stop_request.end_by + _LEAVE_BUDGET_S
-        else:
-            if self._leaving_since is None:
-                self._leaving_since = now
-            begun = self._leaving_since
-            end_by = min(begun + self.revoke_timeout, max(begun, self.stop_request.end_by)) + _LEAVE_BUDGET_S
-        if now < end_by:
+        if self._clock.monotonic() < self._engine.stop_request.end_by + _LEAVE_BUDGET_S:
             return False
         if not self._abandoned:
             self._abandoned = True
             _log.warning(
                 "%s cannot leave its group: %s; the client goes on trying while the process lives, and what was not "
                 "committed is handled again",
-                self.group,
+                self._engine.group,
                 "the coordinator does not answer"
-                if is_leaving
+                if self.leaving.is_set()
                 else "a call of its Kafka client does not return, or one of a key function",
             )
         return True

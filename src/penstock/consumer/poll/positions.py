@@ -1,14 +1,13 @@
-"""Where partitions stand in their logs: ends, positions that are lost, open transactions in the way.
+"""Positions: where partitions begin that come to this member, and go on that have lost their place; and logs' ends.
 
-The ends are those that the client last heard of: no request is made. A position is lost where it is not in the log, or
-of a topic that was deleted and created again. Left to itself the client would go by `auto.offset.reset` in silence:
-with `latest` past all that is left of a log whose beginning was deleted. So it only reports them
-(`auto.offset.reset=error`), and waits to be sent somewhere.
+A position is lost where it is not in the log, or is of a topic that was deleted and created again. Left to itself the
+client would go by `auto.offset.reset` in silence: with `latest` past all that is left of a log whose beginning was
+deleted. So it only reports them (`auto.offset.reset=error`), and waits to be sent somewhere.
 
-Under read_committed a log ends where the oldest open transaction begins. Such a partition looks idle while its lag
-grows, and nothing in this process is the cause. So where a partition has lag, nothing in flight, and does not move,
-brokers are asked where its readable end is. Whose transaction it is the client library cannot ask; Kafka's own tool
-can.
+The ends are those that the client last heard of: no request is made. Under read_committed a log ends where the oldest
+open transaction begins. Such a partition looks idle while its lag grows, and nothing in this process is the cause. So
+where a partition has lag, nothing in flight, and does not move, brokers are asked where its readable end is. Whose
+transaction it is the client library cannot ask; Kafka's own tool can.
 """
 
 from __future__ import annotations
@@ -16,103 +15,161 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
 from penstock.clients.bounded_calls import NotAnsweredError
 from penstock.clients.cluster import Answer, ConsumerClient
 from penstock.clients.kafka_errors import reason
-from penstock.consumer.assignments import Assignment, Assignments
-from penstock.consumer.poll.router import Router
-from penstock.consumer.settings import ConsumerSettings
+from penstock.consumer.assignments import Assignment
+from penstock.consumer.engine import Engine
 from penstock.errors import PenstockError
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two looks at each partition, and how many may be looked at in a second: one costs some µs.
-_ENDS_EVERY_S = 1.0
-_MOST_PER_S = 1000
-
-
-class LogEnds:
-    """Notes them, for lag and for the causes of a stall. Commits have a pace of their own, which may be an hour."""
-
-    def __init__(self, assignments: Assignments) -> None:
-        self._assignments = assignments
-        self._next = 0.0
-
-    def note(self, client: ConsumerClient, now: float) -> None:
-        """Note them, when it is time."""
-        if now < self._next:
-            return
-        assignments = self._assignments.all()
-        self._next = now + max(_ENDS_EVERY_S, len(assignments) / _MOST_PER_S)
-        for assignment in assignments:
-            known = client.get_watermark_offsets(TopicPartition(assignment.topic, assignment.partition), cached=True)
-            if known is not None and known[1] >= 0:
-                assignment.end = known[1]
-
-
-#: Seconds that one question may keep the poll thread, and between two tries.
+#: Seconds that the request for the group's committed offsets may take.
+_COMMITTED_TIMEOUT_S = 10.0
+#: Seconds that finding the first offsets of new topics may take.
+_FIRST_TIMEOUT_S = 5.0
+#: Seconds that a question about a lost position may keep the poll thread, and between two tries.
 _ANSWER_S = 2.0
 _RETRY_DELAY_S = 1.0
+#: Seconds between two looks at each partition, and how many may be looked at in a second: one costs some µs. Commits
+#: have a pace of their own, which may be an hour.
+_ENDS_EVERY_S = 1.0
+_MOST_PER_S = 1000
+#: Seconds between two questions, and partitions that are asked about at a time.
+_ASK_EVERY_S = 3.0
+_MOST_ASKED = 100
+
+_NUMBER = attrgetter("partition")
+#: A topic and a partition.
+Place = tuple[str, int]
 
 
-@dataclass(slots=True, kw_only=True, eq=False, repr=False)
-class LostPositions:
-    """On the poll thread only."""
+class Positions:
+    """Finds them. On the poll thread only, save `trouble`."""
 
-    assignments: Assignments
-    router: Router
-    #: Says where partitions begin that the group has no offset of.
-    begin: Callable[[ConsumerClient, Sequence[TopicPartition]], object]
-    #: Where a topic begins whose log has become shorter, as a logical offset; None where it may not.
-    offset_reset: Callable[[str], int | None]
-    #: Whether the user lets partitions go on elsewhere than at the group's offset.
-    is_allowed: bool
-    # Partitions to be sent on, and whether the topic was created again.
-    _waiting: dict[Assignment, bool] = field(default_factory=dict, init=False)
-    _next: float = field(default=0.0, init=False)
+    #: Asks brokers where partitions end for readers of committed messages. Set before the start.
+    ask: Callable[[Sequence[Place]], Answer[Mapping[Place, int]]]
 
-    def note(self, error: KafkaError, topic: str, partition: int) -> None:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # Where partitions begin that the group has no offset of, as a logical offset; None where nowhere.
+        self._reset = engine.settings.offset_reset
+        # Partitions to be sent on, and whether the topic was created again; and when that is tried.
+        self._lost: dict[Assignment, bool] = {}
+        self._next = 0.0
+        # When the ends are noted, and when it is asked for the readable ones.
+        self._note_at = self._ask_at = 0.0
+        # The question under way, and the position of each partition that it is about.
+        self._asked: tuple[Answer[Mapping[Place, int]], Mapping[Assignment, int]] | None = None
+        # The position of each that waits, and where the transaction begins. Replaced as a whole: any thread reads it.
+        self._open: Mapping[Assignment, tuple[int, int]] = {}
+
+    def find(
+        self, client: ConsumerClient, partitions: list[TopicPartition]
+    ) -> tuple[list[TopicPartition], list[TopicPartition]]:
+        """Return the group's offsets, and those of them that are where a partition begins, for the group has none.
+
+        They may stay out for long: a transaction of the former owner is open, or the group's coordinator is away. With
+        `exactly_once` they are waited for: without its map, results that are visible would be written again. None at
+        all where a stop was asked for before they were known.
+        """
+        while True:
+            try:
+                found = client.committed(partitions, timeout=_COMMITTED_TIMEOUT_S)
+                trouble = next((reason(partition.error) for partition in found if partition.error is not None), "")
+                if not trouble:
+                    return found, self._begin(client, [partition for partition in found if partition.offset < 0])
+            except KafkaException as error:
+                # Without the map only work is repeated; without the offset the client asks for it itself.
+                found = [TopicPartition(partition.topic, partition.partition) for partition in partitions]
+                trouble = reason(error)
+            if not self._engine.settings.exactly_once:
+                _log.warning("the group's offsets are not known yet: %s; work above them may repeat", trouble)
+                return found, []
+            _log.warning("the group's offsets are not known yet: %s; they are asked for again", trouble)
+            if self._engine.stop_request.is_requested:
+                return [], []
+
+    def _begin(self, client: ConsumerClient, without: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Say where partitions begin that the group has no offset of; return those of which that is to be committed.
+
+        `KafkaException` where the group's coordinator did not answer.
+        """
+        at_first = [other for other in without if self._engine.routes.begins_at_first(other.topic)]
+        if at_first:
+            _log.info("the group has no offset of %s, new topics or its own: they begin at the first", names(at_first))
+        if added := self._added(client, [other for other in without if other not in at_first]):
+            _log.warning("%s were added to topics that the group reads: they begin at the first", names(added))
+            at_first += added
+        if others := [other for other in without if other not in at_first]:
+            _log.info("the group has no offset of %s: auto.offset.reset says where it begins", names(others))
+        for other in others:
+            other.offset = OFFSET_INVALID if self._reset is None else self._reset
+        for other in at_first:
+            other.offset = OFFSET_BEGINNING
+        # An end is another at each look, and who begins there later than it was meant to has lost what came between.
+        begun = at_first + [other for other in others if other.offset == OFFSET_END]
+        end = self._engine.clock.monotonic() + _FIRST_TIMEOUT_S
+        for other in begun:
+            try:
+                known = client.get_watermark_offsets(other, timeout=max(0.0, end - self._engine.clock.monotonic()))
+            except KafkaException as error:
+                _log.info("where the log of %s begins and ends is not known: %s", names([other]), reason(error))
+            else:
+                if known is not None:
+                    other.offset = known[0 if other.offset == OFFSET_BEGINNING else 1]
+        return begun
+
+    def _added(self, client: ConsumerClient, without: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Return those that a topic got since the group began to read it: they are above all that it has offsets of.
+
+        What is written to one before a member has it is not to be passed over.
+        """
+        if self._reset != OFFSET_END:
+            return []
+        highest = {partition.topic: partition.partition for partition in sorted(without, key=_NUMBER)}
+        below = [TopicPartition(topic, number) for topic, most in highest.items() for number in range(most)]
+        found = client.committed(below, timeout=_COMMITTED_TIMEOUT_S) if below else []
+        known = {place.topic: place.partition for place in sorted(found, key=_NUMBER) if place.offset >= 0}
+        return [place for place in without if place.partition > known.get(place.topic, place.partition)]
+
+    def note_lost(self, error: KafkaError, topic: str, partition: int) -> None:
         """Note that the client does not know where to read on; `PenstockError` where no other place is allowed."""
-        if not self.is_allowed:
+        if self._reset is None:
             raise PenstockError(
                 f"the group's offset is not in the log and auto.offset.reset forbids another: {reason(error)}; "
                 "reset the group's offsets, or set auto.offset.reset to earliest or latest"
             )
-        assignment = self.assignments.get(topic, partition)
+        assignment = self._engine.assignments.get(topic, partition)
         if assignment is not None:
-            self._waiting.setdefault(assignment, False)
+            self._lost.setdefault(assignment, False)
 
     def restart(self, client: ConsumerClient, recreated: Sequence[str], now: float) -> None:
-        """Send the client to where these partitions go on, and those of topics that were created again.
+        """Send the client to where lost partitions go on, and those of topics that were created again.
 
         Raises `PenstockError` where `auto.offset.reset` forbids to begin again with such a topic.
         """
         if recreated:
-            self._waiting |= {
-                assignment: True for assignment in self.assignments.all() if assignment.topic in recreated
-            }
+            assignments = self._engine.assignments.all()
+            self._lost |= {assignment: True for assignment in assignments if assignment.topic in recreated}
             self._next = now
-        if not self._waiting or now < self._next:
-            return
-        self._next = now + _RETRY_DELAY_S
-        waiting = [
-            assignment for assignment in self._waiting if assignment.active and not self._restarted(client, assignment)
-        ]
-        self._waiting = {assignment: self._waiting[assignment] for assignment in waiting}
+        if self._lost and now >= self._next:
+            self._next = now + _RETRY_DELAY_S
+            self._lost = {
+                assignment: is_recreated
+                for assignment, is_recreated in self._lost.items()
+                if assignment.active and not self._restarted(client, assignment, is_recreated=is_recreated)
+            }
 
-    def _restarted(self, client: ConsumerClient, assignment: Assignment) -> bool:
+    def _restarted(self, client: ConsumerClient, assignment: Assignment, *, is_recreated: bool) -> bool:
         place = TopicPartition(assignment.topic, assignment.partition)
-        is_recreated = self._waiting[assignment]
         try:
-            if is_recreated:
-                place.offset = self._beginning(assignment)
-            else:
-                self._find(client, assignment, place)
+            self._go_on(client, assignment, place, is_recreated=is_recreated)
             # It stands still: `seek` is refused (librdkafka 2.16).
             with suppress(KafkaException):  # the last try may have come as far as this
                 client.incremental_unassign([TopicPartition(assignment.topic, assignment.partition)])
@@ -123,99 +180,68 @@ class LostPositions:
         if place.offset >= 0:
             assignment.tracker.advance(place.offset)
         elif assignment.known or is_recreated:
-            self.router.begin_again(assignment, None)
+            self._engine.begin_again(assignment, None)
         else:
             assignment.is_sought = True
         return True
 
-    def _beginning(self, assignment: Assignment) -> int:
-        """Return where a partition of a topic that was created again begins, as a logical offset."""
-        begin = self.offset_reset(assignment.topic)
-        if begin is None:
+    def _go_on(
+        self, client: ConsumerClient, assignment: Assignment, place: TopicPartition, *, is_recreated: bool
+    ) -> None:
+        """Find out where a partition goes on that has lost its position."""
+        position, what = assignment.tracker.position, f"topic {place.topic} was deleted and created again"
+        if not is_recreated:
+            if not assignment.known and (position := client.committed([place], _ANSWER_S)[0].offset) < 0:
+                self._begin(client, [place])
+                return
+            known = client.get_watermark_offsets(TopicPartition(place.topic, place.partition), timeout=_ANSWER_S)
+            start, end = (position, position) if known is None else known
+            place.offset = max(position, start)
+            if position < start:
+                _log.warning(
+                    "%s stood at offset %d, and its log begins at %d by now: what lay between was deleted, by "
+                    "retention or by hand, before it was handled; it goes on at the first message that is there",
+                    assignment,
+                    position,
+                    start,
+                )
+            if position <= end:
+                return
+            what = f"its log ends at {end} (truncated, or created again)"
+        # One that a pattern matches is a new topic.
+        reset = self._reset if place.topic in self._engine.patterns.named else OFFSET_BEGINNING
+        if reset is None:
             raise PenstockError(
-                f"topic {assignment.topic} was deleted and created again: auto.offset.reset forbids to begin again; "
+                f"{assignment} stood at offset {position}, and {what}: auto.offset.reset forbids to begin again; "
                 "reset the group's offsets, or set auto.offset.reset to earliest or latest"
             )
+        place.offset = reset
         _log.warning(
-            "topic %s was deleted and created again: partition %d begins again at its %s; it stood at "
-            "offset %d of the former one, and what was handled of the new one since is handled again",
-            assignment.topic,
-            assignment.partition,
-            "end" if begin == OFFSET_END else "beginning",
-            assignment.tracker.position,
-        )
-        return begin
-
-    def _find(self, client: ConsumerClient, assignment: Assignment, place: TopicPartition) -> None:
-        """Find out where a partition goes on that the client does not know a position of."""
-        position = assignment.tracker.position if assignment.known else client.committed([place], _ANSWER_S)[0].offset
-        if position < 0:
-            self.begin(client, [place])
-        else:
-            place.offset = self._in_log(client, assignment, position)
-
-    def _in_log(self, client: ConsumerClient, assignment: Assignment, position: int) -> int:
-        """Return where a partition goes on that stood at a position: there, if that is in its log."""
-        known = client.get_watermark_offsets(TopicPartition(assignment.topic, assignment.partition), timeout=_ANSWER_S)
-        start, end = (position, position) if known is None else known
-        if position < start:
-            _log.warning(
-                "%s stood at offset %d, and its log begins at %d by now: what lay between was deleted, by retention or "
-                "by hand, before it was handled; it goes on at the first message that is there",
-                assignment,
-                position,
-                start,
-            )
-            return start
-        if position <= end:
-            return position
-        reset = self.offset_reset(assignment.topic)
-        _log.warning(
-            "%s stood at offset %d, and its log ends at %d (truncated, or created again): it begins at its %s",
+            "%s stood at offset %d, and %s: it begins again at its %s, and what was handled of the new log since is "
+            "handled again",
             assignment,
             position,
-            end,
+            what,
             "end" if reset == OFFSET_END else "beginning",
         )
-        return OFFSET_BEGINNING if reset is None else reset
 
-
-#: Seconds between two questions, and partitions that are asked about at a time.
-_ASK_EVERY_S = 3.0
-_MOST_ASKED = 100
-
-#: A topic and a partition.
-Place = tuple[str, int]
-
-
-class OpenTransactions:
-    """Looks for them. On the poll thread only, save `trouble`."""
-
-    def __init__(
-        self,
-        assignments: Assignments,
-        ask: Callable[[Sequence[Place]], Answer[Mapping[Place, int]]],
-        settings: ConsumerSettings,
-    ) -> None:
-        self._assignments = assignments
-        self._ask = ask
-        self._is_committed_only = settings.reads_committed_only
-        self._next = 0.0
-        # The question under way, and the position of each partition that it is about.
-        self._asked: tuple[Answer[Mapping[Place, int]], Mapping[Assignment, int]] | None = None
-        # The position of each that waits, and where the transaction begins. Replaced as a whole: any thread reads it.
-        self._found: Mapping[Assignment, tuple[int, int]] = {}
-
-    def check(self, now: float) -> None:
-        """Take an answer that came; ask again when it is time and a partition waits."""
+    def note_ends(self, client: ConsumerClient, now: float) -> None:
+        """Note the ends, and take an answer that came; ask again when it is time and a partition waits."""
+        assignments = self._engine.assignments.all() if now >= self._note_at else ()
+        if assignments:
+            self._note_at = now + max(_ENDS_EVERY_S, len(assignments) / _MOST_PER_S)
+        for assignment in assignments:
+            known = client.get_watermark_offsets(TopicPartition(assignment.topic, assignment.partition), cached=True)
+            if known is not None and known[1] >= 0:
+                assignment.end = known[1]
         if self._asked is not None:
             self._take(*self._asked)
-        elif now >= self._next and self._is_committed_only:
-            self._next = now + _ASK_EVERY_S
-            waiting = islice(filter(_waits, self._assignments.all()), _MOST_ASKED)
+        elif now >= self._ask_at and self._engine.settings.reads_committed_only:
+            self._ask_at = now + _ASK_EVERY_S
+            waiting = islice(filter(_waits, self._engine.assignments.all()), _MOST_ASKED)
             asked = {assignment: _position(assignment) for assignment in waiting}
             if asked:
-                self._asked = self._ask([(assignment.topic, assignment.partition) for assignment in asked]), asked
+                self._asked = self.ask([(assignment.topic, assignment.partition) for assignment in asked]), asked
 
     def _take(self, answer: Answer[Mapping[Place, int]], asked: Mapping[Assignment, int]) -> None:
         try:
@@ -226,7 +252,7 @@ class OpenTransactions:
         if ends is None:
             return
         self._asked = None
-        self._found = {
+        self._open = {
             assignment: (position, ends[place])
             for assignment, position in asked.items()
             if (place := (assignment.topic, assignment.partition)) in ends
@@ -236,7 +262,7 @@ class OpenTransactions:
 
     def trouble(self, assignment: Assignment) -> str | None:
         """Return that a partition waits for an open transaction, or None. Any thread."""
-        position, begins = self._found.get(assignment, (None, 0))
+        position, begins = self._open.get(assignment, (None, 0))
         if position is None or _position(assignment) != position or not _waits(assignment):
             return None
         return (
@@ -260,3 +286,8 @@ def _waits(assignment: Assignment) -> bool:
         and _position(assignment) < end
         and not tracker.in_flight
     )
+
+
+def names(partitions: Sequence[TopicPartition]) -> str:
+    """Return partitions in words."""
+    return ", ".join(f"{partition.topic}:{partition.partition}" for partition in partitions)

@@ -1,43 +1,118 @@
-"""What brokers refuse a member of a group for want of a right: said with the command that grants it.
+"""What brokers refuse a member of a group, and the errors that the client hands over among the messages.
 
-Brokers are asked what a consumer may do before it starts (`poll/topics.py`). While it runs, it says what they refuse.
-The client goes on by itself once the right is granted. Writes that are refused are shown with the messages that wait
-for them, by `DeadLetterPublisher` and `HandlerResults`.
+Brokers are asked what a consumer may do before it starts (`topics.py`). While it runs, it says what they refuse for
+want of a right, with the command that grants it. The client goes on by itself once the right is granted. Writes that
+are refused are shown with the messages that wait for them, by `DeadLetterPublisher` and `HandlerResults`.
 """
 
 from __future__ import annotations
 
+import logging
+from math import inf
+
 from confluent_kafka import KafkaError
 
+from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.ration import once_in, rationed
-from penstock.clients.rights import THIS_CLIENT, Operation, group_right, missing_right_text, topic_right
+from penstock.clients.rights import Operation, group_right, missing_right_text, topic_right
+from penstock.consumer.engine import Engine
+from penstock.errors import PenstockError
 
 _log = rationed(__name__)
 
-#: Seconds between two log lines about the same missing right.
+#: Seconds between two log lines about the same refusal, and for which one by the group holds that may have passed.
 _LOG_AGAIN_S = 60.0
+
+#: Errors that the client recovers from by itself; they are logged at debug level.
+_TRANSIENT = frozenset({KafkaError._PARTITION_EOF, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})  # noqa: SLF001 - the client library's names of its local errors
+#: Errors after which the brokers are asked at once what is the matter with the topics.
+_ASK_AGAIN = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - as above
+#: What a broker says where group.protocol=consumer is switched off.
+_NO_VERSION = KafkaError(KafkaError.UNSUPPORTED_VERSION).str()
+#: How the client begins the text of an error that ended it, by what it was.
+_ENDED_BY = {
+    code: f"Fatal error: {KafkaError(code).str()}"
+    for code in (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+}
 
 
 class Refusals:
-    """On the poll thread only, save `of_group`, which any thread may read."""
+    """On the poll thread only, save `of_group`."""
 
-    def __init__(self, group: str) -> None:
-        self._group = group
-        #: Whom the brokers take the client for. Set before the start.
-        self.principal = THIS_CLIENT
-        #: Why the group does not take this member or its commits; None once it has taken one of them.
-        self.of_group: str | None = None
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # Why the group does not take this member or its commits, and until when that is believed. Replaced as a whole.
+        self._of_group: tuple[str, float] | None = None
+        #: Whether something was found that the brokers are to be asked about: see `Topics.check`.
+        self.concern_topics = False
 
-    def note(self, error: KafkaError, topic: str | None, now: float) -> None:
+    def of_group(self) -> str | None:
+        """Return why the group does not take this member or its commits; None once it has taken one. Any thread."""
+        found = self._of_group
+        return found[0] if found is not None and self._engine.clock.monotonic() < found[1] else None
+
+    def taken(self) -> None:
+        """Note that the group has taken this member, or a commit."""
+        self._of_group = None
+
+    def note_missing_right(self, error: KafkaError, topic: str | None) -> None:
         """Take a refusal and log what is missing; it may be of the group, whatever the topic is."""
+        engine = self._engine
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and topic:
             text = self.of_topic(topic)
         else:
-            what = f"group {self._group} can neither be joined nor commit"
-            text = self.of_group = missing_right_text(what, [group_right(self._group)], self.principal)
-        _log.error("%s; it goes on by itself once it is given", text, extra=once_in(_LOG_AGAIN_S, text, now))
+            what = f"group {engine.group} can neither be joined nor commit"
+            text = missing_right_text(what, [group_right(engine.group)], engine.principal)
+            self._of_group = text, inf
+        extra = once_in(_LOG_AGAIN_S, text, engine.clock.monotonic())
+        _log.error("%s; it goes on by itself once it is given", text, extra=extra)
 
     def of_topic(self, topic: str) -> str:
         """Return what is missing to read a topic, and what grants it."""
         what = f"topic {topic} cannot be read, so that nothing more of it is handled"
-        return missing_right_text(what, [topic_right(Operation.READ, topic)], self.principal)
+        return missing_right_text(what, [topic_right(Operation.READ, topic)], self._engine.principal)
+
+    def take(self, error: KafkaError, topic: str | None) -> bool:
+        """Take an error of the client; return whether it has ended the client, which a new one can follow.
+
+        Raises `PenstockError` where it ends the consumer.
+        """
+        # For a fenced static member it comes in a message whose error is not marked fatal.
+        is_fatal = error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 - as above
+        if is_fatal:
+            error = self._require_successor(error)
+        self.concern_topics |= error.code() in _ASK_AGAIN
+        if error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
+            now = self._engine.clock.monotonic()
+            why = (
+                f"the group does not take this member: {reason(error)}; the group has members that do not rebalance "
+                "cooperatively, such as with partition.assignment.strategy=range, and penstock does: stop them first, "
+                "or give them cooperative-sticky, Java's in two rolling restarts (docs/coming-from.md); it is tried "
+                "again"
+            )
+            # The client tries again every other second.
+            self._of_group = why, now + _LOG_AGAIN_S
+            _log.warning("%s", why, extra=once_in(_LOG_AGAIN_S, why, now))
+        elif is_missing_right(error):
+            self.note_missing_right(error, topic)
+            # The answer stands in `explain` until the right is granted.
+            self.concern_topics = True
+        else:
+            level = logging.DEBUG if error.code() in _TRANSIENT else logging.WARNING
+            _log.log(level, "fetching: %s", reason(error))
+        return is_fatal
+
+    @staticmethod
+    def _require_successor(error: KafkaError) -> KafkaError:
+        """Return for want of which right a client has ended; `PenstockError` where the consumer ends with it."""
+        for code, text in _ENDED_BY.items():
+            # A client of the protocol "consumer" takes a refused heartbeat for its end (librdkafka 2.16). The code
+            # behind it stands in the text alone.
+            if error.code() == code or error.str().startswith(text):
+                return KafkaError(code)
+        remedy = "start the consumer again"
+        if "group.instance.id" in error.str():
+            remedy = "give each member a group.instance.id of its own, or the two end each other in turn"
+        elif _NO_VERSION in error.str():
+            remedy = "leave group.protocol=consumer out, or have the brokers allow it (their feature group.version)"
+        raise PenstockError(f"the Kafka client cannot go on: {reason(error)}; {remedy}")

@@ -1,7 +1,7 @@
 """The topics of a consumer: what must hold before it joins its group, and what becomes of them while it runs.
 
-At the start topics exist, or are created, and rights are given. While it runs, topics that the handlers' patterns match
-are searched for. penstock asks for the list of topics itself and subscribes to the names, where a client could
+At the start topics exist, or are created, and permissions are given. While it runs, topics that the handlers' patterns
+match are searched for. penstock asks for the list of topics itself and subscribes to the names, where a client could
 subscribe to `^pattern`. The client's own way has two dialects of expressions, librdkafka's and, with
 `group.protocol=consumer`, the broker's RE2/J; users write Python's. It would hand over partitions of topics that nobody
 has looked at: of retry topics and dead letters that the pattern happens to match, of a topic whose own retry and
@@ -20,8 +20,8 @@ answers show whether a topic is absent, and whether brokers answer at all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from confluent_kafka import KafkaException
@@ -30,13 +30,14 @@ from penstock.clients.cluster import Answer, Cluster
 from penstock.clients.kafka_errors import reason
 from penstock.clients.rights import MissingRightError, Operation, Right, group_right, topic_right, transactional_right
 from penstock.clients.topics import TopicIds, TopicSpec
+from penstock.consumer.engine import Engine
 from penstock.consumer.handlers.handler import Handler, require_own_topics
 from penstock.consumer.handlers.options import OnFailure
-from penstock.consumer.handlers.registry import TopicPatterns, refuse_contested
-from penstock.consumer.handlers.route import Routes
+from penstock.consumer.handlers.registry import Matches, refuse_contested
 from penstock.consumer.outbox.transaction_runner import transactional_ids
+from penstock.consumer.poll.refusals import Refusals
 from penstock.consumer.retry_topics import is_retry_topic, retry_topics
-from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
+from penstock.errors import BrokerConnectionError, PenstockError
 
 _log = logging.getLogger(__name__)
 
@@ -58,10 +59,14 @@ def output_topics(group: str, handlers: Mapping[str, Handler]) -> OutputTopics:
     return outputs
 
 
-def rights_of(group: str, consumed: Iterable[str], handlers: Mapping[str, Handler]) -> list[Right]:
-    """Return what brokers must allow."""
-    written = dict.fromkeys(output_topics(group, handlers))
-    written |= dict.fromkeys(handler.to for handler in handlers.values() if handler.to is not None)
+def result_topics(handlers: Iterable[Handler]) -> set[str]:
+    """Return the topics that handlers name for what they return."""
+    return {handler.to for handler in handlers if handler.to is not None}
+
+
+def _rights(group: str, consumed: Iterable[str], handlers: Mapping[str, Handler]) -> list[Right]:
+    """Return what brokers must allow a consumer whose topics are there."""
+    written = dict.fromkeys([*output_topics(group, handlers), *sorted(result_topics(handlers.values()))])
     return [
         group_right(group),
         *(topic_right(Operation.READ, topic) for topic in consumed),
@@ -90,14 +95,14 @@ def needs_of(
 ) -> Needs:
     """Return what a consumer asks of a cluster where the topics `there` are."""
     consumed, outputs = tuple(consumed), output_topics(group, handlers)
-    rights = rights_of(group, consumed, handlers)
+    rights = _rights(group, consumed, handlers)
     rights += [topic_right(Operation.CREATE, name) for name in outputs if name not in there]
     if exactly_once:
         rights.append(transactional_right(transactional_ids(group)))
-    results = {handler.to for handler in handlers.values() if handler.to is not None} - set(outputs)
     read = tuple(name for name in consumed if name not in outputs)
     retries = tuple(name for name in consumed if name in outputs)
-    return Needs(read, tuple(sorted(results)), outputs, retries, tuple(rights))
+    results = sorted(result_topics(handlers.values()) - outputs.keys())
+    return Needs(read, tuple(results), outputs, retries, tuple(rights))
 
 
 def prepare_topics(
@@ -111,7 +116,7 @@ def prepare_topics(
 
     Raises `BrokerConnectionError`, and `MissingRightError` that names all that is missing.
     """
-    unknown = _require(cluster, group, rights_of(group, consumed, handlers))
+    unknown = _require(cluster, group, _rights(group, consumed, handlers))
     create_outputs(cluster, partitions, output_topics(group, handlers))
     if unknown:
         # About topics that were just created.
@@ -119,7 +124,7 @@ def prepare_topics(
 
 
 def _require(cluster: Cluster, group: str, rights: Sequence[Right]) -> Sequence[Right]:
-    """Raise `MissingRightError` that names all rights which are missing; return those that brokers tell nothing of."""
+    """Raise `MissingRightError` that names all rights which are missing; return those that brokers say nothing of."""
     try:
         found = cluster.ask_rights(rights).wait()
     except KafkaException as error:
@@ -150,209 +155,176 @@ def _spec(name: str, sources: Sequence[str], partitions: Mapping[str, int], limi
     return TopicSpec(name, max(partitions[topic] for topic in sources), config, rename=rename)
 
 
+#: Seconds between two questions about the topics that are consumed.
+_WATCH_EVERY_S = 5.0
+
+
 @dataclass(frozen=True, slots=True)
-class Found:
+class _Found:
     """What a search has brought."""
 
     #: How many partitions each topic of the cluster has.
     partitions: Mapping[str, int]
-    #: Topics that are to be consumed from now on: all they need is there.
-    handlers: Mapping[str, Handler]
-    #: Topics that several patterns match, with the names of their handlers.
-    contested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    #: Topics that cannot be consumed, and why.
-    failures: Mapping[str, str] = field(default_factory=dict)
+    #: Topics that patterns match and that are not consumed yet.
+    matches: Matches
+    #: Those of them that cannot be consumed, and why. All that the others need is there.
+    failures: Mapping[str, str]
 
 
-@dataclass(slots=True, kw_only=True, eq=False, repr=False)
-class TopicSearch:
+class Topics:
     """On the poll thread once that runs, save where it says otherwise."""
 
-    group: str
-    patterns: TopicPatterns
-    routes: Routes
-    cluster: Cluster
-    #: Seconds between two searches; None for none after the start.
-    every_s: float | None
-    #: Called when the topics that are consumed have changed.
-    changed: Callable[[], None] = lambda: None
-    #: Returns which of the topics that are consumed do not exist, as the brokers answered last to their names.
-    absent: Callable[[], frozenset[str]] = frozenset
-    #: Why topics that a pattern matches are not consumed. Replaced as a whole: any thread may read it.
-    failures: Mapping[str, str] = field(default_factory=dict, init=False)
-    _asked: Answer[Found] | None = field(default=None, init=False)
-    _next: float = field(default=0.0, init=False)
+    _cluster: Cluster
 
-    def begin(self, now: float) -> None:
+    def __init__(self, engine: Engine, refusals: Refusals) -> None:
+        self._engine = engine
+        self._routes = engine.routes
+        self._refusals = refusals
+        # Seconds between two searches; None for none after the start.
+        self._every_s = engine.settings.topic_search_interval
+        #: Why topics that a pattern matches are not consumed. Replaced as a whole: any thread may read it.
+        self.failures: Mapping[str, str] = {}
+        # The search and the question under way, and when the next are due.
+        self._search: Answer[_Found] | None = None
+        self._search_at = 0.0
+        self._asked: Answer[TopicIds] | None = None
+        self._ask_at = 0.0
+        # By the last answer: the ids of topics, what is wrong with some, in words, and which do not exist. The words
+        # are replaced as a whole, so that any thread may read them.
+        self._ids: dict[str, str] = {}
+        self._troubles: Mapping[str, str] = {}
+        self._absent: frozenset[str] = frozenset()
+
+    def begin(self, cluster: Cluster) -> None:
         """Take the topics that are there at the start. Raises `BrokerConnectionError`, and `ConfigurationError`.
 
         A topic that cannot be consumed yet, as where its dead letters have no topic, does not keep the others from it:
         else a topic that somebody makes would end the app at its next start.
         """
-        if not self.patterns:
+        self._cluster = cluster
+        if not self._engine.patterns:
             return
         found = self._look(frozenset())
-        refuse_contested(found.contested)
+        refuse_contested(found.matches.contested)
         self._take(found)
-        self._next = now + (self.every_s or 0.0)
+        self._search_at = self._engine.clock.monotonic() + (self._every_s or 0.0)
         for pattern, handler in self.without_topic().items():
             _log.warning("no topic matches the pattern %r of handler %s yet; %s", pattern, handler.name, self.when())
 
-    def check(self, now: float) -> None:
-        """Apply what was found; search again when it is time."""
-        if not self.patterns or self.every_s is None:
-            return
+    def search(self, now: float) -> bool:
+        """Apply what was found, and search again when it is time; return whether other topics are consumed now."""
+        if not self._engine.patterns or self._every_s is None:
+            return False
         try:
-            if self._asked is None and now >= self._next:
-                self._next = now + self.every_s
-                known = frozenset(self.routes.handlers)
-                self._asked = self.cluster.in_background("a search for topics", partial(self._look, known))
-            found = None if self._asked is None else self._asked.answer()
+            if self._search is None and now >= self._search_at:
+                self._search_at = now + self._every_s
+                known = frozenset(self._routes.handlers)
+                self._search = self._cluster.in_background("a search for topics", partial(self._look, known))
+            found = None if self._search is None else self._search.answer()
         except (PenstockError, KafkaException) as error:
-            why = reason(error) if isinstance(error, KafkaException) else str(error)
-            _log.warning("topics could not be searched for: %s; it is tried again in %g s", why, self.every_s)
-            self._asked = None
-            return
+            why = reason(error)
+            _log.warning("topics could not be searched for: %s; it is tried again in %g s", why, self._every_s)
+            self._search = None
+            return False
         if found is None:
-            return
-        self._asked = None
-        self.routes.new.update(found.handlers)
+            return False
+        self._search = None
         gone = self._gone(found)
-        self.routes.let_go(gone)
-        if self._take(found) or gone:
-            self.changed()
+        self._routes.let_go(gone)
+        new = self._take(found)
+        self._routes.new.update(new)
+        for topic in gone:
+            # It is another one when it comes back.
+            self._ids.pop(topic, None)
+        return bool(new or gone)
 
-    def _look(self, known: frozenset[str]) -> Found:
+    def _look(self, known: frozenset[str]) -> _Found:
         """Search for topics beside those that are known, and prepare what they need. Any thread; may wait."""
-        partitions = self.cluster.topics()
-        matches = self.patterns.matches(topic for topic in partitions if topic not in known)
-        failures, ready = dict[str, str](), dict[str, Handler]()
-        for topic, handler in matches.handlers.items():
-            try:
-                require_own_topics(self.group, {**self.patterns.named, topic: handler})
-                ready[topic] = handler
-            except ConfigurationError as error:
-                failures[topic] = str(error)
+        partitions = self._cluster.topics()
+        matches = self._engine.patterns.matches(topic for topic in partitions if topic not in known)
+        return _Found(partitions, matches, self._prepare(matches.handlers, partitions))
+
+    def _prepare(self, handlers: Mapping[str, Handler], partitions: Mapping[str, int]) -> dict[str, str]:
+        """Create the topics for dead letters and retries that are absent; return which topics cannot have them."""
+        group, named = self._engine.group, self._engine.patterns.named
         try:
-            self._prepare(ready, partitions)
+            for topic, handler in handlers.items():
+                require_own_topics(group, {**named, topic: handler})
+            create_outputs(self._cluster, partitions, output_topics(group, handlers))
         except BrokerConnectionError:
             raise
-        except PenstockError:
-            # One of them cannot be: the others can.
-            for topic, handler in list(ready.items()):
-                try:
-                    self._prepare({topic: handler}, partitions)
-                except PenstockError as error:
-                    failures[topic] = str(error)
-                    del ready[topic]
-        return Found(partitions, ready, matches.contested, failures)
+        except PenstockError as error:
+            if len(handlers) == 1:
+                return dict.fromkeys(handlers, str(error))
+            # One of them cannot: the others can.
+            each = [self._prepare({topic: handler}, partitions) for topic, handler in handlers.items()]
+            return {topic: why for failures in each for topic, why in failures.items()}
+        return {}
 
-    def _prepare(self, handlers: Mapping[str, Handler], partitions: Mapping[str, int]) -> None:
-        """Create the topics for dead letters and retries that are absent."""
-        create_outputs(self.cluster, partitions, output_topics(self.group, handlers))
-
-    def _take(self, found: Found) -> bool:
-        """Consume what was found; return whether there was anything."""
-        for topic, handler in found.handlers.items():
-            self.routes.add(topic, handler)
+    def _take(self, found: _Found) -> list[str]:
+        """Consume what was found; return the topics that are consumed from now on."""
+        ready = {topic: each for topic, each in found.matches.handlers.items() if topic not in found.failures}
+        for topic, handler in ready.items():
+            self._routes.add(topic, handler)
             _log.info("topic %s is consumed by handler %s, whose pattern it matches", topic, handler.name)
-            if topic in found.contested:
+            if topic in found.matches.contested:
                 text = "topic %s is matched by the patterns of several handlers: %s; the first registered takes it"
-                _log.error(text, topic, ", ".join(found.contested[topic]))
+                _log.error(text, topic, ", ".join(found.matches.contested[topic]))
         for topic, why in found.failures.items():
             if self.failures.get(topic) != why:
                 _log.error("topic %s matches a pattern and cannot be consumed: %s", topic, why)
         self.failures = found.failures
-        self.routes.add_former_delays(found.partitions)
-        return bool(found.handlers)
+        self._routes.add_former_delays(found.partitions)
+        return list(ready)
 
-    def _gone(self, found: Found) -> set[str]:
+    def _gone(self, found: _Found) -> set[str]:
         """Return the topics that a pattern had matched and that exist no more."""
         # Of two answers that agree: a broker that lags behind lists a topic late, and the list leaves out what this
         # client may not see. Asked by name, brokers distinguish that.
-        absent = self.absent()
-        matched = self.routes.handlers.keys() - self.patterns.named.keys()
-        gone = {topic for topic in matched if topic in absent and topic not in found.partitions}
+        matched = self._routes.handlers.keys() - self._engine.patterns.named.keys()
+        gone = {topic for topic in matched if topic in self._absent and topic not in found.partitions}
         for topic in gone:
             _log.warning("topic %s was deleted: it is let go, and taken up again where it is made again", topic)
         return gone
 
     def without_topic(self) -> dict[str, Handler]:
         """Return the patterns that no topic matches, with their handlers. Any thread."""
-        found = self.routes.handlers.keys() - self.patterns.named.keys()
-        return self.patterns.without_topic(found | self.failures.keys())
+        found = self._routes.handlers.keys() - self._engine.patterns.named.keys()
+        return self._engine.patterns.without_topic(found | self.failures.keys())
 
     def when(self) -> str:
         """Say when topics are searched for."""
-        return "topics are not searched for again" if self.every_s is None else f"it is tried every {self.every_s:g} s"
+        return (
+            "topics are not searched for again" if self._every_s is None else f"it is tried every {self._every_s:g} s"
+        )
 
-
-#: Seconds between two questions.
-_WATCH_EVERY_S = 5.0
-
-
-class TopicWatch:
-    """Asks for the ids of topics, and whether this client may read them. On the poll thread only, save `trouble`.
-
-    `refused` says what is missing to read a topic.
-    """
-
-    def __init__(
-        self, topics: Sequence[str], ask: Callable[[Sequence[str]], Answer[TopicIds]], refused: Callable[[str], str]
-    ) -> None:
-        self._topics = list(topics)
-        self._ask = ask
-        self._refused = refused
-        self._asked: Answer[TopicIds] | None = None
-        self._next = 0.0
-        self._ids: dict[str, str] = {}
-        # What is wrong with a topic, in words. Replaced as a whole, so that any thread may read it.
-        self._troubles: dict[str, str] = {}
-        #: Those of them that did not exist, at the last answer.
-        self.absent: frozenset[str] = frozenset()
-
-    def watch(self, topics: Sequence[str]) -> None:
-        """Ask for these topics from now on. One that is watched no more is another one when it comes back."""
-        self._topics, watched = list(topics), set(topics)
-        self._ids = {topic: topic_id for topic, topic_id in self._ids.items() if topic in watched}
-        self._troubles = {topic: why for topic, why in self._troubles.items() if topic in watched}
-
-    def check_now(self) -> None:
-        """Ask at the next `check`: the client has found something wrong."""
-        self._next = 0.0
-
-    def check(self, now: float) -> list[str]:
-        """Return the topics that were found to be recreated; ask again when it is time."""
-        recreated: list[str] = []
+    def check(self, now: float) -> Sequence[str]:
+        """Return the topics that were found to be recreated; ask again when it is time, or a refusal concerns them."""
+        recreated: Sequence[str] = ()
+        if self._refusals.concern_topics:
+            self._refusals.concern_topics, self._ask_at = False, now
         try:
             if self._asked is not None:
                 found = self._asked.answer()
                 if found is None:
-                    return []
+                    return ()
                 self._asked = None
                 recreated = self._compare(found)
-            if now >= self._next:
-                self._next = now + _WATCH_EVERY_S
-                self._asked = self._ask(self._topics)
+            if now >= self._ask_at:
+                self._ask_at = now + _WATCH_EVERY_S
+                self._asked = self._cluster.ask_topic_ids(self._routes.topics)
         except (KafkaException, PenstockError) as error:
             self._asked = None
-            self._troubles = dict.fromkeys(self._topics, f"the client cannot ask the brokers: {reason(error)}")
+            why = f"the client cannot ask the brokers: {reason(error)}"
+            self._troubles = dict.fromkeys(self._routes.topics, why)
         return recreated
 
     def _compare(self, found: TopicIds) -> list[str]:
-        known, watched = self._ids, set(self._topics)
-        # Some that were asked for may not be watched any more.
-        ids = {topic: topic_id for topic, topic_id in found.ids.items() if topic in watched}
-        recreated = [topic for topic, topic_id in ids.items() if known.get(topic, topic_id) != topic_id]
-        self._ids = {**known, **ids}
-        self.absent = found.absent
-        self._troubles = {
-            topic: "the topic does not exist" if topic in found.absent else f"brokers do not tell of the topic: {why}"
-            for topic, why in found.failures.items()
-            if topic in watched
-        }
-        self._troubles |= {topic: self._refused(topic) for topic in found.unreadable if topic in watched}
-        return recreated
+        known, self._ids, self._absent = self._ids, {**self._ids, **found.ids}, found.absent
+        troubles = {topic: f"brokers do not tell of the topic: {why}" for topic, why in found.failures.items()}
+        troubles |= dict.fromkeys(found.absent, "the topic does not exist")
+        self._troubles = troubles | {topic: self._refusals.of_topic(topic) for topic in found.unreadable}
+        return [topic for topic, topic_id in found.ids.items() if known.get(topic, topic_id) != topic_id]
 
     def trouble(self, topic: str) -> str | None:
         """Return what is wrong with a topic, or None. Any thread."""

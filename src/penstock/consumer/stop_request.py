@@ -44,8 +44,12 @@ class StopRequest:
             self._drain_by = min(self._drain_by, wanted)
         self.is_requested = True
 
-    def leave(self, grace_s: float) -> None:
-        """Ask to leave undrained; running handlers have `grace_s` seconds. Any thread; safe in a signal handler."""
+    def leave(self, grace_s: float | None = None) -> None:
+        """Ask to leave undrained; running handlers have so many seconds, `revoke_timeout` when left out.
+
+        Any thread; safe in a signal handler.
+        """
+        grace_s = self._revoke_timeout if grace_s is None else grace_s
         self._leave_by = min(self._leave_by, self._clock.monotonic() + grace_s)
         self.leaves_now = self.is_requested = True
 
@@ -59,7 +63,7 @@ class StopRequest:
         if drains:
             self.drain()
         else:
-            self.leave(self._revoke_timeout)
+            self.leave()
 
     @property
     def end_by(self) -> float:
