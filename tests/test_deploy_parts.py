@@ -211,7 +211,7 @@ def test_the_autoscaler_follows_kedas_schema_and_the_lag_of_the_workers_group() 
     assert trigger["type"] == "kafka"
     assert all(isinstance(value, str) for value in trigger["metadata"].values())
     assert trigger["metadata"]["consumerGroup"] == app.name
-    assert trigger["metadata"]["topic"] in app._consumed
+    assert trigger["metadata"]["topic"] in app.consumed
     assert trigger["metadata"]["bootstrapServers"] == worker.environment["PENSTOCK_BOOTSTRAP_SERVERS"]
     assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
     secrets = {one["metadata"]["name"]: one["stringData"] for one in of_kind(documents, "Secret")}

@@ -154,7 +154,7 @@ class App(HandlerRegistry, SinkRegistry):
         self._lifespans: list[Lifespan] = []
         self._resources: list[WorkerResource[Any]] = []
         self._handlers: dict[str, Handler] = {}
-        self._consumed: dict[str, Handler] = {}  # those that are not left to Spark
+        self._spark_topics: set[str] = set()
         self._patterns: dict[str, Handler] = {}
         self._sinks = []
         self._inboxes: list[InboxDatabase] = []
@@ -212,7 +212,7 @@ class App(HandlerRegistry, SinkRegistry):
             **({} if ledger_topic is None else {"ledger_topic": ledger_topic}),
             overlap=overlap,
         )
-        self._consumed = {topic: counts for topic, counts in self._consumed.items() if topic not in chosen}
+        self._spark_topics.update(chosen)
         return sink
 
     def inbox_database(
@@ -296,7 +296,7 @@ class App(HandlerRegistry, SinkRegistry):
         """
         return LitePushConsumer(
             self.name,
-            self._consumed,
+            self.consumed,
             bootstrap_servers=self.bootstrap_servers,
             patterns=self._patterns,
             left_out=self._left_out,

@@ -16,8 +16,8 @@ from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.environment import MiddlewareSpec, WorkerResource, middlewares_of
 from penstock.consumer.handlers.functions import ContextFactory
 from penstock.consumer.handlers.handler import Handler, require_own_topics
-from penstock.consumer.handlers.options import RetryPolicy, check_paced, policy_of
-from penstock.consumer.handlers.registry import TopicPatterns, refuse_contested, require_other_target
+from penstock.consumer.handlers.options import RetryPolicy, check_rates, policy_of
+from penstock.consumer.handlers.registry import TopicPatterns
 from penstock.consumer.inspect.details import ConsumerDetails, details_of
 from penstock.consumer.inspect.explain import Explanation
 from penstock.consumer.inspect.statistics import LOOP_BUDGET_S, ConsumerStatistics, Liveness, longest_in_handler
@@ -88,8 +88,6 @@ class LitePushConsumer:
                     f"{type(handler).__name__}"
                 )
         require_own_topics(group, handlers)
-        for pattern, handler in patterns.items():
-            require_other_target(pattern, handler)
         self._group = group
         self._settings = settings or ConsumerSettings()
         self._cluster = cluster or Cluster(bootstrap_servers, self._settings.config)
@@ -116,15 +114,9 @@ class LitePushConsumer:
         )
 
     def needs(self, there: Collection[str] = ()) -> Needs:
-        """Return what it asks of a cluster where the topics `there` are; starts nothing.
-
-        Raises:
-            ConfigurationError: several patterns match one of them.
-        """
+        """Return what it asks of a cluster where the topics `there` are; starts nothing."""
         engine = self._engine
-        found = engine.patterns.matches(there)
-        refuse_contested(found.contested)
-        for topic, handler in found.handlers.items():
+        for topic, handler in engine.patterns.matches(there).items():
             engine.routes.add(topic, handler)
         return needs_of(
             self._group, engine.routes.topics, engine.handlers, there, exactly_once=self._settings.exactly_once
@@ -171,19 +163,14 @@ class LitePushConsumer:
         Raises:
             ConfigurationError: a value is wrong, or cannot change: no handler is of that kind, or lanes are pinned.
         """
-        commit_interval = settings["commit_interval"]
-        counts: dict[str, Any] = {option: value for option, value in settings.items() if option != "commit_interval"}
-        for option, value in counts.items():
-            if value is not None:
-                check.positive_int(option, value)
-        if commit_interval is not None:
-            check.positive("commit_interval", commit_interval)
-        self._executor.resize(counts.pop("workers"), counts.pop("max_concurrency"))
-        for option, value in counts.items():
-            if value is not None:
-                setattr(self._loop.back_pressure, option, value)
-        if commit_interval is not None:
-            self._loop.commits.interval_s = commit_interval
+        given: dict[str, Any] = {option: value for option, value in settings.items() if value is not None}
+        for option, value in given.items():
+            rule = check.positive if option == "commit_interval" else check.positive_int
+            rule(option, value)
+        self._executor.resize(given.pop("workers", None), given.pop("max_concurrency", None))
+        self._loop.commits.interval_s = given.pop("commit_interval", self._loop.commits.interval_s)
+        for option, value in given.items():
+            setattr(self._loop.back_pressure, option, value)
 
     def change_handler(
         self,
@@ -193,35 +180,19 @@ class LitePushConsumer:
         key_rate: float | Unchanged | None = UNCHANGED,
         retry: RetryPolicy | None = None,
     ) -> None:
-        """Change the limits of a topic's handler while it runs; those left out stay.
-
-        Args:
-            topic: the topic; the handler's other topics and its retry topics follow.
-            rate: messages/s over all keys; 0 holds all, None removes the limit.
-            key_rate: messages/s of each key, with `order="key"` only; None removes the limit.
-            retry: the policy for failures from now on.
-
-        Raises:
-            ConfigurationError: a value is wrong, or the topic has no handler here.
-        """
-        found = self._engine.handlers.get(topic)
-        routes = [] if found is None else self._engine.routes.of_handler(found)
-        if not routes:
-            known = ", ".join(self._engine.handlers)
+        """Change the limits of a topic's handler while it runs; see `RunningApp.change_handler`."""
+        engine = self._engine
+        handler = engine.handlers.get(topic)
+        if handler is None:
+            known = ", ".join(engine.handlers)
             raise ConfigurationError(f"no handler of {self._group} consumes {topic!r}; there are {known}")
-        if not isinstance(rate, Unchanged) and rate is not None:
-            check.not_negative("rate", rate)
-        if not isinstance(key_rate, Unchanged) and key_rate is not None:
-            check.positive("key_rate", key_rate)
-            check_paced(routes[0].handler.order)
         policy = None if retry is None else policy_of(retry)
-        for route in routes:
-            route.change(
-                retry=policy,
-                rate=route.token_bucket.rate if isinstance(rate, Unchanged) else rate,
-                key_rate=route.key_rate_limiter.rate if isinstance(key_rate, Unchanged) else key_rate,
-            )
-        self._engine.processor.wake_all()
+        for route in engine.routes.of_handler(handler):
+            new_rate = route.token_bucket.rate if isinstance(rate, Unchanged) else rate
+            new_key_rate = route.key_rate_limiter.rate if isinstance(key_rate, Unchanged) else key_rate
+            check_rates(handler.order, new_rate, new_key_rate)
+            route.change(retry=policy, rate=new_rate, key_rate=new_key_rate)
+        engine.processor.wake_all()
 
     def pause(self, topic: str, partition: int | None = None) -> None:
         """Fetch nothing more of a topic, or of one partition, until `resume`; see `RunningApp.pause`."""

@@ -338,7 +338,7 @@ class TestApp:
         Raises:
             ConfigurationError: the app does not consume the topic.
         """
-        handler = self.app.handlers.get(topic) or self._patterns.matches([topic]).handlers.get(topic)
+        handler = self.app.handlers.get(topic) or self._patterns.matches([topic]).get(topic)
         if handler is None:
             known = ", ".join((*self.app.handlers, *self.app.patterns))
             raise ConfigurationError(f"app {self.app.name} does not consume {topic}; name one of {known}")

@@ -168,13 +168,7 @@ def check_rates(order: Order, rate: float | None, key_rate: float | None) -> Non
             check.not_negative(option, value)
     if key_rate == 0:
         raise ConfigurationError("key_rate must be above 0; rate=0 holds a handler, None sets no limit")
-    if key_rate is not None:
-        check_paced(order)
-
-
-def check_paced(order: Order) -> None:
-    """Check that a handler of this order can have a `key_rate`: that its messages wait for those of their key."""
-    if order is not Order.KEY:
+    if key_rate is not None and order is not Order.KEY:
         raise ConfigurationError(
             f"key_rate lets the messages of a key wait for each other, which order={order.value!r} does not; take "
             "order='key' (the default), or rate= for all messages of the handler"

@@ -22,75 +22,12 @@ from penstock.errors import ConfigurationError
 from penstock.option_list import takes_options
 
 
-def compiled(pattern: str) -> re.Pattern[str]:
-    """Return a pattern as a user gave it; `ConfigurationError` where it is no regular expression, or is empty."""
-    if not isinstance(pattern, str):
-        raise ConfigurationError(
-            f"pattern must be a regular expression as text, such as r'orders\\..*', but is a {type(pattern).__name__}"
-        )
-    if not pattern.strip():
-        raise ConfigurationError("pattern is empty and matches no topic; give one such as r'orders\\..*', or r'.+'")
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ConfigurationError(f"pattern {pattern!r} is no regular expression of Python's: {error}") from error
-
-
-def topics_or_pattern(topics: Collection[str], pattern: str | None) -> tuple[str, ...]:
-    """Return the topics that a handler names, none where it has a pattern; `ConfigurationError` unless it has one."""
-    if pattern is None:
-        return check.names("topic", topics)
-    if topics:
-        raise ConfigurationError(
-            f"a handler has topics, {', '.join(topics)}, or a pattern, {pattern!r}, not both: give one of them, or "
-            "register the function once with each"
-        )
-    compiled(pattern)
-    return ()
-
-
-def register_pattern(patterns: dict[str, Handler], pattern: str, handler: Handler) -> None:
-    """Let a handler have a pattern; `ConfigurationError` where another has it, or it would feed itself."""
-    if pattern in patterns:
-        raise ConfigurationError(
-            f"pattern {pattern!r} has the handler {patterns[pattern].name} already; call both from one, or make a "
-            "second App with another name"
-        )
-    require_other_target(pattern, handler)
-    patterns[pattern] = handler
-
-
-def require_other_target(pattern: str, handler: Handler) -> None:
-    """Raise `ConfigurationError` where a handler would consume what it publishes."""
-    if handler.to is not None and compiled(pattern).fullmatch(handler.to):
-        raise ConfigurationError(
-            f"handler {handler.name} publishes to {handler.to}, which its pattern {pattern!r} matches: one message "
-            "would go round for ever; narrow the pattern, or give `to` another topic"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Matches:
-    """What patterns have found among topics."""
-
-    #: The handler of each topic.
-    handlers: Mapping[str, Handler]
-    #: Topics that several patterns match, each with the names of their handlers, those registered first in front.
-    contested: Mapping[str, tuple[str, ...]]
-
-
-def refuse_contested(contested: Mapping[str, tuple[str, ...]]) -> None:
-    """Raise `ConfigurationError` where there is a topic that several patterns match."""
-    for topic, names in contested.items():
-        raise ConfigurationError(
-            f"topic {topic} is matched by the patterns of several handlers: {', '.join(names)}; narrow the "
-            "patterns, or give the topic a handler of its own by its name"
-        )
-
-
 @dataclass(slots=True, eq=False)
 class TopicPatterns:
-    """The patterns of one consumer, in the order they were registered. Never changed: any thread."""
+    """The patterns of one consumer, in the order they were registered. Never changed: any thread.
+
+    `ConfigurationError` where a pattern is no regular expression, or its handler would consume what it publishes.
+    """
 
     #: The handler of each pattern.
     patterns: Mapping[str, Handler]
@@ -102,7 +39,7 @@ class TopicPatterns:
     _is_dead_letter: list[Callable[[str], bool]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._compiled = [(compiled(pattern), handler) for pattern, handler in self.patterns.items()]
+        self._compiled = [(_compiled(pattern, handler.to), handler) for pattern, handler in self.patterns.items()]
         named = [(re.compile(re.escape(topic)), handler) for topic, handler in self.named.items()]
         self._is_dead_letter = [
             _dead_letters_of(pattern, handler)
@@ -113,17 +50,14 @@ class TopicPatterns:
     def __bool__(self) -> bool:
         return bool(self.patterns)
 
-    def matches(self, topics: Iterable[str]) -> Matches:
-        """Return the handlers of those topics that patterns match; the first registered gets what several match."""
-        handlers, contested = {}, {}
-        for topic in topics:
-            found = [handler for pattern, handler in self._compiled if pattern.fullmatch(topic)]
-            if not found or self._is_reserved(topic):
-                continue
-            handlers[topic] = found[0]
-            if len(found) > 1:
-                contested[topic] = tuple(handler.name for handler in found)
-        return Matches(handlers, contested)
+    def candidates(self, topic: str) -> list[Handler]:
+        """Return the handlers whose patterns match a topic: it is for the first, which was registered first."""
+        found = [handler for pattern, handler in self._compiled if pattern.fullmatch(topic)]
+        return [] if self._is_reserved(topic) else found
+
+    def matches(self, topics: Iterable[str]) -> dict[str, Handler]:
+        """Return the handler of each of those topics that patterns match."""
+        return {topic: found[0] for topic in topics if (found := self.candidates(topic))}
 
     def without_topic(self, topics: Collection[str]) -> dict[str, Handler]:
         """Return the patterns, with their handlers, that match none of these topics."""
@@ -139,6 +73,25 @@ class TopicPatterns:
             or is_retry_topic(topic)
             or any(is_dead_letter(topic) for is_dead_letter in self._is_dead_letter)
         )
+
+
+def _compiled(pattern: str, to: str | None) -> re.Pattern[str]:
+    """Return a pattern as a user gave it, for a handler that publishes to the topic `to`."""
+    if not isinstance(pattern, str) or not pattern.strip():
+        raise ConfigurationError(
+            f"pattern must be a regular expression as text, such as r'orders\\..*', or r'.+' for all topics, but is "
+            f"{pattern!r}"
+        )
+    try:
+        found = re.compile(pattern)
+    except re.error as error:
+        raise ConfigurationError(f"pattern {pattern!r} is no regular expression of Python's: {error}") from error
+    if to is not None and found.fullmatch(to):
+        raise ConfigurationError(
+            f"the handler of pattern {pattern!r} publishes to {to}, which the pattern matches: one message would go "
+            "round for ever; narrow the pattern, or give `to` another topic"
+        )
+    return found
 
 
 def _dead_letters_of(pattern: re.Pattern[str], handler: Handler) -> Callable[[str], bool]:
@@ -169,8 +122,8 @@ class HandlerRegistry:
     _lifespans: list[Lifespan]
     _resources: list[WorkerResource[Any]]
     _handlers: dict[str, Handler]
-    #: Those that are not left to Spark.
-    _consumed: dict[str, Handler]
+    #: Topics whose handlers are left to Spark.
+    _spark_topics: set[str]
     _patterns: dict[str, Handler]
 
     @takes_options(HandlerOptions, DEFAULTS)
@@ -227,20 +180,26 @@ class HandlerRegistry:
         Raises:
             ConfigurationError: an option is wrong, the function cannot be called, or a topic has a handler already.
         """
-        names = topics_or_pattern(topics, pattern)
+        if pattern is not None and topics:
+            raise ConfigurationError(
+                f"a handler has topics, {', '.join(topics)}, or a pattern, {pattern!r}, not both: give one of them, or "
+                "register the function once with each"
+            )
+        kind, taken = ("topic", self._handlers) if pattern is None else ("pattern", self._patterns)
+        names = check.names("topic", topics) if pattern is None else (pattern,)
 
         def register(function: FunctionT) -> FunctionT:
             registered = handler(function, **options)
             wrap(registered, self._middlewares)  # to refuse what does not fit where it is written
             if pattern is not None:
-                register_pattern(self._patterns, pattern, registered)
-            for topic in names:
-                if topic in self._handlers:
+                TopicPatterns({pattern: registered}, {})  # as above
+            for name in names:
+                if name in taken:
                     raise ConfigurationError(
-                        f"topic {topic} has the handler {self._handlers[topic].name} already; one topic has one "
-                        "handler in an app: call both from one, or make a second App with another name"
+                        f"{kind} {name} has the handler {taken[name].name} already; a {kind} has one handler in an "
+                        "app: call both from one, or make a second App with another name"
                     )
-                self._handlers[topic] = self._consumed[topic] = registered
+                taken[name] = registered
             return function
 
         return register
@@ -276,6 +235,11 @@ class HandlerRegistry:
         return dict(self._patterns)
 
     @property
+    def consumed(self) -> dict[str, Handler]:
+        """The handlers by topic, without those that are left to Spark."""
+        return {topic: handler for topic, handler in self._handlers.items() if topic not in self._spark_topics}
+
+    @property
     def consumes(self) -> bool:
         """Whether it has handlers of its own: those that are left to Spark do not count."""
-        return bool(self._consumed or self._patterns)
+        return bool(self.consumed or self._patterns)

@@ -33,7 +33,6 @@ from penstock.clients.topics import TopicIds, TopicSpec
 from penstock.consumer.engine import Engine
 from penstock.consumer.handlers.handler import Handler, require_own_topics
 from penstock.consumer.handlers.options import OnFailure
-from penstock.consumer.handlers.registry import Matches, refuse_contested
 from penstock.consumer.outbox.transaction_runner import transactional_ids
 from penstock.consumer.poll.refusals import Refusals
 from penstock.consumer.retry_topics import is_retry_topic, retry_topics
@@ -166,7 +165,7 @@ class _Found:
     #: How many partitions each topic of the cluster has.
     partitions: Mapping[str, int]
     #: Topics that patterns match and that are not consumed yet.
-    matches: Matches
+    matches: Mapping[str, Handler]
     #: Those of them that cannot be consumed, and why. All that the others need is there.
     failures: Mapping[str, str]
 
@@ -196,7 +195,7 @@ class Topics:
         self._absent: frozenset[str] = frozenset()
 
     def begin(self, cluster: Cluster) -> None:
-        """Take the topics that are there at the start. Raises `BrokerConnectionError`, and `ConfigurationError`.
+        """Take the topics that are there at the start. Raises `BrokerConnectionError`.
 
         A topic that cannot be consumed yet, as where its dead letters have no topic, does not keep the others from it:
         else a topic that somebody makes would end the app at its next start.
@@ -204,9 +203,7 @@ class Topics:
         self._cluster = cluster
         if not self._engine.patterns:
             return
-        found = self._look(frozenset())
-        refuse_contested(found.matches.contested)
-        self._take(found)
+        self._take(self._look(frozenset()))
         self._search_at = self._engine.clock.monotonic() + (self._every_s or 0.0)
         for pattern, handler in self.without_topic().items():
             _log.warning("no topic matches the pattern %r of handler %s yet; %s", pattern, handler.name, self.when())
@@ -242,7 +239,7 @@ class Topics:
         """Search for topics beside those that are known, and prepare what they need. Any thread; may wait."""
         partitions = self._cluster.topics()
         matches = self._engine.patterns.matches(topic for topic in partitions if topic not in known)
-        return _Found(partitions, matches, self._prepare(matches.handlers, partitions))
+        return _Found(partitions, matches, self._prepare(matches, partitions))
 
     def _prepare(self, handlers: Mapping[str, Handler], partitions: Mapping[str, int]) -> dict[str, str]:
         """Create the topics for dead letters and retries that are absent; return which topics cannot have them."""
@@ -263,13 +260,14 @@ class Topics:
 
     def _take(self, found: _Found) -> list[str]:
         """Consume what was found; return the topics that are consumed from now on."""
-        ready = {topic: each for topic, each in found.matches.handlers.items() if topic not in found.failures}
+        ready = {topic: each for topic, each in found.matches.items() if topic not in found.failures}
         for topic, handler in ready.items():
             self._routes.add(topic, handler)
             _log.info("topic %s is consumed by handler %s, whose pattern it matches", topic, handler.name)
-            if topic in found.matches.contested:
+            names = [candidate.name for candidate in self._engine.patterns.candidates(topic)]
+            if len(names) > 1:
                 text = "topic %s is matched by the patterns of several handlers: %s; the first registered takes it"
-                _log.error(text, topic, ", ".join(found.matches.contested[topic]))
+                _log.error(text, topic, ", ".join(names))
         for topic, why in found.failures.items():
             if self.failures.get(topic) != why:
                 _log.error("topic %s matches a pattern and cannot be consumed: %s", topic, why)
