@@ -13,8 +13,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from penstock.clients.cluster import Clock
 from penstock.dead_letters.headers import RETRY_PREFIX, HeaderList, own_headers
-from penstock.message import FixedRecord, Record, headers_of, timestamp_of
+from penstock.message import FixedRecord, Record, headers_of, position_of, readable_headers, timestamp_of
 
 _log = logging.getLogger(__name__)
 
@@ -66,24 +67,24 @@ def former_retry_topics(group: str, topic: str, existing: Iterable[str]) -> dict
     return found
 
 
-def origin_of(record: Record, source: str) -> tuple[str, int, int]:
-    """Return topic, partition and offset a record first came from; its own place where its header cannot be believed.
+def first_place(record: Record, source: str) -> tuple[str, int, int, int | None]:
+    """Return the topic, partition, offset and timestamp that a record first had; its own where nothing else is known.
 
     The record is as it was fetched, from its own topic, which is `source`, or from the retry topic.
     """
-    found = _origin_header(record, source)
-    if found is None:
-        return record.topic(), record.partition(), record.offset()
-    return source, int(found[2]), int(found[3])
+    # Its own topic's has a header left over from a stay that is over where it was put back from the dead letters.
+    found = None if record.topic() == source else _ORIGIN.fullmatch(_last(record, ORIGIN) or b"")
+    timestamp = timestamp_of(record)
+    if found is None or found[1] != source.encode():
+        return record.topic(), record.partition(), record.offset(), timestamp
+    if found[4] is not None:
+        timestamp = None if found[4] == b"-1" else int(found[4])
+    return source, int(found[2]), int(found[3]), timestamp
 
 
-def _origin_header(record: Record, source: str) -> re.Match[bytes] | None:
-    """Return what a record of a retry topic says of where it first came from, or None where it cannot be believed."""
-    if record.topic() == source:
-        # Left over from a stay that is over, as in a message that was put back to work from the dead letters.
-        return None
-    found = _ORIGIN.fullmatch(_last(record, ORIGIN) or b"")
-    return found if found is not None and found[1] == source.encode() else None
+def origin_of(record: Record, source: str) -> tuple[str, int, int]:
+    """Return the first three of `first_place`."""
+    return first_place(record, source)[:3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +99,8 @@ class RetriedRecord(FixedRecord):
     @classmethod
     def of(cls, fetched: Record, source: str) -> RetriedRecord:
         """Return how a record is seen whose messages come from the topic `source`."""
-        found, timestamp = _origin_header(fetched, source), timestamp_of(fetched)
-        if found is not None and found[4] is not None:
-            timestamp = None if found[4] == b"-1" else int(found[4])
-        return cls(*origin_of(fetched, source), fetched.key(), fetched.value(), (), timestamp, fetched)
+        topic, partition, offset, timestamp = first_place(fetched, source)
+        return cls(topic, partition, offset, fetched.key(), fetched.value(), (), timestamp, fetched)
 
     def headers(self) -> list[tuple[str, bytes | None]] | None:
         """Headers in wire order, or None when there are none. Read when asked for, for they may be unreadable."""
@@ -119,13 +118,12 @@ def headers(record: Record, source: str, rounds: int, due: float, attempts: int)
 
     It is `due` at a time in seconds since the epoch, and was tried `attempts` times since it was fetched.
     """
-    first = RetriedRecord.of(record, source)
-    time = timestamp_of(first)
+    topic, partition, offset, time = first_place(record, source)
     return [
         *own_headers(record),
         (ROUND, str(rounds)),
         (DUE, str(int(due * 1000))),
-        (ORIGIN, f"{first.topic()}/{first.partition()}/{first.offset()}/{-1 if time is None else time}"),
+        (ORIGIN, f"{topic}/{partition}/{offset}/{-1 if time is None else time}"),
         (TRIES, str(tries_before(record, source) + attempts)),
     ]
 
@@ -136,40 +134,35 @@ class RetryHeaders:
     The topic's `delay`, in seconds, and the `rounds` that its handler has bound what a header may claim.
     """
 
-    def __init__(self, delay: float, rounds: int) -> None:
+    def __init__(self, delay: float, rounds: int, clock: Clock) -> None:
         self._delay = delay
         self._rounds = rounds
+        self._clock = clock
 
     def rounds(self, record: Record) -> int:
         """Return how often a message has been here; the last round where its header cannot be believed."""
         found = _number(record, ROUND)
         return self._rounds if found is None else min(max(1, found), self._rounds)
 
-    def wait(self, record: Record, epoch: float) -> float:
-        """Return the seconds that a message must wait yet, from `epoch`, in seconds, on; none where it does not say."""
+    def due_at(self, record: Record) -> float:
+        """Return when a message may be handled, on the monotonic clock; in the past where its header does not say."""
         due = _number(record, DUE)
-        return 0.0 if due is None else min(max(0.0, due / 1000 - epoch), self._delay)
+        wait = 0.0 if due is None else min(due / 1000 - self._clock.time(), self._delay)
+        return self._clock.monotonic() + wait if wait > 0 else 0.0
 
 
 def _number(record: Record, name: str) -> int | None:
     found = _last(record, name)
-    if found is None or not _DIGITS.fullmatch(found):
-        _log.warning(
-            "%s:%d@%d carries no readable %s; it was not written by penstock, and is handled as due and in its last "
-            "round",
-            record.topic(),
-            record.partition(),
-            record.offset(),
-            name,
-        )
-        return None
-    return int(found)
+    if found is not None and _DIGITS.fullmatch(found):
+        return int(found)
+    _log.warning(
+        "%s carries no readable %s; it was not written by penstock, and is handled as due and in its last round",
+        position_of(record),
+        name,
+    )
+    return None
 
 
 def _last(record: Record, name: str) -> bytes | None:
     """Return the last header of a name, or None; also where the client cannot carry the headers over."""
-    try:
-        found = [value for header, value in headers_of(record) or () if header == name]
-    except UnicodeDecodeError:
-        return None
-    return found[-1] if found else None
+    return dict(readable_headers(record)).get(name)

@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.results import DeferredCompletion
-from penstock.consumer.handlers.route import Failed
+from penstock.consumer.handlers.route import Failed, failure_of
 from penstock.consumer.lanes.slot import Outcome
 from penstock.errors import ConfigurationError, PenstockError, raised
 from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
@@ -112,7 +112,7 @@ class TaskRunner:
                 raise
             outcome = Failed(error)
         except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
-            outcome = Failed(raised())
+            outcome = failure_of(raised())
         worker.go_on(outcome)
         self._start(worker)
 

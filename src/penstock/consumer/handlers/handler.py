@@ -38,7 +38,7 @@ from penstock.outgoing import colliding, is_topic_name, require_topic_name
 #: Called with a message, or with a list of messages where `batch` is more than one, and with a `Context` where its
 #: second parameter is annotated so; may be an `async def`.
 HandlerFunction = Callable[..., object]
-#: The numbers of key spaces: by name, or by the one handler that has it.
+#: The numbers of key spaces, as they come: see `Handler.space`.
 SpaceNumbers = dict[str | int, int]
 
 
@@ -86,6 +86,16 @@ class Handler:
     def name(self) -> str:
         """The function's name, for logs and reports."""
         return name_of(self.function)
+
+    @property
+    def space(self) -> str | int:
+        """What stands for its key space: the name, or the handler itself."""
+        return id(self) if self.key_space is None else self.key_space
+
+    def ordering(self, lanes: int, numbers: SpaceNumbers, *, together: int = 1) -> Ordering:
+        """Return its ordering; `numbers` are those of the key spaces so far, and gets that of a new one."""
+        space = numbers.setdefault(self.space, len(numbers))
+        return Ordering(self.order, self.keyless, lanes, self.key, space=space, together=together)
 
 
 #: What counts for an option that is left out: None also where it depends on others.
@@ -154,29 +164,10 @@ def _on_failure(options: HandlerOptions) -> dict[str, Any]:
     return {"on_failure": fate, "dead_letter_topic": written_to, "dead_letter_format": chosen}
 
 
-def orderings_of(handlers: Mapping[str, Handler], lanes: int, *, batches: bool = False) -> dict[str, Ordering]:
-    """Return the ordering of each topic's handler, with the key spaces numbered as they come.
-
-    Where `batches` are gathered from lanes, messages that nothing orders share them in rows.
-    """
+def orderings_of(handlers: Mapping[str, Handler], lanes: int) -> dict[str, Ordering]:
+    """Return the ordering of each topic's handler, with the key spaces numbered as they come."""
     numbers: SpaceNumbers = {}
-    return {topic: ordering_of(handler, lanes, numbers, batches=batches) for topic, handler in handlers.items()}
-
-
-def ordering_of(handler: Handler, lanes: int, numbers: SpaceNumbers, *, batches: bool = False) -> Ordering:
-    """Return a handler's ordering; `numbers` are those of the key spaces so far, and gets the number of a new one.
-
-    `batches` as for `orderings_of`.
-    """
-    space = space_of(handler, numbers)
-    return Ordering(
-        handler.order, handler.keyless, lanes, handler.key, space=space, together=handler.batch if batches else 1
-    )
-
-
-def space_of(handler: Handler, numbers: SpaceNumbers) -> int:
-    """Return the number of a handler's key space; `numbers` as for `ordering_of`."""
-    return numbers.setdefault(id(handler) if handler.key_space is None else handler.key_space, len(numbers))
+    return {topic: handler.ordering(lanes, numbers) for topic, handler in handlers.items()}
 
 
 def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:

@@ -93,6 +93,7 @@ class Ordering:
     """
 
     order: Order
+    #: How messages that no key orders are ordered: those without a key, or, by the order, all.
     keyless: Keyless
     lanes: int
     key: KeyFunction | None = None
@@ -101,6 +102,10 @@ class Ordering:
     space: int = 0
     #: How many messages in a row share a lane though nothing orders them, for handlers that take batches.
     together: int = 1
+
+    def __post_init__(self) -> None:
+        if self.order is not Order.KEY:
+            self.keyless = Keyless.PARTITION if self.order is Order.PARTITION else Keyless.SPREAD
 
     @property
     def has_given_keys(self) -> bool:
@@ -139,22 +144,22 @@ class Ordering:
         `given` are their keys by `given_keys`, where those were asked for before.
         """
         lanes, space = self.lanes, self.space
-        if self.order is Order.KEY:
-            keys: Sequence[GivenKey]
-            if self.key is None:
-                keys = column(records, "key")
-                if None not in keys:
-                    # `lane_of`, written out: a call for each message would cost as much as the hash.
-                    return [xxh3_64_intdigest(key, space) % lanes for key in keys]
-            else:
-                keys = self.given_keys(records) if given is None else given
-            return [
-                xxh3_64_intdigest(key, space) % lanes if isinstance(key, bytes) else self._keyless_lane(record)
-                for key, record in zip(keys, records, strict=True)
-            ]
-        if self.order is Order.PARTITION:
-            return [self._partition_lane(topic, partition)] * len(records)
-        return [self._place_lane(record) for record in records]
+        if self.order is not Order.KEY:
+            if self.keyless is Keyless.PARTITION:
+                return [self._partition_lane(topic, partition)] * len(records)
+            return [self._keyless_lane(record) for record in records]
+        keys: Sequence[GivenKey]
+        if self.key is None:
+            keys = column(records, "key")
+            if None not in keys:
+                # `lane_of`, written out: a call for each message would cost as much as the hash.
+                return [xxh3_64_intdigest(key, space) % lanes for key in keys]
+        else:
+            keys = self.given_keys(records) if given is None else given
+        return [
+            xxh3_64_intdigest(key, space) % lanes if isinstance(key, bytes) else self._keyless_lane(record)
+            for key, record in zip(keys, records, strict=True)
+        ]
 
     def identity(self, record: Record) -> Hashable:
         """Return what the messages that wait for this one have in common with it.
@@ -170,24 +175,19 @@ class Ordering:
                 raise key
             if key is not None or self.keyless is Keyless.TOGETHER:
                 return self.space, key
-            if self.keyless is Keyless.PARTITION:
-                return (record.topic(), record.partition())
-        elif self.order is Order.PARTITION:
+        if self.keyless is Keyless.PARTITION:
             return (record.topic(), record.partition())
         return (record.topic(), record.partition(), record.offset())
 
     def _keyless_lane(self, record: Record) -> int:
-        """Return the lane of a message without a key, or whose key cannot be had."""
+        """Return the lane of a message that no key orders, or whose key cannot be had."""
         if self.keyless is Keyless.PARTITION:
             return self._partition_lane(record.topic(), record.partition())
         if self.keyless is Keyless.TOGETHER:
             return lane_of(_NO_KEY, self.lanes, self.space)
-        return self._place_lane(record)
-
-    def _place_lane(self, record: Record) -> int:
-        """Return a lane by a message's place: the same each time it comes, so that it never runs twice at once."""
-        # Partitions are read side by side: the same offset of two of them is another place. Fibonacci hashing (Knuth,
-        # TAOCP 3, 6.4): neighbours get distant lanes.
+        # By its place: the same lane each time it comes, so that it never runs twice at once. Partitions are read side
+        # by side: the same offset of two of them is another place. Fibonacci hashing (Knuth, TAOCP 3, 6.4): neighbours
+        # get distant lanes.
         place = record.offset() // self.together + record.partition() * _PARTITIONS_APART
         return (place * _GOLDEN >> 32) % self.lanes
 
@@ -204,13 +204,10 @@ def _as_key(given: object) -> GivenKey:
 
 def _key_failure(error: BaseException) -> MessageFormatError:
     """Return why a message has no key, given what the function for it raised."""
-    text = f"the key function failed with {type(error).__name__}"
+    remedy = "; correct it"
     if isinstance(error, UnicodeDecodeError):
-        failure = MessageFormatError(
-            f"{text}, as it does where a header's name is not UTF-8; correct the producer, or the function"
-        )
-    else:
-        failure = MessageFormatError(f"{text}; correct it")
+        remedy = ", as it does where a header's name is not UTF-8; correct the producer, or the function"
+    failure = MessageFormatError(f"the key function failed with {type(error).__name__}{remedy}")
     # Without the frame of the caller, which has all messages of the fetch.
     stack = error.__traceback__
     failure.__cause__ = error.with_traceback(None if stack is None else stack.tb_next)

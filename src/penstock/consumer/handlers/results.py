@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.consumer.handlers.serialization import RecordEncoder, describe
@@ -17,7 +17,6 @@ from penstock.outgoing import Outgoing, as_headers, encoded, require_place
 
 if TYPE_CHECKING:
     from penstock.consumer.handlers.handler import Handler
-    from penstock.consumer.handlers.serialization import Encoder
     from penstock.message import Message
 
 _log = logging.getLogger(__name__)
@@ -138,27 +137,17 @@ _PLAIN = (bytes, str, dict)
 Trace = Callable[[str, Headers], Headers]
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class ResultMaker:
     """Makes results of what one handler returns. Thread-safe."""
 
-    #: Its name, for messages to the user.
-    handler: str
-    #: The topic of plain values, or None where only `Outgoing` is published.
-    to: str | None
-    #: Encodes values, or None.
-    encoder: Encoder | None
-    _: KW_ONLY
-    #: Whether the handler gets lists.
-    is_batch: bool
-    #: Set before the start, where telemetry is on.
-    trace: Trace | None = field(default=None, init=False)
-    _has_warned: bool = field(default=False, init=False)
-
-    @classmethod
-    def of(cls, handler: Handler) -> ResultMaker:
-        """Return what makes the results of a handler."""
-        return cls(handler.name, handler.to, handler.encoder, is_batch=handler.batch > 1)
+    def __init__(self, handler: Handler) -> None:
+        self._name = handler.name
+        # The topic of plain values, or None where only `Outgoing` is published.
+        self._to = handler.to
+        self._encoder = handler.encoder
+        #: Set before the start, where telemetry is on.
+        self.trace: Trace | None = None
+        self._has_warned = False
 
     def make(self, returned: object, work: Message | list[Message]) -> Results | None:
         """Return what is to be written; None for nothing. What was made before stays as it is.
@@ -169,74 +158,70 @@ class ResultMaker:
             Exception: what a generator raised.
         """
         # First, for speed: what most handlers return. The topic was checked when the handler was made.
-        if isinstance(returned, _PLAIN) and self.to is not None and not isinstance(work, list):
-            headers: Headers = [] if self.trace is None else self.trace(self.to, [])
-            value = returned if isinstance(returned, bytes) else self._encoded(self.to, returned, headers)
-            return Results((Result(self.to, value, work.key, headers, -1),))
+        if isinstance(returned, _PLAIN) and self._to is not None and not isinstance(work, list):
+            headers: Headers = [] if self.trace is None else self.trace(self._to, [])
+            value = returned if isinstance(returned, bytes) else self._encoded(self._to, returned, headers)
+            return Results((Result(self._to, value, work.key, headers, -1),))
         if isinstance(returned, Results):
             return returned
-        if self.is_batch and isinstance(work, list):
+        if isinstance(work, list):
             return self._of_batch(returned, work)
-        key = None if isinstance(work, list) else work.key
-        found = list(self._several(returned, key))
+        found = self._several(returned, work.key)
         return Results(found) if found else None
 
     def _of_batch(self, returned: object, work: list[Message]) -> Results | None:
-        each = returned if isinstance(returned, list) and len(returned) == len(work) else None
-        if each is None or any(isinstance(value, Outgoing) for value in each):
-            if self.to is not None and not _are_outgoing(returned):
-                raise ResultError(
-                    f"handler {self.handler} returned {_what(returned)} for {len(work)} messages; return a list with "
-                    "a value for each of them, None for those without, or penstock.Outgoing"
-                )
-            found = list(self._several(returned, None))
-            return Results(found) if found else None
-        by_message = [
-            () if value is None else list(self._several(value, message.key))
-            for value, message in zip(each, work, strict=True)
-        ]
-        return Results(each=by_message) if any(by_message) else None
-
-    def _several(self, returned: object, key: bytes | None) -> Iterator[Result]:
-        if isinstance(returned, Outgoing):
-            yield self._result(returned)
-        elif isinstance(returned, Iterator) or _are_outgoing(returned):
-            for value in returned:  # type: ignore[attr-defined] # an iterator, or a list
-                if value is not None:
-                    yield self._one(value, key)
-        else:
-            yield from self._plain(returned, key)
-
-    def _one(self, value: object, key: bytes | None) -> Result:
-        if isinstance(value, Outgoing):
-            return self._result(value)
-        if self.to is None:
+        is_outgoing = _are_outgoing(returned)
+        if isinstance(returned, list) and len(returned) == len(work) and not is_outgoing:
+            each = [
+                () if value is None else self._several(value, message.key)
+                for value, message in zip(returned, work, strict=True)
+            ]
+            return Results(each=each) if any(each) else None
+        if self._to is not None and not is_outgoing:
             raise ResultError(
-                f"handler {self.handler} returned {_what(value)} among its messages; make it a penstock.Outgoing, or "
-                "name the topic with to="
+                f"handler {self._name} returned {_what(returned)} for {len(work)} messages; return a list with a "
+                "value for each of them, None for those without, or penstock.Outgoing"
             )
-        return self._result(Outgoing(self.to, value, key))
+        found = self._several(returned, None)
+        return Results(found) if found else None
 
-    def _plain(self, returned: object, key: bytes | None) -> Iterator[Result]:
-        alone = self.to is not None or not isinstance(returned, list | tuple)
-        for value in (returned,) if alone else cast("Sequence[object]", returned):
+    def _several(self, returned: object, key: bytes | None) -> list[Result]:
+        """Return the messages of what was returned for one message, or for a batch as a whole."""
+        if isinstance(returned, Outgoing):
+            return [self._result(returned)]
+        if isinstance(returned, Iterator) or _are_outgoing(returned):
+            values = cast("Iterable[object]", returned)
+            return [self._result(self._addressed(value, key)) for value in values if value is not None]
+        parts = returned if self._to is None and isinstance(returned, list | tuple) else (returned,)
+        for value in parts:
             if _is_pending(value):
                 if inspect.iscoroutine(value):
                     value.close()
                 raise ResultError(
-                    f"handler {self.handler} returned {_what(value)}, and nobody waits for its work: make the handler "
+                    f"handler {self._name} returned {_what(value)}, and nobody waits for its work: make the handler "
                     "itself an `async def` that awaits it, wait for it in the handler, or return a DeferredCompletion"
                 )
-        if self.to is not None:
-            yield self._result(Outgoing(self.to, returned, key))
-        elif returned is not None and not self._has_warned and (alone or len(cast("Sequence[object]", returned))):
+        if self._to is not None:
+            return [self._result(Outgoing(self._to, returned, key))]
+        if returned is not None and parts and not self._has_warned:
             self._has_warned = True
             _log.warning(
                 "handler %s returned %s, which is not published: return penstock.Outgoing, name the topic with to=, or "
                 "return None; this is said once",
-                self.handler,
+                self._name,
                 _what(returned),
             )
+        return []
+
+    def _addressed(self, value: object, key: bytes | None) -> Outgoing:
+        if isinstance(value, Outgoing):
+            return value
+        if self._to is None:
+            raise ResultError(
+                f"handler {self._name} returned {_what(value)} among its messages; make it a penstock.Outgoing, or "
+                "name the topic with to="
+            )
+        return Outgoing(self._to, value, key)
 
     def _result(self, outgoing: Outgoing) -> Result:
         topic, partition, key = outgoing.topic, outgoing.partition, outgoing.key
@@ -246,7 +231,7 @@ class ResultMaker:
                 key = encoded("key", key)
             written: Headers = [*as_headers(outgoing.headers)] if outgoing.headers else []
         except ConfigurationError as error:
-            raise ResultError(f"handler {self.handler} returned a message that cannot be sent: {error}") from error
+            raise ResultError(f"handler {self._name} returned a message that cannot be sent: {error}") from error
         if self.trace is not None:
             written = self.trace(topic, written)
         return Result(
@@ -260,7 +245,7 @@ class ResultMaker:
     def _encoded(self, topic: str, value: object, headers: Headers) -> bytes | None:
         if value is None or isinstance(value, bytes):
             return value
-        encoder = self.encoder
+        encoder = self._encoder
         if encoder is not None:
             try:
                 value = encoder.encode(topic, value, headers) if isinstance(encoder, RecordEncoder) else encoder(value)
@@ -269,7 +254,7 @@ class ResultMaker:
             except:  # noqa: E722 - see `raised`; the user's code, whose text may quote the value
                 error = raised()
                 raise ResultError(
-                    f"a value of handler {self.handler} for {topic} cannot be encoded: {describe(error)}; correct "
+                    f"a value of handler {self._name} for {topic} cannot be encoded: {describe(error)}; correct "
                     "the handler or the encoder"
                 ) from error
         if isinstance(value, bytearray | memoryview):
@@ -279,7 +264,7 @@ class ResultMaker:
         except ConfigurationError as error:
             more = "" if encoder is not None else ", or give the handler an encoder, such as encoder='json'"
             raise ResultError(
-                f"handler {self.handler} returned a message for {topic} that cannot be sent: {error}{more}"
+                f"handler {self._name} returned a message for {topic} that cannot be sent: {error}{more}"
             ) from error
 
 

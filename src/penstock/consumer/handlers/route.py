@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.environment import MiddlewareSpec, cancelled_after, wrap
 from penstock.consumer.handlers.functions import ContextFactory
-from penstock.consumer.handlers.handler import Handler, Kind, SpaceNumbers, ordering_of
+from penstock.consumer.handlers.handler import Handler, Kind, SpaceNumbers
 from penstock.consumer.handlers.options import Filter, RetryPolicy
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.rate_limits import KeyRateLimiter, TokenBucket
 from penstock.consumer.handlers.results import ResultMaker, Results, with_results
 from penstock.consumer.handlers.serialization import Decoder, RecordDecoder, describe
 from penstock.consumer.retry_topics import RetriedRecord, RetryHeaders, former_retry_topics, retry_topics, tries_before
-from penstock.errors import MessageFormatError, RegistryConnectionError, raised
+from penstock.errors import MessageFormatError, PenstockError, RegistryConnectionError, raised
 from penstock.message import DecodedMessage, FetchedMessage, Message, Record, RetriedMessage
 from penstock.routing import Lane
 
@@ -34,7 +34,7 @@ Invoke = Callable[..., object]
 #: Makes what is published of what a handler returned for what it was given.
 MakeResults = Callable[[object, Any], Results | None]
 #: Makes what is handed over of a record that nothing holds back, or None where the filter refuses it. It raises what
-#: the filter raises, and `UndecodableError`.
+#: the filter raises, and a `PenstockError` where it cannot be decoded.
 Prepare = Callable[[Record], Message | None]
 
 
@@ -56,17 +56,12 @@ class RateLimited:
 RATE_LIMITED = RateLimited()
 
 
-class UndecodableError(Exception):
-    """A message was not prepared, for it cannot be decoded."""
-
-    def __init__(self, failed: Failed) -> None:
-        super().__init__(failed)
-        self.failed = failed
-
-
 def failure_of(error: BaseException) -> Failed:
-    """Return the failure of a message whose preparation or handler raised."""
-    return error.failed if isinstance(error, UndecodableError) else Failed(error)
+    """Return the failure of a message whose preparation or handler raised.
+
+    One that cannot be read, or whose result cannot be written, is not tried again: its bytes stay what they are.
+    """
+    return Failed(error, permanent=isinstance(error, MessageFormatError))
 
 
 #: A message to hand over; a failure; no token is left; or the time, on the engine's clock, before which it must wait.
@@ -75,7 +70,7 @@ Answer = Message | Failed | RateLimited | float
 
 @dataclass(slots=True, eq=False, repr=False)
 class Route:
-    """A handler with its order, its limits and the callable that runs it.
+    """A handler with its order, its limits and the callable that runs it, for all topics of the handler.
 
     `retry` and the rates may be changed by any thread at any time: each is one reference, read once for each message.
     """
@@ -87,21 +82,18 @@ class Route:
     _: KW_ONLY
     #: The lanes that `ordering` numbers, of those of the whole consumer.
     lanes: Sequence[Lane[Any, Record]] = ()
-    #: Makes what is published of what that returns; by default as the handler says.
-    results_by: InitVar[ResultMaker | None] = None
     #: Seconds that a call may take, or None.
     time_limit: float | None = None
+    #: Makes what is published of what `invoke` returns; by default as the handler says.
+    results_by: InitVar[ResultMaker | None] = None
+    make_results: MakeResults = field(init=False)
     #: For a retry topic, the topic whose messages wait there.
-    source: str | None = None
-    #: Another route of the same handler, whose limits it shares: of another topic, or, of a retry topic, of that topic.
-    shares: InitVar[Route | None] = None
+    source: str | None = field(default=None, init=False)
     #: When a record may be handled, on the engine's clock; for retry topics only, and asked once for each message: from
     #: then on that time counts, whatever its header claims.
-    not_before: Callable[[Record], float] | None = None
+    not_before: Callable[[Record], float] | None = field(default=None, init=False)
     #: How often a record has been through the retry topic; for retry topics only.
-    retried: Callable[[Record], int] | None = None
-    make_results: MakeResults = field(init=False)
-    kind: Kind = field(init=False)
+    retried: Callable[[Record], int] | None = field(default=None, init=False)
     batch: int = field(init=False)
     linger: float = field(init=False)
     retry: RetryPolicy = field(init=False)
@@ -114,18 +106,22 @@ class Route:
     prepare: Prepare = field(init=False)
     _decoded: Callable[..., DecodedMessage] | None = field(init=False)
 
-    def __post_init__(self, results_by: ResultMaker | None, shares: Route | None) -> None:
+    def __post_init__(self, results_by: ResultMaker | None) -> None:
         handler = self.handler
-        self.make_results = (results_by or ResultMaker.of(handler)).make if shares is None else shares.make_results
-        self.kind, self.batch, self.linger = handler.kind, handler.batch, handler.linger
-        # It may have been changed since: of a topic that is found later, the others' counts.
-        self.retry = handler.retry if shares is None else shares.retry
-        self.token_bucket = TokenBucket(handler.rate) if shares is None else shares.token_bucket
-        self.key_rate_limiter = KeyRateLimiter(handler.key_rate) if shares is None else shares.key_rate_limiter
+        self.make_results = (results_by or ResultMaker(handler)).make
+        self.batch, self.linger, self.retry = handler.batch, handler.linger, handler.retry
+        self.token_bucket, self.key_rate_limiter = TokenBucket(handler.rate), KeyRateLimiter(handler.key_rate)
         self.gated = self._is_gated()
         self.filters = handler.filter is not None
         self._decoded = None if handler.decoder is None else _decoding(handler.decoder)
         self.prepare = _preparing(handler.filter, self._decoded or Message)
+
+    def for_retries(self, source: str, headers: RetryHeaders) -> Route:
+        """Return the route of a retry topic whose messages come from the topic `source`; it has the same limits."""
+        route = copy(self)
+        route.source, route.not_before, route.retried = source, headers.due_at, headers.rounds
+        route.gated = True
+        return route
 
     def _is_gated(self) -> bool:
         return (
@@ -151,7 +147,7 @@ class Route:
         try:
             return bool(accept(Message(self._as_seen(record))))
         except:  # noqa: E722 - see `raised`; the user's code: it is this message's failure
-            return Failed(raised())
+            return failure_of(raised())
 
     def admit(self, identity: Hashable, record: Record, now: float, arrival: int, attempts: int = 0) -> Answer:
         """Return the message to hand over now, or why not; `identity` is the record's, by `ordering`.
@@ -177,33 +173,12 @@ class Route:
             return RetriedMessage(record, attempts) if attempts else Message(record)
         try:
             return self._decoded(record, attempts)
-        except UndecodableError as error:
-            return error.failed
-
-
-def _decoding(decoder: Decoder) -> Callable[..., DecodedMessage]:
-    """Return what makes a message with a body of a record and its tries. That raises `UndecodableError`."""
-    of_value = None if isinstance(decoder, RecordDecoder) else decoder
-    of_record = decoder.decode if isinstance(decoder, RecordDecoder) else None
-
-    def decoded(record: Record, attempts: int = 0) -> DecodedMessage:
-        value = record.value()
-        body: object = None
-        try:
-            if value is None:
-                pass
-            elif of_value is not None:
-                body = of_value(value)
-            elif of_record is not None:
-                body = of_record(record, value)
-        except:  # noqa: E722 - see `raised`; a decoder raises what it likes: a panic in Rust is no Exception
-            raise UndecodableError(_decoding_failure(raised()))  # noqa: B904 - it has its cause
-        return DecodedMessage(record, body, attempts)
-
-    return decoded
+        except PenstockError as error:
+            return failure_of(error)
 
 
 def _preparing(accept: Filter | None, make: Callable[[Record], Message]) -> Prepare:
+    """Return what makes messages for the first try of a record."""
     if accept is None:
         return make
 
@@ -217,12 +192,34 @@ def _preparing(accept: Filter | None, make: Callable[[Record], Message]) -> Prep
     return prepare
 
 
-def _decoding_failure(error: BaseException) -> Failed:
-    if isinstance(error, RegistryConnectionError):
-        return Failed(error)
-    failure = MessageFormatError(f"the value cannot be decoded: {describe(error)}; correct its producer or the decoder")
-    failure.__cause__ = error
-    return Failed(failure, permanent=True)
+def _decoding(decoder: Decoder) -> Callable[..., DecodedMessage]:
+    """Return what makes a message with a body of a record and its tries.
+
+    That raises `RegistryConnectionError`, or `MessageFormatError` for whatever else the decoder raised.
+    """
+    of_value = None if isinstance(decoder, RecordDecoder) else decoder
+    of_record = decoder.decode if isinstance(decoder, RecordDecoder) else None
+
+    def decoded(record: Record, attempts: int = 0) -> DecodedMessage:
+        value = record.value()
+        body: object = None
+        try:
+            if value is None:
+                pass
+            elif of_value is not None:
+                body = of_value(value)
+            elif of_record is not None:
+                body = of_record(record, value)
+        except RegistryConnectionError:
+            raise
+        except:  # noqa: E722 - see `raised`; a decoder raises what it likes: a panic in Rust is no Exception
+            error = raised()
+            raise MessageFormatError(
+                f"the value cannot be decoded: {describe(error)}; correct its producer or the decoder"
+            ) from error
+        return DecodedMessage(record, body, attempts)
+
+    return decoded
 
 
 class Routes(Mapping[str, Route]):
@@ -285,10 +282,9 @@ class Routes(Mapping[str, Route]):
     def add(self, topic: str, handler: Handler) -> None:
         """Have a handler take a topic, with its retry topics."""
         if topic not in self._by_topic:
-            made = {topic: self._route(handler)}
-            for name, delay in retry_topics(self._group, topic, handler.retry_delays).items():
-                made[name] = self._retry_route(made[topic], topic, delay)
-            self._by_topic = {**self._by_topic, **made}
+            route = next(iter(self.of_handler(handler)), None) or self._route(handler)
+            self._by_topic = {**self._by_topic, topic: route}
+            self._add_retry_topics(topic, retry_topics(self._group, topic, handler.retry_delays))
         self.handlers = {**self.handlers, topic: handler}
 
     def let_go(self, topics: Collection[str]) -> None:
@@ -300,56 +296,39 @@ class Routes(Mapping[str, Route]):
         existing = list(existing)
         for topic, handler in self.handlers.items():
             # A handler without delays reads its own topics alone: with the last one goes what waits for it.
-            for name, delay in former_retry_topics(
-                self._group, topic, existing if handler.retry_delays else ()
-            ).items():
-                if name not in self._by_topic:
-                    route = self._retry_route(self._by_topic[topic], topic, delay)
-                    self._by_topic = {**self._by_topic, name: route}
+            if handler.retry_delays:
+                self._add_retry_topics(topic, former_retry_topics(self._group, topic, existing))
+
+    def _add_retry_topics(self, topic: str, delays: Mapping[str, float]) -> None:
+        """Read retry topics of a topic, given with their delays in seconds."""
+        route = self._by_topic[topic]
+        rounds = len(route.handler.retry_delays)
+        made = {
+            name: route.for_retries(topic, RetryHeaders(delay, rounds, self._clock))
+            for name, delay in delays.items()
+            if name not in self._by_topic
+        }
+        self._by_topic = {**self._by_topic, **made}
 
     def of_handler(self, handler: Handler) -> list[Route]:
-        """Return the routes of a handler. Any thread."""
+        """Return the routes of a handler, that of its own topics first. Any thread."""
         return [route for route in self._by_topic.values() if route.handler is handler]
 
     def _route(self, handler: Handler) -> Route:
-        lanes = self._lanes_of(handler)
-        ordering = ordering_of(handler, len(lanes), self._spaces, batches=True)
-        maker = ResultMaker.of(handler)
-        invoke = wrap(handler, self._middlewares, self._contexts)
+        lanes, is_async = self._lanes_of(handler), handler.kind is Kind.TASK
         limit = self._time_limit if handler.time_limit is None else handler.time_limit
         limit = None if limit == math.inf else limit
-        if limit is not None and handler.kind is Kind.TASK:
+        invoke = wrap(handler, self._middlewares, self._contexts)
+        if limit is not None and is_async:
             invoke = cancelled_after(limit, handler.name, invoke)
-        invoke = self._traced(handler, invoke, maker)
-        shares = next(iter(self.of_handler(handler)), None)
-        route = Route(handler, ordering, invoke, lanes=lanes, results_by=maker, time_limit=limit, shares=shares)
-        if shares is None:
-            self.token_buckets.append(route.token_bucket)
+        maker = ResultMaker(handler)
+        if self._telemetry is not None:
+            maker.trace = self._telemetry.publishing
+            # Results are sent within the span. Where there is none, whoever called the handler makes them.
+            within = with_results(invoke, maker, is_async=is_async)
+            traced = self._telemetry.processing.around
+            invoke = traced(invoke, within=within, batches=handler.batch > 1, is_async=is_async)
+        ordering = handler.ordering(len(lanes), self._spaces, together=handler.batch)
+        route = Route(handler, ordering, invoke, lanes=lanes, time_limit=limit, results_by=maker)
+        self.token_buckets.append(route.token_bucket)
         return route
-
-    def _retry_route(self, shares: Route, topic: str, delay: float) -> Route:
-        headers = RetryHeaders(delay, len(shares.handler.retry_delays))
-        return Route(
-            shares.handler,
-            shares.ordering,
-            shares.invoke,
-            lanes=shares.lanes,
-            time_limit=shares.time_limit,
-            source=topic,
-            shares=shares,
-            not_before=partial(self._due_at, headers),
-            retried=headers.rounds,
-        )
-
-    def _due_at(self, headers: RetryHeaders, record: Record) -> float:
-        wait = headers.wait(record, self._clock.time())
-        return self._clock.monotonic() + wait if wait > 0 else 0.0
-
-    def _traced(self, handler: Handler, invoke: Invoke, maker: ResultMaker) -> Invoke:
-        if self._telemetry is None:
-            return invoke
-        maker.trace = self._telemetry.publishing
-        is_async = handler.kind is Kind.TASK
-        # Results are sent within the span. Where there is none, whoever called the handler makes them.
-        within = with_results(invoke, maker, is_async=is_async)
-        return self._telemetry.processing.around(invoke, within=within, batches=handler.batch > 1, is_async=is_async)

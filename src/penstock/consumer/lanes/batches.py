@@ -13,8 +13,8 @@ from operator import itemgetter
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerAside, ConsumerLane, ConsumerParked, ConsumerRun, Fetch, Item
-from penstock.consumer.handlers.results import DeferredCompletion, ResultError, Results
-from penstock.consumer.handlers.route import Answer, Failed, RateLimited, Route, UndecodableError
+from penstock.consumer.handlers.results import DeferredCompletion, Results
+from penstock.consumer.handlers.route import Answer, Failed, RateLimited, Route, failure_of
 from penstock.consumer.lanes.parking import NotDue, Parking, key_of, place_of, require_key
 from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Unfinished, Work
 from penstock.consumer.outbox.outbox import HandlerResults, Tries
@@ -133,7 +133,7 @@ class Batches:
         try:
             key = require_key(item)
         except PenstockError as error:
-            key, answer = place_of(record), Failed(error, permanent=True)
+            key, answer = place_of(record), failure_of(error)
         else:
             if route.not_before is not None and (due_at := route.not_before(record)) > now:
                 key, answer = NotDue(key, place_of(record)), due_at
@@ -223,7 +223,7 @@ class Batches:
         """
         keys, failed, parking = [key_of(item) for item in items], _failures(outcome, items), self._parking
         is_whole = len(failed) == len(items) > 1 and all(error is outcome for error in failed.values())
-        if is_whole and isinstance(outcome, Failed) and not is_permanent(outcome):
+        if is_whole and isinstance(outcome, Failed) and not outcome.permanent:
             if parked is None:
                 parked = parking.park(lane, keys, items)
                 parked.since = slot.started
@@ -261,7 +261,7 @@ def _take_stretch(run: ConsumerRun, route: Route, batch: Batch, slot: ExecutionS
             else:
                 slot.record = record
                 messages.append(prepare(record))  # type: ignore[arg-type] # no filter refuses it
-    except UndecodableError:
+    except PenstockError:
         pass
     if messages:
         run.next = stop = first + len(messages)
@@ -278,7 +278,7 @@ def _failures(outcome: Unfinished, items: Sequence[Item]) -> Mapping[int, Unfini
     if items[0][0].assignment.route.batch == 1:
         return everything
     named: dict[int, Unfinished] = {
-        place: Failed(its) if isinstance(its, BaseException) else outcome
+        place: failure_of(its) if isinstance(its, BaseException) else outcome
         for place, its in outcome.error.failed.items()
         if isinstance(place, int) and 0 <= place < len(items)
     }
@@ -296,11 +296,6 @@ def _by_keys(keys: Sequence[Hashable], failed: Container[int]) -> tuple[list[int
         else:
             finished.append(place)
     return finished, stuck
-
-
-def is_permanent(failure: Failed) -> bool:
-    """Tell whether another try could not help."""
-    return failure.permanent or isinstance(failure.error, ResultError)
 
 
 def complete(fetch: Fetch, indexes: Sequence[int], slot: ExecutionSlot) -> None:

@@ -7,7 +7,7 @@ from itertools import islice
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerParked, Item
-from penstock.consumer.handlers.route import Answer, Failed, RateLimited, Route
+from penstock.consumer.handlers.route import Answer, Failed, RateLimited, Route, failure_of
 from penstock.consumer.lanes.batches import Batch, Batches, filtered
 from penstock.consumer.lanes.parking import NotDue, Parking, key_of, place_of
 from penstock.consumer.lanes.set_aside import SetAside
@@ -75,7 +75,7 @@ class ParkedKeys:
             if isinstance(error, NoRetryError):
                 self._parking.give_up(parked, Failed(error.failure, permanent=True), slot)
             else:
-                self._parking.fail_head(parked, Failed(error), slot)
+                self._parking.fail_head(parked, failure_of(error), slot)
             return True
         if parked.state is WAITING and parked.call is not None and parked.call.place == place_of(parked.waiting[0][2]):
             # Its partition went and came back: what was given up is not tried once more.

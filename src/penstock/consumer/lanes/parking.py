@@ -22,7 +22,7 @@ from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerParked, Fetch, Item, size_in_bytes
 from penstock.consumer.failure_text import attached, failure_text, raised_where, short_text
 from penstock.consumer.handlers.options import OnFailure
-from penstock.consumer.handlers.results import DeferredCompletion, ResultError
+from penstock.consumer.handlers.results import DeferredCompletion
 from penstock.consumer.handlers.route import Failed
 from penstock.consumer.lanes.slot import ExecutionSlot, Unfinished
 from penstock.consumer.outbox.dead_letters import DeadLetterPublisher, ExhaustedMessage
@@ -237,10 +237,10 @@ class Parking:
             return
         if self.give_ups and self.give_up_if_asked(parked):
             return
-        is_permanent, now = failure.permanent or isinstance(error, ResultError), self._now()
+        now = self._now()
         place, name = position_of(record), fetch.assignment.route.handler.name
         delay = None
-        if not is_permanent:
+        if not failure.permanent:
             try:
                 delay = fetch.assignment.route.retry.delay_after(parked.attempts, now - parked.since, error)
             except Exception as defect:  # noqa: BLE001 - the user's code decides there
@@ -265,7 +265,7 @@ class Parking:
             parked.state, parked.due_at = KeyState.WAITING, now
             self.split(parked, alone=True)
         else:
-            self.give_up(parked, Failed(error, permanent=is_permanent), slot)
+            self.give_up(parked, failure, slot)
 
     def _stop(self, parked: ConsumerParked, why: str, cause: BaseException) -> None:
         """Stop the consumer because of a head, which stays."""

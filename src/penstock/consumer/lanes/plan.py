@@ -38,8 +38,8 @@ class LanePlan:
         self._batches: dict[Hashable, int] = {}
         for handler in handlers:
             if handler.batch > 1:
-                smallest = self._batches.get(_space_of(handler), handler.batch)
-                self._batches[_space_of(handler)] = min(smallest, handler.batch)
+                smallest = self._batches.get(handler.space, handler.batch)
+                self._batches[handler.space] = min(smallest, handler.batch)
         # The first lane of each group, and how many it has.
         self._groups: dict[Hashable, tuple[int, int]] = {}
         for handler in handlers:
@@ -60,11 +60,11 @@ class LanePlan:
         return lanes[first : first + count]
 
     def _name_of(self, handler: Handler) -> Hashable:
-        space = _space_of(handler)
+        space = handler.space
         return handler.kind, space if space in self._batches else None
 
     def _count(self, handler: Handler, settings: ConsumerSettings) -> int:
-        batch, workers, tasks = self._batches.get(_space_of(handler)), settings.workers, settings.max_concurrency
+        batch, workers, tasks = self._batches.get(handler.space), settings.workers, settings.max_concurrency
         if settings.pinned:
             return workers
         if batch is None:
@@ -73,10 +73,6 @@ class LanePlan:
         # The fewer lanes, the fuller are batches. On the loop as many messages may be under way as without batches, in
         # as many calls at least as threads would make.
         return workers if handler.kind is Kind.THREAD else max(workers, tasks // batch)
-
-
-def _space_of(handler: Handler) -> str | int:
-    return id(handler) if handler.key_space is None else handler.key_space
 
 
 def require_one_kind(handlers: Collection[Handler]) -> None:

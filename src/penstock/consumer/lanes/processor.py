@@ -23,7 +23,7 @@ from typing import cast
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import Assignment, ConsumerAside, ConsumerLane, ConsumerParked, ConsumerRun, Fetch
-from penstock.consumer.handlers.route import Failed
+from penstock.consumer.handlers.route import failure_of
 from penstock.consumer.lanes.batches import Batches
 from penstock.consumer.lanes.parked_keys import ParkedKeys
 from penstock.consumer.lanes.parking import Parking, key_of
@@ -212,7 +212,7 @@ class LaneProcessor:
             self._parking.append(lane.parked[key], item)
             return
         tries = refused.tries or Tries(0, self.now())
-        self._parking.park_unfinished(lane, key, refused.item, Failed(refused.error), slot, tries=tries)
+        self._parking.park_unfinished(lane, key, refused.item, failure_of(refused.error), slot, tries=tries)
 
     def _next_parked(self, lane: ConsumerLane, run: ConsumerRun, place: int, stop: int) -> int:
         """Return the place of the first message from `place` on whose key is parked, `stop` at most."""

@@ -65,7 +65,7 @@ def _call(slot: ExecutionSlot, work: object) -> Outcome:
             return returned
         return slot.make_results(returned, work)
     except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
-        return Failed(raised())
+        return failure_of(raised())
 
 
 def _call_each(slot: ExecutionSlot, records: Slice, left: Iterator[Record], context: Context) -> object:  # noqa: C901 - in one piece, for speed
