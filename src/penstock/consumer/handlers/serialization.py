@@ -98,24 +98,12 @@ class RecordEncoder:
 
     def __reduce__(self) -> tuple[Any, tuple[Serializer]]:
         """Be pickled without the lock, where the serializer can be pickled."""
-        return record_encoder, (self.serializer,)
+        return encoder_of, (self.serializer,)
 
 
 #: One for each serializer, by its identity: handlers that share it share the lock. A serializer takes no attribute and
 #: no weak reference; its encoder keeps it, so that no other has its identity meanwhile.
 _encoders: WeakValueDictionary[int, RecordEncoder] = WeakValueDictionary()
-
-
-def record_decoder(given: object) -> RecordDecoder | None:
-    """Return what decodes with a deserializer of confluent-kafka; None where this is no such thing."""
-    return RecordDecoder(given) if _is_one("decoder", given, Deserializer) else None  # type: ignore[arg-type] # asked
-
-
-def record_encoder(given: object) -> RecordEncoder | None:
-    """Return what encodes with a serializer of confluent-kafka; None where this is no such thing."""
-    if not _is_one("encoder", given, Serializer):
-        return None
-    return _encoders.setdefault(id(given), RecordEncoder(given))  # type: ignore[arg-type] # asked
 
 
 def _is_one(option: str, given: object, wanted: type) -> bool:
@@ -188,10 +176,8 @@ Decoder = Decode | RecordDecoder
 #: A name, a type that JSON is checked against, a deserializer of confluent-kafka, or a callable of bytes.
 DecoderSpec = str | type | UnionType | Decode | None
 
-#: Types that make something of any bytes, or nothing of what they should.
+#: Types whose name says nothing of what is in the JSON.
 _NO_DECODERS = (str, bool, dict, list, tuple, set, frozenset)
-#: Where dataclasses, named tuples, attrs classes and typed dictionaries tell their fields.
-_FIELDS = ("__dataclass_fields__", "_fields", "__attrs_attrs__", "__required_keys__")
 
 _scan = json.JSONDecoder().raw_decode
 
@@ -218,10 +204,10 @@ def decoder_of(given: DecoderSpec) -> Decoder | None:
         return None
     if given == "json":
         return _decode_json
-    if (decode := _decode_of_type(given)) is not None:
-        return decode
-    if (deserializing := record_decoder(given)) is not None:
-        return deserializing
+    if _is_one("decoder", given, Deserializer):
+        return RecordDecoder(given)  # type: ignore[arg-type] # asked
+    if isinstance(given, type) or get_origin(given) is not None:
+        return _decode_as(given)
     if isinstance(given, str) or not callable(given):
         raise ConfigurationError(
             "decoder must be 'json', a pydantic model, a dataclass, a msgspec struct, a deserializer of "
@@ -230,33 +216,13 @@ def decoder_of(given: DecoderSpec) -> Decoder | None:
     return given
 
 
-def _decode_of_type(given: object) -> Decode | None:
-    """Return what decodes JSON as a type that tells what is in it; None for what is called with the bytes.
-
-    A pydantic model is known by `model_validate_json`, a msgspec struct by `__struct_fields__`; dataclasses,
-    `list[Model]` and the like are for whichever of the two packages is there.
-    """
-    if not isinstance(given, type):
-        return None if get_origin(given) is None else _decode_as(given)
-    validate: Decode | None = getattr(given, "model_validate_json", None)
-    if validate is not None:
-        return validate
-    if hasattr(given, "__struct_fields__"):
-        # The user's own package: a struct of it was given.
-        decode: Decode = import_module("msgspec").json.Decoder(given).decode
-        return decode
-    if get_origin(given) is not None or any(hasattr(given, name) for name in _FIELDS):
-        return _decode_as(given)
-    if issubclass(given, _NO_DECODERS):
-        raise ConfigurationError(
-            f"decoder={given.__name__} decodes nothing: it makes of bytes what it likes; give 'json' for what JSON "
-            "holds, bytes.decode for text, or a function of bytes"
-        )
-    return None
-
-
 def _decode_as(given: object) -> Decode:
     """Return what decodes JSON as a type, by the first of the user's packages that knows it."""
+    if given in _NO_DECODERS:
+        raise ConfigurationError(
+            f"decoder={_name_of(given)} tells nothing of what is in a value; give 'json' for what JSON holds, "
+            "bytes.decode for text, or a function of bytes"
+        )
     why = []
     for name in ("pydantic", "msgspec"):
         try:
@@ -312,8 +278,8 @@ def encoder_of(given: EncoderSpec) -> Encoder | None:
     if hasattr(given, "__struct_fields__"):
         encode: Encode = import_module("msgspec").json.encode  # the user's own package: a struct of it was given
         return encode
-    if (serializing := record_encoder(given)) is not None:
-        return serializing
+    if _is_one("encoder", given, Serializer):
+        return _encoders.setdefault(id(given), RecordEncoder(given))  # type: ignore[arg-type] # asked
     if isinstance(given, str) or not callable(given):
         raise ConfigurationError(
             "encoder must be 'json', a pydantic model, a msgspec struct, a serializer of confluent-kafka or a callable "
