@@ -30,33 +30,26 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from penstock.errors import HandlerTimeLimitError
 
 
+@dataclass(slots=True, eq=False)
 class AbandonedCall:
-    """A call of a handler that was given up though it has not returned. Immutable, save for `ended`.
+    """A call of a handler that was given up though it has not returned. Immutable, save for `ended`."""
 
-    Args:
-        place: topic, partition and offset of its message, of a batch of the first.
-        handler: the handler's name.
-        worker: the name of the thread, as it is from then on.
-        thread_id: the thread, for a look at its stack.
-        since: when it began, on the engine's clock.
-    """
-
-    __slots__ = ("ended", "handler", "place", "since", "thread_id", "worker")
-
-    def __init__(
-        self, place: tuple[str, int, int], handler: str, worker: str, thread_id: int | None, since: float
-    ) -> None:
-        self.place = place
-        self.handler = handler
-        self.worker = worker
-        self.thread_id = thread_id
-        self.since = since
-        #: Done when it has returned. Set by its thread.
-        self.ended: Future[None] = Future()
+    #: Topic, partition and offset of its message, of a batch of the first.
+    place: tuple[str, int, int]
+    #: The handler's name.
+    handler: str
+    #: The name of the thread, as it is from then on; and the thread, for a look at its stack.
+    worker: str
+    thread_id: int | None
+    #: When it began, on the engine's clock.
+    since: float
+    #: Done when it has returned. Set by its thread.
+    ended: Future[None] = field(default_factory=Future, init=False)
 
     @property
     def has_ended(self) -> bool:

@@ -138,13 +138,6 @@ class Middleware:
     plain: PlainMiddleware
     async_: AsyncMiddleware
 
-    def __post_init__(self) -> None:
-        for option, given, wanted in (("plain", self.plain, False), ("async_", self.async_, True)):
-            _require_middleware(given)
-            if is_async(given) is not wanted:
-                form = "an `async def`" if wanted else "a plain function"
-                raise ConfigurationError(f"Middleware({option}=...) takes {form}, but {name_of(given)} is none")
-
 
 #: What a user gives: a function of a message and `call_next`, plain or an `async def`, or both as a `Middleware`.
 MiddlewareSpec = PlainMiddleware | AsyncMiddleware | Middleware
@@ -159,17 +152,14 @@ def middlewares_of(given: Iterable[MiddlewareSpec]) -> tuple[MiddlewareSpec, ...
             f"middlewares must be a list of functions (message, call_next), but is a {type(given).__name__}"
         )
     several = tuple(given)
-    for value in several:
-        if not isinstance(value, Middleware):
-            _require_middleware(value)
+    for middleware in several:
+        forms = (middleware.plain, middleware.async_) if isinstance(middleware, Middleware) else (middleware,)
+        for form in forms:
+            if not callable(form) or inspect.isclass(form):
+                what = f"the class {form.__name__}" if inspect.isclass(form) else f"a {type(form).__name__}"
+                raise ConfigurationError(f"a middleware must be a function (message, call_next), but one is {what}")
+            require_parameters("middleware", form, "a message and call_next", 2)
     return several
-
-
-def _require_middleware(given: Callable[..., object]) -> None:
-    if not callable(given) or inspect.isclass(given):
-        what = f"the class {given.__name__}" if inspect.isclass(given) else f"a {type(given).__name__}"
-        raise ConfigurationError(f"a middleware must be a function (message, call_next), but one is {what}")
-    require_parameters("middleware", given, "a message and call_next", 2)
 
 
 def wrap(handler: Handler, middlewares: Sequence[MiddlewareSpec], contexts: ContextFactory | None = None) -> Invoke:
@@ -188,16 +178,16 @@ def wrap(handler: Handler, middlewares: Sequence[MiddlewareSpec], contexts: Cont
 
 
 def _of_kind(middleware: MiddlewareSpec, handler: Handler) -> Callable[..., Any]:
-    if isinstance(middleware, Middleware):
-        return middleware.async_ if handler.kind is Kind.TASK else middleware.plain
-    if is_async(middleware) is (handler.kind is Kind.TASK):
-        return middleware
+    is_task, form = handler.kind is Kind.TASK, middleware
+    if isinstance(form, Middleware):
+        form = form.async_ if is_task else form.plain
+    if is_async(form) is is_task:
+        return form
     # Not adapted: a plain one would be over before the handler has run, and a worker thread has no event loop.
-    forms = ("an `async def`", "a plain function")
-    own, other = forms if handler.kind is Kind.TASK else forms[::-1]
+    own, other = ("an `async def`", "a plain function") if is_task else ("a plain function", "an `async def`")
     raise ConfigurationError(
-        f"handler {handler.name} is {own}, but middleware {name_of(middleware)} is {other}; make it {own} too, or give "
-        "both forms as penstock.Middleware(plain=..., async_=...)"
+        f"handler {handler.name} is {own}, but middleware {name_of(form)} is {other}; make it {own} too, or give both "
+        "forms as penstock.Middleware(plain=..., async_=...)"
     )
 
 

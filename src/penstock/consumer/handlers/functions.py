@@ -124,8 +124,7 @@ class ContextFactory:
     """
 
     def __init__(self, group: str, app: object = None) -> None:
-        self._group = group
-        self._app = app
+        self._group, self._app = group, app
         #: What the lifespan gave. Written once, by who starts the app, before the first handler is called.
         self.state: object = None
 
@@ -168,18 +167,15 @@ def context_parameters(function: Callable[..., object]) -> list[tuple[int, inspe
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return []  # of a callable written in C, say
-    return [
-        (place, parameter) for place, parameter in enumerate(parameters) if _is_context(parameter.annotation, function)
-    ]
+    names = getattr(inspect.unwrap(called_by(function)), "__globals__", {})
+    return [(place, found) for place, found in enumerate(parameters) if _is_context(found.annotation, names)]
 
 
-def _is_context(annotation: object, function: Callable[..., object]) -> bool:
+def _is_context(annotation: object, names: dict[str, object]) -> bool:
     if isinstance(annotation, str):
-        called = called_by(inspect.unwrap(called_by(function)))
-        called = called.__init__ if inspect.isclass(called) else called
         try:
             # Alone: another parameter's may name what is imported for type checkers only.
-            annotation = eval(annotation, getattr(called, "__globals__", {}))  # noqa: S307 - the user's own code, as typing evaluates it
+            annotation = eval(annotation, names)  # noqa: S307 - the user's own code, as typing evaluates it
         except Exception:  # noqa: BLE001 - imported for type checkers only, or a mistake that they name
             return any(_BY_NAME.fullmatch(name.strip()) for name in str(annotation).split("|"))
     return annotation is Context or Context in get_args(annotation)
