@@ -92,7 +92,7 @@ class RunningApp:
             run_async = None if self._consumer is None else self._consumer.run_async
             state = enter_all(self._lifespans, self._around, run_async)
             if self._consumer is not None:
-                self._consumer.contexts.state = state
+                self._consumer.context.state = state
             if self._coordinator is not None:
                 self._coordinator.start()
             if self._consumer is not None:

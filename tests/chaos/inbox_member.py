@@ -76,15 +76,15 @@ OFTEN = penstock.retry(attempts=2, wait=tenacity.wait_fixed(0.05))
 
 
 @app.handler(options["singles"], retry=OFTEN, retry_delays=[0.2] * 9)
-def one_by_one(message: penstock.Message, context: penstock.Context) -> None:
+def one_by_one(message: penstock.Message) -> None:
     """Count a message."""
-    count([message], context.attempt)
+    count([message], message.attempt)
 
 
 @app.handler(options["batched"], batch=20, retry=penstock.retry(attempts=20, wait=tenacity.wait_fixed(0.05)))
-def in_batches(messages: list[penstock.Message], context: penstock.Context) -> None:
+def in_batches(messages: list[penstock.Message]) -> None:
     """Count a batch."""
-    count(messages, context.attempt)
+    count(messages, max(message.attempt for message in messages))
 
 
 app.run()

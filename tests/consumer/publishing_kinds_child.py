@@ -36,9 +36,9 @@ def result(kind: str, message: penstock.Message) -> penstock.Outgoing:
 
 
 @app.handler(f"{prefix}-retried", retry=penstock.retry(attempts=3, wait=tenacity.wait_fixed(0.01)))
-def retried(message: penstock.Message, context: penstock.Context) -> penstock.Outgoing:
+def retried(message: penstock.Message) -> penstock.Outgoing:
     """Fail twice where the number is even."""
-    if number_of(message) % 2 == 0 and context.attempt < 3:
+    if number_of(message) % 2 == 0 and message.attempt < 3:
         raise ValueError("not yet")
     return result("retried", message)
 
@@ -52,10 +52,10 @@ def given_up(message: penstock.Message) -> penstock.Outgoing:
 
 
 @app.handler(f"{prefix}-later", retry=once, retry_delays=[0.1], on_failure="dead_letter")
-def later(message: penstock.Message, context: penstock.Context) -> penstock.Outgoing:
+def later(message: penstock.Message) -> penstock.Outgoing:
     """Let every other one wait in a retry topic, and every fourth become a dead letter then."""
     number = number_of(message)
-    if (number % 2 == 0 and context.attempt == 1) or number % 4 == 0:
+    if (number % 2 == 0 and message.attempt == 1) or number % 4 == 0:
         raise ValueError("not here")
     return result("later", message)
 

@@ -68,15 +68,15 @@ def number(message: penstock.Message) -> int:
 @app.handler(
     "singles", retry=penstock.retry(attempts=ATTEMPTS, wait=tenacity.wait_fixed(0.1)), on_failure="dead_letter"
 )
-async def one_by_one(message: penstock.Message, context: penstock.Context) -> penstock.Outgoing:
+async def one_by_one(message: penstock.Message) -> penstock.Outgoing:
     """Take a few milliseconds; some messages fail the first time, and poison always."""
     mine = begun([message])
     await asyncio.sleep(0.003)
     if number(message) % POISON == POISON - 1:
         # The last failure is the end of a message, as a dead letter.
-        ended(mine, "end" if context.attempt >= ATTEMPTS else "failed")
+        ended(mine, "end" if message.attempt >= ATTEMPTS else "failed")
         raise OnPurposeError("it is poison")
-    if number(message) % FAILS == 1 and context.attempt == 1:
+    if number(message) % FAILS == 1 and message.attempt == 1:
         ended(mine, "failed")
         raise OnPurposeError("it fails the first time")
     ended(mine)

@@ -15,7 +15,7 @@ from penstock.clients.cluster import Clock
 from penstock.clients.rights import THIS_CLIENT
 from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, Fetch
 from penstock.consumer.handlers.environment import MiddlewareSpec
-from penstock.consumer.handlers.functions import ContextFactory
+from penstock.consumer.handlers.functions import Context
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.registry import TopicPatterns
 from penstock.consumer.handlers.route import Routes
@@ -72,7 +72,7 @@ class Engine:
         clock: Clock,
         middlewares: Sequence[MiddlewareSpec] = (),
         *,
-        contexts: ContextFactory | None = None,
+        context: Context | None = None,
         patterns: TopicPatterns | None = None,
         outbox: Submits | None = None,
         fail: Callable[[BaseException], None] | None = None,
@@ -139,7 +139,7 @@ class Engine:
             clock,
             partial(self.lane_plan.lanes_of, self.scheduler.lanes),
             middlewares=middlewares,
-            contexts=contexts or ContextFactory(group),
+            context=context or Context(group=group),
             telemetry=self.telemetry,
             time_limit=settings.time_limit,
         )

@@ -14,7 +14,7 @@ from penstock.clients.cluster import Cluster
 from penstock.consumer.engine import Engine
 from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.environment import MiddlewareSpec, WorkerResource, middlewares_of
-from penstock.consumer.handlers.functions import ContextFactory
+from penstock.consumer.handlers.functions import Context
 from penstock.consumer.handlers.handler import Handler, require_own_topics
 from penstock.consumer.handlers.options import RetryPolicy, check_rates, policy_of
 from penstock.consumer.handlers.registry import TopicPatterns
@@ -91,15 +91,15 @@ class LitePushConsumer:
         self._group = group
         self._settings = settings or ConsumerSettings()
         self._cluster = cluster or Cluster(bootstrap_servers, self._settings.config)
-        #: Makes what handlers get that ask for a `Context`. Its state is set before the start.
-        self.contexts = ContextFactory(group, app)
+        #: What handlers get that ask for a `Context`. Its state is set before the start.
+        self.context = Context(app=app, group=group)
         self._engine = engine = Engine(
             group,
             handlers,
             self._settings,
             self._cluster.clock,
             middlewares_of(middlewares),
-            contexts=self.contexts,
+            context=self.context,
             patterns=TopicPatterns(patterns, handlers, left_out),
         )
         self._resources = list(resources)

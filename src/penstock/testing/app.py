@@ -20,7 +20,7 @@ from penstock.clients.topics import TopicSpec
 from penstock.consumer import ConsumerStatistics, Explanation
 from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.environment import enter_all
-from penstock.consumer.handlers.functions import ContextFactory
+from penstock.consumer.handlers.functions import Context
 from penstock.consumer.handlers.handler import Kind, require_own_topics
 from penstock.consumer.handlers.registry import TopicPatterns
 from penstock.consumer.lanes.slot import Outcome
@@ -110,20 +110,20 @@ class TestApp:
         """
         if self._consumer is not None:
             raise StoppedError(f"app {self.app.name} runs already in this test; stop it first, or use restart()")
-        app, contexts = self.app, ContextFactory(self.app.name, self.app)
+        app, context = self.app, Context(app=self.app, group=self.app.name)
         require_own_topics(app.name, app.handlers)
         # It is run as `App.start` runs it; but a Kafka in memory has no transactional producers, and nothing ends here
         # that would have results written twice.
         settings = replace(app._settings, exactly_once=False)  # noqa: SLF001 - as above
         self.broker.ensure_topics(TopicSpec(topic, self._partitions) for topic in self._topics)
         made_of = (app.name, app.handlers, settings, self.broker, app._middlewares)  # noqa: SLF001 - as above
-        consumer = SteppedConsumer(*made_of, contexts=contexts, patterns=self._patterns, wait=self._wait)
+        consumer = SteppedConsumer(*made_of, context=context, patterns=self._patterns, wait=self._wait)
         if consumer.engine.lane_plan.has_tasks:
             self._tasks = TaskRunner(consumer, self._handler_timeout)
         self._consumer = consumer
         try:
             run_async = None if self._tasks is None else self._tasks.run
-            contexts.state = enter_all(app._lifespans, self._around, run_async)  # noqa: SLF001 - as above
+            context.state = enter_all(app._lifespans, self._around, run_async)  # noqa: SLF001 - as above
             consumer.connect()
             if consumer.engine.telemetry is not None:
                 consumer.engine.telemetry.observe(consumer.statistics)

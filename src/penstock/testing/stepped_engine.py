@@ -17,7 +17,7 @@ from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
 from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.environment import MiddlewareSpec
-from penstock.consumer.handlers.functions import ContextFactory
+from penstock.consumer.handlers.functions import Context
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.registry import TopicPatterns
 from penstock.consumer.handlers.results import Results
@@ -248,7 +248,7 @@ class SteppedConsumer:
         broker: TestBroker,
         middlewares: Sequence[MiddlewareSpec] = (),
         *,
-        contexts: ContextFactory | None = None,
+        context: Context | None = None,
         patterns: TopicPatterns | None = None,
         wait: Callable[[float], None],
     ) -> None:
@@ -256,7 +256,7 @@ class SteppedConsumer:
         self._wait = wait
         #: The engine's clock. Who runs it without waiting has no use for `sleep`, save in a rebalance callback.
         self.clock = SteppedClock(broker.clock, self._sleep)
-        self.engine = Engine(group, handlers, settings, self.clock, middlewares, contexts=contexts, patterns=patterns)
+        self.engine = Engine(group, handlers, settings, self.clock, middlewares, context=context, patterns=patterns)
         self.engine.executor = self.executor = SteppedExecutor()
         self.workers = self.executor.workers
         self._past: list[ExecutionSlot] = []

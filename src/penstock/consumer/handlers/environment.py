@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, c
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
-from penstock.consumer.handlers.functions import ContextFactory, is_async, name_of, require_parameters
+from penstock.consumer.handlers.functions import Context, is_async, name_of, require_parameters
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.errors import BatchError, ConfigurationError, HandlerTimeLimitError, PenstockError, raised
 
@@ -162,15 +162,16 @@ def middlewares_of(given: Iterable[MiddlewareSpec]) -> tuple[MiddlewareSpec, ...
     return several
 
 
-def wrap(handler: Handler, middlewares: Sequence[MiddlewareSpec], contexts: ContextFactory | None = None) -> Invoke:
+def wrap(handler: Handler, middlewares: Sequence[MiddlewareSpec], context: Context | None = None) -> Invoke:
     """Return the handler's function within the middlewares, the first outermost; the function itself without any.
 
-    One that asks for a context is called with those of `contexts`, which may be left out where nothing is called.
+    One that asks for a context is called with `context`, which may be left out where nothing is called.
     Raises `ConfigurationError` where a middleware is not of the handler's kind.
     """
-    invoke: Invoke = handler.function
-    if handler.takes_context and contexts is not None:
-        invoke = contexts.around(invoke)
+    function = invoke = handler.function
+    if handler.takes_context:
+        # Of an `async def` too: it returns what is to be awaited.
+        invoke = lambda work: function(work, context)  # noqa: E731 - named by what it is put around
     link = _async_link if handler.kind is Kind.TASK else _plain_link
     for middleware in reversed(middlewares):
         invoke = link(_of_kind(middleware, handler), invoke)

@@ -96,52 +96,21 @@ def require_yield(kind: str, function: Callable[..., object], *, may_be_async: b
 _BY_NAME = re.compile(r"(penstock\.(\w+\.)*)?Context")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Context:
-    """What surrounds one call of a handler. Given to those whose second parameter is annotated `penstock.Context`.
+    """What surrounds the calls of handlers. Given to those whose second parameter is annotated `penstock.Context`.
 
-    Read-only, and made for each call. Make one by hand to call a handler in a test.
+    A running app has one for all calls. Handlers read it. Make one by hand to call a handler in a test.
 
     Attributes:
-        attempt: `message.attempt`; of a batch, that of the message which was tried most often.
         app: the `penstock.App`; None where there is none: on a Spark executor, or in a consumer of its own.
-        state: what the app's lifespan gave by its `yield`; None without.
+        state: what the app's lifespan gave by its `yield`; None without. Set before the first handler is called.
         group: the consumer group, which is the app's name.
     """
 
-    attempt: int = 1
     app: Any = None
     state: Any = None
     group: str = ""
-
-
-class ContextFactory:
-    """Makes the contexts of one running app.
-
-    Args:
-        group: the consumer group.
-        app: the app, or None.
-    """
-
-    def __init__(self, group: str, app: object = None) -> None:
-        self._group, self._app = group, app
-        #: What the lifespan gave. Written once, by who starts the app, before the first handler is called.
-        self.state: object = None
-
-    def around(self, function: Callable[..., object]) -> Callable[..., object]:
-        """Return a function of the message, or of the list of them, that gives `function` a context with it."""
-        group, app = self._group, self._app
-
-        # Of an `async def` too: it returns what is to be awaited.
-        def call(work: Any) -> object:
-            # A middleware may have handed on something of its own.
-            if isinstance(work, list):
-                attempt = max((getattr(message, "attempt", 1) for message in work), default=1)
-            else:
-                attempt = getattr(work, "attempt", 1)
-            return function(work, Context(attempt=attempt, app=app, state=self.state, group=group))
-
-        return call
 
 
 def takes_context(function: Callable[..., object]) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.clients.cluster import Clock
 from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.environment import MiddlewareSpec, cancelled_after, wrap
-from penstock.consumer.handlers.functions import ContextFactory
+from penstock.consumer.handlers.functions import Context
 from penstock.consumer.handlers.handler import Handler, Kind, SpaceNumbers
 from penstock.consumer.handlers.options import Filter, RetryPolicy
 from penstock.consumer.handlers.ordering import Ordering
@@ -236,7 +236,7 @@ class Routes(Mapping[str, Route]):
         lanes_of: Callable[[Handler], Sequence[Lane[Any, Record]]],
         *,
         middlewares: Sequence[MiddlewareSpec],
-        contexts: ContextFactory,
+        context: Context,
         telemetry: ConsumerTelemetry | None,
         time_limit: float | None = None,
     ) -> None:
@@ -244,7 +244,7 @@ class Routes(Mapping[str, Route]):
         self._clock = clock
         self._lanes_of = lanes_of
         self._middlewares = middlewares
-        self._contexts = contexts
+        self._context = context
         self._telemetry = telemetry
         # Of handlers that state none.
         self._time_limit = time_limit
@@ -318,7 +318,7 @@ class Routes(Mapping[str, Route]):
         lanes, is_async = self._lanes_of(handler), handler.kind is Kind.TASK
         limit = self._time_limit if handler.time_limit is None else handler.time_limit
         limit = None if limit == math.inf else limit
-        invoke = wrap(handler, self._middlewares, self._contexts)
+        invoke = wrap(handler, self._middlewares, self._context)
         if limit is not None and is_async:
             invoke = cancelled_after(limit, handler.name, invoke)
         maker = ResultMaker(handler)

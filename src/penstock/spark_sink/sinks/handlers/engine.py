@@ -26,7 +26,7 @@ from penstock.clients.gc_pause import collection_put_off, imports_set_aside
 from penstock.consumer.assignments import Assignment, Fetch, total_size_in_bytes
 from penstock.consumer.engine import Engine
 from penstock.consumer.handlers.environment import MiddlewareSpec, WorkerResource, enter_all
-from penstock.consumer.handlers.functions import ContextFactory
+from penstock.consumer.handlers.functions import Context
 from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.outbox.dead_letters import DeadLetterLimit
 from penstock.consumer.run.threads_and_tasks import ThreadsAndTasks
@@ -84,7 +84,7 @@ class TaskEngine:
         #: Whether nothing was under way, or to come, at the last look.
         self._was_idle = False
         self._look_s = _FIRST_LOOK_S
-        self._contexts = ContextFactory(work.group)
+        self._context = Context(group=work.group)
         settings = ConsumerSettings(
             workers=1,
             lanes_per_worker=1,
@@ -97,7 +97,7 @@ class TaskEngine:
             settings,
             time,
             work.middlewares,
-            contexts=self._contexts,
+            context=self._context,
             outbox=results,
             fail=self._fail,
             most_lanes=_MOST_LANES,
@@ -123,7 +123,7 @@ class TaskEngine:
         """Begin the lifespans and what calls handlers; `around` ends both, as a consumer does."""
         executor = self._executor
         around.callback(executor.close)
-        self._contexts.state = enter_all(self._work.lifespans, around, executor.run_async)
+        self._context.state = enter_all(self._work.lifespans, around, executor.run_async)
         # However long handlers take: the batch may come again.
         around.callback(executor.stop, threading.TIMEOUT_MAX)
         executor.start()
