@@ -147,7 +147,7 @@ class Ordering:
         if self.order is not Order.KEY:
             if self.keyless is Keyless.PARTITION:
                 return [self._partition_lane(topic, partition)] * len(records)
-            return [self._keyless_lane(record) for record in records]
+            return [self._place_lane(record) for record in records]
         keys: Sequence[GivenKey]
         if self.key is None:
             keys = column(records, "key")
@@ -185,9 +185,12 @@ class Ordering:
             return self._partition_lane(record.topic(), record.partition())
         if self.keyless is Keyless.TOGETHER:
             return lane_of(_NO_KEY, self.lanes, self.space)
-        # By its place: the same lane each time it comes, so that it never runs twice at once. Partitions are read side
-        # by side: the same offset of two of them is another place. Fibonacci hashing (Knuth, TAOCP 3, 6.4): neighbours
-        # get distant lanes.
+        return self._place_lane(record)
+
+    def _place_lane(self, record: Record) -> int:
+        """Return a lane by a message's place: the same each time it comes, so that it never runs twice at once."""
+        # Partitions are read side by side: the same offset of two of them is another place. Fibonacci hashing (Knuth,
+        # TAOCP 3, 6.4): neighbours get distant lanes.
         place = record.offset() // self.together + record.partition() * _PARTITIONS_APART
         return (place * _GOLDEN >> 32) % self.lanes
 
