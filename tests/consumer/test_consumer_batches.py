@@ -15,7 +15,7 @@ from stepped_engine import ONCE_A_SECOND, SteppedEngine
 
 from penstock.consumer import Kind, handler, retry
 from penstock.consumer.lanes.slot import ExecutionSlot
-from penstock.errors import BatchError
+from penstock.errors import BatchError, MessageFormatError
 from penstock.message import Message
 from penstock.testing import TestApp, TestBroker
 from support.consumers import app_of, consumer_of, group_of
@@ -326,6 +326,18 @@ def test_of_a_batch_that_fails_whole_to_the_end_only_what_fails_alone_is_given_u
     assert seen.calls[3:11] == [[b"0"], [b"1"], [b"2"], [b"3"], [b"4"], [b"5"], [b"5"], [b"5"]]
     assert stepped.deliveries.sent == [("dlq.t", b"5")]
     assert seen.calls[11:] == [[b"6"], [b"7"], [b"8"], [b"9"], values(range(10, 20)), values(range(20, 30))]
+    assert stepped.of("t").tracker.in_flight == 0
+
+
+def test_a_batch_that_fails_whole_for_a_message_that_cannot_be_read_gives_up_that_message_alone() -> None:
+    seen = Batches(lambda batch: MessageFormatError("no number") if b"5" in batch else None)
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry=ONCE_A_SECOND, on_failure="drop")})
+
+    stepped.feed("t", *of_one_key(10))
+    stepped.serve()
+
+    assert seen.calls == [values(range(10)), *([value] for value in values(range(10)))]
+    assert stepped.count("dropped") == 1
     assert stepped.of("t").tracker.in_flight == 0
 
 

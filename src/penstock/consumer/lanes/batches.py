@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerAside, ConsumerLane, ConsumerParked, ConsumerRun, Fetch, Item
-from penstock.consumer.handlers.results import DeferredCompletion, Results
+from penstock.consumer.handlers.results import DeferredCompletion, ResultError, Results
 from penstock.consumer.handlers.route import Answer, Failed, RateLimited, Route, failure_of
 from penstock.consumer.lanes.parking import NotDue, Parking, key_of, place_of, require_key
 from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Unfinished, Work
@@ -219,11 +219,12 @@ class Batches:
     ) -> None:
         """Complete what is done; of each key, what is behind the first that failed waits for it.
 
-        What failed as a whole stays together, unless another try could not help.
+        What failed as a whole stays together, unless each message of it is given up: its call, or what it returned.
         """
         keys, failed, parking = [key_of(item) for item in items], _failures(outcome, items), self._parking
         is_whole = len(failed) == len(items) > 1 and all(error is outcome for error in failed.values())
-        if is_whole and isinstance(outcome, Failed) and not outcome.permanent:
+        is_given_up = isinstance(outcome, Failed) and (outcome.call or isinstance(outcome.error, ResultError))
+        if is_whole and isinstance(outcome, Failed) and not is_given_up:
             if parked is None:
                 parked = parking.park(lane, keys, items)
                 parked.since = slot.started
