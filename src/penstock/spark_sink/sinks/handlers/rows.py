@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined] # it has no types
 
-from penstock.consumer.handlers.handler import Handler, SpaceNumbers, orderings_of
+from penstock.consumer.handlers.handler import Handler, orderings_of
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.message import Record
 from penstock.spark_sink.errors import SchemaMismatchError
@@ -133,13 +133,9 @@ def _stands_by_partition(batch: DataFrame, parallelism: int) -> bool:
 
 def lane_column(handlers: Mapping[str, Handler], lanes: int) -> Column:
     """Return the lane of each row, for handlers without key functions. Rows of other topics have any."""
-    numbers: SpaceNumbers = {}
+    numbers = {space: number for number, space in enumerate({handler.space for handler in handlers.values()})}
     kinds = {
-        topic: (
-            handler.order,
-            handler.keyless,
-            numbers.setdefault(handler.space, len(numbers)) if handler.order is Order.KEY else 0,
-        )
+        topic: (handler.order, handler.keyless, numbers[handler.space] if handler.order is Order.KEY else 0)
         for topic, handler in handlers.items()
     }
     first, *others = dict.fromkeys(kinds.values())
