@@ -244,7 +244,7 @@ def an_operator_changes_the_ledger(sink: SinkUnderTest) -> None:
     reset("orders:0@2")
     back = sink.position(ORDERS)
     sink.store(rows(2, 3, 4), 0, "second", checkpoint="new")
-    reset("7")
+    reset("orders:0@7")
     sink.store(rows(5, 6, 7), 1, "second", checkpoint="new")
     (moved,) = administration.rename(entries(), sink.query, f"{sink.query}-2", dry_run=False)
     before, after = moved.entries[ORDERS], entries(f"{sink.query}-2")[0].entries[ORDERS]
