@@ -92,11 +92,6 @@ class Handler:
         """What stands for its key space: the name, or the handler itself."""
         return id(self) if self.key_space is None else self.key_space
 
-    def ordering(self, lanes: int, numbers: SpaceNumbers, *, together: int = 1) -> Ordering:
-        """Return its ordering; `numbers` are those of the key spaces so far, and gets that of a new one."""
-        space = numbers.setdefault(self.space, len(numbers))
-        return Ordering(self.order, self.keyless, lanes, self.key, space=space, together=together)
-
 
 #: What counts for an option that is left out: None also where it depends on others.
 DEFAULTS: Final[Mapping[str, object]] = {
@@ -167,7 +162,13 @@ def _on_failure(options: HandlerOptions) -> dict[str, Any]:
 def orderings_of(handlers: Mapping[str, Handler], lanes: int) -> dict[str, Ordering]:
     """Return the ordering of each topic's handler, with the key spaces numbered as they come."""
     numbers: SpaceNumbers = {}
-    return {topic: handler.ordering(lanes, numbers) for topic, handler in handlers.items()}
+    return {topic: ordering_of(handler, lanes, numbers) for topic, handler in handlers.items()}
+
+
+def ordering_of(handler: Handler, lanes: int, numbers: SpaceNumbers, *, together: int = 1) -> Ordering:
+    """Return a handler's ordering; `numbers` are those of the key spaces so far, and gets that of a new one."""
+    space = numbers.setdefault(handler.space, len(numbers))
+    return Ordering(handler.order, handler.keyless, lanes, handler.key, space=space, together=together)
 
 
 def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:

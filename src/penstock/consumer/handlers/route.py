@@ -16,7 +16,7 @@ from penstock.clients.cluster import Clock
 from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.environment import MiddlewareSpec, cancelled_after, wrap
 from penstock.consumer.handlers.functions import Context
-from penstock.consumer.handlers.handler import Handler, Kind, SpaceNumbers
+from penstock.consumer.handlers.handler import Handler, Kind, SpaceNumbers, ordering_of
 from penstock.consumer.handlers.options import Filter, RetryPolicy
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.rate_limits import KeyRateLimiter, TokenBucket
@@ -328,7 +328,7 @@ class Routes(Mapping[str, Route]):
             within = with_results(invoke, maker, is_async=is_async)
             traced = self._telemetry.processing.around
             invoke = traced(invoke, within=within, batches=handler.batch > 1, is_async=is_async)
-        ordering = handler.ordering(len(lanes), self._spaces, together=handler.batch)
+        ordering = ordering_of(handler, len(lanes), self._spaces, together=handler.batch)
         route = Route(handler, ordering, invoke, lanes=lanes, time_limit=limit, results_by=maker)
         self.token_buckets.append(route.token_bucket)
         return route
