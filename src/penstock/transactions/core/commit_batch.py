@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +24,7 @@ _COMMIT = Verdict.COMMIT
 
 
 @dataclass(slots=True)
-class DecidedBatch:
+class DecidedBatch(ABC):
     """What one Kafka transaction publishes of a partition of any store.
 
     Attributes:
@@ -59,9 +60,9 @@ class DecidedBatch:
             elif verdict is Verdict.DISCARD:
                 yield half.transaction_id, self._discarded(pending)
 
+    @abstractmethod
     def records(self) -> Iterator[bytes]:
         """Yield what is written into the done log. Called by the publishing thread."""
-        raise NotImplementedError
 
     def _discarded(self, pending: Pending) -> list[Written]:
         to, why, checks = self.discarded_to, pending.discard_reason, pending.check_count
