@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.clients.gc_pause import CollectionThreshold
-from penstock.testing import TestApp
-from support.consumers import app_of
 
 
 @pytest.fixture(autouse=True)
@@ -48,22 +46,3 @@ def test_what_the_process_sets_itself_stands() -> None:
     assert added_to == (54_000, 5, 5)
     assert restored == (50_000, 5, 5)
     assert gc.get_threshold()[0] == 0
-
-
-def test_python_looks_for_garbage_while_a_rebalance_waits_for_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    app, found = app_of(), list[bool]()
-
-    @app.handler("t")
-    async def handle(_: object) -> None:
-        """Nothing."""
-
-    with TestApp(app, partitions=2) as test:
-        test.settle()
-        consumer = test._running()
-        processor = consumer.engine.processor
-        monkeypatch.setattr(processor, "busy_with", lambda *_: found.append(gc.isenabled()) or [])
-        test.broker.rebalance("app")
-        test.settle()
-
-    assert found
-    assert all(found)

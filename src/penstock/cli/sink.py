@@ -131,7 +131,7 @@ def reset(
         typer.Option(
             "--to",
             metavar="TOPIC:PARTITION@OFFSET,...",
-            help="The next offset to be stored, of each partition named.",
+            help="The next offset to be stored, of each partition named; for an end of the logs give --forget.",
         ),
     ] = None,
     forget: Annotated[

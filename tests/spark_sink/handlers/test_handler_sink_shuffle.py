@@ -99,16 +99,17 @@ def test_messages_that_wait_for_each_other_share_a_lane_and_others_are_spread(
     assert len(set.union(*lanes.values())) >= 0.8 * len(lanes)
 
 
-def test_rows_go_through_a_shuffle_only_where_one_message_waits_for_another(spark: SparkSession) -> None:
-    rows = made_up(spark).repartition(4)
+def test_rows_without_an_order_go_through_a_shuffle_only_where_it_brings_more_tasks(spark: SparkSession) -> None:
+    rows = spark.createDataFrame(spark.sparkContext.parallelize(made_up(spark).collect(), 4), COLUMNS)
     free, by_key = handler(nothing, order="none"), handler(nothing)
 
     unordered = spread(rows, {"orders": free, "payments": free}, 2)
+    wider = spread(rows, {"orders": free, "payments": free}, 5)
     ordered = spread(rows, {"orders": free, "payments": by_key}, 2)
 
-    assert [LANE in plan_of(frame) for frame in (unordered, ordered)] == [False, True]
-    assert unordered.rdd.getNumPartitions() == 2
-    assert unordered.count() == ordered.count() == rows.count()
+    assert [LANE in plan_of(frame) for frame in (unordered, wider, ordered)] == [False, True, True]
+    assert [frame.rdd.getNumPartitions() for frame in (unordered, wider)] == [2, 5]
+    assert unordered.count() == wider.count() == ordered.count() == rows.count()
 
 
 @pytest.mark.parametrize(
@@ -146,6 +147,22 @@ def test_rows_by_partition_stay_where_they_are_read_if_one_task_reads_a_partitio
         for partition in range(2):
             offsets = [row.offset for row in found if row.partition == partition]
             assert offsets == sorted(offsets)
+
+
+def test_rows_of_a_query_stay_where_they_are_read(
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic, plans = new_topic(partitions=2), list[str]()
+    for partition in range(2):
+        produce(broker.bootstrap_servers, topic, [(b"k", b"v")], partition=partition)
+    settings = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": topic}
+    read = spark.readStream.format("penstock").options(startingOffsets="earliest", **settings).load()
+    work = {topic: handler(nothing, order="partition")}
+
+    query = read.writeStream.foreachBatch(lambda rows, _: plans.append(plan_of(spread(rows, work, 1))))
+    query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination(120)
+
+    assert [LANE in plan for plan in plans] == [False]
 
 
 def plan_of(frame: DataFrame) -> str:

@@ -14,7 +14,6 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Message
-from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined] # it has no types
@@ -100,35 +99,38 @@ def spread(batch: DataFrame, handlers: Mapping[str, Handler], parallelism: int) 
         lane = cast("Column", number(*map(F.col, columns)))
     rows = batch.select(*columns).withColumns({name: F.col(name).cast(kind) for name, kind in _CASTS.items()})
     orders = {handler.order for handler in handlers.values()}
-    if orders == {Order.NONE}:  # no message waits for another one
-        return rows.coalesce(parallelism)
-    if orders <= {Order.NONE, Order.PARTITION} and _stands_by_partition(batch, parallelism):
-        # The user may have sorted them otherwise since they were read.
-        return rows.coalesce(parallelism).sortWithinPartitions(*POSITION)
+    if orders <= {Order.NONE, Order.PARTITION}:
+        tasks, parts = _as_read(batch)
+        if orders == {Order.NONE} and tasks >= parallelism:
+            return rows.coalesce(parallelism)
+        if parts and tasks >= (parallelism if Order.NONE in orders else min(parallelism, parts)):
+            # The user may have sorted them otherwise since they were read.
+            return rows.coalesce(parallelism).sortWithinPartitions(*POSITION)
     return rows.withColumn(LANE, lane).repartitionById(parallelism, LANE).sortWithinPartitions(*POSITION)
 
 
-def _stands_by_partition(batch: DataFrame, parallelism: int) -> bool:
-    """Tell whether one task has all rows of a source partition, and a shuffle would bring no more tasks to the work.
+def _as_read(batch: DataFrame) -> tuple[int, int | None]:
+    """Return how many tasks a frame has, and from how many source partitions; None unless one task has all of each.
 
-    That is known where each task of the frame does something to what one task of the source reads: not behind a
-    shuffle, a union or a `coalesce` of the user's, and not of frames of another source.
+    That is known where each task does something to what one task of the source reads: not behind a union or `coalesce`
+    of the user's, and not of another source. Behind a shuffle no task is known: to look there would run it.
     """
     try:
         java: Any = batch._jdf.queryExecution()  # noqa: SLF001 - there is no public way to the source's tasks
-        if java.executedPlan().getClass().getSimpleName() == "AdaptiveSparkPlanExec":
-            return False  # a shuffle, which to look behind would run
+        if "Exchange" in java.executedPlan().toString():
+            return 0, None
         rows = java.toRdd()
+        tasks = int(rows.getNumPartitions())
         while rows.getClass().getSimpleName() != "DataSourceRDD":
             above = rows.dependencies()
             if above.size() != 1 or above.head().getClass().getSimpleName() != "OneToOneDependency":
-                return False
+                return tasks, None
             rows = above.head().rdd()
-        tasks = [pickle.loads(task.inputPartition().get().pickedPartition()).value for task in rows.partitions()]  # noqa: S301 - made by the source, in this query
-        parts = [offsets.part for ranges in tasks for offsets in ranges or ()]
-    except (AttributeError, TypeError, Py4JError):  # another version of Spark, or another source
-        return False
-    return len(set(parts)) == len(parts) and len(tasks) >= min(parallelism, len(parts))
+        read = [pickle.loads(task.inputPartition().get().pickedPartition()).value for task in rows.partitions()]  # noqa: S301 - made by the source, in this query
+        parts = [offsets.part for ranges in read for offsets in ranges or ()]
+    except Exception:  # noqa: BLE001 - another version of Spark, or another source: a shuffle does for all
+        return 0, None
+    return tasks, len(parts) if len(set(parts)) == len(parts) else None
 
 
 def lane_column(handlers: Mapping[str, Handler], lanes: int) -> Column:
