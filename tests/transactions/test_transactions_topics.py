@@ -84,6 +84,14 @@ def test_a_topic_that_may_be_seen_since_a_moment_ago_is_neither_absent_nor_to_be
     assert find(GrantedMeanwhile()) == {"orders": 2}
 
 
+def test_a_topic_of_which_no_broker_says_anything_is_not_called_absent() -> None:
+    admin, silent = GrantedMeanwhile(), KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    admin.describe_topics = lambda topics, **_: dict.fromkeys(topics.topic_names, answered(silent))  # type: ignore[method-assign]
+
+    with pytest.raises(BrokerConnectionError, match="do not say whether there is orders"):
+        require_topics(admin, "127.0.0.1:1", ["orders"])  # type: ignore[arg-type]
+
+
 class Cluster:
     """An admin client of so many brokers and their default factor: None is refused, an empty one never answered."""
 

@@ -28,10 +28,10 @@ from penstock.clients.answers import CONNECT_TIMEOUT_S, LATE_S, all_answered, an
 from penstock.clients.bounded_calls import ask_again
 from penstock.clients.client_log import ClientWords
 from penstock.clients.factory import REPLICATION_FACTOR
-from penstock.clients.kafka_errors import code_of, is_missing_right, reason
+from penstock.clients.kafka_errors import code_of, is_missing_right, is_transient, reason
 from penstock.clients.reading import Place
 from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
-from penstock.errors import ConfigurationError, PenstockError, TopicNotFoundError
+from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TopicNotFoundError
 from penstock.outgoing import colliding
 
 _log = logging.getLogger("penstock.kafka")
@@ -252,6 +252,10 @@ def require_topics(
             principal,
         )
     if missing := sorted(name for name in wanted if name not in counts):
+        absent = KafkaError.UNKNOWN_TOPIC_OR_PART  # transient by the library: the topic may be made
+        if silent := [error for error in failed.values() if is_transient(error) and code_of(error) != absent]:
+            text = f"the brokers at {bootstrap_servers} do not say whether there is {', '.join(missing)}"
+            raise BrokerConnectionError(f"{text}: {reason(silent[0])}; see whether all of them are up, and start again")
         raise TopicNotFoundError(
             f"no such topic at {bootstrap_servers}: {', '.join(missing)}; create it first, or correct the name"
         )
