@@ -104,8 +104,7 @@ def spread(batch: DataFrame, handlers: Mapping[str, Handler], parallelism: int) 
         if orders == {Order.NONE} and tasks >= parallelism:
             return rows.coalesce(parallelism)
         if parts and tasks >= (parallelism if Order.NONE in orders else min(parallelism, parts)):
-            # The user may have sorted them otherwise since they were read.
-            return rows.coalesce(parallelism).sortWithinPartitions(*POSITION)
+            return rows.coalesce(parallelism).sortWithinPartitions(*POSITION)  # the user may have sorted them since
     return rows.withColumn(LANE, lane).repartitionById(parallelism, LANE).sortWithinPartitions(*POSITION)
 
 

@@ -287,7 +287,12 @@ class HandlerSink(TaskSettings, PublishingSink):
                     "function that uses it into a module that executors import, which travels by its name"
                 ) from error
 
-    def __getstate__(self) -> list[object]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Leave behind what belongs to this process: telemetry, and what the last batch came to."""
-        own = {"telemetry": None, "_process": _ProcessState()}
-        return [own[option.name] if option.name in own else getattr(self, option.name) for option in fields(self)]
+        # Not `__getstate__`: up to 3.11.2 a frozen dataclass with slots replaces it.
+        own: dict[str, Any] = {"telemetry": None, "_process": _ProcessState()}
+        return (
+            object.__new__,
+            (type(self),),
+            [own.get(option.name, getattr(self, option.name)) for option in fields(self)],
+        )
