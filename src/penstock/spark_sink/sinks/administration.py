@@ -82,9 +82,8 @@ def positions(text: str, parts: Collection[TopicPartition]) -> Offsets:
     if BATCHES in parts:
         raise ConfigurationError('the ledger has batches by number, as of mode="batch", and no offsets; give --forget')
     offsets = {(topic, partition): offset for topic, partition, offset in map(place_of, text.split(","))}
-    if unknown := sorted(offsets.keys() - set(parts)):
-        names = ", ".join(place_text(*part) for part in unknown)
-        raise ConfigurationError(f"--to names {names}, of which the ledger has no entry; leave it out")
+    if unknown := [place_text(*part) for part in sorted(offsets.keys() - set(parts))]:
+        raise ConfigurationError(f"--to names {', '.join(unknown)}, of which the ledger has no entry; leave it out")
     return offsets
 
 

@@ -291,8 +291,5 @@ class HandlerSink(TaskSettings, PublishingSink):
         """Leave behind what belongs to this process: telemetry, and what the last batch came to."""
         # Not `__getstate__`: up to 3.11.2 a frozen dataclass with slots replaces it.
         own: dict[str, Any] = {"telemetry": None, "_process": _ProcessState()}
-        return (
-            object.__new__,
-            (type(self),),
-            [own.get(option.name, getattr(self, option.name)) for option in fields(self)],
-        )
+        state = [own.get(option.name, getattr(self, option.name)) for option in fields(self)]
+        return object.__new__, (type(self),), state
