@@ -20,6 +20,7 @@ from penstock.errors import (
     HalfNotStoredError,
     StoreDamagedError,
 )
+from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.publishing.publisher import InDoubtError, Publisher
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.administration import read_pending
@@ -28,9 +29,16 @@ from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.judging import Settle
 from penstock.transactions.stores.file.log.redo import SUFFIX, NoRoomError
+from penstock.transactions.stores.file.shard import FileShard
 from penstock.transactions.stores.relayed_store import ChangedCallback, GroupWriter, decision
+from penstock.transactions.stores.shards import CheckTerms
 from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
+
+
+def shard_of(store: FileStore) -> FileShard:
+    """Return what a coordinator works on: its work is done where a test says."""
+    return store.open_shards(CheckTerms(CheckPolicy(600.0, 600.0, 1), session_s=600.0), lambda: None)
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(6, marks=pytest.mark.thorough)])
@@ -266,3 +274,43 @@ def test_what_was_to_be_decided_again_waits_as_before_while_the_disk_is_full(
             chosen = opened.queue.choose(10, lambda _: None, 1_000)
         assert [(name, stored.verdict) for name, stored in chosen.items()] == [(held, Verdict.DISCARD)]
         assert [stored.transaction_id for stored in pending_in(store)] == [held]
+
+
+@pytest.mark.parametrize(("is_full", "looks"), [(False, True), (True, True), (True, False)])
+def test_what_is_just_discarded_is_not_published_when_what_stood_before_it_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool, looks: bool
+) -> None:
+    with store_of(tmp_path) as store:
+        opened, shard = store.opened, shard_of(store)
+        before, discarded, last = (
+            prepare(store, [half(key=b"k", order_key=order)]).halves[0].transaction_id for order in (None, b"k", b"k")
+        )
+        for transaction_id in (before, discarded, last):
+            store.await_decision(decision(transaction_id, "orders", COMMIT, Author.PRODUCER))
+        refused = shard.next_batch(10, lambda pending: "t" if pending.transaction_id == before else None, 1_000)
+        assert refused is None, "what stands behind it waits, too"
+        write, meanwhile = Journal._write, []
+
+        def during_the_write(self: Journal, *args: object) -> object:
+            # The coordinator's thread goes on: what stood in front is published.
+            opened.published([opened.live[before]])
+            if looks:
+                meanwhile.append(shard.next_batch(10, lambda _: None, 1_000))
+            if is_full:
+                raise NoRoomError("no room")
+            return write(self, *args)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "_write", during_the_write)
+            try:
+                store.await_decision(decision(discarded, None, Verdict.DISCARD, Author.OPERATOR))
+            except DecisionNotStoredError:
+                assert is_full
+
+        assert meanwhile == [None] * looks
+        shard.release("t", lambda _: False)
+        batch = shard.next_batch(10, lambda _: None, 1_000)
+        assert batch is not None
+        verdicts = {one.transaction_id: one.verdict for one in batch.decided}
+        assert verdicts == {discarded: COMMIT if is_full else Verdict.DISCARD, last: COMMIT}
+        assert not is_full or list(verdicts) == [discarded, last]

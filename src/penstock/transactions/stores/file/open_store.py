@@ -177,9 +177,8 @@ class OpenStore(Journal):
 
     def restore(self, stored: StoredTransaction) -> None:
         """Let what was withdrawn wait as before."""
-        if stored.held:
-            stored.in_flight = False
-        else:
+        stored.in_flight = False
+        if stored.half.transaction_id not in self.queue.all:
             self._wait(stored, time.time() * 1000)
 
     def changed(self, changes: Sequence[Change], applied: Sequence[Applied]) -> None:

@@ -219,6 +219,9 @@ class FileShard(StoreShards, ShardBacklog):
         opened, queue, now_ms = self._opened, self.queue, int(time.time() * 1000)
 
         def out(pending: Pending) -> str | None:
+            if pending.in_flight:
+                # It is decided again just now, and what stood before it is gone.
+                return pending.half.topic
             if pending.dropped is not None:
                 self._load(pending)
             return blocking(pending)
