@@ -55,10 +55,11 @@ class Folder:
         self.allocate(name, size)
         return mmap(self._descriptor(name), size)
 
-    def view(self, name: str) -> mmap:
+    def view(self, name: str) -> mmap | bytes:
         """Return a file in memory as it is, and becomes; nothing there can be changed."""
         with (self._path / name).open("rb") as file:
-            return mmap(file.fileno(), 0, access=ACCESS_READ)
+            # One that was just made has no room yet, and cannot be mapped.
+            return b"" if not os.fstat(file.fileno()).st_size else mmap(file.fileno(), 0, access=ACCESS_READ)
 
     def write(self, name: str, offset: int, data: bytes) -> None:
         """Write into a file. Not durable before `sync`."""
