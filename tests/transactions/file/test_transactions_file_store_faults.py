@@ -238,6 +238,40 @@ def test_what_memory_has_no_room_for_is_published_from_the_log(
     assert opened._payload_bytes == 0
 
 
+def test_what_its_target_does_not_take_is_not_read_and_what_was_read_for_nothing_leaves_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdings, "_PAYLOAD_BYTES", 2_500)
+    read: list[int] = []
+    load = Journal.load
+
+    def loads(self: Journal, number: int) -> object:
+        read.append(number)
+        return load(self, number)
+
+    with store_of(tmp_path) as store:
+        opened, shard = store.opened, shard_of(store)
+        now_ms = int(time.time() * 1000)
+        for deliver_at_ms in (None, None, None, None, now_ms, now_ms):
+            decide(store, prepare(store, [half(bytes(1_000), key=b"k", deliver_at_ms=deliver_at_ms)]), COMMIT)
+        monkeypatch.setattr(Journal, "load", loads)
+
+        whole = shard.next_batch(10, lambda _: None, 1 << 20)
+        assert whole is not None
+        assert all(one.dropped is None for one in whole.decided)
+        shard.failed(whole)
+        assert opened._payload_bytes <= 2_500
+        read.clear()
+        assert shard.next_batch(10, lambda _: "t", 1 << 20) is None
+        assert (len(shard.set_aside), read) == (6, [])
+
+        tried = shard.trial(whole.decided, lambda _: True)
+        assert tried is not None
+        assert all(one.half.value == bytes(1_000) for one in tried.decided)
+        shard.failed(tried)
+        assert opened._payload_bytes <= 2_500
+
+
 def test_what_was_to_be_decided_again_waits_as_before_while_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,8 @@ class Pending:
     done_name: str = ""
     #: None: its payloads are in memory. Else they are not, its halves have none, and this is what `keys` was.
     dropped: tuple[int, ...] | None = None
+    #: Whoever publishes it reads payloads that are not in memory then: nothing waits for them.
+    is_at_hand: bool = False
 
     def __init__(self, half: Half, offset: int, birth_ms: int = 0) -> None:
         #: The half that was read first.

@@ -44,13 +44,13 @@ class Delays:
     def _enter(self, entry: _Entry) -> None:
         pending = entry[2]
         self._entries[pending.half.transaction_id] = entry
-        self._list(is_dropped=pending.dropped is not None).add(entry)
+        self._list(is_dropped=_is_away(pending)).add(entry)
 
     def remove(self, transaction_id: str) -> None:
         """Forget a transaction that was settled otherwise."""
         entry = self._entries.pop(transaction_id, None)
         if entry is not None:
-            self._list(is_dropped=entry[2].dropped is not None).remove(entry)
+            self._list(is_dropped=_is_away(entry[2])).remove(entry)
 
     def _list(self, *, is_dropped: bool) -> SortedList[_Entry]:
         return self._dropped if is_dropped else self._in_memory
@@ -84,6 +84,11 @@ class Delays:
             if due_ms > until_ms:
                 return
             yield pending
+
+
+def _is_away(pending: Pending) -> bool:
+    """Tell whether the payload of a transaction has to be in memory before it may go on, and is not."""
+    return pending.dropped is not None and not pending.is_at_hand
 
 
 class KeyOrder:

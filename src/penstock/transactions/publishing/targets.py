@@ -218,7 +218,7 @@ class TargetGate:
     def blocking(self, pending: Pending) -> str | None:
         """Name the topic for whose sake a transaction cannot be published with the others, or return None.
 
-        One whose messages are not in memory is read again, and tried as what its target refused is.
+        One whose messages are neither in memory nor at hand is read again, and tried as what its target refused is.
         """
         quarantine, has = self.quarantine, self.targets.has
         # Where nothing is apart that is no question; nearly all go this way.
@@ -231,7 +231,7 @@ class TargetGate:
                 return topic
             if asks and quarantine.is_out(topic):
                 return topic
-        if pending.dropped is None:
+        if pending.dropped is None or pending.is_at_hand:
             return None
         return self._discarded if is_discarded else pending.half.topic
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Collection, Sequence
-from itertools import islice
 from pathlib import Path
 
 from penstock.errors import ConfigurationError
@@ -222,15 +221,10 @@ class FileShard(StoreShards, ShardBacklog):
             if pending.in_flight:
                 # It is decided again just now, and what stood before it is gone.
                 return pending.half.topic
-            if pending.dropped is not None:
-                self._load(pending)
             return blocking(pending)
 
         with opened.lock:
             opened.take_replaced()
-            for pending in list(islice(queue.delays.dropped_until(now_ms), _ROUND)):
-                self._load(pending)
-                queue.delays.moved(pending)
             queue.release_due(now_ms)
             return self._batch(list(queue.choose(limit, out, room_bytes).values()))
 
@@ -244,7 +238,6 @@ class FileShard(StoreShards, ShardBacklog):
                     continue
                 if pending.in_flight:
                     break
-                self._load(pending)
                 if not fits(pending):
                     break
                 chosen.append(pending)
@@ -255,15 +248,23 @@ class FileShard(StoreShards, ShardBacklog):
         if not chosen:
             return None
         for pending in chosen:
+            # Not before: a target may take nothing of all that waits for it.
+            if isinstance(pending, StoredTransaction):
+                self._opened.load_payload(pending)
+        for pending in chosen:
             pending.in_flight = True
             if pending.half.deliver_at_ms is not None:
                 self._opened.table.ripen(pending.offset)
         is_watched = self._opened.is_watched(chosen)
         return StoredBatch(chosen, discarded_to=self._discarded_to, is_watched=is_watched)
 
-    def _load(self, pending: Pending) -> None:
-        if pending.dropped is not None and isinstance(pending, StoredTransaction):
-            self._opened.load_payload(pending)
+    def _given_back(self, some: Sequence[Pending]) -> None:
+        """Take back what was not published; it may wait for long, and is read again then."""
+        with self._opened.lock:
+            super()._given_back(some)
+            for pending in some:
+                if isinstance(pending, StoredTransaction):
+                    self._opened.let_go(pending)
 
     def release(self, topic: str, is_refused: Callable[[str], bool]) -> None:
         """Let what was set aside for a topic's sake go with the others; see `Backlog.release`."""

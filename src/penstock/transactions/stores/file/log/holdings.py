@@ -140,6 +140,12 @@ class Holdings:
             raise damaged(f"the halves of transaction {stored.transaction_id} are gone")
         self._payload_bytes += stored.payload_bytes + OBJECT_BYTES
 
+    def let_go(self, stored: StoredTransaction) -> None:
+        """Let the payload of a transaction leave the memory, if there is too much."""
+        if stored.dropped is None and self._payload_bytes > _PAYLOAD_BYTES:
+            self._payload_bytes -= stored.held_bytes
+            stored.drop()
+
     def _end(self, stored: StoredTransaction, verdict: Verdict) -> None:
         self._forget(stored)
         self.table.free(stored.offset)

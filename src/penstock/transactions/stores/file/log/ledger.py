@@ -44,6 +44,8 @@ class StoredTransaction(Pending):
 
     __slots__ = ("decided", "number")
 
+    is_at_hand = True
+
     def __init__(self, halves: Sequence[Half], record: int, number: int, birth_ms: int) -> None:
         super().__init__(halves[0], record, birth_ms)
         self.number = number
