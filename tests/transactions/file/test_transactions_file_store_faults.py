@@ -272,6 +272,19 @@ def test_what_its_target_does_not_take_is_not_read_and_what_was_read_for_nothing
         assert opened._payload_bytes <= 2_500
 
 
+def test_a_hot_key_that_memory_has_no_room_for_goes_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdings, "_PAYLOAD_BYTES", 0)
+    with store_of(tmp_path) as store:
+        shard = shard_of(store)
+        for number in range(3):
+            decide(store, prepare(store, [half(b"%d" % number, key=b"k", order_key=b"k")]), COMMIT)
+
+        batch = shard.next_batch(10, lambda _: None, 1 << 20)
+
+        assert batch is not None
+        assert [one.half.value for one in batch.decided] == [b"0", b"1", b"2"]
+
+
 def test_what_was_to_be_decided_again_waits_as_before_while_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

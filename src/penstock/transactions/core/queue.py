@@ -318,7 +318,7 @@ class ReadyQueue:
     def _passable(self, line: Line, out: Blocking, limit: int) -> Iterator[Pending]:
         """Yield the beginning of a line that can go in one go: a hot key does not wait for a group per message."""
         for pending in self.keys.line_of(line):
-            waits = pending.verdict is None or pending.held or pending.dropped is not None
+            waits = pending.verdict is None or pending.held or _is_away(pending)
             if waits or limit <= 0 or pending.half.transaction_id in self.delays:
                 return
             if pending.verdict is Verdict.COMMIT and (out(pending) is not None or self.set_aside.is_behind(pending)):
