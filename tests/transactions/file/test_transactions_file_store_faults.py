@@ -21,7 +21,9 @@ from penstock.errors import (
     StoreDamagedError,
 )
 from penstock.transactions.core.check_plan import CheckPolicy
+from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.publishing.publisher import InDoubtError, Publisher
+from penstock.transactions.stores.done_log import DoneRead
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.administration import read_pending
 from penstock.transactions.stores.file.log import holdings
@@ -236,6 +238,32 @@ def test_what_memory_has_no_room_for_is_published_from_the_log(
     assert sorted(seen, key=str) == [b"0", b"1", b"2", b"late", b"part 1", b"part 2"]
     wait_until(lambda: not opened.live)
     assert opened._payload_bytes == 0
+
+
+def test_what_a_former_coordinator_could_not_settle_for_lack_of_room_is_settled_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store_of(tmp_path) as store:
+        decide(store, prepare(store, [half()]), COMMIT)
+        former = shard_of(store)
+        former.take_over(DoneRead(0, frozenset()), TargetQuarantine(), "d")
+        batch = former.next_batch(10, lambda _: None, 1_000)
+        assert batch is not None
+
+        def full(*_: object) -> None:
+            raise NoRoomError("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "_write", full)
+            former.settled(batch, 1)
+            former.close()
+            shard = shard_of(store)
+            with pytest.raises(HalfNotStoredError):
+                prepare(store, [half()])
+        assert not shard.is_durable()
+
+        wait_until(shard.is_durable)
+        assert pending_in(store) == []
 
 
 def test_what_its_target_does_not_take_is_not_read_and_what_was_read_for_nothing_leaves_the_memory(

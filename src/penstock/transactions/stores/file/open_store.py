@@ -58,6 +58,10 @@ class OpenStore(Journal):
         self.near_ms = 0.0
         #: Ids of what is published, a little before that is durable here.
         self.over: set[str] = set()
+        #: Those of them that could not be settled for lack of room, and how many requests to settle are under way: the
+        #: next coordinator of this process goes on with them.
+        self.unsettled: list[str] = []
+        self.settling = 0
         # What was set aside and decided again, and what takes its place.
         self._replaced = deque[tuple[Pending, StoredTransaction]]()
         self._watches: dict[str, SettledCallback] = {}

@@ -65,10 +65,6 @@ class FileShard(StoreShards, ShardBacklog):
         self._folder = folder
         self._submit = submit
         self._scan = TableScan(opened.table, terms.policy)
-        # Guarded by the store's lock: ids of published transactions that could not be settled for lack of room, and how
-        # many requests to settle are under way.
-        self._unsettled: list[str] = []
-        self._settling = 0
         with opened.lock:
             if opened.shard is not None:
                 raise ConfigurationError(f"{label} has a coordinator already; use that one")
@@ -144,7 +140,7 @@ class FileShard(StoreShards, ShardBacklog):
         """Whether all that was published is durably settled; what failed for lack of room is tried again."""
         self._settle_ids(())
         with self._opened.lock:
-            return not self._settling and not self._unsettled
+            return not self._opened.settling and not self._opened.unsettled
 
     def purge(self) -> None:
         """What is settled leaves the redo log with its segment."""
@@ -282,16 +278,16 @@ class FileShard(StoreShards, ShardBacklog):
         """Have published transactions settled durably some time later; what fails for lack of room is tried again."""
         opened = self._opened
         with opened.lock:
-            ids, self._unsettled = (*self._unsettled, *ids), []
+            ids, opened.unsettled = (*opened.unsettled, *ids), []
             if not ids:
                 return
-            self._settling += 1
+            opened.settling += 1
 
         def settled(result: Result) -> None:
             with opened.lock:
-                self._settling -= 1
+                opened.settling -= 1
                 if isinstance(result, NoRoomError):
-                    self._unsettled.extend(ids)
+                    opened.unsettled.extend(ids)
 
         self._submit(Settle(ids), settled)
 
