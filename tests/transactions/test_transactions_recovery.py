@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +19,8 @@ from transaction_tools import Bench, child, line_of
 from kafka_tools import ANSWER_S
 from penstock.errors import StoppedError
 from penstock.transactions import Coordinator
+from penstock.transactions.stores.kafka.context import CoordinatorContext
+from penstock.transactions.stores.kafka.logs import recovery
 from penstock.transactions.stores.kafka.logs.fencing import decode_claim, end_transactions
 from penstock.transactions.stores.kafka.logs.recovered_partition import RecoveredPartition
 from penstock.transactions.stores.kafka.logs.recovery import RecoveryReader, Step
@@ -164,6 +166,29 @@ def test_ending_what_was_left_open_under_its_owners_name_shuts_it_out(bench: Ben
     assert bench.visible() == []
     with pytest.raises(Exception, match=r"FENCED|EPOCH"):
         left.commit_transaction(30)
+
+
+def test_neither_own_producers_nor_who_was_shut_out_before_are_shut_out(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, dead = names(bench, "own"), names(bench, "dead")
+    claiming = Consumer({"bootstrap.servers": bench.servers, "group.id": bench.topics.coordinators})
+    claiming.commit(offsets=[TopicPartition(bench.topics.half, 0, 0, " ".join([*own[:2], *dead]))], asynchronous=False)
+    claiming.close()
+    asked: list[set[str]] = []
+
+    def note(_: CoordinatorContext, ids: Iterable[str]) -> set[str]:
+        asked.append(set(ids))
+        # The last one cannot be ended yet.
+        return asked[-1] - set(dead[5:])
+
+    monkeypatch.setattr(recovery, "end_transactions", note)
+    reader, ended = RecoveryReader(context_of(bench.topics, bench.servers), lambda: own), set[str]()
+
+    reader._end_predecessors([0], ended)
+    reader._end_predecessors([0], ended)
+
+    assert asked == [set(dead), set(dead[5:])]
 
 
 def test_what_a_dead_coordinator_left_open_in_the_done_log_alone_is_ended_by_who_takes_over(bench: Bench) -> None:
