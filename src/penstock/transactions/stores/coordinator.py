@@ -179,8 +179,7 @@ class Coordinator:
             MissingRightError: a topic of the store is not to be seen, or is missing and may not be created. What else
                 it may not do shows in the log, in `statistics` and in `penstock tx ls`, and waits until it may.
             ConfigurationError: the client library refused a setting; a topic of the store has one that can lose
-                transactions and cannot be corrected with the rights of this client; or a file store has a coordinator
-                already.
+                transactions; or a file store has a coordinator already.
             StoreConnectionError: the database of a SQL store did not answer.
             StoreInUseError: another process has the file store.
             StoreDamagedError: what a file store had acknowledged is missing or does not read.
