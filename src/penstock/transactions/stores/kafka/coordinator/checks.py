@@ -170,7 +170,7 @@ class CheckScheduler:
             # Its own fault: the others of its group are asked.
             self._counts.no_producer += 1
             plan.postpone(pending, time_s + interval)
-            if self._ration.is_due(f"uncheckable {group}"):
+            if self._ration.is_due(f"uncheckable {pending.transaction_id}"):
                 _log.error(
                     "transaction %s of group %s, of %d bytes, cannot be asked about: the client library refused the "
                     "question: %s; raise or leave out the coordinator's message.max.bytes, or settle it by `penstock "
