@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Optional
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING, Optional
 import pytest
 
 import penstock
+import penstock as ps
 from penstock.consumer import handler
 from penstock.errors import ConfigurationError
 from penstock.testing import TestApp
 from support.consumers import app_of
 
 if TYPE_CHECKING:
-    from penstock.nowhere import Unknown  # type: ignore[import-not-found] # its name is not known at run time
+    from penstock.nowhere import Elsewhere, Unknown  # type: ignore[import-not-found] # its name is not known at run time
 
     from penstock import Context
 
@@ -81,6 +83,13 @@ class Notes:
 
         return handle
 
+    def other_name(self) -> Callable[..., object]:
+        def handle(message: penstock.Message, context: ps.Context | None = None) -> None:
+            assert context is not None
+            self.note(message, context)
+
+        return handle
+
     def optional(self) -> Callable[..., object]:
         def handle(message: penstock.Message, context: Optional[penstock.Context] = None) -> None:  # noqa: UP045 - the older way to write it
             assert context is not None
@@ -97,6 +106,7 @@ FORMS = [
     "partial",
     "decorated",
     "for_type_checkers",
+    "other_name",
     "optional",
 ]
 
@@ -234,6 +244,21 @@ def test_a_second_parameter_without_the_annotation_is_refused_with_a_sentence() 
     for function in (keyword, third, first):
         with pytest.raises(ConfigurationError, match="has its Context as 'context', where nobody gives it one"):
             handler(function)
+
+
+def test_the_context_of_another_library_is_not_taken_for_it() -> None:
+    seen = list[object]()
+
+    def handle(_message: penstock.Message, context: contextvars.Context | Elsewhere.Context | None = None) -> None:
+        seen.append(context)
+
+    app = app_of()
+    app.handler("t")(handle)
+    with TestApp(app) as test:
+        test.send("t", "v")
+        test.settle()
+
+    assert seen == [None]
 
 
 def test_a_sink_function_is_given_no_context() -> None:

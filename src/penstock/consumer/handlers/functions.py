@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -93,7 +93,7 @@ def require_yield(kind: str, function: Callable[..., object], *, may_be_async: b
 
 
 #: What an annotation that is text has: as behind `from __future__ import annotations`.
-_BY_NAME = re.compile(r"\bContext\b")
+_BY_NAME = re.compile(r"(?<![\w.])(?:\w+\.)*Context\b")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,11 +136,20 @@ def context_parameters(function: Callable[..., object]) -> list[tuple[int, inspe
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return []  # of a callable written in C, say
-    return [(place, found) for place, found in enumerate(parameters) if _is_context(found.annotation)]
+    known = getattr(inspect.unwrap(called_by(function)), "__globals__", {})
+    return [(place, found) for place, found in enumerate(parameters) if _is_context(found.annotation, known)]
 
 
-def _is_context(annotation: object) -> bool:
+def _is_context(annotation: object, known: Mapping[str, object]) -> bool:
     if isinstance(annotation, str):
-        # By its name alone: to look it up fails where something else in it is imported for type checkers only.
-        return _BY_NAME.search(annotation) is not None
+        # Not evaluated: that fails where something else in it is imported for type checkers only.
+        return any(_is_named(name, known) for name in _BY_NAME.findall(annotation))
     return annotation is Context or Context in get_args(annotation)
+
+
+def _is_named(name: str, known: Mapping[str, object]) -> bool:
+    """Tell whether a name is that of `Context`; other libraries have one too."""
+    first, *others = name.split(".")
+    if first not in known:
+        return first in ("Context", "penstock")
+    return functools.reduce(lambda found, other: getattr(found, other, None), others, known[first]) is Context
