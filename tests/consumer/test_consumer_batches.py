@@ -447,6 +447,26 @@ def test_what_waits_for_more_of_its_batch_is_not_overtaken_by_another_handler_of
     assert calls == [[b"1"], b"2", [b"3"]]
 
 
+def test_of_a_batch_that_comes_again_smaller_the_rest_keeps_its_tries() -> None:
+    tries: list[list[int]] = []
+
+    def fail(messages: list[Message]) -> None:
+        tries.append([message.attempt for message in messages])
+        if messages[0].value == b"0":
+            raise ValueError
+
+    stepped = SteppedEngine({"t": handler(fail, batch=4, rate=1, retry=ONCE_A_SECOND, on_failure="drop")})
+    bucket = stepped.engine.routes["t"].token_bucket
+    # There is a token for the first alone when it is tried again.
+    for rate in (None, 1, None):
+        bucket.rate = rate
+        if not tries:
+            stepped.feed("t", *of_one_key(4))
+        stepped.pass_time(1)
+
+    assert tries == [[1] * 4, [2], [3], [2] * 3]
+
+
 def test_what_came_behind_a_batch_that_failed_and_fails_itself_holds_its_own_key_alone() -> None:
     down = True
     seen = Batches(lambda batch: ValueError() if down or b"a2" in batch else None)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerParked, Fetch, Item, size_in_bytes
@@ -227,9 +228,11 @@ class Parking:
         """Decide what becomes of the failed head of a parked key; so many messages failed `together` with it."""
         error, (fetch, _, record) = failure.error, parked.waiting[0]
         self._note_failure(parked, failure, slot)
-        if parked.portions:
-            parked.portions.popleft()
+        former = parked.portions.popleft() if parked.portions else 0
         parked.portions.appendleft(together)
+        # Its call may have had fewer than the one before, as by a rate: those left out keep the tries of that one.
+        for item in islice(parked.waiting, together, former):
+            parked.count_behind(item, parked.attempts - 1)
         if not fetch.assignment.active:
             # Nothing is judged: its next owner handles it again. Read after the key was parked: a revocation that
             # comes later wakes it, and here the lane's holder does.
