@@ -509,6 +509,27 @@ def test_mates_of_a_batch_that_failed_whole_go_with_their_partition() -> None:
     assert stepped.engine.scheduler.lanes[0].parked == {}
 
 
+def test_what_is_left_of_a_batch_that_fails_as_its_head_is_revoked_is_tried_by_its_policy() -> None:
+    def revoke(_batch: Values) -> BaseException:
+        stepped.revoke("t")
+        return ConnectionError()
+
+    seen = Batches(revoke)
+    stepped = SteppedEngine({"t": handler(seen, batch=2, retry=ONCE_A_SECOND, on_failure="drop")})
+    stepped.assign("t", partition=1)
+    stepped.feed("t", (b"a", b"1"))
+    stepped.feed("t", (b"b", b"2"), partition=1)
+    stepped.serve()
+    calls = [len(seen.calls)]
+    for _ in range(2):
+        stepped.pass_time(1)
+        calls.append(len(seen.calls))
+
+    assert calls == [1, 2, 3]
+    assert seen.calls == [[b"1", b"2"], [b"2"], [b"2"]]
+    assert (stepped.count("dropped"), stepped.of("t", partition=1).tracker.in_flight) == (1, 0)
+
+
 def test_on_threads_batches_of_a_key_keep_its_order_and_a_drain_hands_over_what_waits_for_more() -> None:
     broker, lists, lock = TestBroker(), list[list[Message]](), threading.Lock()
     broker.create_topic("t", 1)

@@ -226,13 +226,17 @@ class Parking:
 
     def fail_head(self, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot, *, together: int = 1) -> None:
         """Decide what becomes of the failed head of a parked key; so many messages failed `together` with it."""
-        error, (fetch, _, record) = failure.error, parked.waiting[0]
+        error = failure.error
         self._note_failure(parked, failure, slot)
         former = parked.portions.popleft() if parked.portions else 0
         parked.portions.appendleft(together)
         # Its call may have had fewer than the one before, as by a rate: those left out keep the tries of that one.
         for item in islice(parked.waiting, together, former):
             parked.count_behind(item, parked.attempts - 1)
+        # What is left of a batch is judged without what was revoked meanwhile.
+        while parked.portions[0] > 1 and not parked.waiting[0][0].assignment.active:
+            self.next_head(parked, slot)
+        fetch, _, record = parked.waiting[0]
         if not fetch.assignment.active:
             # Nothing is judged: its next owner handles it again. Read after the key was parked: a revocation that
             # comes later wakes it, and here the lane's holder does.
