@@ -14,11 +14,13 @@ from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.faults import GivenUpError, IdLostError
 from penstock.consumer import handler
 from penstock.consumer.assignments import Assignment, Assignments, Fetch, Item
+from penstock.consumer.handlers.handler import orderings_of
 from penstock.consumer.handlers.results import Result
 from penstock.consumer.outbox.outbox import HandlerResults, RefusedResults, Submission
 from penstock.consumer.outbox.transaction import Places, Transaction
 from penstock.consumer.outbox.transaction_runner import Faults, TooSlowError
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
+from penstock.message import FixedRecord
 from penstock.offsets import MAX_METADATA_CHARS, CommitPoint
 from penstock.testing import TestClock
 
@@ -73,12 +75,16 @@ class Runner:
         return {assignment: self.positions[assignment] for assignment in assignments if assignment in self.positions}
 
 
+def route_of(topic: str) -> Any:
+    return SimpleNamespace(handler=handler(print), ordering=orderings_of({topic: handler(print)}, 1)[topic])
+
+
 class Stepped:
     """A publisher whose transactions are run by hand, and one partition."""
 
     def __init__(self) -> None:
         self.runner, self.clock = Runner(), TestClock()
-        self.assignment = Assignment("in", 0, cast("Any", SimpleNamespace(handler=handler(print))), start=0)
+        self.assignment = Assignment("in", 0, route_of("in"), start=0)
         self.others: dict[Assignment, CommitPoint] = {}
         self.outbox = TransactionalOutbox(
             "g", 0.0, self.clock, assignments=Assignments(), complete_finished=lambda: None, fail=pytest.fail
@@ -96,10 +102,10 @@ class Stepped:
         mine = {} if point == self.assignment.committed else {self.assignment: point}
         return {place: at for place, at in (mine | self.others).items() if not place.is_gone}
 
-    def take_in(self) -> Item:
+    def take_in(self, key: bytes = b"k") -> Item:
         block = self.assignment.tracker.register([self._next], 1)
         self._next += 1
-        return Fetch(self.assignment, block, 0.0), 0, cast("Any", None)
+        return Fetch(self.assignment, block, 0.0), 0, FixedRecord("in", 0, self._next - 1, key, b"v", (), None)
 
     def submit(self, value: bytes, item: Item | None = None, *, topic: str = "out", lane: Any = "a lane") -> None:
         self.results.submit(lane, (item or self.take_in(),), [Result(topic, value, b"k", [], -1)])
@@ -218,7 +224,7 @@ def test_what_the_offset_map_has_no_room_for_waits_and_holds_back_nothing_that_g
     stepped.outbox._most = most
     stepped.map_chars = 0
     # The second is of the first one's key, and is handled after it; the third, of another, was quicker than both.
-    first, second, third = (stepped.take_in() for _ in range(3))
+    first, second, third = (stepped.take_in(key) for key in (b"k", b"k", b"other"))
     put = stepped.submit if kind == "results" else stepped.give_up
     put(b"third", third)
     stepped.transact(1)
@@ -233,6 +239,33 @@ def test_what_the_offset_map_has_no_room_for_waits_and_holds_back_nothing_that_g
     assert (alone, room_for_one) == ([], [b"first"])
     assert stepped.runner.committed_values == [b"first", b"third", b"second"]
     assert (stepped.outbox.waiting, stepped.runner.positions[stepped.assignment].offset) == (0, 3)
+
+
+def test_results_of_a_key_stay_in_order_while_another_of_their_lane_waits_for_room_in_the_map() -> None:
+    stepped = Stepped()
+    stepped.outbox._most, stepped.map_chars = 1, 0
+    other = Assignment("in", 1, stepped.assignment.route, start=0)
+    stepped.others = {other: CommitPoint(1, "")}
+    second, quick = stepped.take_in(), stepped.take_in(b"quick")
+    first = Fetch(other, other.tracker.register([0], 1), 0.0), 0, FixedRecord("in", 1, 0, b"k", b"v", (), None)
+    for value, item in ((b"quick", quick), (b"first", first), (b"second", second)):
+        stepped.submit(value, item)
+
+    stepped.transact()
+
+    assert stepped.runner.committed_values == [b"first", b"quick", b"second"]
+
+
+def test_what_is_done_again_for_a_refusal_gives_room_to_a_later_one_of_its_key() -> None:
+    stepped = Stepped()
+    stepped.outbox._most, stepped.map_chars = 1, 0
+    refused, later = stepped.take_in(), stepped.take_in()
+    stepped.submit(b"later", later)
+    stepped.submit(b"refused before", refused)
+
+    stepped.transact()
+
+    assert stepped.runner.committed_values == [b"refused before", b"later"]
 
 
 def test_what_a_topic_refuses_is_found_by_halves_and_fails_its_message_alone() -> None:

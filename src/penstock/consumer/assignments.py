@@ -12,7 +12,7 @@ key or headers of a size that matters; from then on each is measured.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import StrEnum
 
@@ -136,6 +136,13 @@ ConsumerParked = ParkedKey[Fetch, Record]
 ConsumerAside = RunsAside[Fetch, Record]
 #: A message in flight: what it belongs to, its place in the block, and the record.
 Item = tuple[Fetch, int, Record]
+
+
+def require_key(item: Item) -> Hashable:
+    """Return what a message has in common with those that wait for it; raise what `key=` raised for the message."""
+    fetch, index, record = item
+    keys = fetch.keys
+    return fetch.assignment.route.ordering.identity_by(record.key() if keys is None else keys[index], record)
 
 
 class Assignments:

@@ -12,10 +12,18 @@ from itertools import groupby
 from operator import itemgetter
 
 from penstock.clients.cluster import Clock
-from penstock.consumer.assignments import ConsumerAside, ConsumerLane, ConsumerParked, ConsumerRun, Fetch, Item
+from penstock.consumer.assignments import (
+    ConsumerAside,
+    ConsumerLane,
+    ConsumerParked,
+    ConsumerRun,
+    Fetch,
+    Item,
+    require_key,
+)
 from penstock.consumer.handlers.results import DeferredCompletion, ResultError, Results
 from penstock.consumer.handlers.route import Answer, Failed, RateLimited, Route, failure_of
-from penstock.consumer.lanes.parking import NotDue, Parking, key_of, place_of, require_key
+from penstock.consumer.lanes.parking import NotDue, Parking, key_of, place_of
 from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Unfinished, Work
 from penstock.consumer.outbox.outbox import HandlerResults, Tries
 from penstock.errors import BatchError, PenstockError

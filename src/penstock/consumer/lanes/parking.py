@@ -20,7 +20,15 @@ from functools import partial
 from itertools import islice
 
 from penstock.clients.cluster import Clock
-from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerParked, Fetch, Item, size_in_bytes
+from penstock.consumer.assignments import (
+    Assignment,
+    ConsumerLane,
+    ConsumerParked,
+    Fetch,
+    Item,
+    require_key,
+    size_in_bytes,
+)
 from penstock.consumer.failure_text import attached, failure_text, raised_where, short_text
 from penstock.consumer.handlers.options import OnFailure
 from penstock.consumer.handlers.results import DeferredCompletion
@@ -60,13 +68,6 @@ def key_of(item: Item) -> Hashable:
         return require_key(item)
     except PenstockError:
         return place_of(item[2])
-
-
-def require_key(item: Item) -> Hashable:
-    """Return the same; raise what `key=` raised for the message."""
-    fetch, index, record = item
-    keys = fetch.keys
-    return fetch.assignment.route.ordering.identity_by(record.key() if keys is None else keys[index], record)
 
 
 @dataclass(slots=True, eq=False)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.consumer.assignments import Assignment, ConsumerLane
+from penstock.consumer.assignments import Assignment, ConsumerLane, require_key
 from penstock.consumer.outbox.outbox import Submission
 from penstock.offsets import Block, CommitPoint, decode
 
 #: Places in blocks of offsets.
 Places = dict[Block, list[int]]
-#: Lanes in which something is kept, so that what comes later in them waits; nothing waits for a parked message. Where
-#: an assignment is named, those of it below the offset pass: they are of other keys, and what is kept has room in the
-#: offset map only once they are done.
-Held = dict[ConsumerLane | None, tuple[Assignment | None, int]]
+#: Lanes in which something is kept, so that what comes later in them waits; nothing waits for a parked message. None:
+#: for a silent topic, behind which all waits. Else it waits for room in the offset map, and only its keys do. What is
+#: of the partition named there and below the offset passes: it was refused before, and what is kept needs its room.
+Held = dict[ConsumerLane | None, dict[Hashable, tuple[Assignment, int]] | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -46,8 +46,24 @@ def waits_behind(held: Held, submission: Submission) -> bool:
     """Tell whether a submission must stay behind an earlier one of its lane that is kept."""
     if submission.lane not in held:
         return False
-    assignment, lowest = held[submission.lane]
-    return assignment is not submission.assignment or max(_offsets_of(submission)) >= lowest
+    keys, own = held[submission.lane], submission.assignment
+    return keys is None or any(
+        key in keys and (keys[key][0] is not own or offset >= keys[key][1]) for key, offset in _keyed(submission)
+    )
+
+
+def hold(held: Held, submission: Submission, *, is_silent: bool = False) -> None:
+    """Have what comes later wait behind a submission that is kept."""
+    if submission.lane is None:
+        return
+    keys, own = None if is_silent else held.setdefault(submission.lane, {}), submission.assignment
+    if keys is None:
+        held[submission.lane] = None
+        return
+    for key, offset in _keyed(submission):
+        assignment, lowest = keys.get(key, (own, offset))
+        if assignment is own:
+            keys[key] = own, min(offset, lowest)
 
 
 def without_room(
@@ -56,7 +72,7 @@ def without_room(
     positions: Mapping[Assignment, CommitPoint],
     held: Held,
 ) -> list[Submission]:
-    """Return those whose offsets the positions do not tell, with what must stay behind them; their lanes are held.
+    """Return those whose offsets the positions do not tell, with what must stay behind them; those are held.
 
     `places` are those of all that is inside. An offset map that is too long is cut at its end. A message whose offset
     was cut off would be visible, and written again by the next owner.
@@ -71,17 +87,15 @@ def without_room(
         return []
     without: list[Submission] = []
     for submission in inside:
-        offsets = _offsets_of(submission)
-        if max(offsets) >= done_below.get(submission.assignment, 0) or waits_behind(held, submission):
+        last = max(fetch.block.offsets[index] for fetch, index, _ in submission.items)
+        if last >= done_below.get(submission.assignment, 0) or waits_behind(held, submission):
             without.append(submission)
-            assignment, lowest = held.get(submission.lane, (submission.assignment, offsets[0]))
-            if submission.lane is not None and assignment is submission.assignment:
-                held[submission.lane] = assignment, min(*offsets, lowest)
+            hold(held, submission)
     return without
 
 
-def _offsets_of(submission: Submission) -> list[int]:
-    return [fetch.block.offsets[index] for fetch, index, _ in submission.items]
+def _keyed(submission: Submission) -> list[tuple[Hashable, int]]:
+    return [(require_key(item), item[0].block.offsets[item[1]]) for item in submission.items]
 
 
 def _done_below(assignment: Assignment, point: CommitPoint) -> int:

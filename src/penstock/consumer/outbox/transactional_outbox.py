@@ -8,7 +8,7 @@ What was in a transaction that was aborted is written again, from the messages a
 is called for it. One in doubt is settled first: a successor under the same id has ended it, so that the group's
 committed offsets tell whether it was committed. Offsets are done in their trackers once the transaction is committed;
 its positions are taken from the trackers as if they were. A submission goes in only with its offset: one that the
-offset map has no room for waits, with what is behind it in its lane.
+offset map has no room for waits, with what is behind it of its keys.
 
 A transaction that fails for what is in it is *split*: the next has half of it, so that the one submission which a
 broker refuses, or which is too large to be delivered in time, is alone in the end; then it is refused. Topics that do
@@ -42,7 +42,7 @@ from penstock.clients.transactional.end_watch import SURE_S, UnknownEndError
 from penstock.clients.transactional.faults import GivenUpError, IdLostError, NotOpenedError
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.outbox.outbox import Outbox, Submission
-from penstock.consumer.outbox.transaction import Held, Places, Transaction, places_of, waits_behind, without_room
+from penstock.consumer.outbox.transaction import Held, Places, Transaction, hold, places_of, waits_behind, without_room
 from penstock.consumer.outbox.transaction_runner import TooSlowError, TransactionRunner
 from penstock.errors import raised
 from penstock.offsets import MAX_METADATA_CHARS, CommitPoint
@@ -240,7 +240,7 @@ class TransactionalOutbox(Outbox):
             positions = self.changed(places := places_of(inside))
             while without := without_room(inside, places, positions, held):
                 inside = [submission for submission in inside if submission not in without]
-                # In front of what was kept, which is behind it where both are of one lane.
+                # In front of what was kept, which is behind it where both are of one key.
                 kept = [*without, *kept]
                 positions = self.changed(places := places_of(inside))
             aside += kept
@@ -274,8 +274,7 @@ class TransactionalOutbox(Outbox):
                     gone.append(submission)
                 elif is_kept:
                     kept.append(submission)
-                    if until > now and submission.lane is not None:
-                        held[submission.lane] = None, 0
+                    hold(held, submission, is_silent=until > now)
                 else:
                     inside.append(submission)
                     size_bytes += submission.size_bytes
