@@ -19,6 +19,7 @@ from penstock.consumer.assignments import Assignment
 from penstock.consumer.engine import Engine
 from penstock.consumer.poll.commits import ConsumerCommits, TransactionalCommits
 from penstock.consumer.poll.refusals import Refusals
+from penstock.offsets import Block
 from penstock.testing import TestClock
 
 
@@ -52,11 +53,11 @@ class FakeConsumer:
         if len(offsets[0].metadata) <= self.takes:
             self.group = offsets
 
-    def committed(self, _: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+    def committed(self, asked: list[TopicPartition], timeout: float) -> list[TopicPartition]:
         self.asked.append(timeout)
         if self.silent:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return self.group
+        return self.group or asked
 
 
 def client(position: int) -> Any:
@@ -189,11 +190,12 @@ def test_a_commit_that_timed_out_may_be_taken_late_so_the_next_one_is_sent_once_
     assert consumer.sent == [11, 12, 12]
 
 
-def scattered(assignment: Assignment) -> None:
+def scattered(assignment: Assignment) -> Block:
     """Have about half of many offsets done, the first not among them, in a pattern that nothing shortens."""
     draw = random.Random("scattered")  # noqa: S311 - the same pattern at each run
     block = assignment.tracker.register(range(10, 5010))
     assignment.tracker.complete(block, draw.sample(range(1, 5000), 2500))
+    return block
 
 
 def test_where_the_broker_refuses_a_map_commits_go_on_without_maps(caplog: pytest.LogCaptureFixture) -> None:
@@ -210,6 +212,18 @@ def test_where_the_broker_refuses_a_map_commits_go_on_without_maps(caplog: pytes
     assert [len(text) > 100 for text in consumer.metadata] == [True, False, False]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "offset.metadata.max.bytes" in caplog.text
+
+
+def test_a_revocation_that_is_the_first_to_send_a_map_commits_where_the_broker_refuses_it() -> None:
+    consumer = client(position=15)
+    consumer.takes = 0
+    commits, assignment = commits_of()
+    assignment.tracker.complete(scattered(assignment), (0,))
+
+    commits.commit_revoked(consumer, [assignment], 5.0)
+
+    assert [bool(text) for text in consumer.metadata] == [True, False]
+    assert [point.offset for point in consumer.group] == [assignment.tracker.commit_point(0).offset]
 
 
 def test_a_commit_of_a_revocation_that_is_not_answered_in_time_is_said_to_be_unknown(

@@ -152,7 +152,17 @@ class ConsumerCommits(Commits):
         sent = self._commit(client, assignments, self._clock.monotonic())
         try:
             if sent:
-                client.committed([TopicPartition(each.topic, each.partition) for each in sent], wait_s)
+                found = client.committed([TopicPartition(each.topic, each.partition) for each in sent], wait_s)
+                # It may be the map that is refused. The answer that says so comes too late here.
+                self._send(
+                    client,
+                    [
+                        TopicPartition(each.topic, each.partition, each.committed.offset, metadata="")
+                        for each, has in zip(sent, found, strict=True)
+                        if each.committed.metadata and has.offset < each.committed.offset
+                    ],
+                    self._clock.monotonic(),
+                )
         except KafkaException as error:
             _log.warning(
                 "the group is not known to have the commit of %s, which were revoked, within %.1f s: %s; where it does "
@@ -174,12 +184,16 @@ class ConsumerCommits(Commits):
             if point != assignment.committed or not assignment.acknowledged:
                 assignment.committed, assignment.acknowledged = point, False
                 sent.append(assignment)
-        if not sent:
-            return []
         points = [
             TopicPartition(each.topic, each.partition, each.committed.offset, metadata=each.committed.metadata)
             for each in sent
         ]
+        self._send(client, points, now)
+        return sent
+
+    def _send(self, client: ConsumerClient, points: list[TopicPartition], now: float) -> None:
+        if not points:
+            return
         try:
             client.commit(offsets=points, asynchronous=True)
             self._overtaken = self._overtaken or self._under_way > 0
@@ -187,7 +201,6 @@ class ConsumerCommits(Commits):
             self._sent_at = now
         except KafkaException as error:
             self._note_failure(error.args[0], points)
-        return sent
 
     def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """As `Commits` says."""
