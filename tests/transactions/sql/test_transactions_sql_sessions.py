@@ -91,7 +91,7 @@ def test_sessions_that_do_not_answer_are_dropped_and_a_new_one_takes_what_is_sen
     bench: SqlBench, own_server: OwnServer
 ) -> None:
     coordinator = bench.coordinator(**NO_CHECKS)
-    with TransactionalProducer("orders", store=bench.make_store(), send_timeout=60) as producer:
+    with TransactionalProducer("orders", store=bench.make_store(), send_timeout=60, publish_timeout=120) as producer:
         producer.send(bench.topic, value=b"before")
         settled(coordinator, committed=1)
         with frozen(own_server.backends()):
