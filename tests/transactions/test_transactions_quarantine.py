@@ -199,3 +199,18 @@ def test_what_is_tried_does_not_pass_what_a_common_transaction_gave_back_while_n
     common.is_ready = True
     engine.begin(now + 2)
     assert apart.begun == [{first.transaction_id}]
+
+
+def test_a_discard_that_its_topic_does_not_take_lets_the_commit_before_it_in_its_line_go_alone() -> None:
+    partition = half_partition()
+    first = Half(new_id(), "orders", "well", None, b"k", b"1", (), None, order_key=b"k")
+    halves = [first, first._replace(transaction_id=new_id())]
+    for at, (half, verdict) in enumerate(zip(halves, (Verdict.COMMIT, Verdict.DISCARD), strict=True)):
+        partition.feed.half(half_record(at, half), 0.0)
+        op = Op(half.transaction_id, verdict, Author.OPERATOR, "orders", 0, (at,), 0)
+        partition.feed.op(op_record(at, op), 0.0)
+
+    batch = partition.next_batch(10, lambda pending: "gone" if pending.verdict is Verdict.DISCARD else None, 10**6)
+
+    assert batch is not None
+    assert [pending.half.transaction_id for pending in batch.decided] == [first.transaction_id]

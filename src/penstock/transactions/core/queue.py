@@ -321,7 +321,7 @@ class ReadyQueue:
             waits = pending.verdict is None or pending.held or _is_away(pending)
             if waits or limit <= 0 or pending.half.transaction_id in self.delays:
                 return
-            if pending.verdict is Verdict.COMMIT and (out(pending) is not None or self.set_aside.is_behind(pending)):
+            if pending.verdict is not _ROLLBACK and (out(pending) is not None or self.set_aside.is_behind(pending)):
                 return
             limit -= 1
             yield pending
