@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 from confluent_kafka import KafkaError
 
 import penstock
+from penstock.consumer.assignments import Assignment
+from penstock.consumer.handlers.route import Route
 from penstock.message import Message
 from penstock.testing import Operation, TestApp, TestBroker
 
@@ -148,3 +152,13 @@ def write_and_delete(broker: TestBroker, before: int = 101) -> None:
     for _ in range(200):
         broker.produce("first", b"x", key=b"k")
     broker.delete_records("first", 0, before)
+
+
+@pytest.mark.parametrize(("end", "lag"), [(None, None), (0, 0), (7, None)])
+def test_where_no_position_is_known_only_a_log_that_never_had_a_record_has_a_known_lag(
+    end: int | None, lag: int | None
+) -> None:
+    assignment = Assignment("first", 0, cast("Route", None), start=None)
+    assignment.end = end
+
+    assert assignment.lag(assignment.tracker.watermark) == lag

@@ -99,7 +99,10 @@ class Assignment:
     def lag(self, watermark: int) -> int | None:
         """Return the offsets from the watermark to the end of the log, or None while one of them is not known."""
         # What the client knows of the end comes with fetches, and those have ended where the app has paused it.
-        if self.end is None or not self.known or self.paused is PauseReason.APP:
+        if self.end is None or self.paused is PauseReason.APP:
+            return None
+        # The client has no position in a log that never had a record, and there is nothing to read in it.
+        if not self.known and self.end > 0:
             return None
         return max(0, self.end - watermark)
 
