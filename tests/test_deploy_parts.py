@@ -18,8 +18,7 @@ import yaml
 from deploy_tools import command_of, require_app, require_command, stage
 from penstock import App
 from penstock.devbroker import KAFKA_VERSION
-from penstock.fleet.page.routes import page_routes
-from penstock.fleet.visitors import Visitors
+from penstock.fleet import Address, Dashboard
 from penstock.settings.text import client_settings_text
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +36,6 @@ OTHER_VALUES = (
 )
 HELM = shutil.which("helm")
 
-ANYBODY = Visitors(is_loopback=False)
 Documents = list[dict[str, Any]]
 
 
@@ -136,7 +134,8 @@ def test_pods_are_probed_where_they_answer(documents: Documents) -> None:
         # Ready when a broker answers its user: one beyond the number of partitions never is by /readyz.
         "coordinator": ("/healthz", "/healthz", ["penstock", "doctor"]),
     }
-    assert "/" in {route.path for route in page_routes(None, visitors=ANYBODY)}  # type: ignore[arg-type, attr-defined] # nobody asks it
+    page = Dashboard("127.0.0.1:1", Address("127.0.0.1", 0))  # nobody asks it
+    assert "/" in {route.path for route in page.routes()}  # type: ignore[attr-defined] # they are all of paths
 
     for one, _, container in pods(documents):
         probes = [container.get(name, {}) for name in ("startupProbe", "livenessProbe", "readinessProbe")]

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from starlette.routing import BaseRoute
+
 from penstock.consumer.latencies import BUCKETS
 from penstock.fleet import Address
-from penstock.fleet.page.hub import Hub
-from penstock.fleet.page.routes import page_routes
+from penstock.fleet.page.hub import Source
+from penstock.fleet.page.server import PageServer
 from penstock.fleet.reports.group_state import Group, Member
 from penstock.fleet.reports.report import Report, decode_report, encode_report
-from penstock.fleet.server import HttpServer
-from penstock.fleet.visitors import Visitors
 from penstock.fleet_member import Sender
 
 STACK = (
@@ -118,14 +118,19 @@ def _payments() -> dict[str, Any]:
     return {"partitions": payments, "parked": [key, {**key, "partition": 0, "attempt": 1, "due_in": 0.8}]}
 
 
+class _Served(PageServer):
+    """A page with routes of actions."""
+
+    def __init__(self, source: Source, actions: Sequence[BaseRoute] = (), **more: Any) -> None:
+        super().__init__(Address("127.0.0.1", 0), source, "penstock.reports", **more)
+        self._more = actions
+
+    def routes(self) -> list[BaseRoute]:
+        return [*super().routes(), *self._more]
+
+
 @contextmanager
-def serving(source: Any, **more: Any) -> Iterator[str]:
+def serving(source: Source, **more: Any) -> Iterator[str]:
     """Serve a page of this source, and give its address."""
-    server = HttpServer(Address("127.0.0.1", 0))
-    messages = more.get("read_message") is not None
-    with Hub(source, of="penstock.reports", shows_messages=messages) as hub:
-        server.start(page_routes(hub, **{"visitors": Visitors(is_loopback=True), **more}))
-        try:
-            yield f"http://{server.address}"
-        finally:
-            server.stop()
+    with _Served(source, **more) as server:
+        yield f"http://{server.address}"

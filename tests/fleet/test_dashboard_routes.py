@@ -108,7 +108,7 @@ def test_a_browser_that_takes_nothing_or_is_gone_holds_nobody_up() -> None:
 def test_browsers_beyond_the_limit_are_told_so_and_places_become_free(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     good, scene.make = scene.make, lambda: 1 / 0  # type: ignore[assignment, return-value] # nobody gets a state
-    monkeypatch.setattr("penstock.fleet.page.hub._MOST_BROWSERS", 1)
+    monkeypatch.setattr("penstock.fleet.page.server._MOST_BROWSERS", 1)
     with serving(scene) as url, ThreadPoolExecutor() as browsers:
         asked = [browsers.submit(get, url, "/api/groups") for _ in range(3)]
         wait_until(lambda: sum(answer.done() for answer in asked) == 2)

@@ -115,7 +115,7 @@ def test_a_sink_that_stands_by_says_who_runs_it_and_leaves_its_replica_ready() -
     health.running = RunningApp(None, None, [], cast("AppSinks", SimpleNamespace(statistics=lambda: [standby])))
 
     assert str(standby) == "sink orders: standby, host-7 at 10.0.0.5 runs it"
-    assert health.ready().well
+    assert health.ready() == []
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Nobody waits for it: its end takes two seconds at most, whatever clients do, and
 
 from __future__ import annotations
 
-import asyncio
+import json
 import logging
 import socket
 import threading
@@ -43,8 +43,9 @@ HEADERS: Mapping[str, str] = {
 Endpoint = Callable[["Request"], Awaitable["Response"]]
 
 
-def guarded(endpoint: Endpoint, visitors: Visitors) -> Endpoint:
-    """Return an endpoint that refuses requests which name another site's address."""
+def route(path: str, endpoint: Endpoint, visitors: Visitors) -> BaseRoute:
+    """Return a route whose endpoint is asked by these visitors alone: others name another site's address."""
+    from starlette.routing import Route
 
     async def answer(request: Request) -> Response:
         from starlette.responses import PlainTextResponse
@@ -53,7 +54,15 @@ def guarded(endpoint: Endpoint, visitors: Visitors) -> Endpoint:
             return PlainTextResponse("this address is for this machine alone\n", 403, HEADERS)
         return await endpoint(request)
 
-    return answer
+    return Route(path, answer)
+
+
+def json_answer(content: object, status: int = 200) -> Response:
+    """Return an answer as JSON, which bytes are already."""
+    from starlette.responses import Response
+
+    body = content if isinstance(content, bytes) else json.dumps(content).encode() + b"\n"
+    return Response(body, status, {**HEADERS, "Content-Type": "application/json"})
 
 
 class HttpServer:
@@ -61,13 +70,12 @@ class HttpServer:
 
     Args:
         address: where to listen.
-        background: what runs on the server's loop beside it, as long as it serves.
 
     Raises:
         ConfigurationError: a package is missing, or the address cannot be had.
     """
 
-    def __init__(self, address: Address, background: Sequence[Callable[[], Awaitable[None]]] = ()) -> None:
+    def __init__(self, address: Address) -> None:
         try:
             import starlette  # noqa: F401 - whether it is there
             import uvicorn  # noqa: F401 - the same
@@ -79,7 +87,6 @@ class HttpServer:
         host, port = self._listener.getsockname()[:2]
         #: Where it listens: with the port that was free, where any was asked for.
         self.address = Address(str(host), int(port))
-        self._background = background
         self._server: Any = None
         self._thread: threading.Thread | None = None
 
@@ -116,14 +123,6 @@ class HttpServer:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            self._server.run(sockets=[self._listener])
         except Exception:  # noqa: BLE001 - who serves must not end who is served
             _log.exception("the server at http://%s ended; all else runs on", self.address)
-
-    async def _serve(self) -> None:
-        beside = [asyncio.ensure_future(start()) for start in self._background]
-        try:
-            await self._server.serve(sockets=[self._listener])
-        finally:
-            for task in beside:
-                task.cancel()

@@ -6,10 +6,7 @@ thread, and the end waits two seconds at most. What fails here is logged and cos
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,15 +14,13 @@ from typing import TYPE_CHECKING
 
 from penstock.fleet.address import Address
 from penstock.fleet.disposable_threads import DisposableThreads, TooManyError
-from penstock.fleet.page.dashboard import PageServer
 from penstock.fleet.page.messages import read_message
-from penstock.fleet.page.routes import ReadMessage
-from penstock.fleet.probes.health import Health, HealthLimits, Process, Verdict
+from penstock.fleet.page.server import PageServer, ReadMessage
+from penstock.fleet.probes.health import CoordinatorHealth, Health, HealthLimits
 from penstock.fleet.probes.metrics import PrometheusMetrics
 from penstock.fleet.reports.group_state import Group, Member
 from penstock.fleet.reports.report import Rates, decode_report, encode_report
-from penstock.fleet.server import HEADERS, Endpoint, guarded
-from penstock.fleet.visitors import Visitors
+from penstock.fleet.server import HEADERS, json_answer, route
 from penstock.fleet_member import Sender, sender_of
 from penstock.running import RunningApp, run_until_signal
 
@@ -38,52 +33,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two looks whether messages are done.
-_PROGRESS_INTERVAL_S = 5.0
 #: Seconds that a collection of metrics may take, and how many may be under way.
 _COLLECT_S = 10.0
 _MOST_COLLECTIONS = 4
+#: Reasons that one answer gives, at most.
+_MOST_REASONS = 10
 #: Seconds that an app of this process says between two looks at it: for who judges whether it is silent.
 _OWN_INTERVAL_S = 5.0
-
-
-class OwnSource:
-    """This process. Its state is taken when it is asked for, by the way a report takes.
-
-    Args:
-        sender: its name among the members of its group.
-        process: the process.
-    """
-
-    def __init__(self, sender: Sender, process: Process) -> None:
-        self._sender = sender
-        self._process = process
-        self._rates = Rates()
-        self._sequence = 0
-        self._begun = time.monotonic()
-        self._stopping = threading.Event()
-        self.trouble: str | None = None
-        self.ignored: Mapping[str, int] = {}
-
-    def follow(self, timeout: float) -> None:
-        """As `Source` says."""
-        self._stopping.wait(timeout)
-
-    def groups(self) -> Sequence[Group]:
-        """As `Source` says."""
-        self.trouble = self._process.trouble()
-        description = self._process.description()
-        if description is None:
-            return ()
-        now, name = time.monotonic(), self._sender.group
-        self._sequence += 1
-        numbers = {"sequence": self._sequence, "interval_s": _OWN_INTERVAL_S, "uptime_s": round(now - self._begun, 3)}
-        value = encode_report(self._sender, description, self._rates.of(description, now), numbers)
-        return (Group(name, (Member(decode_report(self._sender.key, value), 0.0, is_silent=False),)),)
-
-    def close(self) -> None:
-        """As `Source` says."""
-        self._stopping.set()
 
 
 class Endpoints(PageServer):
@@ -102,22 +58,15 @@ class Endpoints(PageServer):
 
     def __init__(
         self,
-        process: Process,
+        process: Health | CoordinatorHealth,
         sender: Sender,
         address: Address,
         metrics: Callable[[], PrometheusMetrics],
         *,
         read_message: ReadMessage | None = None,
     ) -> None:
+        super().__init__(address, _OwnSource(sender, process), "this process", read_message=read_message)
         self._process = process
-        super().__init__(
-            address,
-            OwnSource(sender, process),
-            "this process",
-            visitors=Visitors(is_loopback=address.is_loopback),
-            read_message=read_message,
-            background=[self._look],
-        )
         self._collections = DisposableThreads("penstock-http-metrics", _MOST_COLLECTIONS, _COLLECT_S)
         try:
             self._metrics = metrics()
@@ -130,21 +79,10 @@ class Endpoints(PageServer):
         super().__exit__(*raised)
         self._metrics.close()
 
-    async def _look(self) -> None:
-        while True:
-            try:
-                self._process.look()
-            except Exception:  # noqa: BLE001 - as in _run
-                _log.exception("the statistics could not be read")
-            await asyncio.sleep(_PROGRESS_INTERVAL_S)
-
-    def _beside(self) -> Sequence[BaseRoute]:
-        from starlette.routing import Route
-
-        def route(path: str, endpoint: Endpoint) -> BaseRoute:
-            return Route(path, guarded(endpoint, self._visitors))
-
-        return [route("/healthz", self._healthz), route("/readyz", self._readyz), route("/metrics", self._metricsz)]
+    def routes(self) -> list[BaseRoute]:
+        """Return all that is answered."""
+        probes = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metricsz}
+        return [*(route(path, answer, self.visitors) for path, answer in probes.items()), *super().routes()]
 
     async def _healthz(self, _: Request) -> Response:
         return _verdict(self._process.alive, "alive", "hung")
@@ -169,16 +107,47 @@ class Endpoints(PageServer):
         return Response(text, headers={**HEADERS, "Content-Type": media_type})
 
 
-def _verdict(judge: Callable[[], Verdict], well: str, unwell: str) -> Response:
-    from starlette.responses import Response
-
+def _verdict(judge: Callable[[], list[str]], well: str, unwell: str) -> Response:
     try:
-        verdict = judge()
-    except Exception:  # noqa: BLE001 - as in _run
+        reasons = judge()
+    except Exception:  # noqa: BLE001 - what fails costs an answer
         _log.exception("the process could not be judged")
-        verdict = Verdict(well=False, reasons=("the state could not be read; the log says why",))
-    body = json.dumps({"status": well if verdict.well else unwell, "reasons": verdict.reasons}) + "\n"
-    return Response(body, 200 if verdict.well else 503, {**HEADERS, "Content-Type": "application/json"})
+        reasons = ["the state could not be read; the log says why"]
+    said = {"status": unwell if reasons else well, "reasons": reasons[:_MOST_REASONS]}
+    return json_answer(said, 503 if reasons else 200)
+
+
+class _OwnSource:
+    """This process as the source of its page: its state is taken when it is asked for, by the way a report takes."""
+
+    def __init__(self, sender: Sender, process: Health | CoordinatorHealth) -> None:
+        self._sender = sender
+        self._process = process
+        self._rates = Rates()
+        self._sequence = 0
+        self._begun = time.monotonic()
+        self.trouble: str | None = None
+        self.ignored: Mapping[str, int] = {}
+
+    def follow(self, timeout: float) -> None:
+        """As `Source` says."""
+        time.sleep(timeout)
+
+    def groups(self) -> Sequence[Group]:
+        """As `Source` says."""
+        self.trouble = self._process.trouble()
+        description = self._process.description()
+        if description is None:
+            return ()
+        now = time.monotonic()
+        self._sequence += 1
+        numbers = {"sequence": self._sequence, "interval_s": _OWN_INTERVAL_S, "uptime_s": round(now - self._begun, 3)}
+        value = encode_report(self._sender, description, self._rates.of(description, now), numbers)
+        member = Member(decode_report(self._sender.key, value), 0.0, is_silent=False)
+        return (Group(self._sender.group, (member,)),)
+
+    def close(self) -> None:
+        """As `Source` says."""
 
 
 class AppEndpoints(Endpoints):

@@ -6,10 +6,11 @@ give it nothing. Reasons name topics, offsets, handlers and threads, never keys 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from penstock import options as check
 from penstock.consumer import ConsumerStatistics, Explanation
@@ -20,8 +21,6 @@ from penstock.running import RunningApp
 from penstock.spark_sink.progress import SinkState
 from penstock.transactions import Coordinator
 
-#: Reasons that one answer gives, at most.
-_MAX_REASONS = 10
 #: States in which a message does not wait for what somebody configured: a retry's time, a rate, a key that is held.
 _WORK = frozenset({"idle", "in handler", "queued", "behind a call", "publishing", "dead letter"})
 
@@ -47,47 +46,8 @@ class HealthLimits:
         check.seconds("moving limit", self.moving)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """An answer: whether all is well, and if not, why not."""
-
-    well: bool
-    reasons: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, reasons: list[str]) -> Verdict:
-        """Return what reasons against it make of it."""
-        return cls(not reasons, tuple(reasons[:_MAX_REASONS]))
-
-
-class Process(Protocol):
-    """One process: what the page shows of it, and how it is judged.
-
-    `look`, `alive` and `ready` are for one thread, `trouble` and `description` for any.
-    """
-
-    def look(self) -> None:
-        """Note whether it goes on; called every few seconds."""
-
-    def alive(self) -> Verdict:
-        """Return whether it goes on: where it does not, a restart helps."""
-        ...
-
-    def ready(self) -> Verdict:
-        """Return whether it does its work."""
-        ...
-
-    def trouble(self) -> str | None:
-        """Return what the page says above all else, or None."""
-        ...
-
-    def description(self) -> Mapping[str, Any] | None:
-        """Return its description, without keys; None until it has started."""
-        ...
-
-
 class Health:
-    """The process of an app."""
+    """The process of an app, as probes judge it and its page shows it. Any thread."""
 
     def __init__(self, name: str, limits: HealthLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
@@ -95,102 +55,106 @@ class Health:
         self._clock = clock
         #: The app; None until it has started.
         self.running: RunningApp | None = None
+        # Guards what was done and when that changed last: probes and the page's thread note it.
+        self._lock = threading.Lock()
         self._done = -1
         self._moved_at = clock()
 
-    def look(self) -> None:
-        """Note whether messages were done since the last look, or there was nothing to do."""
-        if self.running is None or not self.running.has_consumer:
-            return
-        found = self.running.statistics()
-        done = _done(found)
-        # What falls counts too: a partition or a worker that is gone takes its count along.
-        if done != self._done or not _has_work(found):
-            self._done, self._moved_at = done, self._clock()
-
-    def alive(self) -> Verdict:
-        """Return whether the process goes on: its threads turn and no handler hangs. One that starts does."""
+    def alive(self) -> list[str]:
+        """Return why it does not go on, so that a restart helps: a thread or a handler hangs. One that starts does."""
         live = None if self.running is None else self.running.liveness()
+        reasons: list[str] = []
         if live is None:
-            return Verdict(well=True)
-        reasons = []
+            return reasons
         if live.turned_s is not None and live.turned_s > live.turn_limit_s:
             reasons.append(f"the poll thread has not come round for {live.turned_s:.1f} s")
         if live.longest is not None and live.longest.seconds > self._limits.handler:
             reasons.append(f"{live.longest}; the limit is {self._limits.handler:g} s")
         if live.loop_blocked_s > self._limits.handler:
             reasons.append(f"the event loop has been blocked for {live.loop_blocked_s:.1f} s")
-        return Verdict.of(reasons)
+        return reasons
 
-    def ready(self) -> Verdict:
-        """Return whether it has partitions and gets on with them; sinks must run."""
+    def ready(self) -> list[str]:
+        """Return why it does not do its work: it has no partitions, does not get on with them, or a sink is down."""
         running = self.running
         trouble = self.trouble()
         if running is None or trouble is not None:
-            return Verdict.of([trouble or "the app is starting"])
+            return [trouble or "the app is starting"]
         reasons = [
             f"sink {sink.name} is {sink.state.value}"
             for sink in running.sinks()
             if sink.state not in (SinkState.RUNNING, SinkState.ENDED, SinkState.STANDBY)
         ]
         if running.has_consumer:
-            self.look()
-            reasons += self._not_moving(running.explain())
-        return Verdict.of(reasons)
+            reasons += self._not_moving(running.explain(), self._still_s(running))
+        return reasons
 
     def trouble(self) -> str | None:
-        """As `Process` says."""
+        """Return what the page says above all else, or None."""
         if self.running is None:
             return "the app is starting"
         return "the app is stopping" if self.running.is_stopping else None
 
     def description(self) -> Mapping[str, Any] | None:
-        """As `Process` says."""
-        return None if self.running is None else hashed(self.running.explanation(self._name), self._name)
+        """Return its description, without keys; None until it has started.
 
-    def _not_moving(self, partitions: list[Explanation]) -> list[str]:
+        The page asks for one every few seconds, also where nobody looks: so `ready` knows since when nothing was done.
+        """
+        if self.running is None:
+            return None
+        if self.running.has_consumer:
+            self._still_s(self.running)
+        return hashed(self.running.explanation(self._name), self._name)
+
+    def _still_s(self, running: RunningApp) -> float:
+        """Return for how many seconds nothing was done, as far as was looked, though there was something to do."""
+        found = running.statistics()
+        done = _done(found)
+        with self._lock:
+            # What falls counts too: a partition or a worker that is gone takes its count along.
+            if done != self._done or not _has_work(found):
+                self._done, self._moved_at = done, self._clock()
+            return self._clock() - self._moved_at
+
+    def _not_moving(self, partitions: list[Explanation], still_s: float) -> list[str]:
         assigned = [partition for partition in partitions if partition.partition >= 0]
         if not assigned:
             return [str(partition) for partition in partitions] or ["no partition is assigned"]
         if all(partition.trouble is not None for partition in assigned):
             return [str(partition) for partition in assigned]
-        still_s = self._clock() - self._moved_at
-        stuck = (
-            [str(partition) for partition in assigned if _is_stuck(partition)] if still_s > self._limits.moving else []
-        )
-        return [f"nothing was done for {still_s:.0f} s, though there is work", *stuck] if stuck else []
+        stuck = [str(partition) for partition in assigned if _is_stuck(partition)]
+        if not stuck or still_s <= self._limits.moving:
+            return []
+        return [f"nothing was done for {still_s:.0f} s, though there is work", *stuck]
 
 
 class CoordinatorHealth:
-    """The process of `penstock coordinator`."""
+    """The process of `penstock coordinator`, likewise."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
-    def look(self) -> None:
-        """As `Process` says; there is nothing to note."""
-
-    def alive(self) -> Verdict:
-        """Return whether it runs: it ends by itself where it cannot go on."""
+    def alive(self) -> list[str]:
+        """Return why it has ended: it does by itself where it cannot go on."""
         try:
             has_ended = self._coordinator.wait(0)
         except PenstockError as error:
-            return Verdict.of([str(error)])
-        return Verdict.of(["the coordinator has ended"] if has_ended else [])
+            return [str(error)]
+        return ["the coordinator has ended"] if has_ended else []
 
-    def ready(self) -> Verdict:
-        """Return whether it has taken partitions over; what single transactions wait for does not count."""
-        alive = self.alive()
-        if not alive.well or self._coordinator.statistics().partitions:
-            return alive
-        return Verdict.of(["no partition is taken over", *self._coordinator.waits()])
+    def ready(self) -> list[str]:
+        """Return why it has no partitions yet; what single transactions wait for does not count."""
+        ended = self.alive()
+        if ended or self._coordinator.statistics().partitions:
+            return ended
+        return ["no partition is taken over", *self._coordinator.waits()]
 
     def trouble(self) -> str | None:
-        """As `Process` says."""
+        """Return None: what its page shows says it all."""
         return None
 
     def description(self) -> Mapping[str, Any]:
-        """As `Process` says."""
+        """Return its description."""
         coordinator = self._coordinator
         described = {"coordinator": coordinator_description(coordinator), "commands": coordinator.hears_commands}
         return hashed(described, coordinator.group)
