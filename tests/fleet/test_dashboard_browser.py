@@ -112,7 +112,7 @@ def test_from_a_group_to_the_cause_in_two_clicks_and_no_button_nor_stack_unless_
         page.locator("li", has_text="waits for its handler").get_by_role("button", name="Details").click()
 
         told = page.get_by_role("dialog")
-        expect(told).to_contain_text("Handler charge has had offset 48262 for 74 s on penstock-worker-shop-3")
+        expect(told).to_contain_text("Offset 48262, in handler charge on penstock-worker-shop-3 for 74.2 s")
         expect(told).to_contain_text("The handler's stack is hidden")
         expect(told).to_contain_text("Key and payload are hidden")
     with serving(Scene(), read_message=lambda *_: {}) as url:

@@ -34,12 +34,12 @@ def test_a_point_is_what_was_done_between_two_reports() -> None:
     history.add([group(1, 10.0, **counted(100))])
     history.add([group(3, 14.0, **counted(500, slow=200))])
 
-    series = history.of_group("shop")
+    series = history.series("shop")
 
     assert (series["handled"], series["failed"], series["lag"]) == ([None, 100.0], [None, 10.0], [7.0, 7.0])
     assert series["p50"][1] == pytest.approx(0.005, rel=0.5)
     assert 0.1 < (series["p99"][1] or 0.0) <= 0.2
-    assert history.of_member("shop", "one")["handled"] == [None, 100.0]
+    assert history.series("shop", "one")["handled"] == [None, 100.0]
 
 
 def test_a_member_that_started_anew_or_fell_silent_makes_no_rate_of_nothing() -> None:
@@ -48,12 +48,12 @@ def test_a_member_that_started_anew_or_fell_silent_makes_no_rate_of_nothing() ->
     history.add([group(1, 1.0, **counted(10))])
     history.add([group(2, 6.0, silent=True, **counted(20))])
 
-    assert history.of_group("shop")["handled"] == [None, None, None]
-    assert history.of_group("shop")["lag"] == [7.0, 7.0, None]
+    assert history.series("shop")["handled"] == [None, None, None]
+    assert history.series("shop")["lag"] == [7.0, 7.0, None]
     # Where no report came since the last point, its own rate goes on.
     for _ in range(2):
         history.add([group(4, 60.0, rates={"handled": 50.0}, **counted(100))])
-    assert history.of_group("shop")["handled"][-1] == 50.0
+    assert history.series("shop")["handled"][-1] == 50.0
 
 
 def test_half_an_hour_is_kept_and_the_rest_forgotten() -> None:
@@ -61,22 +61,33 @@ def test_half_an_hour_is_kept_and_the_rest_forgotten() -> None:
     for number in range(POINTS + 40):
         history.add([group(number + 1, 5.0 * number + 5, **counted(100 * number, lag=number))])
 
-    lag = history.of_group("shop")["lag"]
+    lag = history.series("shop")["lag"]
 
     assert (len(lag), lag[0], lag[-1]) == (POINTS, 40.0, POINTS + 39.0)
 
 
 def test_a_flood_of_members_groups_and_queries_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.fleet.page.history._MOST_MEMBERS", 20)
-    monkeypatch.setattr("penstock.fleet.page.history._MOST_GROUPS", 5)
+    monkeypatch.setattr("penstock.fleet.page.history._MOST_RINGS", 20)
     history = History()
     for number in range(200):
-        sinks = [{"name": f"q{number}-{n}", "state": "running", "batches": n} for n in range(30)]
+        sinks = [{"name": f"q{number}-{n}", "state": "running", "batches": n, "batch_seconds": 1.0} for n in range(30)]
         told = report(f"g{number}", "one", 5.0, 1, sinks=sinks)
         history.add([Group(f"g{number}", [Member(told, 0.0, is_silent=False)])])
 
-    assert (len(history._members), len(history._groups), len(history._sinks)) == (20, 5, 5)
-    assert len(history.of_sinks("g199")) == 16
+    assert len(history._rings) == 20
+    assert len([name for name in history.series("g199") if name.startswith("batch ")]) == 16
+
+
+def test_where_members_are_too_many_for_rings_groups_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.fleet.page.history._MOST_RINGS", 20)
+    history = History()
+    for sequence in (1, 2):
+        members = [report("shop", f"m{n}", 5.0 * sequence, sequence, **counted(100 * sequence)) for n in range(40)]
+        history.add([Group("shop", [Member(each, 0.0, is_silent=False) for each in members])])
+
+    assert history.series("shop")["handled"] == [None, 800.0]
+    assert history.series("shop", "m39")["handled"] == [None, 20.0]
+    assert history.series("shop", "m0") == {}
 
 
 def test_each_batch_of_a_query_is_drawn_once() -> None:
@@ -85,7 +96,7 @@ def test_each_batch_of_a_query_is_drawn_once() -> None:
         sinks = [{"name": "lake", "state": "running", "batches": batches, "batch_seconds": 1.0 * batches}]
         history.add([group(1, 5.0, sinks=sinks)])
 
-    assert history.of_sinks("shop") == {"lake": [1.0, None, 2.0]}
+    assert history.series("shop")["batch lake"] == [1.0, None, 2.0]
 
 
 @given(st.lists(st.floats(0.0, 400.0), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.99]))

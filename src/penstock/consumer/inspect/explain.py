@@ -118,10 +118,10 @@ class Explanation(PartitionStatistics):
         lag = "unknown" if self.lag is None else str(self.lag)
         text = f"{place}: lag {lag}, watermark {self.watermark}, {self.in_flight} in flight"
         text += f" ({self.bytes_in_flight} bytes), {self.gaps} gaps{besides}"
-        return text if self.blocking_offset is None else f"{text}; held by {self._holder()}"
+        return text if self.blocking_offset is None else f"{text}; held by {self.holder()}"
 
-    def _holder(self) -> str:
-        """Say what holds the watermark."""
+    def holder(self) -> str:
+        """Return what holds the watermark, where something does."""
         text = f"offset {self.blocking_offset}, {self.state}"
         if self.state == BEHIND_CALL:
             return f"offset {self.blocking_offset}, queued {self.detail}"

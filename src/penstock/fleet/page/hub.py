@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from penstock.clients.ration import once_in, rationed
 from penstock.fleet.page.history import STEP_S, History
-from penstock.fleet.page.snapshot import group_history, group_view, overview, overview_history, shown_places
+from penstock.fleet.page.snapshot import group_view, overview, overview_history, shown_places
 from penstock.fleet.reports.group_state import Group
 
 _log = rationed(__name__)
@@ -170,9 +170,9 @@ class Hub:
             past = {"step": STEP_S, **overview_history((it.name for it in self._groups), self._history)}
             shown = overview(self._groups)
         else:
-            past = {"step": STEP_S, **group_history(view.group, self._history, view.member)}
+            past = {"step": STEP_S, "series": self._history.series(view.group, view.member)}
             found = next((group for group in self._groups if group.name == view.group), None)
             shown = {"group": None}
             if found is not None:
-                shown["group"] = group_view(found, self._history, view.member, with_stacks=self._shows_messages)
+                shown["group"] = group_view(found, view.member, with_stacks=self._shows_messages)
         return {**self._head, **shown, **({"history": past} if with_history else {})}

@@ -6,10 +6,11 @@ Texts of reports may be anybody's: they are shown as text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from penstock.consumer import Explanation
 from penstock.fleet.reports.group_state import Group, Member
 from penstock.fleet.reports.report import Report
 
@@ -20,6 +21,10 @@ _HUNG_S = 60.0
 _UNDECIDED_S = 10.0
 _CHECKS = 3
 _MOST = 60
+_EXPLAINED = [it.name for it in fields(Explanation) if it.name != "key"]
+#: Seconds from which on a duration is written in minutes, and in hours.
+_MINUTES_FROM_S = 120.0
+_HOURS_FROM_S = 7_200.0
 
 #: Worst first.
 BAD, WARN, NOTE = "bad", "warn", "note"
@@ -69,8 +74,7 @@ def problems_of(group: Group, member: str | None = None) -> list[Problem]:
     for seen in group.members:
         if member in {None, seen.report.member}:
             for what, problem in _of_member(seen):
-                former = found.get(what)
-                found[what] = problem if former is None else _joined(former, problem)
+                found[what] = _joined(found[what], problem) if what in found else problem
     return sorted(found.values(), key=_urgency)[:_MOST]
 
 
@@ -93,215 +97,176 @@ def _joined(problem: Problem, other: Problem) -> Problem:
 
 
 def _of_member(member: Member) -> Iterator[tuple[tuple[Any, ...], Problem]]:
+    """Yield the problems of a member, each with what it has in common with those of others."""
     report = member.report
     if member.is_replaced:
         return
     if member.is_silent:
-        yield (
-            ("silent", report.member),
-            Problem(
-                "silent",
-                BAD,
-                f"{report.member} is silent",
-                f"Nothing came from it for {seconds(member.age_s)}, though it reports every {report.interval_s:g} s: "
-                "it died, is stopped, or reaches no broker. Its partitions go to other members when its session ends.",
-                report.member,
-                age=member.age_s,
-                waiting=report.known_lag,
-            ),
+        text = (
+            f"Nothing came from it for {seconds(member.age_s)}, though it reports every {report.interval_s:g} s: it "
+            "died, is stopped, or reaches no broker. Its partitions go to other members when its session ends."
         )
+        title = f"{report.member} is silent"
+        silent = Problem("silent", BAD, title, text, report.member, age=member.age_s, waiting=report.known_lag)
+        yield ("silent", report.member), silent
         return
-    held = {(part["topic"], part["partition"], part["blocking_offset"]) for part in report.partitions}
     for part in report.partitions:
         if (problem := _of_partition(part, report)) is not None:
             alone = problem.kind in {"handler", "parked", "held"}
             place = (part["topic"], part["partition"]) if alone else (part["topic"], problem.text)
             yield (problem.kind, *place), problem
-    yield from _parked(report, held)
+    yield from _parked(report)
     yield from _sinks(report)
     yield from _transactions(report)
 
 
 def _of_partition(part: Mapping[str, Any], report: Report) -> Problem | None:
     """Return what is the matter with a partition, or None."""
-    place = part["topic"] if part["partition"] < 0 else f"{part['topic']}:{part['partition']}"
-    common: dict[str, Any] = {
-        "member": report.member,
-        "topic": part["topic"],
-        "partition": part["partition"] if part["partition"] >= 0 else None,
-        "offset": part["blocking_offset"],
-        "age": part["age"],
-        "key_hash": part["key_hash"],
-        "stack": part["stack"],
-        "waiting": part["lag"] or 0,
-    }
+    paused = part["paused"] or ""
     if part["trouble"] is not None:
-        return Problem("trouble", BAD, f"{place} cannot go on", _sentence(part["trouble"]), **common)
-    if part["partition"] < 0:
+        kind, level, title, text = "trouble", BAD, "cannot go on", part["trouble"]
+    elif part["partition"] < 0:
         level = NOTE if part["state"] == "no partition" else BAD
-        return Problem("no partition", level, f"{place}: no partition here", _sentence(part["paused"] or ""), **common)
-    found = _blocked(part, place, common)
-    if found is None and part["paused"] is not None:
-        level = WARN if part["paused"].startswith("by the app") else NOTE
-        return Problem("paused", level, f"{place} is paused", _sentence(f"Paused: {part['paused']}"), **common)
-    return found
-
-
-def _blocked(part: Mapping[str, Any], place: str, common: Mapping[str, Any]) -> Problem | None:
-    """Return what the message that holds a partition waits for, where that is not its turn."""
-    cause = _CAUSES.get(part["state"])
-    if part["blocking_offset"] is None or cause is None:
+        kind, title, text = "no partition", "has no partition here", paused
+    elif (found := _blocked(part)) is not None:
+        kind, level, title, text = found
+    elif paused:
+        level = WARN if paused.startswith("by the app") else NOTE
+        kind, title, text = "paused", "is paused", f"Paused: {paused}"
+    else:
         return None
-    kind, title, tell = cause
-    found = tell(part)
-    if found is None:
-        return None
-    level, text = found
-    if kind in {"handler", "held", "parked"} and part["in_flight"] > 1:
-        text += f" {part['in_flight'] - 1} messages taken in wait with it."
-    return Problem(kind, level, f"{place} {title}", text, **common)
+    return Problem(
+        kind,
+        level,
+        f"{_place(part)} {title}",
+        _sentence(text),
+        report.member,
+        part["topic"],
+        part["partition"] if part["partition"] >= 0 else None,
+        part["blocking_offset"],
+        part["age"],
+        key_hash=part["key_hash"],
+        stack=part["stack"],
+        waiting=part["lag"] or 0,
+    )
 
 
-#: A level and a sentence, or None where it is no problem.
-_Told = tuple[str, str] | None
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """Why a message that holds a partition does not move.
+
+    Attributes:
+        kind: as `Problem` has it.
+        title: what the partition does, in a few words.
+        text: the sentence: of what holds it (`holder`), or of what it waits for (`detail`).
+        level: how bad it is; BAD also after `_HUNG_S` in a call.
+        after_s: seconds from when on it is a problem.
+    """
+
+    kind: str
+    title: str
+    text: str
+    level: str = WARN
+    after_s: float = 0.0
 
 
-def _in_handler(part: Mapping[str, Any]) -> _Told:
-    age = part["age"] or 0.0
-    text = f"Handler {part['handler']} has had offset {part['blocking_offset']} for {seconds(age)} on {part['worker']}"
-    text += f" and has not returned{_over_limit(part)}."
-    return None if age < _SLOW_S else (BAD if age >= _HUNG_S else WARN, text)
-
-
-def _over_limit(part: Mapping[str, Any]) -> str:
-    return f"; it was over its time limit {_times(part['over_time_limit'])}" if part["over_time_limit"] else ""
-
-
-def _behind_call(part: Mapping[str, Any]) -> _Told:
-    age = part["age"] or 0.0
-    text = f"Offset {part['blocking_offset']} is queued {part['detail'] or 'behind a call that has not returned'}."
-    return None if age < _SLOW_S else (BAD if age >= _HUNG_S else WARN, text)
-
-
-def _held(part: Mapping[str, Any]) -> _Told:
-    text = f"Offset {part['blocking_offset']} exhausted its tries ({part['attempt']} failed)"
-    return BAD, f"{text} and handler {part['handler']} holds its key: mend the cause and start the app again."
-
-
-def _waits_for_try(part: Mapping[str, Any]) -> _Told:
-    due, times = part["due_in"], part["attempt"]
-    again = "no time is set for the next try" if due is None else f"the next try is in {seconds(due)}"
-    text = f"Handler {part['handler']} failed {_times(times)} at offset {part['blocking_offset']}{_over_limit(part)}"
-    return (WARN, f"{text}: its key is parked, and {again}.") if times else None
-
-
-def _put_off(part: Mapping[str, Any]) -> _Told:
-    age = part["age"] or 0.0
-    text = f"Handler {part['handler']} put the completion of offset {part['blocking_offset']} off {seconds(age)} ago"
-    return None if age < _SLOW_S else (WARN, f"{text}, and it has not come.")
-
-
-def _dead_letter(part: Mapping[str, Any]) -> _Told:
+_CAUSES: Mapping[str, _Cause] = {
+    "in handler": _Cause("handler", "waits for its handler", "{holder}, and has not returned", after_s=_SLOW_S),
+    "behind a call": _Cause("handler", "waits behind a call", "{holder}", after_s=_SLOW_S),
+    "put off": _Cause(
+        "handler", "waits for a completion", "{holder}, and its completion has not come", after_s=_SLOW_S
+    ),
+    "held": _Cause(
+        "held", "holds a key for good", "{holder}: its tries are exhausted. Fix the cause and start the app again", BAD
+    ),
+    "parked": _Cause("parked", "waits for a parked key", "{holder}. Other keys go on"),
+    "behind its key": _Cause("parked", "waits behind a parked key", "{detail}"),
     # Without the offset: so all of a topic are one problem.
-    return (
-        BAD,
-        f"A message was given up: {part['detail'] or 'it is on its way to another topic'}. Its offset is held.",
-    )
-
-
-def _behind(part: Mapping[str, Any]) -> _Told:
-    return WARN, _sentence(part["detail"] or "it waits for a parked message of its key")
-
-
-def _by_rate(part: Mapping[str, Any]) -> _Told:
-    return (
-        NOTE,
-        f"Offset {part['blocking_offset']} waits for the rate of {part['handler']}, {part['rate'] or 0:g}/s.",
-    )
-
-
-def _publishing(part: Mapping[str, Any]) -> _Told:
-    return (WARN, _sentence(part["detail"])) if part["detail"] else None
-
-
-_CAUSES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], _Told]]] = {
-    "in handler": ("handler", "waits for its handler", _in_handler),
-    "behind a call": ("handler", "waits behind a call", _behind_call),
-    "held": ("held", "holds a key for good", _held),
-    "parked": ("parked", "waits for a parked key", _waits_for_try),
-    "put off": ("handler", "waits for a completion", _put_off),
-    "dead letter": ("dead letter", "cannot write a dead letter", _dead_letter),
-    "behind its key": ("parked", "waits behind a parked key", _behind),
-    "held by rate": ("rate", "is held by a rate", _by_rate),
-    "publishing": ("publishing", "waits for its results", _publishing),
+    "dead letter": _Cause("dead letter", "cannot write a dead letter", "a message was given up: {detail}", BAD),
+    "publishing": _Cause("publishing", "waits for its results", "{detail}"),
+    "held by rate": _Cause("rate", "is held by a rate", "{holder}", NOTE),
 }
 
 
-def _parked(report: Report, held: Iterable[tuple[str, int, int | None]]) -> Iterator[tuple[tuple[Any, ...], Problem]]:
-    """Return parked keys whose head does not hold a watermark, for those are problems already: one for each handler."""
+def _blocked(part: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
+    """Return kind, level, title and text of what the message that holds a partition waits for, unless it is its turn.
+
+    A message that is parked and was never tried waits for its time, and one whose results are being published moves.
+    """
+    cause, age, state = _CAUSES.get(part["state"]), part["age"] or 0.0, part["state"]
+    if part["blocking_offset"] is None or cause is None or age < cause.after_s:
+        return None
+    if (state == "parked" and not part["attempt"]) or (state == "publishing" and not part["detail"]):
+        return None
+    text = cause.text.format(holder=explanation(part).holder(), detail=part["detail"] or "it waits for another message")
+    if cause.kind in {"handler", "held", "parked"} and part["in_flight"] > 1:
+        text += f". {part['in_flight'] - 1} messages taken in wait with it"
+    is_hung = state in {"in handler", "behind a call"} and age >= _HUNG_S
+    return cause.kind, BAD if is_hung else cause.level, cause.title, text
+
+
+def explanation(part: Mapping[str, Any]) -> Explanation:
+    """Return a partition of a report as the app itself explains it."""
+    return Explanation(**{name: part[name] for name in _EXPLAINED})
+
+
+def _place(part: Mapping[str, Any]) -> str:
+    return part["topic"] if part["partition"] < 0 else f"{part['topic']}:{part['partition']}"
+
+
+def _parked(report: Report) -> Iterator[tuple[tuple[Any, ...], Problem]]:
+    """Yield parked keys whose head does not hold a watermark, for those are problems already: one for each handler."""
+    held = {(part["topic"], part["partition"], part["blocking_offset"]) for part in report.partitions}
     for part in report.parked:
-        if (part["topic"], part["partition"], part["offset"]) in held or not part["attempt"]:
+        handler, topic, state, offset = part["handler"], part["topic"], part["state"], part["offset"]
+        if (topic, part["partition"], offset) in held or not part["attempt"]:
             continue
         due = part["due_in"]
-        again = "is held" if part["state"] == "held" else "waits" if due is None else f"is tried in {seconds(due)}"
-        yield (
-            ("keys", part["topic"], part["handler"], part["state"]),
-            Problem(
-                "keys",
-                BAD if part["state"] == "held" else NOTE,
-                f"{part['handler']} has keys of {part['topic']} parked",
-                f"Offset {part['offset']} of {part['topic']}:{part['partition']} failed {_times(part['attempt'])} and "
-                f"{again}; other keys go on.",
-                report.member,
-                part["topic"],
-                part["partition"],
-                part["offset"],
-                part["age"],
-                key_hash=part["key_hash"],
-            ),
+        again = "is held" if state == "held" else "waits" if due is None else f"is tried in {seconds(due)}"
+        times = f"{part['attempt']} time{'s' if part['attempt'] > 1 else ''}"
+        problem = Problem(
+            "keys",
+            BAD if state == "held" else NOTE,
+            f"{handler} has keys of {topic} parked",
+            f"Offset {offset} of {_place(part)} failed {times} and {again}; other keys go on.",
+            report.member,
+            topic,
+            part["partition"],
+            offset,
+            part["age"],
+            key_hash=part["key_hash"],
         )
+        yield ("keys", topic, handler, state), problem
 
 
 def _sinks(report: Report) -> Iterator[tuple[tuple[Any, ...], Problem]]:
     for sink in report.sinks:
-        if sink["state"] in {"waiting", "failed"}:
-            then = "it is not started again" if sink["state"] == "failed" else "it is started again"
-            if sink["retry_in"] is not None:
-                then += f" in {seconds(sink['retry_in'])}"
-            why = f": {sink['last_error']}" if sink["last_error"] else ""
-            text = f"Its query failed{why}; {then}."
-            level = BAD if sink["state"] == "failed" else WARN
-            title = f"Spark query {sink['name']} is {sink['state']}"
-            yield ("sink", sink["name"]), Problem("sink", level, title, text, report.member, waiting=sink["lag"] or 0)
+        name, state = sink["name"], sink["state"]
+        if state not in {"waiting", "failed"}:
+            continue
+        why = f": {sink['last_error']}" if sink["last_error"] else ""
+        then = "it is not started again" if state == "failed" else "it is started again"
+        when = "" if sink["retry_in"] is None else f" in {seconds(sink['retry_in'])}"
+        title, text = f"Spark query {name} is {state}", f"Its query failed{why}; {then}{when}."
+        level = BAD if state == "failed" else WARN
+        yield ("sink", name), Problem("sink", level, title, text, report.member, waiting=sink["lag"] or 0)
 
 
 def _transactions(report: Report) -> Iterator[tuple[tuple[Any, ...], Problem]]:
     for why in report.waits:
         yield ("waits", why), Problem("transaction", BAD, "Transactions wait", _sentence(why), report.member)
     for part in report.transactions:
-        age = part["age"] or 0.0
+        age, checks, group = part["age"] or 0.0, part["checks"], part["group"]
         if part["decided"] is not None or age < _UNDECIDED_S:
             continue
         text = (
-            f"A transaction of {part['group']} for {part['topics']} has no decision after {seconds(age)} and "
-            f"{part['checks']} checks: its producer neither commits nor rolls back, nor decides when it is asked."
+            f"A transaction of {group} for {part['topics']} has no decision after {seconds(age)} and {checks} checks: "
+            "its producer neither commits nor rolls back, nor decides when it is asked."
         )
-        yield (
-            ("undecided", part["group"]),
-            Problem(
-                "transaction",
-                BAD if part["checks"] >= _CHECKS else WARN,
-                f"{part['group']} leaves a transaction undecided",
-                text,
-                report.member,
-                age=age,
-                transaction={"id": part["id"], "prefix": part["prefix"], "operator": report.operator},
-            ),
-        )
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"
+        title, level = f"{group} leaves a transaction undecided", BAD if checks >= _CHECKS else WARN
+        asked_of = {"id": part["id"], "prefix": part["prefix"], "operator": report.operator}
+        problem = Problem("transaction", level, title, text, report.member, age=age, transaction=asked_of)
+        yield ("undecided", group), problem
 
 
 def _sentence(text: str) -> str:
@@ -311,10 +276,6 @@ def _sentence(text: str) -> str:
 
 def seconds(number: float) -> str:
     """Return a duration as people write it."""
-    below, part, unit = next(row for row in _UNITS if number < row[0])
-    return f"{number / part:.{1 if below in _PRECISE else 0}f} {unit}"
-
-
-#: Durations below so many seconds are written in parts of so many, of that name; some with a decimal.
-_UNITS = ((10.0, 1, "s"), (120.0, 1, "s"), (7_200.0, 60, "min"), (float("inf"), 3_600, "h"))
-_PRECISE = frozenset({10.0, float("inf")})
+    if number < _MINUTES_FROM_S:
+        return f"{number:.1f} s"
+    return f"{number / 60:.0f} min" if number < _HOURS_FROM_S else f"{number / 3600:.1f} h"

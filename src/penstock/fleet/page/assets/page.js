@@ -261,7 +261,7 @@ function overview(state) {
       h("td", { class: "name" }, h("a", { href: address(one.name) }, one.name)),
       h("td", { class: "state" }, pill(level, word)),
       num("members", one.living, one.silent ? `${one.living} + ${one.silent} silent` : undefined),
-      num("partitions", one.partitions), num("lag", one.lag, lagText(one.lag)), num("messages/s", one.rate),
+      num("partitions", one.partition_count), num("lag", one.lag, lagText(one.lag)), num("messages/s", one.rate),
       h("td", null, spark((known.history.handled || {})[one.name], `messages a second of ${one.name}, the last half hour`)),
       num("in flight", one.in_flight), num("parked keys", one.parked_keys), num("dead letters", one.dead_letters), num("pending", one.pending),
       h("td", { class: "text dim" }, worst ? worst.title : ""));
@@ -299,26 +299,14 @@ function lanes(list) {
       strips.length > 0 && h("div", { class: "legend" }, words.map((word, n) => h("span", null, h("svg", { viewBox: "0 0 10 10" }, h("rect", { class: "heat" + n, width: 10, height: 10 })), word)))));
 }
 
-function holds(one) {
-  if (one.trouble) return one.trouble;
-  if (one.paused && one.blocking_offset === undefined) return "paused: " + one.paused;
-  if (one.blocking_offset === undefined) return one.lag ? "nothing: it is being read" : "nothing: it is up to date";
-  if (one.state === "behind a call") return `offset ${one.blocking_offset}, queued ${one.detail}`;
-  let text = `offset ${one.blocking_offset}, ${one.state}` + (one.handler ? ` (${one.handler})` : "");
-  if (one.age !== undefined) text += `, ${span(one.age)}`;
-  if (one.attempt) text += `, ${one.attempt} failed tries`;
-  if (one.over_time_limit) text += `, over its time limit, ${one.over_time_limit} times`;
-  if (one.due_in !== undefined) text += `, next try in ${span(one.due_in)}`;
-  return text + (one.detail ? `: ${one.detail}` : "") + (one.paused ? `; paused: ${one.paused}` : "");
-}
 function partitions(group) {
-  const shown = group.partitions.filter((one) => matches(place(one), one.member, one.state, holds(one)));
+  const shown = group.partitions.filter((one) => matches(place(one), one.member, one.state, one.holds));
   const most = Math.max(1, ...shown.map((one) => one.lag || 0));
   const row = (one) => h("tr", { key: one.member + place(one) },
     h("td", { class: "name" }, h("button", { class: "rowlink", onClick: () => openPartition(one) }, place(one)), known.route.member === undefined && h("small", null, one.member)),
     num("lag", one.lag, one.lag === undefined ? "–" : [count(one.lag), h("svg", { class: "spark", viewBox: "0 0 96 3", "aria-hidden": "true" }, h("rect", { class: "heat2", x: 96 - (96 * (one.lag || 0)) / most, width: (96 * (one.lag || 0)) / most, height: 3 }))], "lag"),
     num("watermark", one.watermark ?? -1, one.watermark === undefined ? "–" : String(one.watermark)), num("gaps", one.gaps), num("in flight", one.in_flight), num("parked", one.parked),
-    h("td", { class: "text" + (one.trouble || one.state === "dead letter" || one.state === "held" ? " bad-text" : one.blocking_offset === undefined && !one.paused ? " dim" : "") }, holds(one)));
+    h("td", { class: "text" + (one.trouble || one.state === "dead letter" || one.state === "held" ? " bad-text" : one.blocking_offset === undefined && !one.paused ? " dim" : "") }, one.holds));
   const all = group.partition_count;
   return card("partitions", "Partitions", shown.length < all ? `the ${shown.length} that most need a look, of ${count(all)}` : count(all),
     shown.length ? table([["Partition"], ["Lag", "num"], ["Watermark", "num"], ["Gaps", "num"], ["In flight", "num"], ["Parked", "num"], ["What holds it"]], shown.map(row)) : h("p", { class: "empty" }, "None."));
@@ -330,12 +318,12 @@ function members(group) {
       shown.map((one) => h("tr", { key: one.member, class: one.silent ? "silent" : "" },
         h("td", { class: "name" }, h("a", { href: address(group.name, one.member) }, one.member), h("small", null, `process ${one.process} on ${one.host}`)),
         h("td", { class: "state" }, one.silent ? pill(one.replaced ? "" : "bad", (one.replaced ? "replaced, " : "") + `silent for ${span(one.age)}`) : pill("ok", "reports")),
-        num("partitions", one.partitions), num("lag", one.lag, lagText(one.lag)), num("messages/s", one.rate), num("failed/s", one.failed_rate), num("in flight", one.in_flight),
+        num("partitions", one.partition_count), num("lag", one.lag, lagText(one.lag)), num("messages/s", one.rate), num("failed/s", one.failed_rate), num("in flight", one.in_flight),
         num("workers busy", one.busy, one.workers === null || one.workers === undefined ? "–" : `${one.busy} of ${one.workers}`), num("parked", one.parked_keys), num("up", one.uptime, span(one.uptime)),
         can("stacks") && h("td", null, one.commands && action("Stacks", "stacks", { group: group.name, member: one.member }))))));
 }
 function parked(group) {
-  return card("parked", "Parked keys", count(group.parked_count), group.parked.length
+  return card("parked", "Parked keys", count(group.parked_keys), group.parked.length
     ? table([["Head"], ["Handler"], ["State"], ["Tries", "num"], ["Since", "num"], ["Next try", "num"]], group.parked.filter((one) => matches(place(one), one.handler, one.key_hash)).map((one) =>
       h("tr", { key: place(one) + one.offset }, h("td", { class: "name" }, h("button", { class: "rowlink", onClick: () => openPartition(one) }, `${place(one)}@${one.offset}`)), h("td", null, one.handler || ""), h("td", null, one.state),
         num("tries", one.attempt), num("since", one.age, span(one.age)), num("next try", one.due_in, one.due_in === undefined ? "not set" : "in " + span(one.due_in)))))
@@ -381,17 +369,17 @@ function resumers(group) {
   return found.filter((one) => one.group).concat(inKafka ? [inKafka] : []);
 }
 function sinks(group) {
-  const past = known.history.sinks || {};
+  const past = Object.entries(known.history.series || {}).filter(([name]) => name.startsWith("batch "));
   return [card("sinks", "Spark queries", "", table([["Query"], ["State"], ["Batch", "num"], ["Rows", "num"], ["Rows/s", "num"], ["Last batch took", "num"], ["Lag", "num"], ["Restarts", "num"], ["Last error"]], group.sinks.map((one) =>
     h("tr", { key: one.name + one.member }, h("td", { class: "name" }, one.name), h("td", null, pill(["running", "standby"].includes(one.state) ? "ok" : one.state === "failed" ? "bad" : "warn", one.state)), num("batch", one.batch_id ?? 0, String(one.batch_id ?? "–")), num("rows", one.rows), num("rows/s", one.rows_per_s),
       num("last batch", one.batch_seconds, span(one.batch_seconds)), num("lag", one.lag), num("restarts", one.restarts), h("td", { class: "text" }, one.last_error || ""))))),
-    Object.keys(past).length > 0 && h("div", { class: "charts", key: "sinkcharts" }, Object.entries(past).map(([name, points]) => chart("sink" + name, `Batches of ${name}`, span, [["", points, ""]], true)))];
+    past.length > 0 && h("div", { class: "charts", key: "sinkcharts" }, past.map(([name, points]) => chart(name, `Batches of ${name.slice(6)}`, span, [["", points, ""]], true)))];
 }
 
 function groupPage(state) {
   const group = state.group, { group: name, member } = known.route;
   if (!group || (member !== undefined && !group.members.length)) return [h("div", { class: "head" }, h("h1", null, member || name)), h("p", { class: "empty" }, member !== undefined ? "This member does not report now." : "No member of this group reports now."), h("p", null, h("a", { href: member !== undefined ? address(name) : "#/" }, "Back"))];
-  const series = known.history.series || {}, done = group.latencies.done || {}, [level, word] = levelOf({ ...group, bad: group.problems.filter((p) => p.level === "bad").length, warn: group.problems.filter((p) => p.level === "warn").length });
+  const series = known.history.series || {}, [p50, p99] = [series.p50, series.p99].map((points) => (points || []).at(-1)), [level, word] = levelOf({ ...group, bad: group.problems.filter((p) => p.level === "bad").length, warn: group.problems.filter((p) => p.level === "warn").length });
   const topics = [...new Set(group.partitions.map((one) => one.topic))];
   const who = member === undefined ? { group: name } : { group: name, member };
   // A process may have Spark queries or a coordinator alone: then nothing is said of what it has not.
@@ -406,14 +394,14 @@ function groupPage(state) {
       !consumes && group.sinks.length > 0 && [tile("Rows/s", count(sum(group.sinks, "rows_per_s"))), tile("Lag", lagText(group.sinks.some((one) => one.lag === undefined) ? null : sum(group.sinks, "lag")))],
       !consumes && group.coordinators.length > 0 && [tile("Published/s", count(group.rate)), tile("Pending", count(sum(group.coordinators.map((one) => one.counts), "pending"))), tile("Held", count(sum(group.coordinators.map((one) => one.counts), "held")))],
       consumes && [tile("Messages/s", count(group.rate), group.failed_rate ? `${count(group.failed_rate)} failed` : ""), tile("Lag", lagText(group.lag)), tile("In flight", count(group.in_flight))],
-      consumes && member === undefined && tile("Done within", span(done.p50), done.p99 === undefined || done.p99 === null ? "" : `99 % ${span(done.p99)}`),
+      consumes && tile("Done within", span(p50), p99 === undefined || p99 === null ? "" : `99 % ${span(p99)}`),
       consumes && [tile("Parked keys", count(group.parked_keys), group.held_keys ? `${group.held_keys} held` : "", group.held_keys ? "bad" : ""), tile("Dead letters", count(group.dead_letters.reduce((all, one) => all + one.count, 0)), group.dead_letter_failures ? `${count(group.dead_letter_failures)} refused` : "", group.dead_letter_failures ? "warn" : "")],
       member === undefined && tile("Members", count(group.living), group.silent ? `${group.silent} silent` : "", group.silent ? "bad" : "")),
     group.problems.length > 0 && card("problems", "What holds it up", shownProblems.length < group.problems.length ? `${shownProblems.length} of ${group.problems.length}` : "", h("ul", { class: "problems" }, shownProblems.map((one, number) => problemItem(one, null, number)))),
     consumes && h("div", { class: "charts", key: "charts" },
       chart("handled", "Messages/s", count, [["", series.handled, ""]]), chart("lag", "Lag", count, [["", series.lag, ""]]),
-      series.p50 ? chart("latency", "Latency", span, [["p50", series.p50, ""], ["p99", series.p99, "second"]]) : chart("latency", "Latency, p99", span, [["", series.p99, ""]]),
-      member === undefined && chart("failed", "Failed/s", count, [["", series.failed, ""]])),
+      chart("latency", "Latency", span, [["p50", series.p50, ""], ["p99", series.p99, "second"]]),
+      chart("failed", "Failed/s", count, [["", series.failed, ""]])),
     !consumes && group.sinks.length > 0 && sinks(group),
     consumes && [lanes(group.lanes), partitions(group)], member === undefined && members(group),
     consumes && h("div", { class: "pair", key: "pair" }, parked(group), h("div", { class: "pair" }, pauses(group), deadLetters(group))),
@@ -441,7 +429,7 @@ function openProblem(one) {
 }
 function openPartition(one) {
   const offset = one.blocking_offset ?? one.offset, at = { ...one, offset, member: one.member || known.route.member };
-  openDialog(place(one), facts([["What holds it", one.state ? holds({ ...one, blocking_offset: offset }) : undefined], ["Member", one.member], ["Watermark", one.watermark], ["Position", one.position], ["Lag", one.lag], ["Gaps above the watermark", one.gaps], ["In flight", one.in_flight === undefined ? undefined : `${count(one.in_flight)} (${count(one.bytes_in_flight || 0)} bytes)`], ["Parked", one.parked], ["Handler", one.handler], ["Worker", one.worker], ["Error", one.error], ["Key hash", one.key_hash]]),
+  openDialog(place(one), facts([["What holds it", one.holds], ["Member", one.member], ["Watermark", one.watermark], ["Position", one.position], ["Lag", one.lag], ["Gaps above the watermark", one.gaps], ["In flight", one.in_flight === undefined ? undefined : `${count(one.in_flight)} (${count(one.bytes_in_flight || 0)} bytes)`], ["Parked", one.parked], ["Handler", one.handler], ["Worker", one.worker], ["Error", one.error], ["Key hash", one.key_hash]]),
     h("div", { id: "message" }), buttons(showMessage(at), problemActions({ ...at, kind: one.error ? "" : one.state === "in handler" || one.state === "behind a call" ? "handler" : one.state === "parked" || one.state === "held" ? one.state : "" }), partitionActions(at)));
 }
 function showMessage(one) {
