@@ -89,16 +89,11 @@ const place = (one) => (one.partition === undefined || one.partition < 0 ? one.t
 
 // ---- What is known, and where it comes from. ----
 
-const known = { state: null, history: {}, route: {}, filter: "", hover: null, at: 0, link: "waiting", actions: [], problem: null };
+const known = { state: null, history: {}, route: {}, filter: "", hover: null, at: 0, link: "waiting", actions: [] };
 let following = null;
 
-function encode(text) {
-  try { return encodeURIComponent(text); } catch { return null; }  // half a character has no address
-}
-function address(group, member) {
-  const parts = [group, member].filter((one) => one !== undefined && one !== null).map(encode);
-  return parts.includes(null) ? "#/" : "#/" + parts.join("/");
-}
+// Half a character has no address.
+const address = (...parts) => "#/" + parts.filter((part) => part !== undefined).map((part) => encodeURIComponent(part.toWellFormed())).join("/");
 function readRoute() {
   const decode = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
   const [group, member] = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decode);
@@ -107,25 +102,21 @@ function readRoute() {
 // Asks for the state after the one that is known, for as long as this view is looked at; the server says when.
 async function follow() {
   const own = (following = new AbortController());
-  const query = new URLSearchParams();
-  if (known.route.group !== undefined) query.set("group", known.route.group);
-  if (known.route.member !== undefined) query.set("member", known.route.member);
+  const query = new URLSearchParams(Object.entries(known.route).filter(([, name]) => name !== undefined));
   while (following === own) {
+    let reply = null;
     try {
       const answer = await fetch("api/groups?" + query, { signal: own.signal });
-      if (!answer.ok) throw new Error(String(answer.status));
-      const reply = await answer.json();
-      if (following !== own) return;
+      if (answer.ok) reply = await answer.json();
+    } catch { /* nothing answers, which shows */ }
+    if (following !== own) return;
+    if (reply) {
       query.set("after", reply.made);
-      if (reply.history) known.history = reply.history;
-      known.state = reply;
-      known.at = Date.now();
-      known.link = "live";
-    } catch {
-      if (following !== own) return;
-      known.link = "lost";
+      Object.assign(known, { state: reply, history: reply.history || known.history, at: Date.now(), link: "live" });
+    } else {
       query.delete("after");
-      await new Promise((go) => setTimeout(go, 1000));
+      known.link = "lost";
+      await new Promise((again) => setTimeout(again, 1000));
     }
     draw();
   }
@@ -135,11 +126,7 @@ function unfollow() {
   following = null;
 }
 function go() {
-  known.route = readRoute();
-  known.state = null;
-  known.history = {};
-  known.filter = "";
-  known.hover = null;
+  Object.assign(known, { route: readRoute(), state: null, history: {}, filter: "", hover: null });
   const field = document.getElementById("filter");
   if (field) field.value = "";
   unfollow();
@@ -163,42 +150,33 @@ const tile = (name, value, small, level) =>
   h("div", { class: "tile " + (level || "") }, h("dt", null, name), h("dd", null, value, small && h("small", null, small)));
 const card = (key, title, small, ...kids) =>
   h("section", { class: "card", key, "aria-label": title }, h("header", null, h("h2", null, title, small && h("small", null, small))), ...kids);
-const num = (label, value, shown, extra) =>
-  h("td", { class: "num" + (value ? "" : " zero") + (extra ? " " + extra : ""), "data-label": label }, shown === undefined ? count(value) : shown);
-const table = (columns, rows, cards) =>
-  h("div", { class: "scroll" }, h("table", { class: cards === false ? "" : "cards" },
-    h("thead", null, h("tr", null, columns.map(([name, kind]) => h("th", { class: kind || "", scope: "col" }, name)))),
-    h("tbody", null, rows)));
+// A column of a table: its title, and what a row has there. On a phone a number stands below its title.
+const num = (title, of, write = count) => ({ title, kind: "num", cell: (row) => h("td", { class: "num" + (of(row) ? "" : " zero"), "data-label": title.toLowerCase() }, write(of(row), row)) });
+const text = (title, of, kind = "text") => ({ title, kind: "", cell: (row) => h("td", { class: kind }, of(row)) });
+const table = (rows, key, columns, kind = () => "") =>
+  h("div", { class: "scroll" }, h("table", { class: "cards" },
+    h("thead", null, h("tr", null, columns.map((column) => h("th", { class: column.kind, scope: "col" }, column.title)))),
+    h("tbody", null, rows.map((row) => h("tr", { key: key(row), class: kind(row) }, columns.map((column) => column.cell(row)))))));
 
-function path(points, width, height, most, dots) {
-  let text = "", pen = false;
+// The runs of points that are known, each as the corners of its line; the last point is at the right.
+function runs(points, width, height, most) {
+  const found = [];
   points.forEach((value, number) => {
-    if (value === null) { pen = false; return; }
-    const x = width - (points.length - 1 - number), y = height - (most ? (value / most) * (height - 3) : 0) - 1;
-    text += (pen ? "L" : "M") + x.toFixed(1) + " " + y.toFixed(1) + (pen ? "" : "h.01");
-    pen = !dots;
+    if (value === null) return;
+    if (!number || points[number - 1] === null) found.push([]);
+    found.at(-1).push([width - (points.length - 1 - number), (height - (most ? (value / most) * (height - 3) : 0) - 1).toFixed(1)]);
   });
-  return text;
+  return found;
 }
-function area(points, width, height, most) {
-  let text = "", from = null, last = null;
-  const close = () => { if (from !== null) text += `L${last} ${height}L${from} ${height}Z`; from = null; };
-  points.forEach((value, number) => {
-    if (value === null) { close(); return; }
-    const x = width - (points.length - 1 - number), y = (height - (most ? (value / most) * (height - 3) : 0) - 1).toFixed(1);
-    text += from === null ? `M${x} ${y}` : `L${x} ${y}`;
-    if (from === null) from = x;
-    last = x;
-  });
-  close();
-  return text;
-}
+const corners = (run) => run.map(([x, y]) => `${x} ${y}`).join("L");
+const line = (found, kind) => h("path", { class: "line " + kind, d: found.map((run) => `M${corners(run)}h.01`).join("") });
+const area = (found, height) => h("path", { class: "area", d: found.map((run) => `M${run[0][0]} ${height}L${corners(run)}L${run.at(-1)[0]} ${height}Z`).join("") });
 function spark(points, label) {
   const reported = (points || []).filter((one) => one !== null);
   if (reported.length < 2) return h("span", { class: "dim" }, "");
   const most = Math.max(...reported, 1e-9), w = Math.max(12, points.length);
-  return h("svg", { class: "spark", viewBox: `0 0 ${w} 24`, preserveAspectRatio: "none", role: "img", "aria-label": label },
-    h("path", { class: "area", d: area(points, w, 24, most) }), h("path", { class: "line", d: path(points, w, 24, most) }));
+  const found = runs(points, w, 24, most);
+  return h("svg", { class: "spark", viewBox: `0 0 ${w} 24`, preserveAspectRatio: "none", role: "img", "aria-label": label }, area(found, 24), line(found, ""));
 }
 function chart(key, title, show, series, dots) {
   const longest = Math.max(...series.map(([, points]) => (points || []).length), 1);
@@ -228,8 +206,8 @@ function chart(key, title, show, series, dots) {
       "aria-label": `${title}, the last half hour: now ${series.map(([name, points]) => name + " " + show(valueOf(points))).join(", ")}; highest ${show(reported.length ? most : null)}` },
       h("line", { class: "grid", x1: 0, x2: width, y1: height - 0.5, y2: height - 0.5 }),
       h("line", { class: "grid", x1: 0, x2: width, y1: 2, y2: 2 }),
-      series.length === 1 && !dots && h("path", { class: "area", d: area(series[0][1] || [], width, height, most) }),
-      series.map(([, points, kind]) => h("path", { class: `line ${kind}${dots ? " dots" : ""}`, d: path(points || [], width, height, most, dots) })),
+      series.length === 1 && !dots && area(runs(series[0][1] || [], width, height, most), height),
+      series.map(([, points, kind]) => dots ? line(runs(points || [], width, height, most).flat().map((at) => [at]), "dots") : line(runs(points || [], width, height, most), kind)),
       x !== null && h("line", { class: "cursor", x1: x, x2: x, y1: 0, y2: height })),
     h("div", { class: "axis" }, h("span", null, span((back === null ? width : back) * step) + " ago"), h("span", null, reported.length ? "highest " + show(most) : "nothing yet"), h("span", null, "now")));
 }
@@ -255,17 +233,13 @@ function overview(state) {
   problems.sort(([a], [b]) => "bad warn note".indexOf(a.level) - "bad warn note".indexOf(b.level) || (b.age || 0) - (a.age || 0));
   const shown = groups.filter((one) => matches(one.name, one.problems.map((p) => p.title + p.text)));
   const wanted = problems.filter(([one, group]) => one.level !== "note" && matches(group, one.title, one.text)).slice(0, 8);
-  const row = (one) => {
-    const [level, word] = levelOf(one), worst = one.problems[0];
-    return h("tr", { key: one.name },
-      h("td", { class: "name" }, h("a", { href: address(one.name) }, one.name)),
-      h("td", { class: "state" }, pill(level, word)),
-      num("members", one.living, one.silent ? `${one.living} + ${one.silent} silent` : undefined),
-      num("partitions", one.partition_count), num("lag", one.lag, lagText(one.lag)), num("messages/s", one.rate),
-      h("td", null, spark((known.history.handled || {})[one.name], `messages a second of ${one.name}, the last half hour`)),
-      num("in flight", one.in_flight), num("parked keys", one.parked_keys), num("dead letters", one.dead_letters), num("pending", one.pending),
-      h("td", { class: "text dim" }, worst ? worst.title : ""));
-  };
+  const columns = [
+    text("Group", (one) => h("a", { href: address(one.name) }, one.name), "name"), text("State", (one) => pill(...levelOf(one)), "state"),
+    num("Members", (one) => one.living, (living, one) => (one.silent ? `${living} + ${one.silent} silent` : count(living))), num("Partitions", (one) => one.partition_count),
+    num("Lag", (one) => one.lag, lagText), num("Messages/s", (one) => one.rate),
+    text("30 min", (one) => spark((known.history.handled || {})[one.name], `messages a second of ${one.name}, the last half hour`), ""),
+    num("In flight", (one) => one.in_flight), num("Parked", (one) => one.parked_keys), num("Dead letters", (one) => one.dead_letters), num("Pending", (one) => one.pending),
+    text("First cause", (one) => one.problems.length > 0 && one.problems[0].title, "text dim")];
   return [
     h("div", { class: "head" }, h("h1", null, state.of === "this process" ? "This process" : "All groups"), h("span", { class: "dim" }, state.of === "this process" ? "" : "as they report to " + state.of)),
     h("dl", { class: "tiles" },
@@ -274,7 +248,7 @@ function overview(state) {
       tile("Problems", count(total("bad")), total("warn") ? `${total("warn")} to look at` : "", total("bad") ? "bad" : total("warn") ? "warn" : "")),
     wanted.length > 0 && card("look", "What needs a look", "", h("ul", { class: "problems" }, wanted.map(([one, group], number) => problemItem(one, group, number)))),
     card("groups", "Groups", shown.length < state.count ? `${shown.length} of ${state.count}` : "",
-      shown.length ? table([["Group"], ["State"], ["Members", "num"], ["Partitions", "num"], ["Lag", "num"], ["Messages/s", "num"], ["30 min"], ["In flight", "num"], ["Parked", "num"], ["Dead letters", "num"], ["Pending", "num"], ["First cause"]], shown.map(row))
+      shown.length ? table(shown, (one) => one.name, columns)
         : h("p", { class: "empty" }, state.count ? "No group matches the filter." : "Nobody reports. Start apps with `penstock run --report`, or App(report=True).")),
   ];
 }
@@ -299,43 +273,38 @@ function lanes(list) {
       strips.length > 0 && h("div", { class: "legend" }, words.map((word, n) => h("span", null, h("svg", { viewBox: "0 0 10 10" }, h("rect", { class: "heat" + n, width: 10, height: 10 })), word)))));
 }
 
+const rowlink = (one, title) => h("button", { class: "rowlink", onClick: () => openPartition(one) }, title);
+const none = (title) => h("p", { class: "empty" }, title);
 function partitions(group) {
-  const shown = group.partitions.filter((one) => matches(place(one), one.member, one.state, one.holds));
-  const most = Math.max(1, ...shown.map((one) => one.lag || 0));
-  const row = (one) => h("tr", { key: one.member + place(one) },
-    h("td", { class: "name" }, h("button", { class: "rowlink", onClick: () => openPartition(one) }, place(one)), known.route.member === undefined && h("small", null, one.member)),
-    num("lag", one.lag, one.lag === undefined ? "–" : [count(one.lag), h("svg", { class: "spark", viewBox: "0 0 96 3", "aria-hidden": "true" }, h("rect", { class: "heat2", x: 96 - (96 * (one.lag || 0)) / most, width: (96 * (one.lag || 0)) / most, height: 3 }))], "lag"),
-    num("watermark", one.watermark ?? -1, one.watermark === undefined ? "–" : String(one.watermark)), num("gaps", one.gaps), num("in flight", one.in_flight), num("parked", one.parked),
-    h("td", { class: "text" + (one.trouble || one.state === "dead letter" || one.state === "held" ? " bad-text" : one.blocking_offset === undefined && !one.paused ? " dim" : "") }, one.holds));
-  const all = group.partition_count;
-  return card("partitions", "Partitions", shown.length < all ? `the ${shown.length} that most need a look, of ${count(all)}` : count(all),
-    shown.length ? table([["Partition"], ["Lag", "num"], ["Watermark", "num"], ["Gaps", "num"], ["In flight", "num"], ["Parked", "num"], ["What holds it"]], shown.map(row)) : h("p", { class: "empty" }, "None."));
+  const shown = group.partitions.filter((one) => matches(place(one), one.member, one.state, one.holds)), all = group.partition_count;
+  const most = Math.max(1, ...shown.map((one) => one.lag || 0)), width = (lag) => (96 * (lag || 0)) / most;
+  const kind = (one) => one.trouble || one.state === "dead letter" || one.state === "held" ? "text bad-text" : one.blocking_offset === undefined && !one.paused ? "text dim" : "text";
+  return card("partitions", "Partitions", shown.length < all ? `the ${shown.length} that most need a look, of ${count(all)}` : count(all), shown.length ? table(shown, (one) => one.member + place(one), [
+    text("Partition", (one) => [rowlink(one, place(one)), known.route.member === undefined && h("small", null, one.member)], "name"),
+    num("Lag", (one) => one.lag, (lag) => [count(lag), lag !== undefined && h("svg", { class: "spark", viewBox: "0 0 96 3", "aria-hidden": "true" }, h("rect", { class: "heat2", x: 96 - width(lag), width: width(lag), height: 3 }))]),
+    num("Watermark", (one) => one.watermark ?? -1, (at) => (at < 0 ? "–" : String(at))), num("Gaps", (one) => one.gaps), num("In flight", (one) => one.in_flight), num("Parked", (one) => one.parked),
+    text("What holds it", (one) => h("span", { class: kind(one) }, one.holds))]) : none("None."));
 }
 function members(group) {
-  const shown = group.members.filter((one) => matches(one.member, one.host));
-  return card("members", "Members", shown.length < group.member_count ? `${shown.length} of ${group.member_count}` : count(group.member_count),
-    table([["Member"], ["State"], ["Partitions", "num"], ["Lag", "num"], ["Messages/s", "num"], ["Failed/s", "num"], ["In flight", "num"], ["Workers busy", "num"], ["Parked", "num"], ["Up", "num"]].concat(can("stacks") ? [[""]] : []),
-      shown.map((one) => h("tr", { key: one.member, class: one.silent ? "silent" : "" },
-        h("td", { class: "name" }, h("a", { href: address(group.name, one.member) }, one.member), h("small", null, `process ${one.process} on ${one.host}`)),
-        h("td", { class: "state" }, one.silent ? pill(one.replaced ? "" : "bad", (one.replaced ? "replaced, " : "") + `silent for ${span(one.age)}`) : pill("ok", "reports")),
-        num("partitions", one.partition_count), num("lag", one.lag, lagText(one.lag)), num("messages/s", one.rate), num("failed/s", one.failed_rate), num("in flight", one.in_flight),
-        num("workers busy", one.busy, one.workers === null || one.workers === undefined ? "–" : `${one.busy} of ${one.workers}`), num("parked", one.parked_keys), num("up", one.uptime, span(one.uptime)),
-        can("stacks") && h("td", null, one.commands && action("Stacks", "stacks", { group: group.name, member: one.member }))))));
+  const shown = group.members.filter((one) => matches(one.member, one.host)), all = group.member_count;
+  const state = (one) => one.silent ? pill(one.replaced ? "" : "bad", (one.replaced ? "replaced, " : "") + `silent for ${span(one.age)}`) : pill("ok", "reports");
+  return card("members", "Members", shown.length < all ? `${shown.length} of ${all}` : count(all), table(shown, (one) => one.member, [
+    text("Member", (one) => [h("a", { href: address(group.name, one.member) }, one.member), h("small", null, `process ${one.process} on ${one.host}`)], "name"), text("State", state, "state"),
+    num("Partitions", (one) => one.partition_count), num("Lag", (one) => one.lag, lagText), num("Messages/s", (one) => one.rate), num("Failed/s", (one) => one.failed_rate), num("In flight", (one) => one.in_flight),
+    num("Workers busy", (one) => one.busy, (busy, one) => (one.workers === null ? "–" : `${busy} of ${one.workers}`)), num("Parked", (one) => one.parked_keys), num("Up", (one) => one.uptime, span),
+    ...(can("stacks") ? [text("", (one) => one.commands && action("Stacks", "stacks", { group: group.name, member: one.member }))] : [])], (one) => (one.silent ? "silent" : "")));
 }
 function parked(group) {
-  return card("parked", "Parked keys", count(group.parked_keys), group.parked.length
-    ? table([["Head"], ["Handler"], ["State"], ["Tries", "num"], ["Since", "num"], ["Next try", "num"]], group.parked.filter((one) => matches(place(one), one.handler, one.key_hash)).map((one) =>
-      h("tr", { key: place(one) + one.offset }, h("td", { class: "name" }, h("button", { class: "rowlink", onClick: () => openPartition(one) }, `${place(one)}@${one.offset}`)), h("td", null, one.handler || ""), h("td", null, one.state),
-        num("tries", one.attempt), num("since", one.age, span(one.age)), num("next try", one.due_in, one.due_in === undefined ? "not set" : "in " + span(one.due_in)))))
-    : h("p", { class: "empty" }, "None."));
+  const shown = group.parked.filter((one) => matches(place(one), one.handler, one.key_hash));
+  return card("parked", "Parked keys", count(group.parked_keys), group.parked.length ? table(shown, (one) => place(one) + one.offset, [
+    text("Head", (one) => rowlink(one, `${place(one)}@${one.offset}`), "name"), text("Handler", (one) => one.handler, ""), text("State", (one) => one.state, ""),
+    num("Tries", (one) => one.attempt), num("Since", (one) => one.age, span), num("Next try", (one) => one.due_in, (due) => (due === undefined ? "not set" : "in " + span(due)))]) : none("None."));
 }
 function deadLetters(group) {
-  return card("letters", "Dead letters", many(group.dead_letters.reduce((all, one) => all + one.count, 0), "message") + " since the members' start", group.dead_letters.length
-    ? table([["Reason"], ["Messages", "num"], ["Last", "num"]].concat(can("replay") ? [[""]] : []), group.dead_letters.map((one) =>
-      h("tr", { key: [one.topic, one.dead_letter_topic, one.error].join("|") }, h("td", { class: "name" }, one.error, h("small", null, `${one.topic} → ${one.dead_letter_topic}`)), num("messages", one.count),
-        h("td", { class: "num", "data-label": "last" }, one.offset === undefined || one.offset === null ? span(one.age) + " ago" : [h("button", { class: "rowlink", onClick: () => openPartition(one) }, `${place(one)}@${one.offset}`), h("small", { class: "dim" }, ` ${span(one.age)} ago`)]),
-        can("replay") && h("td", null, action("Replay …", "replay", { topic: one.dead_letter_topic }, [["partition", "Partition", "number"], ["offset", "Offset", "number"]])))))
-    : h("p", { class: "empty" }, "None since the members' start."));
+  const origin = (age, one) => one.offset === null ? span(age) + " ago" : [rowlink(one, `${place(one)}@${one.offset}`), h("small", { class: "dim" }, ` ${span(age)} ago`)];
+  return card("letters", "Dead letters", many(sum(group.dead_letters, "count"), "message") + " since the members' start", group.dead_letters.length ? table(group.dead_letters, (one) => [one.topic, one.dead_letter_topic, one.error].join("|"), [
+    text("Reason", (one) => [one.error, h("small", null, `${one.topic} → ${one.dead_letter_topic}`)], "name"), num("Messages", (one) => one.count), num("Last", (one) => one.age, origin),
+    ...(can("replay") ? [text("", (one) => action("Replay …", "replay", { topic: one.dead_letter_topic }, [["partition", "Partition", "number"], ["offset", "Offset", "number"]]))] : [])]) : none("None since the members' start."));
 }
 function pauses(group) {
   const now = Object.entries(group.paused), before = Object.entries(group.pauses);
@@ -345,14 +314,13 @@ function pauses(group) {
     !now.length && !before.length && h("p", { class: "dim" }, "No partition was paused.")));
 }
 function transactions(group) {
-  const counts = group.coordinators.map((one) => one.counts), total = (name) => counts.reduce((all, one) => all + (one[name] || 0), 0);
-  return card("transactions", "Transactions", `${count(total("pending"))} pending, the oldest ${span(Math.max(0, ...counts.map((one) => one.oldest_pending_age || 0)))}`,
-    h("div", { class: "body dim" }, `${count(total("committed"))} committed, ${count(total("rolled_back"))} rolled back, ${count(total("discarded"))} discarded, ${count(total("checks"))} checks, ${count(total("no_producer"))} of which reached no producer`,
+  const counts = group.coordinators.map((one) => one.counts), total = (name) => count(sum(counts, name));
+  return card("transactions", "Transactions", `${total("pending")} pending, the oldest ${span(Math.max(0, ...counts.map((one) => one.oldest_pending_age || 0)))}`,
+    h("div", { class: "body dim" }, `${total("committed")} committed, ${total("rolled_back")} rolled back, ${total("discarded")} discarded, ${total("checks")} checks, ${total("no_producer")} of which reached no producer`,
       resumers(group).map((given) => h("span", { key: given.member || "" }, " ", action("Resume a discarded one …", "resume-transaction", given, (given.group ? [] : [["prefix", "Prefix of the store", "text", "penstock"]]).concat([["transaction_id", "Transaction", "text"]]))))),
-    group.transactions.length > 0 && table([["Transaction"], ["Producer group"], ["Topics"], ["Age", "num"], ["Checks", "num"], ["Waits for"]].concat(can("settle") ? [[""]] : []), group.transactions.map((one) =>
-      h("tr", { key: one.id }, h("td", { class: "name mono" }, one.id), h("td", { class: "text" }, one.group), h("td", { class: "text" }, one.topics), num("age", one.age, span(one.age)), num("checks", one.checks),
-        h("td", { class: "text" }, one.waits_for || "the decision of its producer"),
-        can("settle") && h("td", null, settle(one))))));
+    group.transactions.length > 0 && table(group.transactions, (one) => one.id, [
+      text("Transaction", (one) => one.id, "name mono"), text("Producer group", (one) => one.group), text("Topics", (one) => one.topics), num("Age", (one) => one.age, span), num("Checks", (one) => one.checks),
+      text("Waits for", (one) => one.waits_for || "the decision of its producer"), ...(can("settle") ? [text("", settle)] : [])]));
 }
 // Who settles: anybody where the store is in Kafka, else the coordinator, where it hears commands; null: nobody from here.
 function operated(operator) {
@@ -365,14 +333,14 @@ function settle(one) {
 }
 function resumers(group) {
   const found = group.coordinators.map((one) => operated(one.operator)).filter(Boolean);
-  const inKafka = found.find((one) => !one.group);
-  return found.filter((one) => one.group).concat(inKafka ? [inKafka] : []);
+  return found.filter((one) => one.group).concat(found.filter((one) => !one.group).slice(0, 1));
 }
 function sinks(group) {
   const past = Object.entries(known.history.series || {}).filter(([name]) => name.startsWith("batch "));
-  return [card("sinks", "Spark queries", "", table([["Query"], ["State"], ["Batch", "num"], ["Rows", "num"], ["Rows/s", "num"], ["Last batch took", "num"], ["Lag", "num"], ["Restarts", "num"], ["Last error"]], group.sinks.map((one) =>
-    h("tr", { key: one.name + one.member }, h("td", { class: "name" }, one.name), h("td", null, pill(["running", "standby"].includes(one.state) ? "ok" : one.state === "failed" ? "bad" : "warn", one.state)), num("batch", one.batch_id ?? 0, String(one.batch_id ?? "–")), num("rows", one.rows), num("rows/s", one.rows_per_s),
-      num("last batch", one.batch_seconds, span(one.batch_seconds)), num("lag", one.lag), num("restarts", one.restarts), h("td", { class: "text" }, one.last_error || ""))))),
+  const state = (one) => pill(["running", "standby"].includes(one.state) ? "ok" : one.state === "failed" ? "bad" : "warn", one.state);
+  return [card("sinks", "Spark queries", "", table(group.sinks, (one) => one.name + one.member, [
+    text("Query", (one) => one.name, "name"), text("State", state, ""), num("Batch", (one) => one.batch_id, (id) => String(id ?? "–")), num("Rows", (one) => one.rows), num("Rows/s", (one) => one.rows_per_s),
+    num("Last batch took", (one) => one.batch_seconds, span), num("Lag", (one) => one.lag), num("Restarts", (one) => one.restarts), text("Last error", (one) => one.last_error)])),
     past.length > 0 && h("div", { class: "charts", key: "sinkcharts" }, past.map(([name, points]) => chart(name, `Batches of ${name.slice(6)}`, span, [["", points, ""]], true)))];
 }
 
@@ -395,7 +363,7 @@ function groupPage(state) {
       !consumes && group.coordinators.length > 0 && [tile("Published/s", count(group.rate)), tile("Pending", count(sum(group.coordinators.map((one) => one.counts), "pending"))), tile("Held", count(sum(group.coordinators.map((one) => one.counts), "held")))],
       consumes && [tile("Messages/s", count(group.rate), group.failed_rate ? `${count(group.failed_rate)} failed` : ""), tile("Lag", lagText(group.lag)), tile("In flight", count(group.in_flight))],
       consumes && tile("Done within", span(p50), p99 === undefined || p99 === null ? "" : `99 % ${span(p99)}`),
-      consumes && [tile("Parked keys", count(group.parked_keys), group.held_keys ? `${group.held_keys} held` : "", group.held_keys ? "bad" : ""), tile("Dead letters", count(group.dead_letters.reduce((all, one) => all + one.count, 0)), group.dead_letter_failures ? `${count(group.dead_letter_failures)} refused` : "", group.dead_letter_failures ? "warn" : "")],
+      consumes && [tile("Parked keys", count(group.parked_keys), group.held_keys ? `${group.held_keys} held` : "", group.held_keys ? "bad" : ""), tile("Dead letters", count(sum(group.dead_letters, "count")), group.dead_letter_failures ? `${count(group.dead_letter_failures)} refused` : "", group.dead_letter_failures ? "warn" : "")],
       member === undefined && tile("Members", count(group.living), group.silent ? `${group.silent} silent` : "", group.silent ? "bad" : "")),
     group.problems.length > 0 && card("problems", "What holds it up", shownProblems.length < group.problems.length ? `${shownProblems.length} of ${group.problems.length}` : "", h("ul", { class: "problems" }, shownProblems.map((one, number) => problemItem(one, null, number)))),
     consumes && h("div", { class: "charts", key: "charts" },
@@ -429,7 +397,7 @@ function openProblem(one) {
 }
 function openPartition(one) {
   const offset = one.blocking_offset ?? one.offset, at = { ...one, offset, member: one.member || known.route.member };
-  openDialog(place(one), facts([["What holds it", one.holds], ["Member", one.member], ["Watermark", one.watermark], ["Position", one.position], ["Lag", one.lag], ["Gaps above the watermark", one.gaps], ["In flight", one.in_flight === undefined ? undefined : `${count(one.in_flight)} (${count(one.bytes_in_flight || 0)} bytes)`], ["Parked", one.parked], ["Handler", one.handler], ["Worker", one.worker], ["Error", one.error], ["Key hash", one.key_hash]]),
+  openDialog(place(one), facts([["What holds it", one.holds || one.state], ["Failed tries", one.attempt], ["Member", one.member], ["Watermark", one.watermark], ["Position", one.position], ["Lag", one.lag], ["Gaps above the watermark", one.gaps], ["In flight", one.in_flight === undefined ? undefined : `${count(one.in_flight)} (${count(one.bytes_in_flight || 0)} bytes)`], ["Parked", one.parked], ["Handler", one.handler], ["Worker", one.worker], ["Error", one.error], ["Key hash", one.key_hash]]),
     h("div", { id: "message" }), buttons(showMessage(at), problemActions({ ...at, kind: one.error ? "" : one.state === "in handler" || one.state === "behind a call" ? "handler" : one.state === "parked" || one.state === "held" ? one.state : "" }), partitionActions(at)));
 }
 function showMessage(one) {
