@@ -39,10 +39,12 @@ _NOT_TAKEN = ("transactional.id", "transaction.timeout.ms", "delivery.timeout.ms
 #: Seconds that a record may take, a little longer than the client tries.
 _WRITE_S = 10.0
 _POLL_S = 0.05
+#: Codes that say that no broker took a record.
+_GONE = {KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # noqa: SLF001 - public codes of the library
 
 
-class TopicFollower:
-    """Follows all partitions of a topic, in no group. For one thread; `close` ends it.
+class TopicFollower(PartitionReader):
+    """Reads all partitions of a topic, in no group, and goes on at their ends. For one thread; `close` ends it.
 
     Args:
         bootstrap_servers: addresses of the brokers.
@@ -54,7 +56,8 @@ class TopicFollower:
     Raises:
         BrokerConnectionError: no broker answered.
         TopicNotFoundError: there is no such topic.
-        MissingRightError: this user may not read it.
+        MissingRightError: this user may not read it; `poll` raises it, too.
+        PenstockError: by `poll`: the topic is gone, or the client has failed. Begin again.
         ConfigurationError: the client library refused a setting.
     """
 
@@ -71,9 +74,8 @@ class TopicFollower:
         self._topic = topic
         self._principal = principal_of(config)
         admin = clients.admin(bootstrap_servers, config)
-        counts = require_topics(admin, bootstrap_servers, [topic], principal=self._principal)
-        self._partitions = range(counts[topic])
-        self._reader = PartitionReader(
+        self._count = require_topics(admin, bootstrap_servers, [topic], principal=self._principal)[topic]
+        super().__init__(
             bootstrap_servers,
             config,
             _GROUP,
@@ -87,65 +89,20 @@ class TopicFollower:
                 at = (positions or {}).get(place, start if back is None else max(start, end - back))
                 # A topic that was made again has other offsets.
                 starts[place], ends[place] = at if start <= at <= end else end, end
-            self._reader.start(starts, ends)
+            self.start(starts, ends)
         except BaseException:
-            self._reader.close()
+            self.close()
             raise
-
-    def _first_bounds(self) -> dict[Place, tuple[int, int]]:
-        try:
-            return asked_until_ready(lambda: self._bounds(CONNECT_TIMEOUT_S), CONNECT_TIMEOUT_S)
-        except KafkaException as error:
-            if is_missing_right(error):
-                raise self._missing() from error
-            raise self.silent(reason(error)) from error
-
-    def _bounds(self, limit_s: float) -> dict[Place, tuple[int, int]]:
-        """Return where the partitions begin and end now; `KafkaException` where brokers do not say."""
-        found = self._reader.bounds(self._topic, self._partitions, limit_s)
-        return {(self._topic, number): bounds for number, bounds in found.items()}
-
-    def silent(self, why: str) -> BrokerConnectionError:
-        """Return the error that no broker answered."""
-        return BrokerConnectionError(f"no broker answered at {self._servers}: {why}")
-
-    def _missing(self) -> MissingRightError:
-        right = topic_right(Operation.READ, self._topic)
-        return MissingRightError(f"{self._topic} may not be read", [right], self._principal)
-
-    @property
-    def trouble(self) -> str | None:
-        """Why nothing comes now, or None."""
-        return self._reader.trouble
-
-    @property
-    def positions(self) -> Mapping[Place, int]:
-        """The next offset of each partition, as it is at any time."""
-        return self._reader.positions
-
-    @property
-    def heard_at(self) -> float:
-        """When brokers were heard last, in monotonic seconds."""
-        return self._reader.heard_at
 
     @property
     def has_caught_up(self) -> bool:
         """Whether all was taken that was there at the beginning."""
-        return not self._reader.behind
-
-    def poll(self, timeout: float) -> list[Message]:
-        """Return what came, within `timeout` seconds; `trouble` says why nothing does.
-
-        Raises:
-            MissingRightError: the right to read was taken away.
-            PenstockError: the topic is gone, or the client has failed: begin again.
-        """
-        return self._reader.poll(timeout)
+        return not self.behind
 
     def require_caught_up(self) -> None:
         """Raise `BrokerConnectionError` where what was there at the beginning has not come and nothing comes."""
         if not self.has_caught_up and time.monotonic() - self.heard_at > CONNECT_TIMEOUT_S:
-            raise self.silent(self.trouble or f"nothing of {self._topic} came for {CONNECT_TIMEOUT_S:g} s")
+            raise self._silent(self.trouble or f"nothing of {self._topic} came for {CONNECT_TIMEOUT_S:g} s")
 
     def ask(self) -> bool:
         """Ask brokers that were silent for a while whether they are there; return whether all was taken that they have.
@@ -157,12 +114,25 @@ class TopicFollower:
         try:
             bounds = self._bounds(_ANSWER_S)
         except KafkaException as error:
-            self._reader.trouble = reason(error)
+            self.trouble = reason(error)
             return False
         if any(self.positions[place] < end for place, (_, end) in bounds.items()):
             return False  # more is to be read first
-        self._reader.note_answer()
+        self.note_answer()
         return True
+
+    def _bounds(self, limit_s: float) -> dict[Place, tuple[int, int]]:
+        """Return where the partitions begin and end now; `KafkaException` where brokers do not say."""
+        found = self.bounds(self._topic, range(self._count), limit_s)
+        return {(self._topic, number): bounds for number, bounds in found.items()}
+
+    def _first_bounds(self) -> dict[Place, tuple[int, int]]:
+        try:
+            return asked_until_ready(lambda: self._bounds(CONNECT_TIMEOUT_S), CONNECT_TIMEOUT_S)
+        except KafkaException as error:
+            if is_missing_right(error):
+                raise self._missing() from error
+            raise self._silent(reason(error)) from error
 
     def _not_read(self, kind: ErrorKind, error: KafkaError, _place: Place) -> None:
         if kind is ErrorKind.MISSING_RIGHT:
@@ -170,9 +140,12 @@ class TopicFollower:
         if kind not in {ErrorKind.PASSING, ErrorKind.GROUP}:
             raise PenstockError(f"{self._topic} cannot be followed: {reason(error)}")
 
-    def close(self) -> None:
-        """End it."""
-        self._reader.close()
+    def _silent(self, why: str) -> BrokerConnectionError:
+        return BrokerConnectionError(f"no broker answered at {self._servers}: {why}")
+
+    def _missing(self) -> MissingRightError:
+        right = topic_right(Operation.READ, self._topic)
+        return MissingRightError(f"{self._topic} may not be read", [right], self._principal)
 
 
 class RecordWriter:
@@ -221,15 +194,14 @@ class RecordWriter:
                 self._producer.poll(_POLL_S)
         except (KafkaException, BufferError) as error:
             raise PenstockError(f"nothing could be written to {topic}: {type(error).__name__}") from error
-        if not reported and stopping is not None and stopping.is_set():
-            return
         if not reported:
+            if stopping is not None and stopping.is_set():
+                return
             raise BrokerConnectionError(f"no broker at {self._servers} took a record for {topic} in {timeout:g} s")
         if (failure := reported[0]) is None:
             return
         if is_missing_right(failure):
             right = topic_right(Operation.WRITE, topic)
             raise MissingRightError(f"nothing can be written to {topic}", [right], self._principal)
-        gone = {KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # noqa: SLF001 - public codes of the library
-        kind = BrokerConnectionError if failure.code() in gone else PenstockError
+        kind = BrokerConnectionError if failure.code() in _GONE else PenstockError
         raise kind(f"nothing could be written to {topic}: {reason(failure)}")
