@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TypeVar
 
+from penstock.clients.bounded_calls import Call
 from penstock.errors import PenstockError
 
 ResultT = TypeVar("ResultT")
@@ -30,43 +30,21 @@ class DisposableThreads:
         self._name = name
         self.most = most
         self.limit_s = limit_s
-        # Guards the count, which threads lower when they end.
-        self._lock = threading.Lock()
-        self._running = 0
+        # The loop's thread's alone; the threads end the calls.
+        self._calls: list[Call[Any]] = []
 
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
         """Return what the work returns, or raise what it raises; `TooManyError`, or `TimeoutError` after the limit."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[ResultT] = loop.create_future()
+        return await asyncio.wait_for(asyncio.wrap_future(self.start(work)), self.limit_s)
 
-        def settle(how: Callable[[Any], None], what: object) -> None:
-            # The loop may have ended meanwhile.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(lambda: None if done.done() else how(what))
-
-        def body() -> None:
-            try:
-                found = work()
-            except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
-                settle(done.set_exception, error)
-            else:
-                settle(done.set_result, found)
-
-        self.start(body)
-        return await asyncio.wait_for(done, self.limit_s)
-
-    def start(self, work: Callable[[], object]) -> None:
+    def start(self, work: Callable[[], ResultT]) -> Call[ResultT]:
         """Have something done that nobody waits for; `TooManyError`."""
-        with self._lock:
-            if self._running >= self.most:
-                raise TooManyError(f"{self.most} are under way; wait until one has ended")
-            self._running += 1
-
-        def body() -> None:
-            try:
-                work()
-            finally:
-                with self._lock:
-                    self._running -= 1
-
-        threading.Thread(target=body, name=self._name, daemon=True).start()
+        self._calls = [call for call in self._calls if not call.done()]
+        if len(self._calls) >= self.most:
+            raise TooManyError(f"{self.most} are under way; wait until one has ended")
+        call = Call(self._name, work)
+        # From now on nobody cancels it: who waits no longer leaves it to its thread.
+        call.set_running_or_notify_cancel()
+        self._calls.append(call)
+        threading.Thread(target=call.run, name=self._name, daemon=True).start()
+        return call
