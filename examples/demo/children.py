@@ -1,7 +1,7 @@
 """Child processes of the demo: started, read from, ended with their parent.
 
-A child prints one JSON object per line on its standard output. It ends at SIGTERM, which its lifeline sends where the
-parent is gone. The last lines of its standard error, in a file, are shown when it fails.
+A child prints one JSON object per line on its standard output. It ends at SIGTERM, which it also gets when the parent
+dies. The last lines of its standard error, in a file, are shown when it fails.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from penstock.errors import PenstockError
-from penstock.supervisor.lifeline import Lifeline, end_with_parent
+from penstock.supervisor.child import Child
+from penstock.supervisor.stopping import SignalEvent
 
-#: Seconds a child has to end after SIGTERM.
-_END_TIMEOUT_S = 20.0
+#: Seconds a part has to end after SIGTERM.
+_END_TIMEOUT_S = 20
 
 _LAST_LINES = 15
 
@@ -31,7 +30,7 @@ class DemoError(PenstockError):
     """A part of the demo failed; the message says which, and what it said last."""
 
 
-class Child:
+class Part:
     """A running child process and the newest report of each `kind`; its standard error is added to the log.
 
     Reports are written by the reader thread and read by any thread: replacing a value in a dict is one step.
@@ -43,19 +42,15 @@ class Child:
         self.name = name
         self._log_path = log_path
         self._reports: dict[str, dict[str, Any]] = {}
-        self._lifeline = Lifeline()
         with log_path.open("ab") as log:
-            self.process = subprocess.Popen(  # noqa: S603 - this interpreter with a part of the demo
+            self.process = Child(
                 [sys.executable, *arguments],
-                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, **(environment or {}), **self._lifeline.environment},
-                pass_fds=(self._lifeline.reading_end,),
-                # Ctrl-C is for the parent, which ends its children in order.
-                start_new_session=True,
+                environment={**os.environ, **(environment or {})},
+                grace_s=_END_TIMEOUT_S,
             )
-        self._reader = threading.Thread(target=self._read, name=f"penstock-demo-{name}")
+        self._reader = threading.Thread(target=self._read, name=f"penstock-demo-{name}", daemon=True)
         self._reader.start()
 
     def report(self, kind: str) -> dict[str, Any]:
@@ -64,7 +59,7 @@ class Child:
 
     def require_running(self) -> None:
         """Return if it runs; raise `DemoError` with the end of its log if not."""
-        code = self.process.poll()
+        code = self.process.wait(0)
         if code is not None:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             lines = self._log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
@@ -73,14 +68,9 @@ class Child:
                 "which ends with:\n" + ("\n".join(lines) or "(it printed nothing)")
             )
 
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int | None:
         """End it by that signal, by SIGKILL when it takes too long, and return the code that its end gave."""
-        self.process.send_signal(number)
-        try:
-            code = self.process.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            code = self.process.wait()
+        code = self.process.end(number, _END_TIMEOUT_S)
         self._reader.join(_END_TIMEOUT_S)
         return code
 
@@ -89,7 +79,7 @@ class Child:
 
     def __exit__(self, *_raised: object) -> None:
         self.end()
-        self._lifeline.close()
+        self.process.close()
 
     def _read(self) -> None:
         for line in self.process.stdout or ():
@@ -102,39 +92,13 @@ class Child:
                     log.write(line)
 
 
-class _SignalEvent:
-    """An event that a signal handler may set: `threading.Event` would wait there for a lock of its own thread."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._token: SimpleQueue[None] = SimpleQueue()  # its `put` may be called by signal handlers
-
-    def set(self) -> None:
-        """Set it, for good."""
-        self._is_set = True
-        self._token.put(None)
-
-    def is_set(self) -> bool:
-        """Return whether it is set."""
-        return self._is_set
-
-    def wait(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds until it is set; return whether it is."""
-        with suppress(Empty):
-            if not self._is_set:
-                self._token.get(timeout=timeout)
-                self._token.put(None)  # for the next thread that waits
-        return self._is_set
-
-
 class Reporter:
     """The child's side: prints reports, and knows when it is to end. Made by the main thread, used by any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.ending = _SignalEvent()
+        self.ending = SignalEvent()
         signal.signal(signal.SIGTERM, lambda _number, _frame: self.ending.set())
-        end_with_parent()
 
     def report(self, kind: str, **values: object) -> None:
         """Print a report."""

@@ -12,7 +12,7 @@ from typing import Self
 
 from tenacity import wait_fixed
 
-from demo.children import Child, DemoError
+from demo.children import DemoError, Part
 from demo.display import Counts, Display
 from demo.fold import FlightFold
 from demo.schedule import SENDERS, Plan
@@ -74,8 +74,8 @@ class Stage:
             check_interval=_CHECK_INTERVAL_S,
             check_max=_CHECK_MAX,
         )
-        self.senders: list[Child] = []
-        self.spark: Child | None = None
+        self.senders: list[Part] = []
+        self.spark: Part | None = None
         self.app: RunningApp | None = None
         self._open = ExitStack()
 
@@ -99,7 +99,7 @@ class Stage:
         self._deadline = time.monotonic() + self._limit_s
         self.senders = [self._sender(0, plan.killed), *(self._sender(number) for number in range(1, SENDERS))]
 
-    def restart_sender(self, number: int) -> int:
+    def restart_sender(self, number: int) -> int | None:
         """Kill a sending process, start it again, and return the code its end gave."""
         code = self.senders[number].end(signal.SIGKILL)
         self.senders[number] = self._sender(number)
@@ -169,14 +169,14 @@ class Stage:
         spark = self.spark.report("rows") or "has stored nothing" if self.spark else "takes no part"
         return f"Coordinator: {self.coordinator.statistics()}\nApp: {app}\nSenders: {senders}\nSpark: {spark}"
 
-    def _sender(self, number: int, stand_at: int | None = None) -> Child:
+    def _sender(self, number: int, stand_at: int | None = None) -> Part:
         arguments = [self._bootstrap_servers, TOPIC, str(self._folder), str(number)]
         arguments += [] if stand_at is None else [str(stand_at)]
         name, log = f"the airline's sender {number}", f"airline-{number}.log"
         return self._open.enter_context(self._child(name, log, "airline", *arguments))
 
-    def _child(self, name: str, log: str, *arguments: str, environment: dict[str, str] | None = None) -> Child:
-        return Child(name, [str(Path(__file__).parent), *arguments], self._folder / log, environment)
+    def _child(self, name: str, log: str, *arguments: str, environment: dict[str, str] | None = None) -> Part:
+        return Part(name, [str(Path(__file__).parent), *arguments], self._folder / log, environment)
 
     def _app(self) -> App:
         report = ReportSettings(interval=_REPORT_S) if self._reports else False

@@ -8,25 +8,25 @@ import sys
 from pathlib import Path
 
 import pytest
-from demo.children import Child, DemoError
+from demo.children import DemoError, Part
 
 from waiting import wait_until
 
 WAITING = "from demo.children import Reporter\nr = Reporter()\nr.report('ready', number=7)\nr.ending.wait(300)\n"
-EXAMPLES = str(Path(__file__).parents[2] / "examples")
+PATHS = os.pathsep.join([str(Path(__file__).parents[2] / "examples"), os.environ.get("PYTHONPATH", "")])
 
 
 def test_a_child_reports_and_ends_when_it_is_asked_to(tmp_path: Path) -> None:
-    child = Child("the child", ["-c", WAITING], tmp_path / "log", {"PYTHONPATH": EXAMPLES})
+    child = Part("the child", ["-c", WAITING], tmp_path / "log", {"PYTHONPATH": PATHS})
     with child:
         wait_until(lambda: child.report("ready").get("number") == 7)
 
-    assert child.process.returncode == 0
+    assert child.process.wait(0) == 0
 
 
 def test_a_child_that_fails_is_named_with_its_last_lines(tmp_path: Path) -> None:
-    with Child("the child", ["-c", "raise SystemExit('no fuel')"], tmp_path / "log") as child:
-        wait_until(lambda: child.process.poll() is not None)
+    with Part("the child", ["-c", "raise SystemExit('no fuel')"], tmp_path / "log") as child:
+        wait_until(lambda: child.process.wait(0) is not None)
 
         with pytest.raises(DemoError, match=r"the child ended with code 1 before its work was done(.|\n)*no fuel"):
             child.require_running()
@@ -34,12 +34,12 @@ def test_a_child_that_fails_is_named_with_its_last_lines(tmp_path: Path) -> None
 
 def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     parent_program = (
-        "import time\nfrom pathlib import Path\nfrom demo.children import Child\n"
-        f"child = Child('c', ['-c', {WAITING!r}], Path({str(tmp_path / 'log')!r}))\n"
+        "import time\nfrom pathlib import Path\nfrom demo.children import Part\n"
+        f"child = Part('c', ['-c', {WAITING!r}], Path({str(tmp_path / 'log')!r}))\n"
         "while not child.report('ready'): time.sleep(0.01)\n"
         "print(child.process.pid, flush=True)\ntime.sleep(60)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([EXAMPLES, os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "PYTHONPATH": PATHS}
     with subprocess.Popen(
         [sys.executable, "-c", parent_program], stdout=subprocess.PIPE, env=environment, text=True
     ) as parent:

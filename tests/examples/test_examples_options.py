@@ -71,7 +71,6 @@ def test_the_table_of_the_environment_has_every_variable_that_is_read() -> None:
     read = {name for path in source.rglob("*.py") for name in re.findall(r"\bPENSTOCK_[A-Z_]+[A-Z]", path.read_text())}
     inner = {
         "PENSTOCK_COMMAND_LINE",
-        "PENSTOCK_LIFELINE_FD",
         "PENSTOCK_MEMBERS",
     }  # a process sets them for those that it starts
 

@@ -15,7 +15,6 @@ import typer
 from penstock.cli.options import AppOptions, load_app
 from penstock.cli.output import log_to_stderr
 from penstock.errors import ConfigurationError, DevBrokerError
-from penstock.supervisor.lifeline import end_with_parent
 
 _MAX_RESTARTS = 10
 _HANDLER_LIMIT_S = 300.0
@@ -98,7 +97,6 @@ def run(
 
 
 def _run(target: str, http: str | None, handler_limit: float, *, show_messages: bool) -> None:
-    end_with_parent()
     app = load_app(target)
     log_to_stderr()
     if app.sinks:

@@ -23,8 +23,8 @@ from types import FrameType
 from typing import IO
 
 from penstock.options import MEMBERS_VARIABLE, PROCESS_VARIABLE
+from penstock.supervisor.child import Child
 from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_RESTART, EXIT_USAGE
-from penstock.supervisor.lifeline import Lifeline
 from penstock.supervisor.stopping import StopRequests
 
 _log = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ _MEMBERS_INTERVAL_S = 0.1
 _MAX_LINE_BYTES = 65_536
 #: Seconds in which what a member that ended has printed is printed; a process that it left behind may go on writing.
 _LAST_LINES_S = 5.0
+#: Seconds a member has to end in order when this process has died, before it is killed.
+_END_BUDGET_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class _Member:
     """One place in the run: the process that fills it now, or when the next one does."""
 
     number: int
-    process: subprocess.Popen[bytes] | None = None
+    process: Child | None = None
     #: They print what it prints.
     printers: list[threading.Thread] = field(default_factory=list)
     started: float = 0.0
@@ -88,7 +90,6 @@ class Processes:
         self._members = [_Member(number) for number in range(1, count + 1)]
         # Another run of the same app on this host must not have the names of these members: it would fence them.
         self._members_name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
-        self._lifeline = Lifeline()
         # Of each stream of ours: one line at a time goes there.
         self._sinks = [(sys.stdout.fileno(), threading.Lock()), (sys.stderr.fileno(), threading.Lock())]
         self._stop_requests = StopRequests()
@@ -105,8 +106,9 @@ class Processes:
                     self._tend(member, now)
                 time.sleep(_MEMBERS_INTERVAL_S)
         finally:
-            # Members that still run, after a failure of our own, end by their lifeline.
-            self._lifeline.close()
+            for member in self._members:
+                if member.process is not None:  # a failure of our own
+                    member.process.close()
             for number, handler in former.items():
                 signal.signal(number, handler)
         return self._code
@@ -117,7 +119,7 @@ class Processes:
 
     def _tend(self, member: _Member, now: float) -> None:
         if member.process is not None:
-            code = member.process.poll()
+            code = member.process.wait(0)
             if code is not None:
                 self._ended(member, code, now)
         if self._stopping:
@@ -143,29 +145,24 @@ class Processes:
             member.printers.append(printer)
             printer.start()
         if self._stopping:  # the signal came while the process was being made
-            process.send_signal(signal.SIGTERM)
+            process.signal(signal.SIGTERM)
 
-    def _spawn(self, number: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(  # noqa: S603 - our own command under our own interpreter
+    def _spawn(self, number: int) -> Child:
+        own = {PROCESS_VARIABLE: str(number), MEMBERS_VARIABLE: self._members_name}
+        return Child(
             self._command,
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={
-                "PYTHONUNBUFFERED": "1",  # lines arrive when they are printed
-                **os.environ,
-                **self._lifeline.environment,
-                PROCESS_VARIABLE: str(number),
-                MEMBERS_VARIABLE: self._members_name,
-            },
-            pass_fds=(self._lifeline.reading_end,),
-            start_new_session=True,  # Ctrl-C in a terminal goes to us alone: we pass it on
+            environment={"PYTHONUNBUFFERED": "1", **os.environ, **own},  # lines arrive when they are printed
+            grace_s=_END_BUDGET_S,
         )
 
     def _ended(self, member: _Member, code: int, now: float) -> None:
         deadline = time.monotonic() + _LAST_LINES_S
         while member.printers:
             member.printers.pop().join(max(0.0, deadline - time.monotonic()))
+        if member.process is not None:
+            member.process.close()
         member.process = None
         up_s = now - member.started
         member.came_up = member.came_up or code != EXIT_CONNECTION or up_s >= self._policy.reset_after_s
@@ -226,7 +223,7 @@ class Processes:
     def _signal_all(self, number: signal.Signals) -> None:
         for member in self._members:
             if member.process is not None:
-                member.process.send_signal(number)
+                member.process.signal(number)
 
 
 def _print_lines(prefix: bytes, source: IO[bytes], sink: int, lock: threading.Lock) -> None:

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.supervisor import child as child_module
+from penstock.supervisor.child import Child
+from waiting import wait_until
+
+#: A process of many threads, all of them at work.
+BUSY = """
+import threading
+for _ in range(8):
+    threading.Thread(target=lambda: [sum(range(1000)) for _ in iter(int, 1)], daemon=True).start()
+threading.Event().wait()
+"""
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def states(pid: int) -> list[str]:
+    """Return the state of each thread of a process; T is stopped."""
+    stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return [stat.rpartition(")")[2].split()[0] for stat in stats]
+
+
+def started(*command: str, grace_s: int = 0) -> Child:
+    return Child(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, grace_s=grace_s)
+
+
+@pytest.mark.parametrize(("end", "code"), [("exit 3", 3), ("kill -TERM $$", -15), ("kill -KILL $$", -9)])
+def test_a_child_ends_with_the_code_or_the_signal_of_its_command(tmp_path: Path, end: str, code: int) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        child = Child(["sh", "-c", f"echo hello; {end}"], stdout=log, stderr=log)
+
+    found = child.wait(20)
+    child.close()
+
+    assert found == code
+    assert (tmp_path / "log").read_text() == "hello\n"
+
+
+def test_a_signal_reaches_the_child() -> None:
+    child = started("sleep", "600")
+
+    early = child.wait(0)
+    child.signal(signal.SIGTERM)
+    code = child.wait(20)
+    child.close()
+
+    assert early is None
+    assert code == -signal.SIGTERM
+
+
+def test_a_suspended_child_stands_still_with_all_its_threads_before_the_call_returns() -> None:
+    child = started(sys.executable, "-c", BUSY)
+    pid = child.pid
+    assert pid is not None
+    wait_until(lambda: len(states(pid)) > 8)
+
+    seen = []
+    for _ in range(10):
+        told = [child.suspend(), child.suspend()]
+        stopped = states(pid)
+        told += [child.resume(), child.resume()]
+        seen.append((told, stopped, states(pid)))
+    child.close()
+
+    for told, stopped, resumed in seen:
+        assert told == [True] * 4
+        assert set(stopped) == {"T"}
+        assert "T" not in resumed
+
+
+def test_a_child_that_has_ended_cannot_be_suspended_and_a_suspended_one_can_be_killed() -> None:
+    child = started("sleep", "600")
+
+    suspended = child.suspend()
+    child.signal(signal.SIGKILL)
+    code = child.wait(20)
+    suspended_again, resumed = child.suspend(), child.resume()
+    child.close()
+
+    assert suspended
+    assert code == -signal.SIGKILL
+    assert (suspended_again, resumed) == (False, True)
+
+
+def test_closing_ends_a_child_in_order_where_it_has_a_grace_even_while_it_stands_still(tmp_path: Path) -> None:
+    in_order = f"trap 'touch {tmp_path}/ended; exit 0' TERM; touch {tmp_path}/ready; while :; do sleep 0.01; done"
+    child = started("sh", "-c", in_order, grace_s=60)
+    wait_until((tmp_path / "ready").exists)
+    child.suspend()
+
+    child.close()
+
+    assert child.wait(0) == 0
+    assert (tmp_path / "ended").exists()
+
+
+@pytest.mark.parametrize("grace_s", [0, 1])
+def test_closing_kills_a_child_that_does_not_end(tmp_path: Path, grace_s: int) -> None:
+    child = started("sh", "-c", f"trap '' TERM; touch {tmp_path}/ready; while :; do sleep 0.01; done", grace_s=grace_s)
+    wait_until((tmp_path / "ready").exists)
+    pid = child.pid
+
+    child.close()
+
+    assert pid is not None
+    assert gone(pid)
+
+
+def test_a_program_that_is_not_there_says_so_and_ends(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        child = Child([str(tmp_path / "nothing")], stdout=log, stderr=log)
+
+    code = child.wait(20)
+    child.close()
+
+    assert code == 127
+    assert "nothing could not be started: [Errno 2]" in (tmp_path / "log").read_text()
+
+
+def test_a_killed_parent_takes_the_child_along_even_where_its_fork_holds_the_pipe(tmp_path: Path) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    program = (
+        "import os, time\nfrom pathlib import Path\nfrom penstock.supervisor.child import Child\n"
+        f"folder = Path({str(folder)!r})\n"
+        "child = Child(['sleep', '600'], stdout=None, stderr=None, remove=folder)\n"
+        "pid = child.pid\nfork = os.fork()\n"
+        "if fork: print(pid, fork, flush=True)\ntime.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid, fork = (int(word) for word in parent.stdout.readline().split())
+        try:
+            os.kill(parent.pid, signal.SIGKILL)
+            parent.wait(20)
+
+            wait_until(lambda: gone(pid))
+            wait_until(lambda: not folder.exists())
+            fork_lives = not gone(fork)
+        finally:
+            os.kill(fork, signal.SIGKILL)
+
+    assert fork_lives
+
+
+def test_a_killed_guard_takes_the_child_along() -> None:
+    child = started("sleep", "600")
+    pid = child.pid
+    assert pid is not None
+
+    child._guard.kill()
+
+    wait_until(lambda: gone(pid))
+    child.close()
+
+
+def test_a_process_that_cannot_be_killed_holds_no_close(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    child = started("sleep", "600")
+    guard = child._guard
+    assert child.pid
+    guard.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(child_module, "_GUARD_TIMEOUT_S", 0.1)
+
+    with monkeypatch.context() as unkillable:
+        unkillable.setattr(guard, "kill", lambda: None)
+        child.close()
+
+    assert f"process {guard.pid} does not end though it was killed" in caplog.text
+    guard.kill()
+    guard.wait(60)
