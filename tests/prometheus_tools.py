@@ -11,7 +11,8 @@ from penstock.consumer import handler
 from penstock.spark_sink.progress import SinkPartition, SinkState, SinkStatistics
 from penstock.spark_sink.sinks.handlers.results import BatchReport
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
-from penstock.telemetry.observed import CoordinatorTelemetry, SparkTelemetry
+from penstock.telemetry.observed import CoordinatorTelemetry
+from penstock.telemetry.spark import SparkTelemetry
 from penstock.testing import TestApp
 from telemetry_tools import READING
 

@@ -10,7 +10,7 @@ from penstock import Message, Telemetry
 from penstock.telemetry import extract
 from penstock.telemetry.consumer import ConsumerTelemetry
 from penstock.telemetry.sending import SendSpans
-from telemetry_tools import SPAN, Recorded, message, reading, traceparent
+from telemetry_tools import SPAN, Recorded, message, traceparent
 
 
 @pytest.fixture
@@ -75,31 +75,3 @@ def test_what_is_left_out_is_handed_to_the_handler_itself_and_what_is_chosen_to_
 
     assert [within(message(0)), within(sampled)] == ["bare", "with results"]
     assert [asyncio.run(tasks(message(0))), asyncio.run(tasks(sampled))] == ["bare", "with results"]
-
-
-def test_times_that_come_close_together_are_recorded_together_and_none_is_lost(recorded: Recorded) -> None:
-    now = [0.0]
-    telemetry = Telemetry(recorded.tracer_provider, recorded.meter_provider, sample_ratio=0.0)
-    consumer = ConsumerTelemetry(telemetry, "billing", clock=lambda: now[0])
-    handle = consumer.processing.around(lambda _: None)
-
-    def count() -> int:
-        [point] = recorded.points("messaging.process.duration")
-        return int(point.count)
-
-    def handle_at(second: float) -> int:
-        now[0] = second
-        handle(message(headers=[traceparent()]))
-        return count()
-
-    assert [handle_at(0.0), handle_at(0.02), handle_at(0.05)] == [1, 1, 1]
-    assert handle_at(0.2) == 4
-    assert handle_at(0.25) == 4
-    # Whoever reads the metrics has all.
-    consumer.observe(reading)
-    assert count() == 5
-    assert handle_at(0.26) == 6
-    consumer.close()
-    assert handle_at(0.27) == 6
-    consumer.close()
-    assert count() == 7

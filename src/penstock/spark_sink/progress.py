@@ -114,7 +114,7 @@ class QueryProgress:
         self.batch_of_run: int | None = None
         self._metrics = None
         if telemetry is not None:
-            from penstock.telemetry.observed import SparkTelemetry
+            from penstock.telemetry.spark import SparkTelemetry
 
             self._metrics = SparkTelemetry(telemetry, name, lambda: self.statistics)
 

@@ -15,7 +15,7 @@ from opentelemetry.trace import Link, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from penstock.telemetry import names
-from penstock.telemetry.gauges import Observed, registry_of
+from penstock.telemetry.gauges import registry_of
 from penstock.telemetry.observed import METRICS
 from penstock.telemetry.processing import Processing
 from penstock.telemetry.propagation import HeaderT, extract
@@ -35,15 +35,7 @@ class ConsumerTelemetry:
         self._group = group
         self._ratio = telemetry.sample_ratio
         #: Wraps handlers.
-        self.processing = Processing(
-            self._tracer,
-            meter,
-            group,
-            record_keys=telemetry.record_keys,
-            ratio=telemetry.sample_ratio,
-            clock=clock,
-            suppressed=self._suppressed,
-        )
+        self.processing = Processing(telemetry, group, self._suppressed, clock)
         self._durations = meter.create_histogram(
             names.OPERATION_DURATION,
             "s",
@@ -55,16 +47,15 @@ class ConsumerTelemetry:
         )
         self._sends = SendSpans(telemetry, group, self._suppressed)
         self._registry = registry_of(telemetry, METRICS, names.CONSUMER_GROUP_NAME)
-        self._observed: Observed | None = None
+        self._hide: Callable[[], None] | None = None
 
     def polled(self, topic: str, messages: Mapping[int, int], duration_s: float) -> None:
         """Report the messages of one topic in one fetch, as counts by partition; it took `duration_s` seconds."""
-        measured = self._measured("poll", topic)
-        received: dict[str, AttributeValue] = {**measured, names.OPERATION_TYPE: "receive"}
+        measured, received = self._measured("poll", None, topic), self._measured("poll", "receive", topic)
         attributes = {**received, names.BATCH_MESSAGE_COUNT: sum(messages.values())}
         if len(messages) == 1:
             attributes[names.DESTINATION_PARTITION_ID] = str(next(iter(messages)))
-        with self._suppressed.instead_of_raising():
+        with self._suppressed:
             for partition, count in messages.items():
                 self._consumed.add(count, {**measured, names.DESTINATION_PARTITION_ID: str(partition)}, _ROOT)
             self._durations.record(duration_s, received, _ROOT)
@@ -76,10 +67,10 @@ class ConsumerTelemetry:
 
         `error` is the name of Kafka's error, as `REBALANCE_IN_PROGRESS`, or None when the group took it.
         """
-        measured = {**self._measured("commit", topic), names.OPERATION_TYPE: "settle"}
+        measured = self._measured("commit", "settle", topic)
         if error is not None:
             measured[names.ERROR_TYPE] = error
-        with self._suppressed.instead_of_raising():
+        with self._suppressed:
             self._report(f"commit {topic}", {**measured, names.PARTITION_COUNT: partitions}, 0.0, error)
 
     def sending(self, topic: str, headers: Iterable[tuple[str, HeaderT]]) -> list[tuple[str, HeaderT | bytes]]:
@@ -103,30 +94,16 @@ class ConsumerTelemetry:
         not wait for the poll thread.
         """
         self.close()
-
-        def read_all() -> Any:
-            with self._suppressed.instead_of_raising():
-                self.processing.durations.flush()
-            return read()
-
-        self._observed = Observed(self._group, read_all)
-        self._registry.add(self._observed)
+        self._hide = self._registry.add(self._group, read)
 
     def close(self) -> None:
         """Show the consumer in the metrics no more and drop `read`. May be called more than once."""
-        observed, self._observed = self._observed, None
-        if observed is not None:
-            self._registry.remove(observed)
-        with self._suppressed.instead_of_raising():
-            self.processing.durations.flush()
+        hide, self._hide = self._hide, None
+        if hide is not None:
+            hide()
 
-    def _measured(self, operation: str, topic: str) -> dict[str, AttributeValue]:
-        return {
-            names.SYSTEM: names.KAFKA,
-            names.OPERATION_NAME: operation,
-            names.CONSUMER_GROUP_NAME: self._group,
-            names.DESTINATION_NAME: topic,
-        }
+    def _measured(self, operation: str, kind: str | None, topic: str) -> dict[str, AttributeValue]:
+        return names.attributes(operation, kind, topic) | {names.CONSUMER_GROUP_NAME: self._group}
 
     def _report(
         self, name: str, attributes: Mapping[str, AttributeValue], duration_s: float, error: str | None

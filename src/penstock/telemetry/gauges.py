@@ -1,4 +1,4 @@
-"""Observable metrics of consumers and coordinators that come and go, on instruments that stay.
+"""Observable metrics of consumers, coordinators and queries that come and go, on instruments that stay.
 
 OpenTelemetry cannot unregister a callback, and its Python SDK ignores those of an instrument that is made a second time
 (open-telemetry/opentelemetry-python issues 2454 and 4304). So the instruments of a provider are made once, and
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -28,16 +28,19 @@ Point = tuple[float, Mapping[str, str]]
 
 _Labels = frozenset[tuple[str, str]]
 
+#: The name of a consumer, coordinator or query, and what reads its statistics, on the metric readers' threads.
+_Member = tuple[str, Callable[[], Any]]
+
 
 class Kind(Enum):
-    """How an observed value adds up."""
+    """How an observed value adds up, by the method of a meter that makes its instrument."""
 
     #: It only rises.
-    COUNTER = "counter"
+    COUNTER = "create_observable_counter"
     #: It rises and falls, and the values of several consumers may be added.
-    UP_DOWN_COUNTER = "up-down counter"
+    UP_DOWN_COUNTER = "create_observable_up_down_counter"
     #: It says something of one thing alone.
-    GAUGE = "gauge"
+    GAUGE = "create_observable_gauge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,110 +71,77 @@ def by_partition(values: Mapping[tuple[str, int], int | None]) -> Iterable[Point
     ]
 
 
-class Observed:
-    """A consumer or coordinator until it is closed; read on the metric readers' threads, by one at a time."""
-
-    def __init__(self, name: str, read: Callable[[], Any]) -> None:
-        self.name = name
-        # Guards what follows between collections. `close` does not take it: it would wait for `read`, and `read` may
-        # wait for the thread that closes.
-        self._lock = threading.Lock()
-        self._read: Callable[[], Any] | None = read
-        self._statistics: Any = None
-        self._used_for: set[str] = set()
-
-    def statistics_for(self, metric: str) -> Any:
-        """Return the statistics of this collection for a metric, or None when there are none.
-
-        A collection asks for each metric once, so the first that asks a second time begins the next collection. All
-        values of a collection are then of one moment, and the consumer is read once for all.
-        """
-        with self._lock:
-            read = self._read
-            if read is None:
-                return None
-            if not self._used_for or metric in self._used_for:
-                self._used_for = set()
-                try:
-                    self._statistics = read()
-                except Exception:  # noqa: BLE001 - the next line says why
-                    # `read` is the engine's: a consumer that cannot be read must not take the others' metrics along.
-                    _log.exception("the metrics of %s could not be read; they are missing this time", self.name)
-                    self._statistics = None
-            self._used_for.add(metric)
-            return self._statistics
-
-    def close(self) -> None:
-        """Release the consumer."""
-        self._read = None
-
-
 class GaugeRegistry:
-    """The observable instruments of one provider, and their consumers, distinguished by a label. Thread-safe."""
+    """The observable instruments of one provider, and their members, distinguished by a label. Thread-safe."""
 
-    def __init__(self, metrics: Sequence[ObservedMetric], label: str) -> None:
-        self._metrics = metrics
+    def __init__(self, meter: Meter, shown: Sequence[ObservedMetric], label: str) -> None:
         self._label = label
         self._lock = threading.Lock()
-        # Replaced under the lock, never changed: a collection goes through the one it found.
-        self._observed: tuple[Observed, ...] = ()
+        # Replaced under the lock, never changed. A collection does not take it: a member that is removed would wait for
+        # `read`, and `read` may wait for the thread that removes it.
+        self._members: tuple[_Member, ...] = ()
+        # What the members said in this collection, and which metrics were asked for since. Two readers that collect at
+        # once may mix two moments, each of which is true.
+        self._statistics: list[tuple[str, Any]] = []
+        self._asked: set[str] = set()
+        for metric in shown:
+            make = getattr(meter, metric.kind.value)
+            make(metric.name, [partial(self._observe, metric)], metric.unit, metric.description)
 
-    def make_instruments(self, meter: Meter) -> None:
-        """Make the instruments; once for a meter."""
-        makers = {
-            Kind.COUNTER: meter.create_observable_counter,
-            Kind.UP_DOWN_COUNTER: meter.create_observable_up_down_counter,
-            Kind.GAUGE: meter.create_observable_gauge,
-        }
-        for metric in self._metrics:
-            makers[metric.kind](metric.name, [partial(self._observe, metric)], metric.unit, metric.description)
-
-    def add(self, observed: Observed) -> None:
-        """Show a consumer."""
+    def add(self, name: str, read: Callable[[], Any]) -> Callable[[], None]:
+        """Show a member; return the function that shows it no more, which may be called more than once."""
+        member = name, read
         with self._lock:
-            self._observed = (*self._observed, observed)
+            self._members = (*self._members, member)
 
-    def remove(self, observed: Observed) -> None:
-        """Show a consumer no more."""
-        observed.close()
-        with self._lock:
-            self._observed = tuple(other for other in self._observed if other is not observed)
+        def remove() -> None:
+            with self._lock:
+                self._members = tuple(other for other in self._members if other is not member)
+
+        return remove
 
     def _observe(self, metric: ObservedMetric, _options: CallbackOptions) -> Iterable[Observation]:
+        # A collection asks for each metric once, so the first that asks a second time begins the next collection.
+        if not self._asked or metric.name in self._asked:
+            self._asked = set()
+            self._statistics = list(_read_all(self._members))
+        self._asked.add(metric.name)
         # A callback may give a set of attributes only once, and two consumers of a process may be of one group.
         values: dict[_Labels, float] = {}
-        for observed in self._observed:
-            statistics = observed.statistics_for(metric.name)
-            if statistics is None:
-                continue
+        for name, statistics in self._statistics:
             for value, attributes in metric.points(statistics):
-                labels = frozenset({**attributes, self._label: observed.name}.items())
+                labels = frozenset({**attributes, self._label: name}.items())
                 values[labels] = values.get(labels, 0) + value
         return [Observation(value, dict(labels)) for labels, value in values.items()]
 
 
-class _GlobalProvider:
-    """Stands for OpenTelemetry's global provider, whichever it is or will be."""
+def _read_all(members: Iterable[_Member]) -> Iterator[tuple[str, Any]]:
+    for name, read in members:
+        try:
+            yield name, read()
+        except Exception:  # noqa: BLE001 - one that cannot be read must not take the others' metrics along
+            _log.exception("the metrics of %s could not be read; they are missing this time", name)
 
 
-_GLOBAL = _GlobalProvider()
-
-#: The registries by provider and label. Of the process, as the instruments are: kept as long as the provider lives.
-_registries: WeakKeyDictionary[object, dict[str, GaugeRegistry]] = WeakKeyDictionary()
+#: The registries by label: of OpenTelemetry's global provider, whichever it is or will be, and of others. Of the
+#: process, as the instruments are: kept as long as the provider lives.
+_of_the_global: dict[str, GaugeRegistry] = {}
+_of_others: WeakKeyDictionary[object, dict[str, GaugeRegistry]] = WeakKeyDictionary()
 _registries_lock = threading.Lock()
 
 
 def registry_of(telemetry: Telemetry, shown: Sequence[ObservedMetric], label: str) -> GaugeRegistry:
     """Return the gauge registry of a meter provider for a label, whose metrics are always the same."""
-    given, current = telemetry.meter_provider, metrics.get_meter_provider()
-    is_global = given is None or given is current
+    current = metrics.get_meter_provider()
+    provider = telemetry.meter_provider or current
     with _registries_lock:
-        registry = _registries.get(current if given is None else given, {}).get(label)
-        if registry is None and is_global:
+        # One that was given by name may have become the global one since.
+        known = _of_others.get(provider, {})
+        if provider is current and label not in known:
             # Instruments that were made before the application set its provider went over to that one.
-            registry = _registries.get(_GLOBAL, {}).get(label)
-        if registry is None:
-            registry = GaugeRegistry(shown, label)
-            registry.make_instruments(telemetry.meter())
-            _registries.setdefault(_GLOBAL if is_global else given, {})[label] = registry
-    return registry
+            known = _of_the_global
+        elif provider is not current:
+            known = _of_others.setdefault(provider, known)
+        if label not in known:
+            known[label] = GaugeRegistry(telemetry.meter(), shown, label)
+        return known[label]

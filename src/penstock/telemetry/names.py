@@ -1,4 +1,4 @@
-"""The names of telemetry: attributes of OpenTelemetry's messaging conventions (1.44), and penstock's own.
+"""The names of telemetry, of OpenTelemetry's messaging conventions (1.44) and penstock's own, and what all spans share.
 
 The Python package of the conventions keeps these under a private name, so the ones in use stand here.
 """
@@ -6,6 +6,11 @@ The Python package of the conventions keeps these under a private name, so the o
 from __future__ import annotations
 
 from typing import Final
+
+from opentelemetry.trace import Span, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from penstock.errors import class_name
 
 #: The instrumentation scope of all spans and metrics.
 SCOPE: Final = "penstock"
@@ -58,3 +63,21 @@ DURATION_BOUNDARIES_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5,
 BATCH_BOUNDARIES_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 KAFKA: Final = "kafka"
+
+
+def attributes(operation: str, kind: str | None = None, topic: str | None = None) -> dict[str, AttributeValue]:
+    """Return the attributes that spans, which have a kind, and metrics share: of an operation, and on a topic."""
+    found: dict[str, AttributeValue] = {SYSTEM: KAFKA, OPERATION_NAME: operation}
+    if kind is not None:
+        found[OPERATION_TYPE] = kind
+    if topic is not None:
+        found[DESTINATION_NAME] = topic
+    return found
+
+
+def mark_failed(span: Span, error: BaseException) -> str:
+    """Mark a span as failed by the type of an error alone, for its text may quote the payload; return the type."""
+    kind = class_name(error)
+    span.set_attribute(ERROR_TYPE, kind)
+    span.set_status(StatusCode.ERROR)
+    return kind

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from penstock.telemetry import names
-from penstock.telemetry.gauges import Kind, Observed, ObservedMetric, Point, by_partition, registry_of
+from penstock.telemetry.gauges import Kind, ObservedMetric, Point, by_partition, registry_of
 from penstock.telemetry.settings import Telemetry
-from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 
 def _by(attribute: str, values: Mapping[str, int]) -> Iterable[Point]:
@@ -89,13 +88,7 @@ TRANSACTION_METRICS: tuple[ObservedMetric, ...] = tuple(
     for kind, name, unit, read, description in (
         (_U, "pending", "{transaction}", "pending", "Transactions not settled."),
         (_G, "oldest_pending_age", "s", "oldest_pending_age", "Age of the oldest transaction not settled."),
-        (
-            _U,
-            "held",
-            "{transaction}",
-            _held,
-            "Transactions that wait, by what for.",
-        ),
+        (_U, "held", "{transaction}", _held, "Transactions that wait, by what for."),
         (_C, "committed", "{transaction}", "committed", "Transactions published."),
         (_C, "rolled_back", "{transaction}", "rolled_back", "Transactions rolled back."),
         (_C, "discarded", "{transaction}", "discarded", "Transactions moved to the discarded topic."),
@@ -104,13 +97,7 @@ TRANSACTION_METRICS: tuple[ObservedMetric, ...] = tuple(
         (_C, "checks", "{check}", "checks", "Checks sent."),
         (_C, "no_producer", "{check}", "no_producer", "Checks that were due and reached nobody."),
         (_C, "lost", "{record}", "lost", "Records of the store that were deleted before they were read."),
-        (
-            _C,
-            "finished",
-            "{transaction}",
-            _finished,
-            "Published transactions by seconds from birth to published, cumulative.",
-        ),
+        (_C, "finished", "{transaction}", _finished, "Published transactions by seconds until published, cumulative."),
         (_C, "finish_time", "s", "finish_seconds", "Seconds from birth to published, added up over the transactions."),
     )
 )
@@ -128,40 +115,7 @@ SPARK_METRICS: tuple[ObservedMetric, ...] = tuple(
 
 
 class CoordinatorTelemetry:
-    """Shows the metrics of a coordinator until it is closed; `read` is called on the metric readers' threads."""
+    """Shows the metrics of a coordinator until `close`; `read` is called on the metric readers' threads."""
 
     def __init__(self, telemetry: Telemetry, prefix: str, read: Callable[[], Any]) -> None:
-        self._registry = registry_of(telemetry, TRANSACTION_METRICS, names.STORE_PREFIX)
-        self._observed = Observed(prefix, read)
-        self._registry.add(self._observed)
-
-    def close(self) -> None:
-        """Show it no more."""
-        self._registry.remove(self._observed)
-
-
-class SparkTelemetry:
-    """Shows the metrics of a query until closed. Thread-safe; `read` is called on the metric readers' threads."""
-
-    def __init__(self, telemetry: Telemetry, query: str, read: Callable[[], Any]) -> None:
-        self._query = query
-        self._suppressed = SuppressedErrors(query)
-        self._durations = telemetry.meter().create_histogram(
-            names.SPARK_BATCH_DURATION,
-            "s",
-            "Time of a batch of a Spark query, by phase.",
-            explicit_bucket_boundaries_advisory=names.BATCH_BOUNDARIES_S,
-        )
-        self._registry = registry_of(telemetry, SPARK_METRICS, names.SPARK_QUERY)
-        self._observed = Observed(query, read)
-        self._registry.add(self._observed)
-
-    def batch(self, seconds: Mapping[str, float]) -> None:
-        """Report a committed batch by the seconds of its phases, with Spark's names for them."""
-        with self._suppressed.instead_of_raising():
-            for phase, taken in seconds.items():
-                self._durations.record(taken, {names.SPARK_QUERY: self._query, names.SPARK_PHASE: phase})
-
-    def close(self) -> None:
-        """Show it no more."""
-        self._registry.remove(self._observed)
+        self.close = registry_of(telemetry, TRANSACTION_METRICS, names.STORE_PREFIX).add(prefix, read)

@@ -17,13 +17,10 @@ from opentelemetry.trace import (
     NonRecordingSpan,
     SpanContext,
     SpanKind,
-    StatusCode,
     get_current_span,
     set_span_in_context,
 )
-from opentelemetry.util.types import AttributeValue
 
-from penstock.errors import class_name
 from penstock.telemetry import names
 from penstock.telemetry.propagation import HeaderT, inject, sampled_context
 from penstock.telemetry.settings import Telemetry, by_chance
@@ -54,21 +51,15 @@ class SendSpans:
 
         The span is a child of the current one, or of the one in `context`. Who consumes the message is linked to it.
         """
-        measured: dict[str, AttributeValue] = {
-            names.SYSTEM: names.KAFKA,
-            names.OPERATION_NAME: "send",
-            names.DESTINATION_NAME: topic,
-        }
+        measured = names.attributes("send", topic=topic)
         given = list(headers)
         injected: list[tuple[str, HeaderT | bytes]] = list(given)
-        if self._ratio < 1 and not self._is_chosen(context, links):
-            with self._suppressed.instead_of_raising():
-                self._sent.add(1, measured, context)
-            return injected
-        with self._suppressed.instead_of_raising():
+        with self._suppressed:
+            self._sent.add(1, measured, context)
+            if self._ratio < 1 and not self._is_chosen(context, links):
+                return injected
             attributes = {**measured, names.OPERATION_TYPE: "send"}
             span = self._tracer.start_span(f"send {topic}", context, SpanKind.PRODUCER, attributes, links)
-            self._sent.add(1, measured, context)
             injected = inject(given, set_span_in_context(span, context))
             span.end()
         return injected
@@ -92,18 +83,17 @@ class SendSpans:
         """
         context, span = sampled_context(headers), None
         if context is not None:
-            with self._suppressed.instead_of_raising():
+            with self._suppressed:
                 parent = set_span_in_context(NonRecordingSpan(context))
-                attributes = {**_common(topic, "settle", "settle"), names.DECISION: decision}
+                attributes = {**names.attributes("settle", "settle", topic), names.DECISION: decision}
                 span = self._tracer.start_span(f"settle {topic}", parent, SpanKind.CLIENT, attributes)
         if span is None:
             return answered
 
         def end(error: ErrorT | None) -> None:
-            with self._suppressed.instead_of_raising():
+            with self._suppressed:
                 if error is not None:
-                    span.set_attribute(names.ERROR_TYPE, class_name(error))
-                    span.set_status(StatusCode.ERROR)
+                    names.mark_failed(span, error)
                 span.end()
             answered(error)
 
@@ -137,23 +127,14 @@ class PublicationSpans:
 
     def committed(self) -> None:
         """Report what was noted: it is visible from now on."""
-        with self._suppressed.instead_of_raising():
+        with self._suppressed:
             for topic, context in self._found:
                 span = self._tracer.start_span(
                     f"publish {topic}",
                     set_span_in_context(NonRecordingSpan(context)),
                     SpanKind.CLIENT,
-                    {**_common(topic, "publish", "send"), names.STORE_PREFIX: self._prefix},
+                    {**names.attributes("publish", "send", topic), names.STORE_PREFIX: self._prefix},
                     start_time=self._began_ns,
                 )
                 span.end()
         self._found.clear()
-
-
-def _common(topic: str, operation: str, kind: str) -> dict[str, AttributeValue]:
-    return {
-        names.SYSTEM: names.KAFKA,
-        names.OPERATION_NAME: operation,
-        names.OPERATION_TYPE: kind,
-        names.DESTINATION_NAME: topic,
-    }

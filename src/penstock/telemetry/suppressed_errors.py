@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 _log = logging.getLogger(__name__)
 
 
 class SuppressedErrors:
-    """Logs failures: the first as a warning, the others, which may come with each message, at debug level."""
+    """Logs what is raised within it: the first as a warning, the others, which may come with each message, as debug."""
 
     def __init__(self, group: str) -> None:
         self._group = group
         # Any thread sets it; two first warnings at once do no harm.
         self._warned = False
 
-    def log(self) -> None:
-        """Log the exception that is being handled."""
+    def log(self, error: BaseException) -> None:
+        """Log a failure."""
         level = logging.DEBUG if self._warned else logging.WARNING
         self._warned = True
         _log.log(
@@ -26,13 +24,14 @@ class SuppressedErrors:
             "telemetry of consumer %s failed; messages are handled all the same. Look at the tracer and meter "
             "providers' samplers, processors and readers; further failures are logged at debug level",
             self._group,
-            exc_info=True,
+            exc_info=error,
         )
 
-    @contextmanager
-    def instead_of_raising(self) -> Iterator[None]:
-        """Log what is raised within."""
-        try:
-            yield
-        except Exception:  # noqa: BLE001 - see the module's first paragraph
-            self.log()
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _stack: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.log(error)
+        return True

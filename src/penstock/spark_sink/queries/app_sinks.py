@@ -136,7 +136,7 @@ class AppSinks:
             raise SessionStoppedError(f"Spark's session was stopped under the query {spec.name}; start the app again")
         function = spec.function
         if self._telemetry is not None:
-            from penstock.telemetry.batches import BatchSpans
+            from penstock.telemetry.spark import BatchSpans
 
             function = BatchSpans(self._telemetry, spec.name).around(function)
         gate = Gate(function)

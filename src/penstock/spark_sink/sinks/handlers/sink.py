@@ -44,8 +44,8 @@ from penstock.spark_sink.sinks.handlers.rows import spread
 from penstock.spark_sink.sinks.kafka_ledger import LEDGER_TOPIC, Target, require_settings
 from penstock.spark_sink.sinks.kafka_sink import PUBLISHED, PublishingSink, require_text_or_bytes
 from penstock.telemetry import Telemetry
-from penstock.telemetry.batches import count_messages
 from penstock.telemetry.names import CONSUMER_GROUP_NAME
+from penstock.telemetry.spark import count_messages
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Counter

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
-from penstock.telemetry.batches import BatchSpans, count_messages
+from penstock.telemetry.spark import BatchSpans, count_messages
 from telemetry_tools import Recorded
 
 ANY: Any = None

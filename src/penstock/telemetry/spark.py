@@ -1,0 +1,89 @@
+"""Telemetry of a Spark query, on the driver: the span of a batch, `process {query}`, and the query's metrics.
+
+The span is current while the batch's function runs. It has no links: a batch has too many senders to name. So it has a
+span whatever part of the messages is sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.context import Context
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, get_current_span, use_span
+
+from penstock.telemetry import names
+from penstock.telemetry.gauges import registry_of
+from penstock.telemetry.observed import SPARK_METRICS
+from penstock.telemetry.settings import Telemetry
+from penstock.telemetry.suppressed_errors import SuppressedErrors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_suppressed = SuppressedErrors("of Spark")
+
+
+class BatchSpans:
+    """Makes the spans of one query's batches. Any thread may call it."""
+
+    def __init__(self, telemetry: Telemetry, query: str) -> None:
+        self._tracer = telemetry.tracer()
+        self._query = query
+        self._suppressed = SuppressedErrors(query)
+
+    def around(self, function: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
+        """Return a function that gives `function` each batch within a span."""
+
+        def traced(batch: DataFrame, batch_id: int) -> None:
+            with self.of(batch_id):
+                function(batch, batch_id)
+
+        return traced
+
+    @contextmanager
+    def of(self, batch_id: int) -> Iterator[None]:
+        """Be within the span of a batch. What is raised passes through, and marks the span by its type alone."""
+        span: Span = INVALID_SPAN
+        with self._suppressed:
+            attributes = names.attributes("process", "process")
+            attributes |= {names.SPARK_QUERY: self._query, names.SPARK_BATCH_ID: batch_id}
+            span = self._tracer.start_span(f"process {self._query}", Context(), SpanKind.CONSUMER, attributes)
+        try:
+            with use_span(span, record_exception=False, set_status_on_exception=False):
+                yield
+        except BaseException as error:
+            with self._suppressed:
+                names.mark_failed(span, error)
+            raise
+        finally:
+            with self._suppressed:
+                span.end()
+
+
+def count_messages(messages: int) -> None:
+    """Note on the current span how many messages a batch had."""
+    with _suppressed:
+        get_current_span().set_attribute(names.BATCH_MESSAGE_COUNT, messages)
+
+
+class SparkTelemetry:
+    """Shows the metrics of a query until `close`. Thread-safe; `read` is called on the metric readers' threads."""
+
+    def __init__(self, telemetry: Telemetry, query: str, read: Callable[[], Any]) -> None:
+        self._query = query
+        self._suppressed = SuppressedErrors(query)
+        self._durations = telemetry.meter().create_histogram(
+            names.SPARK_BATCH_DURATION,
+            "s",
+            "Time of a batch of a Spark query, by phase.",
+            explicit_bucket_boundaries_advisory=names.BATCH_BOUNDARIES_S,
+        )
+        self.close = registry_of(telemetry, SPARK_METRICS, names.SPARK_QUERY).add(query, read)
+
+    def batch(self, seconds: Mapping[str, float]) -> None:
+        """Report a committed batch by the seconds of its phases, with Spark's names for them."""
+        with self._suppressed:
+            for phase, taken in seconds.items():
+                self._durations.record(taken, {names.SPARK_QUERY: self._query, names.SPARK_PHASE: phase})
