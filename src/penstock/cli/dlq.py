@@ -41,7 +41,7 @@ def ls(
     limit: Annotated[int, typer.Option(min=1, help="Rows to print, the largest counts first.")] = _ROW_LIMIT,
 ) -> Result:
     """Count dead letters by where they come from and why they died: pending, and replayed since."""
-    from penstock.dead_letters.kinds import count
+    from penstock.dead_letters.reader import count
 
     if every == (topic is not None):
         raise ConfigurationError("name one dead-letter topic, or give --all; not both")

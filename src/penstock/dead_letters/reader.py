@@ -14,9 +14,17 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
 from penstock.clients.answers import CONNECT_TIMEOUT_S
-from penstock.clients.kafka_errors import ErrorKind, concerns_a_group, is_missing_right, reason
+from penstock.clients.kafka_errors import ErrorKind, concerns_a_group, is_missing_right, is_transient, reason
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
-from penstock.clients.rights import MissingRightError, Operation, ask_rights, group_right, principal_of, topic_right
+from penstock.clients.rights import (
+    MissingRightError,
+    Operation,
+    Right,
+    ask_rights,
+    group_right,
+    principal_of,
+    topic_right,
+)
 from penstock.clients.topics import partition_counts, require_topics
 from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, read
 from penstock.errors import BrokerConnectionError, PenstockError, TopicNotFoundError
@@ -31,6 +39,8 @@ REPLAY_GROUP = "penstock-dlq-replay"
 _DELETED = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001 - the library's public constants look so
 #: Dead letters handed over in one go, at most. A replay that is killed repeats so many.
 BATCH = 500
+#: Kinds counted separately; forged headers must not fill the memory.
+_MAX_KINDS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +125,11 @@ class DeadLetterLog:
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the first offset of a partition and the one after its last."""
-        what = f"the ends of {place_text(topic, partition)}"
         try:
             return self._reader.bounds(topic, [partition], CONNECT_TIMEOUT_S)[partition]
         except KafkaException as error:
-            self._require_right(error.args[0], f"{what} cannot be read", topic)
-            if error.args[0].code() in _DELETED:
-                raise TopicNotFoundError(f"{what} cannot be read: {topic} was deleted meanwhile") from error
-            raise self._unanswered(what, reason(error)) from error
+            what = f"the ends of {place_text(topic, partition)} cannot be read"
+            raise self.failure(error.args[0], what, topic_right(Operation.READ, topic)) from error
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[list[DeadLetter]]:
         """Read what lies from `start` to before `end`, in batches that are not empty. One reading at a time."""
@@ -131,7 +138,7 @@ class DeadLetterLog:
             for batch in self._reader.read({place: start}, {place: end}, silence_s=CONNECT_TIMEOUT_S, most=BATCH):
                 yield [_letter(message) for message in batch]
         except NotReadInTimeError as error:
-            raise self._unanswered(place_text(*place), f"nothing for {CONNECT_TIMEOUT_S:g} s") from error
+            raise self._unanswered(f"{place_text(*place)} cannot be read", str(error)) from error
 
     def at(self, topic: str, partition: int, offset: int) -> DeadLetter | None:
         """Return the letter at an offset, or None where there is none."""
@@ -176,29 +183,25 @@ class DeadLetterLog:
         what = f"group {REPLAY_GROUP} does not say what was replayed of {place_text(topic, partition)}"
         try:
             (found,) = self._reader.consumer.committed([TopicPartition(topic, partition)], timeout=CONNECT_TIMEOUT_S)
+            _raise_of(found)
         except KafkaException as error:
-            self._require_right(error.args[0], what, topic)
-            raise self._unanswered(f"the offsets of group {REPLAY_GROUP}", reason(error)) from error
-        if found.error is not None:
-            self._require_right(found.error, what, topic)
-            raise PenstockError(f"{what}: {reason(found.error)}")
+            raise self.failure(error.args[0], what, topic_right(Operation.READ, topic)) from error
         if found.offset < 0:
             return Replayed(-1, None)
         return Replayed(found.offset, decode(found.offset, found.metadata, owner_of(REPLAY_GROUP, topic, partition)))
 
     def remember(self, topic: str, partition: int, point: CommitPoint) -> None:
-        """Write down what was replayed, durably; `PenstockError` where that was not possible."""
+        """Write down what was replayed, durably; an error says where that was not possible."""
         place = TopicPartition(topic, partition, point.offset, metadata=point.metadata)
-        what = f"what was sent of {place_text(topic, partition)} could not be written down in group {REPLAY_GROUP}"
-        repeated = f"the last {BATCH} messages at most are sent again by the next replay"
         try:
-            answer = self._reader.consumer.commit(offsets=[place], asynchronous=False) or ()
-            error = next((partition.error for partition in answer if partition.error is not None), None)
-        except KafkaException as refused:
-            error = refused.args[0]
-        if error is not None:
-            self._require_right(error, f"{what}, and {repeated}", topic)
-            raise PenstockError(f"{what}: {reason(error)}; {repeated}") from KafkaException(error)
+            for answer in self._reader.consumer.commit(offsets=[place], asynchronous=False) or ():
+                _raise_of(answer)
+        except KafkaException as error:
+            what = (
+                f"what was sent of {place_text(topic, partition)} could not be written down in group {REPLAY_GROUP}, "
+                f"and the last {BATCH} messages at most are sent again by the next replay"
+            )
+            raise self.failure(error.args[0], what, topic_right(Operation.READ, topic)) from error
 
     def close(self) -> None:
         """Close the connections."""
@@ -210,26 +213,33 @@ class DeadLetterLog:
     def __exit__(self, *_raised: object) -> None:
         self.close()
 
-    def _not_read(self, kind: ErrorKind, error: KafkaError, place: Place) -> None:
-        """Raise what does not pass; what was replayed is asked for elsewhere, and says what that lacks."""
-        if kind in {ErrorKind.PASSING, ErrorKind.GROUP}:
-            return
-        what = f"{place_text(*place)} at {self.bootstrap_servers} cannot be read"
-        self._require_right(error, what, place[0])
-        raise PenstockError(f"{what}: {reason(error)}; check that the topic is still there")
-
-    def _require_right(self, error: KafkaError, what: str, topic: str) -> None:
-        """Raise `MissingRightError` where a broker refused for want of one; return for every other error."""
+    def failure(self, error: KafkaError, what: str, right: Right, remedy: str = "see to the brokers") -> PenstockError:
+        """Return the error of what could not be done, and what to do: `right` is the one on a topic that it takes."""
         if is_missing_right(error):
-            is_group = concerns_a_group(error)
-            right = group_right(REPLAY_GROUP) if is_group else topic_right(Operation.READ, topic)
-            raise MissingRightError(what, [right], self.principal)
+            lacking = group_right(REPLAY_GROUP) if concerns_a_group(error) else right
+            return MissingRightError(what, [lacking], self.principal)
+        if error.code() in _DELETED:
+            return TopicNotFoundError(f"{what}: {right.name} was deleted meanwhile")
+        if is_transient(error) or error.code() == KafkaError._MSG_TIMED_OUT:  # noqa: SLF001 - the same
+            return self._unanswered(what, reason(error))
+        return PenstockError(f"{what}: {reason(error)}; {remedy}, and run the same command again")
 
     def _unanswered(self, what: str, why: str) -> BrokerConnectionError:
         return BrokerConnectionError(
-            f"no Kafka broker at {self.bootstrap_servers} answered for {what}: {why}; "
-            "check the address and that the broker runs, and run the command again"
+            f"{what}: no Kafka broker at {self.bootstrap_servers} answered: {why}; "
+            "check the address and that the broker runs, and run the same command again"
         )
+
+    def _not_read(self, kind: ErrorKind, error: KafkaError, place: Place) -> None:
+        """Raise what does not pass; what was replayed is asked for elsewhere, and says what that lacks."""
+        if kind not in {ErrorKind.PASSING, ErrorKind.GROUP}:
+            raise self.failure(error, f"{place_text(*place)} cannot be read", topic_right(Operation.READ, place[0]))
+
+
+def _raise_of(answer: TopicPartition) -> None:
+    """Raise the error of an answer on one partition, where it has one."""
+    if answer.error is not None:
+        raise KafkaException(answer.error)
 
 
 def _letter(message: Message) -> DeadLetter:
@@ -245,3 +255,53 @@ def _letter(message: Message) -> DeadLetter:
         milliseconds if kind else -1,
         read(headers),
     )
+
+
+@dataclass(slots=True)
+class Kind:
+    """Dead letters of one origin and one exception, counted."""
+
+    #: Original topic and partition; "?" where they are not known.
+    origin: str
+    #: Class of the error as the header has it, which anybody may have written; "?" where there is none.
+    exception: str
+    count: int = 0
+    #: How many of them wait, and how many a replay sent; None where this user may not know.
+    pending: int | None = 0
+    replayed: int | None = 0
+    #: Time of the earliest and the latest, milliseconds since the epoch; -1 where none has a time.
+    first_ms: int = -1
+    last_ms: int = -1
+
+    def add(self, timestamp_ms: int, *, was_replayed: bool | None) -> None:
+        """Count one more."""
+        self.count += 1
+        if was_replayed is None or self.replayed is None:
+            self.replayed = self.pending = None
+        else:
+            self.replayed += was_replayed
+            self.pending = self.count - self.replayed
+        if timestamp_ms >= 0:
+            self.first_ms = timestamp_ms if self.first_ms < 0 else min(self.first_ms, timestamp_ms)
+            self.last_ms = max(self.last_ms, timestamp_ms)
+
+
+def count(log: DeadLetterLog, topic: str) -> list[Kind]:
+    """Read a topic to its end, and count its dead letters by where they come from and why they died."""
+    kinds: dict[tuple[str, str], Kind] = {}
+    for number in range(log.partitions(topic)):
+        for batch in log.read(topic, number, *log.bounds(topic, number)):
+            for letter in batch:
+                kind = _kind_of(letter)
+                if kind not in kinds and len(kinds) >= _MAX_KINDS:
+                    kind = ("(others)", "(others)")
+                kinds.setdefault(kind, Kind(*kind)).add(letter.timestamp_ms, was_replayed=log.was_replayed(letter))
+    return list(kinds.values())
+
+
+def _kind_of(letter: DeadLetter) -> tuple[str, str]:
+    origin = letter.origin or DeadLetterOrigin()
+    place = origin.topic or "?"
+    if origin.topic is not None and origin.partition is not None:
+        place = place_text(origin.topic, origin.partition)
+    return place, origin.exception or "?"

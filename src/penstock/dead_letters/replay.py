@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from penstock import clients
 from penstock.clients.answers import CONNECT_TIMEOUT_S
-from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.renewal import cause_of
 from penstock.clients.rights import MissingRightError, Operation, group_right, require_rights, topic_right
-from penstock.dead_letters.headers import replayed
+from penstock.dead_letters.headers import DeadLetterOrigin, replayed
 from penstock.dead_letters.reader import REPLAY_GROUP, DeadLetter, DeadLetterLog, Replayed
-from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TopicNotFoundError
+from penstock.errors import ConfigurationError, PenstockError, TopicNotFoundError
 from penstock.offsets import Tracker, decode, owner_of
 
 #: Seconds a message may take to be acknowledged.
@@ -29,10 +29,6 @@ _DELIVERY_S = 30
 _POLL_S = 0.5
 #: The broker and the target topic set the limit, not the client.
 _MAX_MESSAGE_BYTES = 1_000_000_000
-
-
-#: Takes the client's report of a message.
-Delivered = Callable[[KafkaError | None, object], None]
 
 
 class Left(Enum):
@@ -61,17 +57,15 @@ class Choice:
 
     def takes(self, letter: DeadLetter) -> bool:
         """Tell whether a dead letter is meant."""
-        origin = letter.origin
-        if self.place is not None and (letter.partition != self.place[0] or letter.offset < self.place[1]):
+        origin = letter.origin or DeadLetterOrigin()
+        if self.place is not None:
+            number, offset = self.place
+            if letter.partition != number or letter.offset < offset or (self.alone and letter.offset != offset):
+                return False
+        if self.topic not in {None, origin.topic}:
             return False
-        if self.alone and self.place is not None and letter.offset != self.place[1]:
-            return False
-        if self.topic is not None and (origin is None or origin.topic != self.topic):
-            return False
-        if self.exception is None:
-            return True
-        name = "" if origin is None else origin.exception or ""
-        return name == self.exception or name.rpartition(".")[2] == self.exception
+        name = origin.exception or ""
+        return self.exception in {None, name, name.rpartition(".")[2]}
 
 
 @dataclass(slots=True)
@@ -250,60 +244,44 @@ class Replay:
     def _send(self, chosen: Sequence[tuple[DeadLetter, str]]) -> tuple[set[int], PenstockError | None]:
         """Send letters of one partition; return the offsets that were acknowledged, and the first failure."""
         # With nothing to send there is nothing that a producer which failed meanwhile has to do with.
-        if self._producer is None or not chosen:
+        if (producer := self._producer) is None or not chosen:
             return {letter.offset for letter, _ in chosen}, None
         acknowledged: set[int] = set()
         failures: list[PenstockError] = []
 
-        def heard(letter: DeadLetter, target: str) -> Delivered:
-            def delivered(error: KafkaError | None, _message: object) -> None:
-                if error is None:
-                    acknowledged.add(letter.offset)
-                else:
-                    failures.append(self._not_sent(letter, target, error))
-
-            return delivered
+        def delivered(letter: DeadLetter, target: str, error: KafkaError | None, _message: object) -> None:
+            if error is None:
+                acknowledged.add(letter.offset)
+            else:
+                failures.append(self._not_sent(letter, target, error))
 
         for letter, target in chosen:
             if failures:
                 break  # the fewer later messages overtake the one that failed, the better
             try:
-                self._produce(self._producer, letter, target, heard(letter, target))
+                self._produce(producer, letter, target, partial(delivered, letter, target))
             except KafkaException as error:
-                failures.append(self._not_sent(letter, target, cause_of(error, self._producer.poll)))
-        if self._flush(self._producer, chosen, failures) and not failures:
-            failures.append(
-                BrokerConnectionError(
-                    f"no answer from {self._log.bootstrap_servers} to what was sent of {self._topic}; "
-                    "check that the broker runs, and run the same command again"
-                )
-            )
-        return acknowledged, failures[0] if failures else None
-
-    def _flush(
-        self, producer: Producer, chosen: Sequence[tuple[DeadLetter, str]], failures: list[PenstockError]
-    ) -> int:
-        """Wait for what was sent; return how much has no answer. A producer that failed fatally says why, first."""
+                failures.append(self._not_sent(letter, target, cause_of(error, producer.poll)))
         # By polls: the client's own flush loses the reason where it fails meanwhile.
         deadline = time.monotonic() + _DELIVERY_S + 5
         while len(producer) and time.monotonic() < deadline:
             try:
                 producer.poll(_POLL_S)
-            except KafkaException as error:
+            except KafkaException as error:  # it failed fatally, which is the reason of the others
                 failures.insert(0, self._not_sent(*chosen[0], error.args[0]))
-        return len(producer)
+        if len(producer) and not failures:
+            failures.append(self._not_sent(*chosen[0], KafkaError(KafkaError._MSG_TIMED_OUT)))  # noqa: SLF001 - a public code of the library
+        return acknowledged, failures[0] if failures else None
 
-    def _produce(self, producer: Producer, letter: DeadLetter, target: str, delivered: Delivered) -> None:
-        headers = replayed(letter.headers, letter.topic, letter.partition, letter.offset)
+    def _produce(self, producer: Producer, letter: DeadLetter, target: str, delivered: partial[None]) -> None:
+        headers, number = (
+            replayed(letter.headers, letter.topic, letter.partition, letter.offset),
+            self._partition_for(letter, target),
+        )
         while True:
             try:
                 producer.produce(
-                    target,
-                    letter.value,
-                    key=letter.key,
-                    partition=self._partition_for(letter, target),
-                    headers=headers,
-                    on_delivery=delivered,
+                    target, letter.value, key=letter.key, partition=number, headers=headers, on_delivery=delivered
                 )
             except BufferError:
                 producer.poll(_POLL_S)  # every message leaves the queue within the delivery time
@@ -330,14 +308,6 @@ class Replay:
             self.outcome.forgetful.add(partition)
 
     def _not_sent(self, letter: DeadLetter, target: str, error: KafkaError) -> PenstockError:
-        if is_missing_right(error):
-            what = (
-                f"{letter.place} could not be sent to {target}; what was sent is written down in group {REPLAY_GROUP}"
-            )
-            return MissingRightError(what, [topic_right(Operation.WRITE, target)], self._log.principal)
-        text = (
-            f"{letter.place} could not be sent to {target}: {reason(error)}; what was sent is written down in group "
-            f"{REPLAY_GROUP}: fix the cause and run the same command again, or pass it by with --from or --where"
-        )
-        gone = {KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # noqa: SLF001 - public codes of the library
-        return BrokerConnectionError(text) if error.code() in gone else PenstockError(text)
+        what = f"{letter.place} could not be sent to {target}; what was sent is written down in group {REPLAY_GROUP}"
+        remedy = "fix the cause, or pass it by with --from or --where"
+        return self._log.failure(error, what, topic_right(Operation.WRITE, target), remedy)
