@@ -94,8 +94,7 @@ def test_a_group_with_members_is_listed_with_them_and_is_not_moved(
     group, servers = f"g-{topic}", broker.bootstrap_servers
     stand(servers, group, topic, 0, 5, done=DONE)
     known = Group(servers, {}, group)
-    counts = known.topics()
-    before = known.state(counts, [(topic, 0)])
+    before = known.state([f"{topic}:0"])
 
     with member(broker, group, topic, **{"group.protocol": protocol}):
         listed = offsets("ls", group)
@@ -103,7 +102,7 @@ def test_a_group_with_members_is_listed_with_them_and_is_not_moved(
         tried = offsets("reset", group, "--to", "earliest", "--dry-run")
         # As a member that joins while a command is at work.
         with pytest.raises(GroupHasMembersError, match="a member joined meanwhile"):
-            known.write(plan(group, before.positions, {(topic, 0): Wanted(0)}))
+            known.write(before, plan(group, before.positions, {(topic, 0): Wanted(0)}))
 
     assert listed.out.count("counter on 127.0.0.1") == 2
     assert f"group {group} is stable, with 1 member\n" in listed.out

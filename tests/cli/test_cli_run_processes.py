@@ -110,7 +110,7 @@ def test_two_processes_share_the_work_and_one_that_is_killed_has_its_partitions_
     assert "process 1 was ended by SIGKILL; it is started again in 0.5 s (restart 1 of 10)" in said
     assert len({call.pid for call in calls() if call.process == "2"}) == 1
     # Nobody waits for the sessions of those that were stopped: they have left.
-    assert Group(broker.bootstrap_servers, {}, topic).state({}).members == ()
+    assert Group(broker.bootstrap_servers, {}, topic).state().members == ()
     # What was handled is committed at the end.
     found = committed(broker.bootstrap_servers, topic, topic, PARTITIONS)
     assert {one.offset for one in found.values()} == {sent // PARTITIONS}

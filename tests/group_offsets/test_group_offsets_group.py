@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 from penstock.clients.rights import MissingRightError
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.group_offsets import group as module
-from penstock.group_offsets.group import Group, GroupHasMembersError
+from penstock.group_offsets.group import Group, GroupHasMembersError, GroupState
 from penstock.group_offsets.planning import Wanted, plan
 from penstock.group_offsets.positions import Position
 
@@ -47,7 +47,7 @@ def write(monkeypatch: pytest.MonkeyPatch, *answers: int | None) -> int:
     monkeypatch.setattr(module, "_RETRY_DELAY_S", 0.01)
     group, admin = Group("127.0.0.1:1", {"log_level": 0, "sasl.username": "ops"}, "sms"), FakeAdmin(*answers)
     monkeypatch.setattr(group, "_admin", admin)
-    group.write(plan("sms", [BEFORE], {PART: Wanted(3)}))
+    group.write(GroupState("sms", "empty", (), (BEFORE,)), plan("sms", [BEFORE], {PART: Wanted(3)}))
     return admin.asked
 
 

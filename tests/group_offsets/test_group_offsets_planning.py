@@ -10,7 +10,7 @@ from positions_drawn import GROUP, TOPIC, done_of, positions, runs_of
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.group_offsets.planning import Change, Wanted, plan, refuse_coordinators, reset_wanted, skip_wanted
 from penstock.group_offsets.positions import Position, clipped, position, total, without
-from penstock.group_offsets.targets import AtOffset, AtTime, Edge, Shift
+from penstock.group_offsets.targets import Target, To
 from penstock.offsets import MAX_METADATA_CHARS, decode, encode, owner_of
 
 OFFSETS = st.sets(st.integers(0, 60)).map(runs_of)
@@ -81,7 +81,7 @@ def test_a_reset_tells_exactly_what_is_handled_again_and_what_is_skipped(
     target = data.draw(st.integers(log.start, log.stop))
     was_done = done_of(log, before.committed, before.done)
 
-    [change] = plan(GROUP, [before], reset_wanted(AtOffset(target), [before], {}, keep_done=keep_done))
+    [change] = plan(GROUP, [before], reset_wanted(Target(To.OFFSET, target), [before], {}, keep_done=keep_done))
 
     is_done = as_consumer_reads(change)
     assert is_done == done_of(log, target, before.done if keep_done else ())
@@ -119,20 +119,20 @@ def test_targets_are_found_by_partition() -> None:
     before = [Position(TOPIC, 0, 5, range(2, 10)), Position(TOPIC, 1, None, range(3, 4))]
     found = {(TOPIC, 0): 7, (TOPIC, 1): 4}
 
-    def offsets(to: Edge | AtTime | AtOffset | Shift) -> list[int]:
+    def offsets(to: Target) -> list[int]:
         return [one.offset for one in reset_wanted(to, before, found, keep_done=False).values()]
 
-    assert offsets(Edge.EARLIEST) == [2, 3]
-    assert offsets(Edge.LATEST) == [7, 4]
-    assert offsets(AtTime(17)) == [7, 4]
-    assert offsets(AtOffset(3)) == [3, 3]
-    assert offsets(Shift(-2)) == [3], "without an offset there is nothing to count from"
+    assert offsets(Target(To.EARLIEST)) == [2, 3]
+    assert offsets(Target(To.LATEST)) == [7, 4]
+    assert offsets(Target(To.TIME, 17)) == [7, 4]
+    assert offsets(Target(To.OFFSET, 3)) == [3, 3]
+    assert offsets(Target(To.SHIFT, -2)) == [3], "without an offset there is nothing to count from"
 
 
 def test_a_map_of_a_longer_topic_of_the_same_name_is_kept_no_further_than_the_log() -> None:
     before = Position(TOPIC, 0, 5, range(20), (range(8, 10), range(15, 30)))
 
-    [change] = plan(GROUP, [before], reset_wanted(AtOffset(3), [before], {}, keep_done=True))
+    [change] = plan(GROUP, [before], reset_wanted(Target(To.OFFSET, 3), [before], {}, keep_done=True))
 
     assert change.done == (range(8, 10), range(15, 20))
 

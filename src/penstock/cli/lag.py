@@ -25,16 +25,15 @@ def lag(
 
     Ends with 1 where some ages are not known.
     """
-    from penstock.group_offsets.moving import looked_at
     from penstock.group_offsets.oldest import oldest_not_done
 
-    positions = looked_at(group_of(cluster, group), topic).positions
-    read = oldest_not_done(cluster.servers, cluster.settings, group, positions, timeout)
+    positions = group_of(cluster, group).state(topic).positions
+    messages, failures = oldest_not_done(cluster.servers, cluster.settings, group, positions, timeout)
     now_s = time.time()
     rows = []
     oldest_s, oldest_place = None, ""
     for position in positions:
-        oldest = read.messages.get(position.part)
+        oldest = messages.get(position.part)
         age_s = None if oldest is None else oldest.age_s(now_s)
         if oldest is not None and age_s is not None and (oldest_s is None or age_s > oldest_s):
             oldest_s, oldest_place = age_s, place_text(*position.part, oldest.offset)
@@ -57,5 +56,5 @@ def lag(
     last = "" if oldest_s is None else f"; the oldest, {oldest_place}, is {age_text(oldest_s)} old"
     more = f" (and {unknown} whose lag is not known)" if unknown else ""
     text = f"lag {total} in {counted(len(positions) - unknown, 'partition')}{more}, {left} of it not done{last}"
-    failure = PenstockError("; ".join(read.failures)) if read.failures else None
+    failure = PenstockError("; ".join(failures)) if failures else None
     return Result([Table("partitions", rows)], facts, notes=[text, *odd_positions(positions)], failure=failure)

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 def ls(cluster: Reading, *, group: GroupName, topic: Partitions = None) -> Result:
     """List by partition what a group has committed, its log and lag, and what is done above the commit point."""
-    from penstock.group_offsets.moving import looked_at
-
-    state = looked_at(group_of(cluster, group), topic)
+    state = group_of(cluster, group).state(topic)
     rows = [
         {
             "topic": position.topic,
@@ -62,14 +60,13 @@ def reset(
 ) -> Result:
     """Have a group without members begin elsewhere. Ends with 1 where it is refused."""
     from penstock.errors import PenstockError
-    from penstock.group_offsets.moving import move, planned_reset
 
     known = group_of(cluster, group)
-    state, changes = planned_reset(known, to, topic, keep_done=keep_done)
+    state, changes = known.planned_reset(to, topic, keep_done=keep_done)
     failure: PenstockError | None = None
     if not dry_run:
         try:
-            move(known, state, changes)
+            known.write(state, changes)
         except PenstockError as error:  # what it would have done is printed all the same
             failure = error
     rows = [_change_row(change) for change in changes]

@@ -10,7 +10,7 @@ from penstock.clients.reading import NotReadInTimeError, PartitionReader
 from penstock.clients.rights import Operation, principal_of
 from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
-from penstock.errors import BrokerConnectionError, ConfigurationError, GivenUpError, PenstockError
+from penstock.errors import BrokerConnectionError, GivenUpError, PenstockError
 from penstock.fleet.actions.performing import Surroundings, perform
 from penstock.fleet.commands.command import command_of
 from penstock.fleet.topics import RecordWriter
@@ -38,13 +38,10 @@ class Skipping:
         self.place = place
         self.topic, self.partition, self.offset = place_of(place)
 
-    def state(self) -> GroupState:
+    def state(self, *, to_change: bool = False) -> GroupState:
         """Return where the group stands in that partition; errors as `Group.state`."""
-        counts = self._known.topics([self.topic])
-        if self.partition >= counts[self.topic]:
-            raise ConfigurationError(f"{self.topic} has partitions 0 to {counts[self.topic] - 1}; correct the number")
         refuse_coordinators(self._group, [self.topic])
-        return self._known.state(counts, [(self.topic, self.partition)])
+        return self._known.state([f"{self.topic}:{self.partition}"], to_change=to_change)
 
     def by_members(self, commands: CommandSettings) -> str:
         """Have the members that run give the message up, and return what they said; `PenstockError` where none did."""
@@ -69,7 +66,8 @@ class Skipping:
     def write(self, change: Change, letters: str | None = None) -> str:
         """Write the message to its dead letters, then the offsets; return the name of the topic that has it."""
         name = letters or default_topic(DeadLetterFormat.KAFKA).replace("{topic}", self.topic)
-        self._known.require_rights_to_write([self.topic])
+        # Before the dead letter is written: a second try after a refusal would write a second one.
+        state = self.state(to_change=True)
         record, error = self._record(), GivenUpError(self.place, 0, "")
         headers = write(
             DeadLetterFormat.KAFKA, record, DeadLetterOrigin.of(record, error, group=self._group, attempts=0)
@@ -79,7 +77,7 @@ class Skipping:
         ensure_topics(admin, self._servers, [TopicSpec(name, 1)], needs=needs, principal=principal)
         writer = RecordWriter(self._servers, {**self._config, **_ANY_SIZE})
         writer.write(name, record.value(), record.key(), headers=headers)
-        self._known.write([change])
+        self._known.write(state, [change])
         return name
 
     def _record(self) -> Record:

@@ -1,4 +1,4 @@
-"""A group as its brokers know it: members, committed offsets, the logs they lie in; and the commit of other ones.
+"""A group as its brokers know it: members, committed offsets, the logs they lie in; and how it begins elsewhere.
 
 Reading joins no group, so it disturbs nobody. A commit from outside is refused by the group's coordinator while the
 group has members, so that nobody who joins in between is overruled.
@@ -6,21 +6,15 @@ group has members, so that nobody who joins in between is overruled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from confluent_kafka import (
-    ConsumerGroupState,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import ConsumerGroupState, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
 from penstock import clients
-from penstock.clients import topics as kafka_topics
 from penstock.clients.answers import answered
 from penstock.clients.bounded_calls import ask_again
 from penstock.clients.groups import HAS_MEMBERS, alter_group_offsets, committed_offsets, describe_groups
@@ -34,11 +28,11 @@ from penstock.clients.rights import (
     require_rights,
     topic_right,
 )
-from penstock.clients.topics import FIRST, LAST, known_offsets
+from penstock.clients.topics import known_offsets, log_bounds, log_ends, partition_counts, require_topics
 from penstock.errors import BrokerConnectionError, PenstockError
-from penstock.group_offsets.planning import Change
+from penstock.group_offsets.planning import Change, plan, refuse_coordinators, reset_wanted
 from penstock.group_offsets.positions import Member, Part, Position, position
-from penstock.group_offsets.targets import AtTime, Edge
+from penstock.group_offsets.targets import Target, To, chosen, target, topic_choice
 from penstock.options import ClientConfig
 from penstock.places import place_text
 
@@ -46,6 +40,9 @@ from penstock.places import place_text
 _ANSWER_S = 15.0
 _RETRY_BUDGET_S = 15.0
 _RETRY_DELAY_S = 0.2
+
+#: Stands for the description of a group that brokers do not know.
+_ABSENT = SimpleNamespace(state=ConsumerGroupState.UNKNOWN, members=())
 
 T = TypeVar("T")
 
@@ -66,17 +63,6 @@ class GroupState:
     positions: tuple[Position, ...]
 
 
-def require_no_members(state: GroupState) -> None:
-    """Raise `GroupHasMembersError` where a group has members."""
-    if state.members:
-        count = len(state.members)
-        raise GroupHasMembersError(
-            f"the offsets of group {state.group} were not changed: it has {count} member{'' if count == 1 else 's'}: "
-            f"{', '.join(map(str, state.members))}; stop what runs in the group, and run the command again (a member "
-            "that was killed counts until its session ends, after 15 s unless set otherwise)"
-        )
-
-
 class Group:
     """A consumer group, to look at and to move. For one thread. `ConfigurationError` where a setting was refused."""
 
@@ -89,66 +75,82 @@ class Group:
         is_uncommitted = config.get("isolation.level") == "read_uncommitted"
         self._isolation = IsolationLevel.READ_UNCOMMITTED if is_uncommitted else IsolationLevel.READ_COMMITTED
 
-    def topics(self, named: Iterable[str] = ()) -> dict[str, int]:
-        """Return how many partitions each topic has that this user may see.
+    def state(self, topics: Sequence[str] | None = None, *, to_change: bool = False) -> GroupState:
+        """Return members and positions of the topics and partitions that are named, as `--topic` takes them.
 
-        `BrokerConnectionError` where no broker answered, `MissingRightError` or `TopicNotFoundError` where one of those
-        that are named may not be seen, or does not exist.
+        Without any, all partitions are meant of each topic that the group has offsets of or reads.
+
+        Raises:
+            BrokerConnectionError: a broker did not answer.
+            MissingRightError: this user may not look; or, `to_change`, may not commit offsets of what is named.
+            ConfigurationError: what is named cannot be, or a topic has no such partition.
+            PenstockError: there is no such topic, nothing is known of the group, or the brokers refused.
         """
-        counts = kafka_topics.partition_counts(self._admin, self._servers)
-        missing = [topic for topic in named if topic not in counts]
-        if missing:
-            # Told apart: those that do not exist, and those that may not be seen.
-            kafka_topics.require_topics(
+        choices = [topic_choice(text) for text in topics or ()]
+        counts = partition_counts(self._admin, self._servers)
+        if missing := [choice.topic for choice in choices if choice.topic not in counts]:
+            # Those that do not exist, and those that may not be seen, have errors of their own.
+            counts |= require_topics(
                 self._admin, self._servers, missing, to=Operation.DESCRIBE, principal=self._principal
             )
-        return counts
-
-    def require_rights_to_write(self, topics: Iterable[str]) -> None:
-        """Raise `MissingRightError` where this user may not commit offsets of these topics for the group."""
-        rights = self._rights(Operation.READ, topics)
-        require_rights(self._admin, f"the offsets of group {self._group} cannot be changed", rights, self._principal)
-
-    def state(self, counts: Mapping[str, int], parts: Sequence[Part] | None = None) -> GroupState:
-        """Return members and positions, given how many partitions each topic has, by `topics`.
-
-        Without `parts` all partitions are meant of each topic that the group has offsets of or reads.
-        `BrokerConnectionError` where a broker did not answer, `MissingRightError` where this user may not look,
-        `PenstockError` where the brokers refused for another reason.
-        """
+        if to_change:
+            rights = self._rights(Operation.READ, {choice.topic for choice in choices})
+            what = f"the offsets of group {self._group} cannot be changed"
+            require_rights(self._admin, what, rights, self._principal)
+        parts = chosen(choices, counts) if choices else None
         state, members = self._described()
         all_parts = {(topic, number) for topic, count in counts.items() for number in range(count)}
         committed = self._committed(all_parts if parts is None else parts)
         if parts is None:
-            topics = {topic for topic, _ in committed} | {part[0] for member in members for part in member.partitions}
-            existing = {(topic, number) for topic in topics for number in range(counts.get(topic, 0))}
+            read = {topic for topic, _ in committed} | {part[0] for member in members for part in member.partitions}
+            existing = {(topic, number) for topic in read for number in range(counts.get(topic, 0))}
             parts = sorted(existing | set(committed))
         there = [part for part in parts if part[1] < counts.get(part[0], 0)]
-        starts = self._offsets(dict.fromkeys(there, FIRST))
-        ends = self._offsets(dict.fromkeys(there, LAST), IsolationLevel.READ_UNCOMMITTED)
-        logs = {part: range(starts[part], max(starts[part], ends[part])) for part in there}
+        ends = self._offsets(there, lambda: log_bounds(self._admin, there, _ANSWER_S))
+        logs = {part: range(start, max(start, end)) for part, (start, end) in ends.items()}
         positions = [position(self._group, part, committed.get(part), logs.get(part)) for part in parts]
+        if not positions and not members:
+            raise PenstockError(
+                f"group {self._group} has no members, and no offsets of topics that this user may see; correct its "
+                "name, which is that of the App, or name a topic with --topic to see which permission is missing"
+            )
         return GroupState(self._group, state, members, tuple(positions))
 
-    def find(self, target: Edge | AtTime, parts: Iterable[Part]) -> dict[Part, int]:
-        """Return the offset of each partition that is the latest one, or the first of a time.
+    def planned_reset(
+        self, to: str, topics: Sequence[str] | None, *, keep_done: bool
+    ) -> tuple[GroupState, list[Change]]:
+        """Return where the group stands, and the change that a reset makes; nothing is changed.
 
-        Under read_committed the latest is where an open transaction begins: what it commits is not passed over.
-        Errors as `state`.
+        Args:
+            to: where to, as `penstock offsets reset --to` takes it.
+            topics: which topics and partitions, as `--topic` takes them; left out: all that the group has offsets of.
+            keep_done: whether what is done above the commit point stays done.
+
+        Raises:
+            ConfigurationError: `to` or a topic is none, or an offset lies outside of its log.
+            PenstockError: as `state` raises.
         """
-        places = list(parts)
-        latest = self._offsets(dict.fromkeys(places, LAST), self._isolation)
-        if not isinstance(target, AtTime):
-            return latest
-        found = self._offsets(dict.fromkeys(places, OffsetSpec.for_timestamp(target.ms)))
-        return {part: latest[part] if offset < 0 else offset for part, offset in found.items()}
+        aim = target(to)
+        state = self.state(topics, to_change=True)
+        there = [position for position in state.positions if position.log is not None]
+        found = self._find(aim, [position.part for position in there]) if aim.to in {To.LATEST, To.TIME} else {}
+        wanted = reset_wanted(aim, there, found, keep_done=keep_done)
+        refuse_coordinators(self._group, [topic for topic, _ in wanted])
+        return state, plan(self._group, state.positions, wanted)
 
-    def write(self, changes: Sequence[Change]) -> None:
+    def write(self, state: GroupState, changes: Sequence[Change]) -> None:
         """Commit offsets and offset maps for the group, of all these partitions in one request.
 
         `BrokerConnectionError` where no answer came: what was written is not known then. `GroupHasMembersError`,
         `MissingRightError`, or `PenstockError` where some were refused: it says which, and that the others are written.
         """
+        if state.members:
+            count = len(state.members)
+            raise GroupHasMembersError(
+                f"the offsets of group {self._group} were not changed: it has {count} member{'' if count == 1 else 's'}"
+                f": {', '.join(map(str, state.members))}; stop what runs in the group, and run the command again (a "
+                "member that was killed counts until its session ends, after 15 s unless set otherwise)"
+            )
         if not changes:
             return
         wanted = [TopicPartition(*change.before.part, change.offset, metadata=change.metadata) for change in changes]
@@ -161,7 +163,7 @@ class Group:
         def may_pass(answer: list[TopicPartition]) -> bool:
             return any(partition.error is not None and is_transient(partition.error) for partition in answer)
 
-        refused = [partition for partition in self._answer(ask, what, rights, may_pass) if partition.error is not None]
+        refused = [answer for answer in self._answer(ask, what, rights, again=may_pass) if answer.error is not None]
         if not refused:
             return
         error = KafkaException(refused[0].error)
@@ -184,10 +186,8 @@ class Group:
         def ask() -> Any:
             return answered(describe_groups(self._admin, [self._group])[self._group], _ANSWER_S)
 
-        try:
-            found = self._answer(ask, f"group {self._group} cannot be looked at", self._rights(Operation.DESCRIBE))
-        except _NoSuchGroupError:
-            return "unknown", ()
+        what = f"group {self._group} cannot be looked at"
+        found = self._answer(ask, what, self._rights(Operation.DESCRIBE), absent=_ABSENT)
         members = tuple(
             Member(
                 member.client_id,
@@ -220,50 +220,61 @@ class Group:
                 raise KafkaException(failed)
             return found
 
-        try:
-            what = f"the offsets of group {self._group} are not known"
-            committed = self._answer(ask, what, self._rights(Operation.DESCRIBE))
-        except _NoSuchGroupError:
-            return {}
+        what = f"the offsets of group {self._group} are not known"
+        committed = self._answer(ask, what, self._rights(Operation.DESCRIBE), absent=list[TopicPartition]())
         return {
             (offset.topic, offset.partition): (offset.offset, offset.metadata)
             for offset in committed
             if offset.offset >= 0
         }
 
-    def _offsets(
-        self, specs: Mapping[Part, OffsetSpec], isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
-    ) -> dict[Part, int]:
-        if not specs:
-            return {}
+    def _find(self, aim: Target, parts: Sequence[Part]) -> dict[Part, int]:
+        """Return the offset of each partition that is the latest one, or the first of a time.
 
-        def ask() -> dict[Part, int]:
-            return known_offsets(self._admin, specs, _ANSWER_S, isolation)
+        Under read_committed the latest is where an open transaction begins: what it commits is not passed over.
+        """
+        latest = self._offsets(parts, lambda: log_ends(self._admin, parts, _ANSWER_S, self._isolation))
+        if aim.to is To.LATEST:
+            return latest
+        specs = dict.fromkeys(parts, OffsetSpec.for_timestamp(aim.number))
+        found = self._offsets(parts, lambda: known_offsets(self._admin, specs, _ANSWER_S))
+        return {part: latest[part] if offset < 0 else offset for part, offset in found.items()}
 
-        topics = {topic for topic, _ in specs}
-        what = f"the ends of the logs of {', '.join(sorted(topics))} are not known"
-        return self._answer(ask, what, [topic_right(Operation.DESCRIBE, topic) for topic in sorted(topics)])
+    def _offsets(self, parts: Sequence[Part], ask: Callable[[], dict[Part, T]]) -> dict[Part, T]:
+        """Return what brokers answer on the logs of partitions."""
+        topics = sorted({topic for topic, _ in parts})
+        what = f"the ends of the logs of {', '.join(topics)} are not known"
+        return self._answer(ask, what, [topic_right(Operation.DESCRIBE, topic) for topic in topics]) if parts else {}
 
     def _rights(self, operation: Operation, topics: Iterable[str] = ()) -> list[Right]:
         return [group_right(self._group, operation), *(topic_right(operation, topic) for topic in sorted(topics))]
 
     def _answer(
-        self, ask: Callable[[], T], what: str, rights: Sequence[Right], again: Callable[[T], bool] = lambda _: False
+        self,
+        ask: Callable[[], T],
+        what: str,
+        rights: Sequence[Right],
+        *,
+        absent: T | None = None,
+        again: Callable[[T], bool] = lambda _: False,
     ) -> T:
-        """Return an answer; ask again for some seconds what may be answered in a moment, or what `again` says."""
+        """Return an answer; ask again for some seconds what may be answered in a moment, or what `again` says.
+
+        Where the brokers know no such group, the answer is what is given as `absent`.
+        """
         try:
             return ask_again(
                 ask, _RETRY_BUDGET_S, _RETRY_DELAY_S, until=lambda answer: not again(answer), passes=_may_pass
             )
         except KafkaException as error:
+            if absent is not None and code_of(error) == KafkaError.GROUP_ID_NOT_FOUND:
+                return absent
             raise self._failure(error, what, rights) from error
 
     def _failure(self, error: KafkaException, what: str, rights: Sequence[Right]) -> PenstockError:
         code = code_of(error)
         if is_missing_right(error):
             return MissingRightError(what, rights, self._principal)
-        if code == KafkaError.GROUP_ID_NOT_FOUND:
-            return _NoSuchGroupError(what)
         if code in HAS_MEMBERS:
             return GroupHasMembersError(f"{what}: it has members; stop all members, and run the command again")
         if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
@@ -276,10 +287,6 @@ class Group:
                 f"{what} by {self._servers}: {reason(error)}; check that the brokers run, and run the command again"
             )
         return PenstockError(f"{what}: {reason(error)}; see to the brokers, and run the command again")
-
-
-class _NoSuchGroupError(PenstockError):
-    """The brokers know no such group."""
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -33,31 +33,22 @@ class Oldest:
         return None if self.timestamp_ms is None else max(0.0, now_s - self.timestamp_ms / 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class OldestFound:
-    """What was read."""
-
-    #: By partition: the oldest message that is not done; None where there is none that is committed.
-    messages: Mapping[Part, Oldest | None]
-    #: Why others are not known: sentences.
-    failures: tuple[str, ...] = ()
-
-
 def oldest_not_done(
     bootstrap_servers: str, config: ClientConfig, group: str, positions: Iterable[Position], limit_s: float
-) -> OldestFound:
+) -> tuple[dict[Part, Oldest], list[str]]:
     """Read, of each partition with messages left, the first record from its committed offset on that is not done.
 
     Markers of transactions and compaction leave offsets without a record, so it is the first at or after that offset
     which the offset map does not call done. It joins no group and commits nothing.
 
-    All of it takes `limit_s` seconds at most; what has not arrived by then is a failure. `ConfigurationError`
-    where the client library refused a setting.
+    Returns them by partition, without those where none is committed; and why others are not known, as sentences. All
+    takes `limit_s` seconds at most; what has not arrived by then is a failure. `ConfigurationError` where the client
+    library refused a setting.
     """
     wanted = {position.part: position for position in positions if position.left}
     #: The offset from which on a record is looked for, by partition.
     left = {part: _first(position) for part, position in wanted.items()}
-    found: dict[Part, Oldest | None] = {}
+    found: dict[Part, Oldest] = {}
     failures: set[str] = set()
 
     def failed(kind: ErrorKind, error: KafkaError, part: Part) -> None:
@@ -66,7 +57,7 @@ def oldest_not_done(
             failures.add(text)
 
     if not left:
-        return OldestFound({})
+        return {}, []
     isolation = config.get("isolation.level", "read_committed")
     # One record of each is wanted. The group is not joined: the client library wants a name, and this user may look at
     # this group.
@@ -87,14 +78,13 @@ def oldest_not_done(
                 else:
                     found[part] = Oldest(offset, timestamp_of(cast("Record", message)))
                     del left[part]
-            for part in reader.exhausted & left.keys():
-                found[part] = None
+            for part in reader.exhausted & left.keys():  # none is committed
                 del left[part]
             reader.pause(before - left.keys())
     if left:
         late = ", ".join(place_text(*part) for part in sorted(left))
         failures.add(f"no record of {late} arrived within {limit_s:g} s, so its age is not known")
-    return OldestFound(found, tuple(sorted(failures)))
+    return found, sorted(failures)
 
 
 def _why_unknown(kind: ErrorKind, error: KafkaError, part: Part, config: ClientConfig) -> str | None:

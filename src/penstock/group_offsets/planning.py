@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.group_offsets.positions import Part, Position, clipped, total, without
-from penstock.group_offsets.targets import AtOffset, AtTime, Edge, Shift, Target
+from penstock.group_offsets.targets import Target, To
 from penstock.offsets import decode, encode, owner_of
 
 
@@ -65,16 +65,16 @@ def reset_wanted(
 
 
 def _target_offset(to: Target, position: Position, found: Mapping[Part, int]) -> int | None:
-    match to:
-        case Edge.EARLIEST:
+    match to.to:
+        case To.EARLIEST:
             return None if position.log is None else position.log.start
-        case Edge.LATEST | AtTime():
+        case To.LATEST | To.TIME:
             return found[position.part]
-        case AtOffset(offset):
-            return offset
-        case Shift(offsets):
+        case To.OFFSET:
+            return to.number
+        case To.SHIFT:
             # Without a committed offset there is nothing to count from.
-            return None if position.committed is None else position.committed + offsets
+            return None if position.committed is None else position.committed + to.number
 
 
 def skip_wanted(position: Position, offset: int) -> Wanted:

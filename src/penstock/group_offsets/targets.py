@@ -6,60 +6,48 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import Enum
+from enum import Enum, auto
 
-from penstock.errors import ConfigurationError, TopicNotFoundError
+from penstock.errors import ConfigurationError
 from penstock.group_offsets.positions import Part
 
 _MAX_OFFSET = (1 << 63) - 1
-_NUMBER = re.compile(r"\d{1,19}", re.ASCII)
-_SHIFT = re.compile(r"[+-]\d{1,19}", re.ASCII)
+#: An offset; with a sign one from the committed offset on; with its unit a time.
+_NUMBER = re.compile(r"([+-]?)(\d{1,19})(ms)?", re.ASCII)
 _NUMBERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
-_MILLISECONDS = re.compile(r"(\d{1,19})ms", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Edge(Enum):
-    """An end of a log."""
+class To(Enum):
+    """What a group can be sent to."""
 
-    EARLIEST = "earliest"
-    LATEST = "latest"
-
-
-@dataclass(frozen=True, slots=True)
-class AtTime:
-    """The first message that is so late, by its timestamp; the end of the log where none is."""
-
-    ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class AtOffset:
-    """This offset."""
-
-    offset: int
+    #: The ends of a log.
+    EARLIEST = auto()
+    LATEST = auto()
+    #: The first message that is so late, by its timestamp in milliseconds since 1970; the end where none is.
+    TIME = auto()
+    #: This offset.
+    OFFSET = auto()
+    #: So many offsets on from the committed one, or back.
+    SHIFT = auto()
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
-    """So many offsets on from the committed one, or back."""
+class Target:
+    """Where a group is to go; what the number is depends on what it is sent to."""
 
-    offsets: int
-
-
-Target = Edge | AtTime | AtOffset | Shift
+    to: To
+    number: int = 0
 
 
 def target(text: str) -> Target:
     """Return where `--to` wants a group; `ConfigurationError` where it is none of what can be written there."""
-    if text in {edge.value for edge in Edge}:
-        return Edge(text)
-    if _NUMBER.fullmatch(text) and int(text) <= _MAX_OFFSET:
-        return AtOffset(int(text))
-    if _SHIFT.fullmatch(text) and abs(int(text)) <= _MAX_OFFSET:
-        return Shift(int(text))
-    if (found := _MILLISECONDS.fullmatch(text)) and int(found[1]) <= _MAX_OFFSET:
-        return AtTime(int(found[1]))
+    if text in {"earliest", "latest"}:
+        return Target(To[text.upper()])
+    if found := _NUMBER.fullmatch(text):
+        sign, digits, unit = found.groups()
+        if int(digits) <= _MAX_OFFSET and not (sign and unit):
+            return Target(To.TIME if unit else To.SHIFT if sign else To.OFFSET, int(sign + digits))
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -74,7 +62,7 @@ def target(text: str) -> Target:
         )
     if moment < _EPOCH:
         raise ConfigurationError(f"--to {text} lies before 1970, where no message can be; write earliest")
-    return AtTime((moment - _EPOCH) // timedelta(milliseconds=1))
+    return Target(To.TIME, (moment - _EPOCH) // timedelta(milliseconds=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,27 +76,22 @@ class TopicChoice:
 def topic_choice(text: str) -> TopicChoice:
     """Return what `--topic` chooses: `orders`, or `orders:0,4-7`; `ConfigurationError` where that is nothing."""
     topic, colon, numbers = text.partition(":")
-    found: set[int] = set()
-    for item in numbers.split(",") if colon else ():
-        named = _NUMBERS.fullmatch(item)
-        numbered = range(int(named[1]), int(named[2] or named[1]) + 1) if named else ()
-        if not numbered:
-            raise _no_choice(text)
-        found.update(numbered)
-    if not topic:
-        raise _no_choice(text)
-    return TopicChoice(topic, frozenset(found) if colon else None)
+    items = [_NUMBERS.fullmatch(item) for item in numbers.split(",")] if colon else []
+    runs = [range(int(item[1]), int(item[2] or item[1]) + 1) if item else range(0) for item in items]
+    if not topic or not all(runs):
+        raise ConfigurationError(
+            f"--topic {text!r} names no topic, or no partitions; write orders, or orders:0 or orders:0,4-7"
+        )
+    return TopicChoice(topic, frozenset(number for run in runs for number in run) if colon else None)
 
 
 def chosen(choices: Iterable[TopicChoice], counts: Mapping[str, int]) -> list[Part]:
     """Return the partitions that are chosen, in their order, given how many each topic has.
 
-    `TopicNotFoundError` where there is no such topic, `ConfigurationError` where it has no such partition.
+    `ConfigurationError` where a topic has no such partition.
     """
     parts: set[Part] = set()
     for choice in choices:
-        if choice.topic not in counts:
-            raise TopicNotFoundError(f"there is no topic {choice.topic}; correct the name")
         count = counts[choice.topic]
         numbers = range(count) if choice.partitions is None else choice.partitions
         if outside := sorted(number for number in numbers if number >= count):
@@ -117,9 +100,3 @@ def chosen(choices: Iterable[TopicChoice], counts: Mapping[str, int]) -> list[Pa
             )
         parts.update((choice.topic, number) for number in numbers)
     return sorted(parts)
-
-
-def _no_choice(text: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"--topic {text!r} names no topic, or no partitions; write orders, or orders:0 or orders:0,4-7"
-    )

@@ -19,7 +19,6 @@ from penstock.fleet.commands.sender import ANSWER_S, CommandSender, summary
 from penstock.fleet.wire import one_line
 from penstock.fleet_member import CommandSettings, Outcome
 from penstock.group_offsets.group import Group
-from penstock.group_offsets.moving import move, planned_reset
 from penstock.group_offsets.planning import Change
 from penstock.options import ClientConfig
 from penstock.transactions.stores.coordinator import operator_in_kafka
@@ -109,9 +108,9 @@ def _offsets(command: Command, around: Surroundings, *, dry_run: bool) -> Answer
     """Have a group without members begin elsewhere."""
     asked = command.parameters
     group = Group(around.bootstrap_servers, around.config, asked["group"])
-    state, changes = planned_reset(group, asked["to"], asked.get("topics"), keep_done=asked.get("keep_done", False))
+    state, changes = group.planned_reset(asked["to"], asked.get("topics"), keep_done=asked.get("keep_done", False))
     if not dry_run:
-        move(group, state, changes)
+        group.write(state, changes)
         return Answer(Outcome.DONE, f"group {asked['group']} begins elsewhere: {_moves(changes)}")
     said = f"group {asked['group']} would begin elsewhere: {_moves(changes)}"
     if not state.members:
