@@ -11,8 +11,7 @@ import typer
 
 from penstock.cli.frame import frame
 from penstock.cli.output import DEBUG_VARIABLE
-from penstock.settings.model import PREFIX
-from penstock.settings.sources import PROFILE_VARIABLE
+from penstock.settings.sources import PREFIX, PROFILE_VARIABLE
 
 _WORDS = {str: "text", int: "whole number", float: "number", Path: "path"}
 #: Variables that stand for an option where the command line says nothing.

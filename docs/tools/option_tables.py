@@ -15,7 +15,7 @@ from functools import partial
 import penstock
 from penstock import spark_sink
 from penstock.consumer import UNCHANGED
-from penstock.settings.model import OPTIONS, PREFIX, TYPE_NAMES
+from penstock.settings.sources import OPTIONS, PREFIX, TYPE_NAMES
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.sql.store import SqlStore
 

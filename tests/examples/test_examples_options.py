@@ -14,7 +14,7 @@ import penstock
 from penstock.consumer import ConsumerSettings
 from penstock.consumer.settings import _DEFAULTS, _OWNED
 from penstock.errors import ConfigurationError
-from penstock.settings.model import OPTIONS
+from penstock.settings.sources import OPTIONS
 
 TEXT = "\n".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("options.md", "spark.md"))
 

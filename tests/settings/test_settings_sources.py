@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigurationError
-from penstock.settings import on_command_line, option_names, shown_value
+from penstock.settings import OPTIONS, on_command_line, shown_value
 from settings_tools import clean_settings
 
 SERVERS = "in-the-code:9092"
@@ -35,7 +35,7 @@ def sparse_app() -> penstock.App:
 
 
 def test_every_option_of_an_app_can_be_set_outside_of_its_code_save_objects() -> None:
-    assert set(option_names()) == set(inspect.signature(penstock.App).parameters) - IN_CODE
+    assert set(OPTIONS) == set(inspect.signature(penstock.App).parameters) - IN_CODE
 
 
 def test_nothing_outside_leaves_what_the_code_gives() -> None:

@@ -6,31 +6,8 @@ code. Commands take their connection from the same places. Types are checked her
 whoever takes it.
 """
 
-from penstock.settings.effective import Effective, effective
-from penstock.settings.secrets import shown_value
-from penstock.settings.sources import (
-    COMMAND_LINE_VARIABLE,
-    PROFILE_VARIABLE,
-    SETTINGS_VARIABLE,
-    Layer,
-    layers,
-    on_command_line,
-    option_names,
-    outside,
-)
-from penstock.settings.text import client_settings_text
+from penstock.settings.effective import Effective, effective, outside
+from penstock.settings.sources import OPTIONS, on_command_line
+from penstock.settings.text import client_settings_text, shown_value
 
-__all__ = [
-    "COMMAND_LINE_VARIABLE",
-    "PROFILE_VARIABLE",
-    "SETTINGS_VARIABLE",
-    "Effective",
-    "Layer",
-    "client_settings_text",
-    "effective",
-    "layers",
-    "on_command_line",
-    "option_names",
-    "outside",
-    "shown_value",
-]
+__all__ = ["OPTIONS", "Effective", "client_settings_text", "effective", "on_command_line", "outside", "shown_value"]

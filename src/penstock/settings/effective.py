@@ -67,6 +67,11 @@ def effective(stated: Collection[str], **given: Any) -> Effective:
                 origins |= {f"config[{name!r}]": layer.origin(option) for name in found}
             elif not (layer.fills_in and option in stated):
                 # True switches an object on that the code gives, which has arguments of its own.
-                values[option] = (given[option] or True) if value is True else value
+                values[option] = (given.get(option) or True) if value is True else value
                 origins[option] = layer.origin(option)
     return Effective(values, origins)
+
+
+def outside() -> Mapping[str, Any]:
+    """Return the options that are set outside of the code; of `config` each key by itself."""
+    return effective((), config={}).values

@@ -1,20 +1,24 @@
-"""Where settings stand outside of the code, read in the order in which they go before each other."""
+"""Where settings stand outside of the code, read in the order in which they go before each other.
+
+Objects (`telemetry`, `middlewares`, `dead_letter_limit`) and the name, which says what the app is, stay in the code.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from penstock.errors import ConfigurationError
 from penstock.option_list import REMOVED
 from penstock.options import nearest
-from penstock.settings.model import OPTIONS, PREFIX, TYPE_NAMES, from_environment, typed
+from penstock.settings.text import client_settings_text
 
 #: Names the file, instead of `penstock.toml` or `pyproject.toml` in the current folder.
 SETTINGS_VARIABLE = "PENSTOCK_SETTINGS"
@@ -22,6 +26,47 @@ SETTINGS_VARIABLE = "PENSTOCK_SETTINGS"
 PROFILE_VARIABLE = "PENSTOCK_PROFILE"
 #: What the command line says, as JSON, for the app that this process or a child of it loads.
 COMMAND_LINE_VARIABLE = "PENSTOCK_COMMAND_LINE"
+PREFIX: Final = "PENSTOCK_"
+
+#: The type of each option.
+OPTIONS: Final[Mapping[str, type]] = {
+    "bootstrap_servers": str,
+    "workers": int,
+    "max_concurrency": int,
+    "config": dict,
+    "coordinator": bool,
+    "prefix": str,
+    "pinned": bool,
+    "max_in_flight": int,
+    "max_in_flight_bytes": int,
+    "commit_interval": float,
+    "stop_timeout": float,
+    "revoke_timeout": float,
+    "stall_after": float,
+    "time_limit": float,
+    "exactly_once": bool,
+    "transaction_interval": float,
+    "report": bool,
+    "commands": bool,
+}
+
+#: How people and tables name a type.
+TYPE_NAMES: Final[Mapping[type, str]] = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    dict: "table",
+}
+_TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+#: Reads a type from text, as the environment and the command line give it.
+_FROM_TEXT: Final[Mapping[type, Callable[[str], Any]]] = {
+    str: str,
+    int: int,
+    float: float,
+    bool: lambda text: _TRUTHS[text.strip().lower()],
+    dict: lambda text: client_settings_text(text, f"{PREFIX}CONFIG"),
+}
 
 _PROFILES = "profiles"
 _FILE, _PROJECT = "penstock.toml", "pyproject.toml"
@@ -46,27 +91,15 @@ class Layer:
         """Return where an option's value stands; a variable is named, as it is what there is to change."""
         return f"{PREFIX}{option.upper()}" if self.place == "the environment" else self.place
 
-
-def option_names() -> tuple[str, ...]:
-    """Return the names of the options that can be set outside of the code."""
-    return tuple(OPTIONS)
+    def typed(self) -> Layer:
+        """Return it with the types of the options; `ConfigurationError` that names the first wrong one."""
+        return replace(self, values={option: _typed(self, option, value) for option, value in self.values.items()})
 
 
 def layers() -> list[Layer]:
     """Return what each place says, later ones going before earlier ones. `ConfigurationError` where one is wrong."""
-    found = [*_from_file(), *_from_environment(), *_from_command_line()]
-    return [replace(layer, values=_typed(layer)) for layer in found if layer.values]
-
-
-def outside() -> dict[str, Any]:
-    """Return the options that are set outside of the code; of `config` each key by itself."""
-    merged: dict[str, Any] = {}
-    for layer in layers():
-        config = {**merged.get("config", {}), **layer.values.get("config", {})}
-        merged |= layer.values
-        if config:
-            merged["config"] = config
-    return merged
+    command_line = Layer("the command line", json.loads(os.environ.get(COMMAND_LINE_VARIABLE) or "{}"))
+    return [*_from_file(), _from_environment().typed(), command_line.typed()]
 
 
 @contextmanager
@@ -84,89 +117,70 @@ def on_command_line(values: Mapping[str, Any]) -> Iterator[None]:
             os.environ[COMMAND_LINE_VARIABLE] = before
 
 
-def _from_file() -> Iterator[Layer]:
-    profile = os.environ.get(PROFILE_VARIABLE)
+def _from_file() -> list[Layer]:
+    """Return what the file says, and over it what its chosen profile does."""
     place, table = _table()
-    profiles = table.pop(_PROFILES, {})
-    if not isinstance(profiles, dict) or not all(isinstance(profile, dict) for profile in profiles.values()):
+    tables = table.pop(_PROFILES, {})
+    if not isinstance(tables, dict) or not all(isinstance(profile, dict) for profile in tables.values()):
         raise ConfigurationError(f"{place}: {_PROFILES} must hold tables; write [{_PROFILES}.production]")
-    yield Layer(place, table, fills_in=not os.environ.get(SETTINGS_VARIABLE))
-    for name, settings in profiles.items():
-        layer = Layer(f"{place}, profile {name}", settings)
-        if name == profile:
-            yield layer
-        else:
-            _typed(layer)  # a mistake shows before the day it is needed
-    if profile and profile not in profiles:
-        near = nearest(profile, profiles, _ALIKE)
-        hint = f"did you mean {near}?" if near else f"write a table [{_PROFILES}.{profile}], or leave it out"
-        raise ConfigurationError(f"{place} has no profile {profile}, which {PROFILE_VARIABLE} names; {hint}")
+    own = Layer(place, table, fills_in=not os.environ.get(SETTINGS_VARIABLE)).typed()
+    # All of them: a mistake shows before the day it is needed.
+    profiles = {name: Layer(f"{place}, profile {name}", settings).typed() for name, settings in tables.items()}
+    chosen = os.environ.get(PROFILE_VARIABLE)
+    if chosen and chosen not in profiles:
+        near = nearest(chosen, profiles, _ALIKE)
+        hint = f"did you mean {near}?" if near else f"write a table [{_PROFILES}.{chosen}], or leave it out"
+        raise ConfigurationError(f"{place} has no profile {chosen}, which {PROFILE_VARIABLE} names; {hint}")
+    return [own, profiles[chosen]] if chosen else [own]
 
 
 def _table() -> tuple[str, dict[str, Any]]:
-    """Return the table with the settings, and where it stands: an empty one where there is none."""
+    """Return where the settings stand, and the table with them: an empty one where there is none."""
     named = os.environ.get(SETTINGS_VARIABLE)
-    if named:
-        return named, _read(Path(named))
-    if Path(_FILE).is_file():
-        return _FILE, _read(Path(_FILE))
-    if Path(_PROJECT).is_file():
-        return f"{_PROJECT} [tool.penstock]", _of_project(_read(Path(_PROJECT)), _PROJECT)
-    return f"{_FILE}, which is not there,", {}
-
-
-def _read(path: Path) -> dict[str, Any]:
+    there = [Path(named)] if named else [path for path in (Path(_FILE), Path(_PROJECT)) if path.is_file()]
+    if not there:
+        return f"{_FILE}, which is not there,", {}
+    path = there[0]
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
-        # Not chained: what tomllib says may quote the line.
-        raise ConfigurationError(f"{path} is no TOML; correct it ({_where(error)})") from None
+        # Not chained, and only where it is: what tomllib says may quote the line.
+        where = re.search(r"at [^()]*(?=\)$)", str(error))
+        raise ConfigurationError(f"{path} is no TOML; correct it ({where[0] if where else 'at its end'})") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"{path} cannot be read: {type(error).__name__}; correct {SETTINGS_VARIABLE}"
         ) from error
-    return _of_project(found, str(path)) if path.name == _PROJECT and os.environ.get(SETTINGS_VARIABLE) else found
-
-
-def _where(error: tomllib.TOMLDecodeError) -> str:
-    said = str(error)
-    return said[said.rfind("(") :].strip("()") if said.endswith(")") else "at its end"
-
-
-def _of_project(found: Mapping[str, Any], place: str) -> dict[str, Any]:
+    if path.name != _PROJECT:
+        return str(path), found
     table = found.get("tool", {}).get("penstock", {})
     if not isinstance(table, dict):
-        raise ConfigurationError(f"{place}: tool.penstock must be a table; write [tool.penstock]")
-    return dict(table)
+        raise ConfigurationError(f"{path}: tool.penstock must be a table; write [tool.penstock]")
+    return f"{path} [tool.penstock]", dict(table)
 
 
-def _from_environment() -> Iterator[Layer]:
-    for name in os.environ:
+def _from_environment() -> Layer:
+    values = {}
+    for name, value in os.environ.items():
         option = name.removeprefix(PREFIX).lower()
-        if name.startswith(PREFIX) and option in REMOVED:
+        if not name.startswith(PREFIX):
+            continue
+        if option in REMOVED:
             raise ConfigurationError(f"{name} is no setting any more: {REMOVED[option]}")
-        if name.startswith(PREFIX) and option not in OPTIONS and (near := nearest(option, OPTIONS, _ALIKE_VARIABLE)):
+        if option in OPTIONS:
+            values[option] = value
+        elif near := nearest(option, OPTIONS, _ALIKE_VARIABLE):
             raise ConfigurationError(f"{name} is no setting; did you mean {PREFIX}{near.upper()}?")
-    yield Layer("the environment", from_environment())
+    return Layer("the environment", values)
 
 
-def _from_command_line() -> Iterator[Layer]:
-    if text := os.environ.get(COMMAND_LINE_VARIABLE):
-        yield Layer("the command line", json.loads(text))
-
-
-def _typed(layer: Layer) -> dict[str, Any]:
-    """Return the values with the types of their options; `ConfigurationError` that names the first wrong one."""
-    return {option: _value(layer, option, value) for option, value in layer.values.items()}
-
-
-def _value(layer: Layer, option: str, value: object) -> Any:
-    if option in REMOVED:
-        raise ConfigurationError(f"{layer.place}: {option} is no setting any more: {REMOVED[option]}")
+def _typed(layer: Layer, option: str, value: object) -> Any:
+    """Return a value with the type of its option."""
     if option not in OPTIONS:
         near = nearest(option, OPTIONS, _ALIKE)
-        known = f"did you mean {near}?" if near else f"settings are {', '.join(OPTIONS)}"
-        raise ConfigurationError(f"{layer.place}: {option} is no setting; {known}")
+        text = f"did you mean {near}?" if near else f"settings are {', '.join(OPTIONS)}"
+        text = f" any more: {REMOVED[option]}" if option in REMOVED else f"; {text}"
+        raise ConfigurationError(f"{layer.place}: {option} is no setting{text}")
     if isinstance(value, dict):
         for name, setting in value.items():
             if not isinstance(setting, str | bool | int | float):
@@ -174,12 +188,17 @@ def _value(layer: Layer, option: str, value: object) -> Any:
                     f"{layer.origin(option)}: {option}[{name!r}] is wrong: "
                     "it should be text, a number, true or false; correct it there"
                 )
+    kind = OPTIONS[option]
     try:
-        return typed(option, value)
+        if isinstance(value, str):
+            return _FROM_TEXT[kind](value)
     except ConfigurationError:
         raise
-    except (KeyError, TypeError, ValueError):
-        # Not chained: what Python says may quote the value.
-        raise ConfigurationError(
-            f"{layer.origin(option)}: {option} is wrong; it takes: {TYPE_NAMES[OPTIONS[option]]}"
-        ) from None
+    except (KeyError, ValueError):
+        pass
+    else:
+        # Not isinstance: for Python a bool is an int, but `workers = true` is a mistake.
+        if type(value) is kind or (kind is float and type(value) is int):
+            return value
+    # Not chained to the error above: what Python says may quote the value.
+    raise ConfigurationError(f"{layer.origin(option)}: {option} is wrong; it takes: {TYPE_NAMES[kind]}")

@@ -1,14 +1,28 @@
-"""Settings of the Kafka clients as text: lines of NAME=VALUE, or a JSON object. Errors repeat no value."""
+"""Settings of the Kafka clients as text: lines of NAME=VALUE, or a JSON object; and which of them may be shown."""
 
 from __future__ import annotations
 
 import json
+import re
 
 from penstock.errors import ConfigurationError
 
+#: What stands for a value that is not shown.
+HIDDEN = "***"
+
+_SECRET = re.compile(
+    r"password|secret|token|credential|jaas|user\.info|assertion|private|\.pem$|key\.string|keystore|oauthbearer\.config"
+    r"|conf(ig)?\.provider|authorization",
+    re.IGNORECASE,
+)
+_USER_IN_URL = re.compile(r"(//)[^/@\s]+@")
+
 
 def client_settings_text(text: str, place: str) -> dict[str, str]:
-    """Return what stands in a text; `ConfigurationError` that names `place` where it is neither lines nor JSON."""
+    """Return what stands in a text; `ConfigurationError` that names `place` where it is neither lines nor JSON.
+
+    The error repeats no value.
+    """
     if text.lstrip().startswith("{"):
         try:
             found = json.loads(text)
@@ -32,3 +46,15 @@ def name_and_value(text: str, place: str, number: int) -> tuple[str, str]:
 def client_value(value: object) -> str:
     """Return a value as the client library takes it as text: true and false as JSON writes them."""
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def shown_value(name: str, value: object) -> str:
+    """Return a client setting's value as it may be printed.
+
+    Hidden is what is secret by its name, and what is no plain value: a function may show anything.
+    """
+    if _SECRET.search(name):
+        return HIDDEN
+    if not isinstance(value, str | int | float | bool):
+        return f"<{type(value).__name__}>"
+    return _USER_IN_URL.sub(rf"\1{HIDDEN}@", str(value))
