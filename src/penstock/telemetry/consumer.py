@@ -37,13 +37,13 @@ class ConsumerTelemetry:
         #: Wraps handlers.
         self.processing = Processing(telemetry, group, self._suppressed, clock)
         self._durations = meter.create_histogram(
-            names.OPERATION_DURATION,
+            "messaging.client.operation.duration",
             "s",
             "Duration of an operation of the Kafka client.",
             explicit_bucket_boundaries_advisory=names.DURATION_BOUNDARIES_S,
         )
         self._consumed = meter.create_counter(
-            names.CONSUMED_MESSAGES, "{message}", "Messages that were fetched, each delivery counted once."
+            "messaging.client.consumed.messages", "{message}", "Messages that were fetched, each delivery counted once."
         )
         self._sends = SendSpans(telemetry, group, self._suppressed)
         self._registry = registry_of(telemetry, METRICS, names.CONSUMER_GROUP_NAME)
@@ -71,7 +71,7 @@ class ConsumerTelemetry:
         if error is not None:
             measured[names.ERROR_TYPE] = error
         with self._suppressed:
-            self._report(f"commit {topic}", {**measured, names.PARTITION_COUNT: partitions}, 0.0, error)
+            self._report(f"commit {topic}", {**measured, "penstock.partition.count": partitions}, 0.0, error)
 
     def sending(self, topic: str, headers: Iterable[tuple[str, HeaderT]]) -> list[tuple[str, HeaderT | bytes]]:
         """Report a message that is about to be sent, and return its headers with the context of its span.

@@ -28,26 +28,26 @@ def _lag(it: Any) -> Iterable[Point]:
 
 
 def _pauses(it: Any) -> Iterable[Point]:
-    return _by(names.PAUSE_REASON, it.pauses)
+    return _by("penstock.pause.reason", it.pauses)
 
 
 def _rebalanced(it: Any) -> Iterable[Point]:
-    return _by(names.REBALANCE_KIND, {"assigned": it.assigned, "revoked": it.revoked, "lost": it.lost})
+    return _by("penstock.rebalance.kind", {"assigned": it.assigned, "revoked": it.revoked, "lost": it.lost})
 
 
 def _commits(it: Any) -> Iterable[Point]:
-    return _by(names.COMMIT_OUTCOME, {"ok": it.commits, "failed": it.failed_commits})
+    return _by("penstock.commit.outcome", {"ok": it.commits, "failed": it.failed_commits})
 
 
 def _held(it: Any) -> Iterable[Point]:
-    return _by(names.HELD_BY, {"target": it.held, "key": it.held_by_key, "time": it.delayed})
+    return _by("penstock.transactions.held_by", {"target": it.held, "key": it.held_by_key, "time": it.delayed})
 
 
 def _finished(it: Any) -> Iterable[Point]:
     """Return counts by upper bound, each with those below it: OpenTelemetry has no histogram that is observed."""
     bounds = [*(f"{bound:g}" for bound in it.finish_bounds), "+Inf"]
     counts = itertools.accumulate(it.finish_times)
-    return [(count, {names.WITHIN_S: bound}) for bound, count in zip(bounds, counts, strict=False)]
+    return [(count, {"penstock.transactions.within_s": bound}) for bound, count in zip(bounds, counts, strict=False)]
 
 
 _C, _U, _G = Kind.COUNTER, Kind.UP_DOWN_COUNTER, Kind.GAUGE

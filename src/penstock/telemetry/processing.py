@@ -56,7 +56,7 @@ class Processing:
         self._suppressed = suppressed
         self._clock = clock
         self._durations = telemetry.meter().create_histogram(
-            names.PROCESS_DURATION,
+            "messaging.process.duration",
             "s",
             "Duration of a call of a handler.",
             explicit_bucket_boundaries_advisory=names.DURATION_BOUNDARIES_S,
@@ -143,11 +143,11 @@ class Processing:
     def _of_message(self, message: Message) -> tuple[Message, _Attributes, Sequence[Link]]:
         topic, partition = message.topic, message.partition
         attributes = (self._places.get((topic, partition)) or self._place(topic, partition)).copy()
-        attributes[names.KAFKA_OFFSET] = message.offset
+        attributes["messaging.kafka.offset"] = message.offset
         if message.value is None:
-            attributes[names.KAFKA_MESSAGE_TOMBSTONE] = True
+            attributes["messaging.kafka.message.tombstone"] = True
         if self._record_keys and (key := message.key) is not None:
-            attributes[names.KAFKA_MESSAGE_KEY] = _key_text(key)
+            attributes["messaging.kafka.message.key"] = _key_text(key)
         sender = context_of(message)
         return message, attributes, () if sender is None else (Link(sender),)
 
@@ -209,7 +209,7 @@ def _note_error(span: Span, error: BaseException) -> str:
     kind = names.mark_failed(span, error)
     if span.is_recording():
         stack = "".join(traceback.format_tb(error.__traceback__))[-_MAX_STACK_CHARS:]
-        span.add_event(names.EXCEPTION_EVENT, {names.EXCEPTION_TYPE: kind, names.EXCEPTION_STACKTRACE: stack})
+        span.add_event("exception", {"exception.type": kind, "exception.stacktrace": stack})
     return kind
 
 

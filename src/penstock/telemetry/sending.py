@@ -36,7 +36,7 @@ class SendSpans:
         self._ratio = telemetry.sample_ratio
         self._tracer = telemetry.tracer()
         self._sent = telemetry.meter().create_counter(
-            names.SENT_MESSAGES, "{message}", "Messages that were given to the Kafka client to send."
+            "messaging.client.sent.messages", "{message}", "Messages that were given to the Kafka client to send."
         )
         self._suppressed = suppressed or SuppressedErrors(group)
 
@@ -85,7 +85,7 @@ class SendSpans:
         if context is not None:
             with self._suppressed:
                 parent = set_span_in_context(NonRecordingSpan(context))
-                attributes = {**names.attributes("settle", "settle", topic), names.DECISION: decision}
+                attributes = {**names.attributes("settle", "settle", topic), "penstock.transactions.decision": decision}
                 span = self._tracer.start_span(f"settle {topic}", parent, SpanKind.CLIENT, attributes)
         if span is None:
             return answered

@@ -8,6 +8,7 @@ from random import random
 
 from opentelemetry import metrics, trace
 
+from penstock import options as check
 from penstock.errors import ConfigurationError
 from penstock.telemetry.names import SCOPE
 
@@ -44,12 +45,7 @@ class Telemetry:
                     f"{option} must be an OpenTelemetry provider, but is a {type(given).__name__}; "
                     "leave it out to use the global one"
                 )
-        if not isinstance(self.record_keys, bool):
-            raise ConfigurationError(
-                f"record_keys must be True or False, but is a {type(self.record_keys).__name__}; "
-                "give True to put messages' keys into spans"
-            )
-
+        check.a_boolean("record_keys", self.record_keys)
         ratio = self.sample_ratio
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
             raise ConfigurationError(f"sample_ratio must be from 0 to 1, but is {ratio!r}; 0.01 is one message of 100")

@@ -22,6 +22,9 @@ from penstock.telemetry.suppressed_errors import SuppressedErrors
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+#: Bucket boundaries, in seconds, for batches, which take longer than messages do.
+_BOUNDARIES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
 _suppressed = SuppressedErrors("of Spark")
 
 
@@ -48,7 +51,7 @@ class BatchSpans:
         span: Span = INVALID_SPAN
         with self._suppressed:
             attributes = names.attributes("process", "process")
-            attributes |= {names.SPARK_QUERY: self._query, names.SPARK_BATCH_ID: batch_id}
+            attributes |= {names.SPARK_QUERY: self._query, "penstock.spark.batch.id": batch_id}
             span = self._tracer.start_span(f"process {self._query}", Context(), SpanKind.CONSUMER, attributes)
         try:
             with use_span(span, record_exception=False, set_status_on_exception=False):
@@ -75,10 +78,10 @@ class SparkTelemetry:
         self._query = query
         self._suppressed = SuppressedErrors(query)
         self._durations = telemetry.meter().create_histogram(
-            names.SPARK_BATCH_DURATION,
+            "penstock.spark.batch.duration",
             "s",
             "Time of a batch of a Spark query, by phase.",
-            explicit_bucket_boundaries_advisory=names.BATCH_BOUNDARIES_S,
+            explicit_bucket_boundaries_advisory=_BOUNDARIES_S,
         )
         self.close = registry_of(telemetry, SPARK_METRICS, names.SPARK_QUERY).add(query, read)
 
@@ -86,4 +89,4 @@ class SparkTelemetry:
         """Report a committed batch by the seconds of its phases, with Spark's names for them."""
         with self._suppressed:
             for phase, taken in seconds.items():
-                self._durations.record(taken, {names.SPARK_QUERY: self._query, names.SPARK_PHASE: phase})
+                self._durations.record(taken, {names.SPARK_QUERY: self._query, "penstock.spark.phase": phase})
