@@ -10,7 +10,7 @@ from dead_letter_tools import origin_headers, put
 
 from kafka_tools import read_all, transactional, wait_for_markers
 from penstock.dead_letters import reader as dead_letter_log
-from penstock.dead_letters.headers import DeadLetterFormat
+from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin
 from penstock.devbroker import DevBroker
 from penstock.message import HEADERS_LOST
 
@@ -142,5 +142,5 @@ def test_a_letter_with_a_header_name_that_is_not_utf_8_is_read_without_its_heade
     letter = dead_letter_log._letter(cast("Message", unreadable))
 
     assert letter.place == "dlq.orders:3@3"
-    assert letter.origin is None
+    assert letter.origin == DeadLetterOrigin()
     assert [name for name, _ in letter.headers] == [HEADERS_LOST]

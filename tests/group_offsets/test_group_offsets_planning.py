@@ -9,7 +9,7 @@ from positions_drawn import GROUP, TOPIC, done_of, positions, runs_of
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.group_offsets.planning import Change, Wanted, plan, refuse_coordinators, reset_wanted, skip_wanted
-from penstock.group_offsets.positions import Position, clipped, position, total, without
+from penstock.group_offsets.positions import Position, clipped, position, shared, total
 from penstock.group_offsets.targets import Target, To
 from penstock.offsets import MAX_METADATA_CHARS, decode, encode, owner_of
 
@@ -49,10 +49,10 @@ def test_a_message_that_is_skipped_is_done_and_nothing_else_changes(before: Posi
 
 
 @given(OFFSETS, OFFSETS)
-def test_ranges_without_others_are_those_of_sets(runs: tuple[range, ...], others: tuple[range, ...]) -> None:
-    left = {offset for run in runs for offset in run} - {offset for run in others for offset in run}
+def test_what_two_lists_of_ranges_share_is_what_sets_share(runs: tuple[range, ...], others: tuple[range, ...]) -> None:
+    both = {offset for run in runs for offset in run} & {offset for run in others for offset in run}
 
-    assert runs_of(left) == without(runs, others)
+    assert shared(runs, others) == len(both)
 
 
 @given(OFFSETS, st.integers(0, 60), st.integers(0, 60))

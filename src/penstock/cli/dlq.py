@@ -162,9 +162,9 @@ def _choice(where: list[str] | tuple[()], topic: str, place: tuple[int, int] | N
 
 def row_of(letter: DeadLetter, was_replayed: bool | None, *, payload: bool) -> dict[str, Any]:
     """Return what is printed of a dead letter: key, value and texts only with its payload."""
-    from penstock.dead_letters.headers import DeadLetterOrigin, strip
+    from penstock.dead_letters.headers import strip
 
-    origin, own = letter.origin or DeadLetterOrigin(), strip(letter.headers)
+    origin, own = letter.origin, strip(letter.headers)
     stack = (origin.stack or "").splitlines()
     partition, offset = ("?" if it is None else it for it in (origin.partition, origin.offset))
     return {

@@ -56,8 +56,8 @@ class DeadLetter:
     headers: HeaderList = field(repr=False)
     #: Milliseconds since the epoch; -1 when there is none.
     timestamp_ms: int
-    #: What the headers tell of its death; None where they tell nothing.
-    origin: DeadLetterOrigin | None
+    #: What the headers tell of its death.
+    origin: DeadLetterOrigin
 
     @property
     def place(self) -> str:
@@ -67,8 +67,8 @@ class DeadLetter:
     @property
     def is_metadata_alone(self) -> bool:
         """Whether a broker wrote it for a share group without copying the message: ours name the error's class."""
-        origin = self.origin
-        return self.key is None and self.value is None and origin is not None and origin.exception is None
+        is_empty = self.key is None and self.value is None
+        return is_empty and self.origin.exception is None and read(self.headers) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ def _letter(message: Message) -> DeadLetter:
         message.value(),
         headers,
         milliseconds if kind else -1,
-        read(headers),
+        read(headers) or DeadLetterOrigin(),
     )
 
 
@@ -300,7 +300,7 @@ def count(log: DeadLetterLog, topic: str) -> list[Kind]:
 
 
 def _kind_of(letter: DeadLetter) -> tuple[str, str]:
-    origin = letter.origin or DeadLetterOrigin()
+    origin = letter.origin
     place = origin.topic or "?"
     if origin.topic is not None and origin.partition is not None:
         place = place_text(origin.topic, origin.partition)

@@ -19,7 +19,7 @@ from penstock import clients
 from penstock.clients.answers import CONNECT_TIMEOUT_S
 from penstock.clients.renewal import cause_of
 from penstock.clients.rights import MissingRightError, Operation, group_right, require_rights, topic_right
-from penstock.dead_letters.headers import DeadLetterOrigin, replayed
+from penstock.dead_letters.headers import replayed
 from penstock.dead_letters.reader import REPLAY_GROUP, DeadLetter, DeadLetterLog, Replayed
 from penstock.errors import ConfigurationError, PenstockError, TopicNotFoundError
 from penstock.offsets import Tracker, decode, owner_of
@@ -57,7 +57,7 @@ class Choice:
 
     def takes(self, letter: DeadLetter) -> bool:
         """Tell whether a dead letter is meant."""
-        origin = letter.origin or DeadLetterOrigin()
+        origin = letter.origin
         if self.place is not None:
             number, offset = self.place
             if letter.partition != number or letter.offset < offset or (self.alone and letter.offset != offset):
@@ -206,7 +206,7 @@ class Replay:
             new = [i for i, offset in enumerate(looked_at) if offset in acknowledged and not block.done[i]]
             if new:
                 tracker.complete(block, new)
-                self._write_down(tracker, batch[0].partition, failure)
+                self._write_down(tracker, batch[0].partition)
         if failure is not None:
             raise failure
 
@@ -218,7 +218,7 @@ class Replay:
         if not self._choice.takes(letter):
             self.outcome.not_chosen += 1
             return None
-        target = self._to or (None if letter.origin is None else letter.origin.topic)
+        target = self._to or letter.origin.topic
         why = Left.NOT_COPIED if letter.is_metadata_alone else self._why_not(target)
         if why is None:
             return target
@@ -274,10 +274,8 @@ class Replay:
         return acknowledged, failures[0] if failures else None
 
     def _produce(self, producer: Producer, letter: DeadLetter, target: str, delivered: partial[None]) -> None:
-        headers, number = (
-            replayed(letter.headers, letter.topic, letter.partition, letter.offset),
-            self._partition_for(letter, target),
-        )
+        headers = replayed(letter.headers, letter.topic, letter.partition, letter.offset)
+        number = self._partition_for(letter, target)
         while True:
             try:
                 producer.produce(
@@ -291,17 +289,14 @@ class Replay:
 
     def _partition_for(self, letter: DeadLetter, target: str) -> int:
         """Return the original partition where it is known: its producer may have hashed the key another way."""
-        origin = letter.origin
-        if origin is None or origin.topic != target or origin.partition is None:
+        topic, partition = letter.origin.topic, letter.origin.partition
+        if topic != target or partition is None or partition >= self._log.partitions(target):
             return -1
-        return origin.partition if origin.partition < self._log.partitions(target) else -1
+        return partition
 
-    def _write_down(self, tracker: Tracker, partition: int, failure: PenstockError | None) -> None:
+    def _write_down(self, tracker: Tracker, partition: int) -> None:
         point = tracker.commit_point()
-        try:
-            self._log.remember(self._topic, partition, point)
-        except PenstockError as error:
-            raise error from failure
+        self._log.remember(self._topic, partition, point)
         fits = decode(point.offset, point.metadata, owner_of(REPLAY_GROUP, self._topic, partition))
         ends = [gap.stop for gap in tracker.gaps()]
         if ends and (fits is None or fits.end < ends[-1]):

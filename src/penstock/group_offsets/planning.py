@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.group_offsets.positions import Part, Position, clipped, total, without
+from penstock.group_offsets.positions import Part, Position, clipped, shared, total
 from penstock.group_offsets.targets import Target, To
 from penstock.offsets import decode, encode, owner_of
 
@@ -137,13 +137,14 @@ def _change(group: str, before: Position, wanted: Wanted) -> Change:
     # Without a committed offset nothing counts as done.
     was_done = _done_in_log(log, log.start if before.committed is None else before.committed, before.done)
     is_done = _done_in_log(log, offset, done)
+    both = shared(was_done, is_done)
     return Change(
         before=before,
         offset=offset,
         metadata=metadata,
         done=done,
-        again=total(without(was_done, is_done)),
-        skipped=total(without(is_done, was_done)),
+        again=total(was_done) - both,
+        skipped=total(is_done) - both,
         cut=total(keep) - total(done),
     )
 

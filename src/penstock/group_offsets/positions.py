@@ -5,9 +5,8 @@ Pure: what the brokers said comes in as values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 
 from penstock.offsets import decode, owner_of
 from penstock.places import place_text
@@ -105,21 +104,14 @@ def clipped(runs: Iterable[range], start: int, stop: int) -> tuple[range, ...]:
     return tuple(run for run in inside if run)
 
 
-def without(runs: Iterable[range], others: Sequence[range]) -> tuple[range, ...]:
-    """Return what of these ranges none of the others holds; all of them rise and lie apart."""
-    left: list[range] = []
-    first = 0  # of the others, the first that may reach into a run
-    for run in runs:
-        at = run.start
-        while first < len(others) and others[first].stop <= at:
-            first += 1
-        for other in islice(others, first, None):
-            if other.start >= run.stop:
-                break
-            left.append(range(at, other.start))
-            at = other.stop
-        left.append(range(at, run.stop))
-    return tuple(run for run in left if run)
+def shared(runs: Iterable[range], others: Iterable[range]) -> int:
+    """Return how many offsets two lists of ranges both hold; the ranges of each lie apart."""
+    edges = [(edge, step) for run in (*runs, *others) if run for edge, step in ((run.start, 1), (run.stop, -1))]
+    depth = before = found = 0
+    for edge, step in sorted(edges):
+        found += edge - before if depth == 2 else 0  # noqa: PLR2004 - within a range of each
+        depth, before = depth + step, edge
+    return found
 
 
 def total(runs: Iterable[range]) -> int:

@@ -22,7 +22,7 @@ from opentelemetry.util.types import AttributeValue
 from penstock.errors import raised
 from penstock.message import Message, headers_of
 from penstock.telemetry import names
-from penstock.telemetry.propagation import context_of, is_sender_sampled, sampled_context
+from penstock.telemetry.propagation import context_of, sampled_context
 from penstock.telemetry.settings import Telemetry, by_chance
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
@@ -183,7 +183,7 @@ def _sampling(ratio: float, traced: Invoke, untraced: Invoke) -> Invoke:
     """
 
     def sampling(message: Message) -> object:
-        # Of every message: `by_chance` and `is_sender_sampled`, written out, for a call of each costs as much as it.
+        # Of every message: `by_chance` and `_is_sender_sampled` are written out, for a call costs as much as they do.
         if random() < ratio:  # noqa: S311 - it samples, and keeps no secret
             return traced(message)
         try:
@@ -199,9 +199,17 @@ def _sampling_batches(ratio: float, traced: Invoke, untraced: Invoke) -> Invoke:
     """Return the same for a handler of batches: one message that was sampled is enough."""
 
     def sampling(messages: Sequence[Message]) -> object:
-        return traced(messages) if by_chance(ratio) or any(map(is_sender_sampled, messages)) else untraced(messages)
+        return traced(messages) if by_chance(ratio) or any(map(_is_sender_sampled, messages)) else untraced(messages)
 
     return sampling
+
+
+def _is_sender_sampled(message: Message) -> bool:
+    try:
+        headers = headers_of(message._record)  # noqa: SLF001 - as above
+    except UnicodeDecodeError:
+        return False
+    return headers is not None and sampled_context(headers) is not None
 
 
 def _note_error(span: Span, error: BaseException) -> str:

@@ -15,7 +15,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanContext, format_span_id, format_trace_id, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from penstock.message import Message, headers_of
+from penstock.message import Message, readable_headers
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
@@ -38,21 +38,7 @@ HeaderT = TypeVar("HeaderT", bound=str | bytes | None)
 
 def context_of(message: Message) -> SpanContext | None:
     """Return the producer's context of a message, or None where it carries none that can be read."""
-    try:
-        headers = message.headers
-    except UnicodeDecodeError:
-        # A header's name may be any bytes on the wire; the client then gives none of them.
-        return None
-    return extract(headers)
-
-
-def is_sender_sampled(message: Message) -> bool:
-    """Return whether the producer's context of a message is sampled."""
-    try:
-        headers = headers_of(message._record)  # noqa: SLF001 - asked of every message: `headers` would copy them
-    except UnicodeDecodeError:
-        return False
-    return False if headers is None else sampled_context(headers) is not None
+    return extract(readable_headers(message._record))  # noqa: SLF001 - asked of every message: `headers` would copy them
 
 
 def extract(headers: Iterable[tuple[str, str | bytes | None]]) -> SpanContext | None:
