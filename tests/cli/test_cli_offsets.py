@@ -15,7 +15,8 @@ import penstock
 from commands import Command, Outcome
 from kafka_tools import produce, read_all, transactional, wait_for_markers
 from penstock.devbroker import DevBroker
-from penstock.group_offsets.group import Group, GroupHasMembersError
+from penstock.errors import PenstockError
+from penstock.group_offsets.group import Group
 from penstock.group_offsets.planning import Wanted, plan
 from waiting import wait_until
 
@@ -101,7 +102,7 @@ def test_a_group_with_members_is_listed_with_them_and_is_not_moved(
         refused = offsets("reset", group, "--to", "earliest")
         tried = offsets("reset", group, "--to", "earliest", "--dry-run")
         # As a member that joins while a command is at work.
-        with pytest.raises(GroupHasMembersError, match="a member joined meanwhile"):
+        with pytest.raises(PenstockError, match="a member joined meanwhile"):
             known.write(before, plan(group, before.positions, {(topic, 0): Wanted(0)}))
 
     assert listed.out.count("counter on 127.0.0.1") == 2

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 from penstock.clients.rights import MissingRightError
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.group_offsets import group as module
-from penstock.group_offsets.group import Group, GroupHasMembersError, GroupState
+from penstock.group_offsets.group import Group, GroupState
 from penstock.group_offsets.planning import Wanted, plan
 from penstock.group_offsets.positions import Position
 
@@ -67,8 +67,8 @@ def test_what_may_pass_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
             r"those of orders:0 were refused, and 0 written",
         ),
         (KafkaError._INVALID_ARG, PenstockError, "group sms are not known to be changed: "),
-        (KafkaError.UNKNOWN_MEMBER_ID, GroupHasMembersError, "stop all members"),
-        (KafkaError.STALE_MEMBER_EPOCH, GroupHasMembersError, "stop all members"),
+        (KafkaError.UNKNOWN_MEMBER_ID, PenstockError, "stop all members"),
+        (KafkaError.STALE_MEMBER_EPOCH, PenstockError, "stop all members"),
         (KafkaError.OFFSET_METADATA_TOO_LARGE, PenstockError, "offset.metadata.max.bytes to 4096"),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, MissingRightError, "Read on group sms and Read on topic orders"),
         (KafkaError.GROUP_AUTHORIZATION_FAILED, MissingRightError, "User:ops lacks"),

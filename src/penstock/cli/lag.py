@@ -42,7 +42,7 @@ def lag(
                 "topic": position.topic,
                 "partition": position.partition,
                 "committed": position.committed,
-                "log_end": None if position.log is None else position.log.stop,
+                "log_end": position.log.stop,
                 "lag": position.lag,
                 "done_above": done_above(position),
                 "not_done": position.left,

@@ -24,8 +24,8 @@ def ls(cluster: Reading, *, group: GroupName, topic: Partitions = None) -> Resul
             "topic": position.topic,
             "partition": position.partition,
             "committed": position.committed,
-            "log_start": None if position.log is None else position.log.start,
-            "log_end": None if position.log is None else position.log.stop,
+            "log_start": position.log.start,
+            "log_end": position.log.stop,
             "lag": position.lag,
             "done_above": done_above(position),
             "members": [str(member) for member in state.members if position.part in member.partitions],
@@ -126,7 +126,7 @@ def group_of(cluster: Reading, group: str) -> Group:
 
 def done_above(position: Position) -> int | str | None:
     """Return how many offsets are done above the commit; in words where metadata of another tool stands there."""
-    if position.committed is None or position.log is None:
+    if position.committed is None:
         return None
     return "? (foreign)" if position.is_foreign else position.done_above
 
@@ -135,9 +135,7 @@ def odd_positions(positions: Sequence[Position]) -> Iterator[str]:
     """Return what is to be said of positions that are not as usual, and of which."""
     found: dict[str, list[str]] = {}
     for position in positions:
-        if position.log is None:
-            text = "there is no such partition any more, or this user may not see it"
-        elif position.committed is None:
+        if position.committed is None:
             text = "no offset is committed; an app begins at the first message, if its auto.offset.reset is not another"
         elif position.is_past_the_end:
             text = "the committed offset lies past the end of the log, as where the topic was made again"
@@ -182,7 +180,7 @@ def _change_notes(changes: Sequence[Change], state: GroupState, *, dry_run: bool
             "characters; they are handled again"
         )
     if unchanged := len(state.positions) - len(changes):
-        yield f"{counted(unchanged, 'partition')} without an offset to count from, or without a log, stay as they are"
+        yield f"{counted(unchanged, 'partition')} without an offset to count from stay as they are"
     yield from (f"before, {text}" for text in odd_positions([change.before for change in changes]))
     if dry_run:
         yield "a dry run: nothing was changed"

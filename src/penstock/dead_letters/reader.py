@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Self, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
@@ -97,31 +98,34 @@ class DeadLetterLog:
         self.config = config or {}
         self.principal = principal_of(self.config)
         self._reader = PartitionReader(bootstrap_servers, self.config, REPLAY_GROUP, self._not_read)
-        self._counts: dict[str, int] | None = None
         self._replayed: dict[Place, Replayed] = {}
-        self._may_know_replays: bool | None = None
+
+    @cached_property
+    def _counts(self) -> dict[str, int]:
+        return partition_counts(clients.admin(self.bootstrap_servers, self.config), self.bootstrap_servers)
+
+    @cached_property
+    def _may_know_replays(self) -> bool:
+        admin = clients.admin(self.bootstrap_servers, self.config)
+        return not ask_rights(admin, [group_right(REPLAY_GROUP, Operation.DESCRIBE)]).missing
 
     def topics(self) -> list[str]:
         """Return the names of all topics that this user may see."""
-        if self._counts is None:
-            admin = clients.admin(self.bootstrap_servers, self.config)
-            self._counts = partition_counts(admin, self.bootstrap_servers)
         return sorted(self._counts)
 
     def partitions(self, topic: str) -> int:
         """Return how many partitions a topic has, which need not be a dead-letter topic."""
-        self.topics()
-        counts = cast("dict[str, int]", self._counts)
-        if topic not in counts:
+        if topic not in self._counts:
             # It is distinguished from a hidden one; the right may have been given since the first question.
             admin = clients.admin(self.bootstrap_servers, self.config)
             try:
-                counts |= require_topics(admin, self.bootstrap_servers, [topic], principal=self.principal)
+                found = require_topics(admin, self.bootstrap_servers, [topic], principal=self.principal)
             except TopicNotFoundError:
                 raise TopicNotFoundError(
                     f"no topic {topic} at {self.bootstrap_servers}; `penstock dlq ls --all` names those of dead letters"
                 ) from None
-        return counts[topic]
+            self._counts.update(found)
+        return self._counts[topic]
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the first offset of a partition and the one after its last."""
@@ -168,10 +172,7 @@ class DeadLetterLog:
 
     def was_replayed(self, letter: DeadLetter) -> bool | None:
         """Tell whether a replay sent a letter; None where this user may not read the offsets of `REPLAY_GROUP`."""
-        if self._may_know_replays is None:  # asked first, for the client waits long where it may not
-            admin = clients.admin(self.bootstrap_servers, self.config)
-            self._may_know_replays = not ask_rights(admin, [group_right(REPLAY_GROUP, Operation.DESCRIBE)]).missing
-        if not self._may_know_replays:
+        if not self._may_know_replays:  # asked first, for the client waits long where it may not
             return None
         place = letter.topic, letter.partition
         if place not in self._replayed:

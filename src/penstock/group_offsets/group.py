@@ -47,10 +47,6 @@ _ABSENT = SimpleNamespace(state=ConsumerGroupState.UNKNOWN, members=())
 T = TypeVar("T")
 
 
-class GroupHasMembersError(PenstockError):
-    """A group's offsets cannot be changed, for it has members, which commit their own."""
-
-
 @dataclass(frozen=True, slots=True)
 class GroupState:
     """What the brokers say of a group."""
@@ -87,28 +83,27 @@ class Group:
             PenstockError: there is no such topic, nothing is known of the group, or the brokers refused.
         """
         choices = [topic_choice(text) for text in topics or ()]
-        counts = partition_counts(self._admin, self._servers)
-        if missing := [choice.topic for choice in choices if choice.topic not in counts]:
-            # Those that do not exist, and those that may not be seen, have errors of their own.
-            counts |= require_topics(
-                self._admin, self._servers, missing, to=Operation.DESCRIBE, principal=self._principal
-            )
+        names = list(dict.fromkeys(choice.topic for choice in choices))
+        if names:
+            operation = Operation.DESCRIBE
+            counts = require_topics(self._admin, self._servers, names, to=operation, principal=self._principal)
+            parts = chosen(choices, counts)
+        else:
+            counts = partition_counts(self._admin, self._servers)
+            parts = [(topic, number) for topic, count in sorted(counts.items()) for number in range(count)]
         if to_change:
-            rights = self._rights(Operation.READ, {choice.topic for choice in choices})
             what = f"the offsets of group {self._group} cannot be changed"
-            require_rights(self._admin, what, rights, self._principal)
-        parts = chosen(choices, counts) if choices else None
+            require_rights(self._admin, what, self._rights(Operation.READ, names), self._principal)
         state, members = self._described()
-        all_parts = {(topic, number) for topic, count in counts.items() for number in range(count)}
-        committed = self._committed(all_parts if parts is None else parts)
-        if parts is None:
+        committed = self._committed(parts)
+        if not names:
             read = {topic for topic, _ in committed} | {part[0] for member in members for part in member.partitions}
-            existing = {(topic, number) for topic in read for number in range(counts.get(topic, 0))}
-            parts = sorted(existing | set(committed))
-        there = [part for part in parts if part[1] < counts.get(part[0], 0)]
-        ends = self._offsets(there, lambda: log_bounds(self._admin, there, _ANSWER_S))
-        logs = {part: range(start, max(start, end)) for part, (start, end) in ends.items()}
-        positions = [position(self._group, part, committed.get(part), logs.get(part)) for part in parts]
+            parts = [part for part in parts if part[0] in read]
+        logs = self._offsets(parts, lambda: log_bounds(self._admin, parts, _ANSWER_S))
+        positions = [
+            position(self._group, part, committed.get(part), range(start, max(start, end)))
+            for part, (start, end) in sorted(logs.items())
+        ]
         if not positions and not members:
             raise PenstockError(
                 f"group {self._group} has no members, and no offsets of topics that this user may see; correct its "
@@ -132,21 +127,21 @@ class Group:
         """
         aim = target(to)
         state = self.state(topics, to_change=True)
-        there = [position for position in state.positions if position.log is not None]
-        found = self._find(aim, [position.part for position in there]) if aim.to in {To.LATEST, To.TIME} else {}
-        wanted = reset_wanted(aim, there, found, keep_done=keep_done)
+        parts = [position.part for position in state.positions]
+        found = self._find(aim, parts) if aim.to in {To.LATEST, To.TIME} else {}
+        wanted = reset_wanted(aim, state.positions, found, keep_done=keep_done)
         refuse_coordinators(self._group, [topic for topic, _ in wanted])
         return state, plan(self._group, state.positions, wanted)
 
     def write(self, state: GroupState, changes: Sequence[Change]) -> None:
         """Commit offsets and offset maps for the group, of all these partitions in one request.
 
-        `BrokerConnectionError` where no answer came: what was written is not known then. `GroupHasMembersError`,
-        `MissingRightError`, or `PenstockError` where some were refused: it says which, and that the others are written.
+        `BrokerConnectionError` where no answer came: what was written is not known then. `PenstockError` where the
+        group has members; that or `MissingRightError` where some were refused: it says which, and how many are written.
         """
         if state.members:
             count = len(state.members)
-            raise GroupHasMembersError(
+            raise PenstockError(
                 f"the offsets of group {self._group} were not changed: it has {count} member{'' if count == 1 else 's'}"
                 f": {', '.join(map(str, state.members))}; stop what runs in the group, and run the command again (a "
                 "member that was killed counts until its session ends, after 15 s unless set otherwise)"
@@ -167,19 +162,9 @@ class Group:
         if not refused:
             return
         error = KafkaException(refused[0].error)
-        if code_of(error) in HAS_MEMBERS:
-            raise GroupHasMembersError(
-                f"the offsets of group {self._group} were not changed: a member joined meanwhile; stop all members of "
-                "the group, and run the command again"
-            ) from error
         places = ", ".join(place_text(partition.topic, partition.partition) for partition in refused)
         written = len(changes) - len(refused)
         what = f"of the offsets of group {self._group} those of {places} were refused, and {written} written"
-        if code_of(error) == KafkaError.OFFSET_METADATA_TOO_LARGE:
-            raise PenstockError(
-                f"{what}: the brokers take less metadata than an offset map has; set offset.metadata.max.bytes to 4096 "
-                "on them and run the command again, or leave out what is done above the offset"
-            ) from error
         raise self._failure(error, what, rights) from error
 
     def _described(self) -> tuple[str, tuple[Member, ...]]:
@@ -276,7 +261,14 @@ class Group:
         if is_missing_right(error):
             return MissingRightError(what, rights, self._principal)
         if code in HAS_MEMBERS:
-            return GroupHasMembersError(f"{what}: it has members; stop all members, and run the command again")
+            return PenstockError(
+                f"{what}: a member joined meanwhile; stop all members of the group, and run the command again"
+            )
+        if code == KafkaError.OFFSET_METADATA_TOO_LARGE:
+            return PenstockError(
+                f"{what}: the brokers take less metadata than an offset map has; set offset.metadata.max.bytes to 4096 "
+                "on them and run the command again, or leave out what is done above the offset"
+            )
         if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
             return PenstockError(
                 f"{what}: a transaction that holds some of them is still open; it ends by itself, at the latest at its "

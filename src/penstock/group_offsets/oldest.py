@@ -98,5 +98,4 @@ def _why_unknown(kind: ErrorKind, error: KafkaError, part: Part, config: ClientC
 
 
 def _first(position: Position) -> int:
-    start = position.log.start if position.log is not None else 0
-    return position.next_not_done(max(position.committed or 0, start))
+    return position.next_not_done(max(position.committed or 0, position.log.start))

@@ -56,7 +56,7 @@ def reset_wanted(
     wanted: dict[Part, Wanted] = {}
     for position in positions:
         offset = _target_offset(to, position, found)
-        if offset is not None and position.log is not None:
+        if offset is not None:
             # A map may tell of a topic that was made again since, and has become shorter.
             wanted[position.part] = Wanted(
                 offset, clipped(position.done, position.log.start, position.log.stop) if keep_done else ()
@@ -67,7 +67,7 @@ def reset_wanted(
 def _target_offset(to: Target, position: Position, found: Mapping[Part, int]) -> int | None:
     match to.to:
         case To.EARLIEST:
-            return None if position.log is None else position.log.start
+            return position.log.start
         case To.LATEST | To.TIME:
             return found[position.part]
         case To.OFFSET:
@@ -83,7 +83,7 @@ def skip_wanted(position: Position, offset: int) -> Wanted:
     `PenstockError` where the group does not stand before it.
     """
     place, log, committed = f"{position.place}@{offset}", position.log, position.committed
-    if log is None or committed is None:
+    if committed is None:
         raise PenstockError(f"{place} cannot be passed over: the group has no offset there; reset it first")
     if offset not in log:
         raise ConfigurationError(f"there is no {place}: the log begins at {log.start} and ends at {log.stop}")
@@ -113,8 +113,6 @@ def plan(group: str, positions: Sequence[Position], wanted: Mapping[Part, Wanted
 def _outside(position: Position, wanted: Wanted) -> str:
     """Return what is wrong with an offset, or nothing."""
     log = position.log
-    if log is None:
-        return f"there is no {position.place} any more"
     if not log.start <= wanted.offset <= log.stop:
         return f"{position.place} cannot begin at {wanted.offset}: its log begins at {log.start} and ends at {log.stop}"
     if wanted.done and wanted.done[-1].stop > log.stop:
@@ -124,8 +122,7 @@ def _outside(position: Position, wanted: Wanted) -> str:
 
 
 def _change(group: str, before: Position, wanted: Wanted) -> Change:
-    offset = wanted.offset
-    log = range(offset, offset) if before.log is None else before.log
+    offset, log = wanted.offset, before.log
     for run in wanted.done:
         # A committed offset is not done by definition; where this one is, all up to the end of its range is.
         offset = run.stop if offset in run else offset

@@ -40,8 +40,8 @@ class Position:
     partition: int
     #: The next offset to handle, as committed; None where nothing is committed.
     committed: int | None
-    #: The first offset of the log and the one after its last; None where there is no such partition any more.
-    log: range | None
+    #: The first offset of the log and the one after its last.
+    log: range
     #: What is done above the committed offset: ranges that rise and lie apart.
     done: tuple[range, ...] = ()
     #: Whether there is metadata that is no offset map of this group and partition for this offset.
@@ -60,24 +60,24 @@ class Position:
     @property
     def is_past_the_end(self) -> bool:
         """Whether the committed offset lies past the end of the log, as where the topic was made again."""
-        return self.committed is not None and self.log is not None and self.committed > self.log.stop
+        return self.committed is not None and self.committed > self.log.stop
 
     @property
     def is_before_the_start(self) -> bool:
         """Whether messages from the committed offset on are no longer in the log."""
-        return self.committed is not None and self.log is not None and self.committed < self.log.start
+        return self.committed is not None and self.committed < self.log.start
 
     @property
     def lag(self) -> int | None:
         """Offsets of the log from the committed one on; None where that is not known."""
-        if self.committed is None or self.log is None or self.is_past_the_end:
+        if self.committed is None or self.is_past_the_end:
             return None
         return self.log.stop - max(self.committed, self.log.start)
 
     @property
     def done_above(self) -> int:
         """How many offsets of the log are done above the committed one."""
-        return 0 if self.log is None else total(clipped(self.done, self.log.start, self.log.stop))
+        return total(clipped(self.done, self.log.start, self.log.stop))
 
     @property
     def left(self) -> int | None:
@@ -89,7 +89,7 @@ class Position:
         return next((run.stop for run in self.done if offset in run), offset)
 
 
-def position(group: str, part: Part, committed: tuple[int, str | None] | None, log: range | None) -> Position:
+def position(group: str, part: Part, committed: tuple[int, str | None] | None, log: range) -> Position:
     """Return a group's position by its commit: offset and metadata, or None without one."""
     if committed is None:
         return Position(*part, None, log)

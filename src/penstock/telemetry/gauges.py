@@ -19,14 +19,11 @@ from weakref import WeakKeyDictionary
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from penstock.telemetry import names
 from penstock.telemetry.settings import Telemetry
 
 _log = logging.getLogger(__name__)
 
 Point = tuple[float, Mapping[str, str]]
-
-_Labels = frozenset[tuple[str, str]]
 
 #: The name of a consumer, coordinator or query, and what reads its statistics, on the metric readers' threads.
 _Member = tuple[str, Callable[[], Any]]
@@ -60,15 +57,6 @@ class ObservedMetric:
             return self.read(statistics)
         value = getattr(statistics, self.read)
         return () if value is None else ((value, {}),)
-
-
-def by_partition(values: Mapping[tuple[str, int], int | None]) -> Iterable[Point]:
-    """Return values by topic and partition with the attributes of OpenTelemetry's conventions; None has no point."""
-    return [
-        (value, {names.DESTINATION_NAME: topic, names.DESTINATION_PARTITION_ID: str(partition)})
-        for (topic, partition), value in values.items()
-        if value is not None
-    ]
 
 
 class GaugeRegistry:
@@ -107,7 +95,7 @@ class GaugeRegistry:
             self._statistics = list(_read_all(self._members))
         self._asked.add(metric.name)
         # A callback may give a set of attributes only once, and two consumers of a process may be of one group.
-        values: dict[_Labels, float] = {}
+        values: dict[frozenset[tuple[str, str]], float] = {}
         for name, statistics in self._statistics:
             for value, attributes in metric.points(statistics):
                 labels = frozenset({**attributes, self._label: name}.items())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from penstock.telemetry import names
-from penstock.telemetry.gauges import Kind, ObservedMetric, Point, by_partition, registry_of
+from penstock.telemetry.gauges import Kind, ObservedMetric, Point, registry_of
 from penstock.telemetry.settings import Telemetry
 
 
@@ -24,7 +24,11 @@ def _bytes_in_flight(it: Any) -> Iterable[Point]:
 
 
 def _lag(it: Any) -> Iterable[Point]:
-    return by_partition({(part.topic, part.partition): part.lag for part in it.partitions})
+    return [
+        (part.lag, {names.DESTINATION_NAME: part.topic, names.DESTINATION_PARTITION_ID: str(part.partition)})
+        for part in it.partitions
+        if part.lag is not None
+    ]
 
 
 def _pauses(it: Any) -> Iterable[Point]:
