@@ -17,7 +17,7 @@ OFFSETS = st.sets(st.integers(0, 60)).map(runs_of)
 
 
 def change_of(before: Position, offset: int, done: tuple[range, ...] = ()) -> Change:
-    [change] = plan(GROUP, [before], {before.part: Wanted(offset, done)})
+    [change] = plan(GROUP, [Wanted(before, offset, done)])
     return change
 
 
@@ -34,7 +34,7 @@ def test_a_message_that_is_skipped_is_done_and_nothing_else_changes(before: Posi
     was_done = done_of(log, log.start if before.committed is None else before.committed, before.done)
     offset = data.draw(st.integers(log.start, log.stop))
     try:
-        [change] = plan(GROUP, [before], {before.part: skip_wanted(before, offset)})
+        [change] = plan(GROUP, [skip_wanted(before, offset)])
     except PenstockError:
         assert before.committed is None or offset not in log or offset in was_done
         return
@@ -76,7 +76,7 @@ def test_a_reset_tells_exactly_what_is_handled_again_and_what_is_skipped(
     target = data.draw(st.integers(log.start, log.stop))
     was_done = done_of(log, before.committed, before.done)
 
-    [change] = plan(GROUP, [before], reset_wanted(Target(To.OFFSET, target), [before], {}, keep_done=keep_done))
+    [change] = plan(GROUP, reset_wanted(Target(To.OFFSET, target), [before], {}, keep_done=keep_done))
 
     is_done = as_consumer_reads(change)
     assert is_done == done_of(log, target, before.done if keep_done else ())
@@ -98,14 +98,14 @@ def test_an_offset_outside_of_the_log_is_refused_with_its_range(before: Position
 
 def test_all_that_lies_outside_is_named_and_nothing_is_planned() -> None:
     before = [Position(TOPIC, number, 5, range(10)) for number in range(3)]
-    wanted = {(TOPIC, 0): Wanted(11), (TOPIC, 1): Wanted(4), (TOPIC, 2): Wanted(3, (range(8, 12),))}
+    wanted = [Wanted(position, offset) for position, offset in zip(before, (11, 4, -1), strict=True)]
 
     with pytest.raises(ConfigurationError) as refused:
-        plan(GROUP, before, wanted)
+        plan(GROUP, wanted)
 
     assert "orders:0 cannot begin at 11" in str(refused.value)
     assert "orders:1" not in str(refused.value)
-    assert "11 of orders:2 cannot be done" in str(refused.value)
+    assert "orders:2 cannot begin at -1" in str(refused.value)
 
 
 def test_targets_are_found_by_partition() -> None:
@@ -113,7 +113,7 @@ def test_targets_are_found_by_partition() -> None:
     found = {(TOPIC, 0): 7, (TOPIC, 1): 4}
 
     def offsets(to: Target) -> list[int]:
-        return [one.offset for one in reset_wanted(to, before, found, keep_done=False).values()]
+        return [one.offset for one in reset_wanted(to, before, found, keep_done=False)]
 
     assert offsets(Target(To.EARLIEST)) == [2, 3]
     assert offsets(Target(To.LATEST)) == [7, 4]
@@ -125,7 +125,7 @@ def test_targets_are_found_by_partition() -> None:
 def test_a_map_of_a_longer_topic_of_the_same_name_is_kept_no_further_than_the_log() -> None:
     before = Position(TOPIC, 0, 5, range(20), (range(8, 10), range(15, 30)))
 
-    [change] = plan(GROUP, [before], reset_wanted(Target(To.OFFSET, 3), [before], {}, keep_done=True))
+    [change] = plan(GROUP, reset_wanted(Target(To.OFFSET, 3), [before], {}, keep_done=True))
 
     assert change.done == (range(8, 10), range(15, 20))
 

@@ -55,7 +55,7 @@ class Skipping:
     def planned(self, state: GroupState) -> Change:
         """Return the change of the offsets of a group without members; `PenstockError` where there is none to make."""
         (position,) = state.positions
-        (change,) = plan(self._group, [position], {position.part: skip_wanted(position, self.offset)})
+        (change,) = plan(self._group, [skip_wanted(position, self.offset)])
         if change.cut:
             raise PenstockError(
                 f"{self.place} was not passed over: so much is done above the commit point that a commit has no room "

@@ -130,8 +130,8 @@ class Group:
         parts = [position.part for position in state.positions]
         found = self._find(aim, parts) if aim.to in {To.LATEST, To.TIME} else {}
         wanted = reset_wanted(aim, state.positions, found, keep_done=keep_done)
-        refuse_coordinators(self._group, [topic for topic, _ in wanted])
-        return state, plan(self._group, state.positions, wanted)
+        refuse_coordinators(self._group, [it.before.topic for it in wanted])
+        return state, plan(self._group, wanted)
 
     def write(self, state: GroupState, changes: Sequence[Change]) -> None:
         """Commit offsets and offset maps for the group, of all these partitions in one request.

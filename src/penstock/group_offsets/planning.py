@@ -18,8 +18,10 @@ from penstock.offsets import decode, encode, owner_of
 class Wanted:
     """What one partition is to have."""
 
+    #: Where the group stands now.
+    before: Position
     offset: int
-    #: What is done above it: ranges that rise and lie apart. What lies below it in there is passed over.
+    #: What is done above the offset: ranges of the log that rise and lie apart. What lies below it is passed over.
     done: tuple[range, ...] = ()
 
 
@@ -44,7 +46,7 @@ class Change:
 
 def reset_wanted(
     to: Target, positions: Sequence[Position], found: Mapping[Part, int], *, keep_done: bool
-) -> dict[Part, Wanted]:
+) -> list[Wanted]:
     """Return what a reset wants of each partition; without those that stay as they are.
 
     Args:
@@ -53,15 +55,13 @@ def reset_wanted(
         found: for the latest offset and for a time: the offset that was found for each partition.
         keep_done: whether what is done above the committed offset stays done.
     """
-    wanted: dict[Part, Wanted] = {}
-    for position in positions:
-        offset = _target_offset(to, position, found)
-        if offset is not None:
-            # A map may tell of a topic that was made again since, and has become shorter.
-            wanted[position.part] = Wanted(
-                offset, clipped(position.done, position.log.start, position.log.stop) if keep_done else ()
-            )
-    return wanted
+    offsets = [(position, _target_offset(to, position, found)) for position in positions]
+    return [
+        # A map may tell of a topic that was made again since, and has become shorter.
+        Wanted(position, offset, clipped(position.done, position.log.start, position.log.stop) if keep_done else ())
+        for position, offset in offsets
+        if offset is not None
+    ]
 
 
 def _target_offset(to: Target, position: Position, found: Mapping[Part, int]) -> int | None:
@@ -90,39 +90,29 @@ def skip_wanted(position: Position, offset: int) -> Wanted:
     if offset < committed or any(offset in run for run in position.done):
         raise PenstockError(f"{place} is done already; nothing was changed")
     done = sorted((*position.done, range(offset, offset + 1)), key=lambda run: run.start)
-    return Wanted(max(committed, log.start), clipped(done, log.start, log.stop))
+    return Wanted(position, max(committed, log.start), clipped(done, log.start, log.stop))
 
 
-def plan(group: str, positions: Sequence[Position], wanted: Mapping[Part, Wanted]) -> list[Change]:
+def plan(group: str, wanted: Sequence[Wanted]) -> list[Change]:
     """Return the change of each partition for which something is wanted.
 
     `ConfigurationError` where offsets lie outside of their logs: all are named, with the ranges.
     """
     outside = [
-        text
-        for position in positions
-        if position.part in wanted and (text := _outside(position, wanted[position.part]))
+        f"{it.before.place} cannot begin at {it.offset}: its log begins at {it.before.log.start} and ends at "
+        f"{it.before.log.stop}"
+        for it in wanted
+        if not it.before.log.start <= it.offset <= it.before.log.stop
     ]
     if outside:
         raise ConfigurationError(
             f"nothing was changed: {'; '.join(outside)}; choose offsets in there, or leave these partitions out"
         )
-    return [_change(group, position, wanted[position.part]) for position in positions if position.part in wanted]
+    return [_change(group, it) for it in wanted]
 
 
-def _outside(position: Position, wanted: Wanted) -> str:
-    """Return what is wrong with an offset, or nothing."""
-    log = position.log
-    if not log.start <= wanted.offset <= log.stop:
-        return f"{position.place} cannot begin at {wanted.offset}: its log begins at {log.start} and ends at {log.stop}"
-    if wanted.done and wanted.done[-1].stop > log.stop:
-        last = wanted.done[-1].stop - 1
-        return f"{last} of {position.place} cannot be done: its log begins at {log.start} and ends at {log.stop}"
-    return ""
-
-
-def _change(group: str, before: Position, wanted: Wanted) -> Change:
-    offset, log = wanted.offset, before.log
+def _change(group: str, wanted: Wanted) -> Change:
+    before, offset, log = wanted.before, wanted.offset, wanted.before.log
     for run in wanted.done:
         # A committed offset is not done by definition; where this one is, all up to the end of its range is.
         offset = run.stop if offset in run else offset
