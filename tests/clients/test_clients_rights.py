@@ -35,7 +35,7 @@ def test_a_missing_right_names_operation_resource_and_the_command_that_gives_it(
 
 
 def test_a_right_on_the_cluster_has_no_name() -> None:
-    right = Right(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)
+    right = Right(Operation.IDEMPOTENT_WRITE, Resource.BROKER)
     assert str(right) == "IdempotentWrite on cluster"
     assert right.command("User:a").endswith("--operation IdempotentWrite --cluster")
     assert group_right("sms").command("User:a").endswith("--operation Read --group 'sms'")
