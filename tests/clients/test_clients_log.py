@@ -9,7 +9,7 @@ import pytest
 from penstock.clients import factory as making
 from penstock.clients import producer
 from penstock.clients.client_log import EVERY_S, ClientLog
-from penstock.clients.factory import Kind
+from penstock.clients.factory import Consumer, Producer
 from waiting import wait_until
 
 LINE = "%s [%s] %s"
@@ -61,7 +61,7 @@ def test_a_transaction_that_a_rebalance_refuses_is_routine(
 
 def test_clients_come_back_soon_after_a_brokers_return_unless_the_user_says_otherwise() -> None:
     def settings(config: dict[str, object]) -> dict[str, object]:
-        return making.settings(Kind.CONSUMER, "127.0.0.1:9092", config)
+        return making.settings(Consumer, "127.0.0.1:9092", config)
 
     assert settings({})["reconnect.backoff.max.ms"] == 1000
     assert settings({"reconnect.backoff.max.ms": 5})["reconnect.backoff.max.ms"] == 5
@@ -71,7 +71,7 @@ def test_clients_come_back_soon_after_a_brokers_return_unless_the_user_says_othe
 
 def test_a_producer_waits_ten_seconds_for_a_broker_that_froze_and_a_transactional_one_as_its_transactions() -> None:
     def settings(config: dict[str, object]) -> dict[str, object]:
-        return making.settings(Kind.PRODUCER, "127.0.0.1:9092", config)
+        return making.settings(Producer, "127.0.0.1:9092", config)
 
     assert settings({})["socket.timeout.ms"] == 10_000
     assert settings({"socket.timeout.ms": 5000})["socket.timeout.ms"] == 5000

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
@@ -28,7 +29,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Callable[..., PartitionReader]:
     """Return a function that makes a reader whose client gives what the test says."""
 
     def make(consumer: FixedConsumer, *failed: Any) -> PartitionReader:
-        monkeypatch.setattr(factory, "Consumer", lambda _: consumer)
+        monkeypatch.setattr(factory, "Consumer", Mock(return_value=consumer, left_out=()))
         return PartitionReader("127.0.0.1:1", {}, "nobody", *failed)
 
     return make

@@ -92,7 +92,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Return how often producers took an id and committed."""
     found = {"init": 0, "commit": 0}
 
-    class Counted(Producer):
+    class Counted(making.Producer):
         def init_transactions(self, timeout: float = -1) -> None:
             found["init"] += 1
             super().init_transactions(timeout)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Message, Producer
+from confluent_kafka import Message, Producer
 
 from penstock.clients import factory
 from penstock.devbroker import DevBroker
@@ -29,7 +29,7 @@ BODY = os.urandom(LARGE)
 LIBRARIES = 64 * 1024 * 1024
 
 
-class HesitantConsumer(Consumer):
+class HesitantConsumer(factory.Consumer):
     """Begins each take of more than one record late: that is what is tested."""
 
     def consume(self, count: int = 1, wait_s: float = -1) -> list[Message]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
@@ -35,7 +36,7 @@ def values_read(
     monkeypatch: pytest.MonkeyPatch, consumer: FixedConsumer, end: int, column: str, **options: str
 ) -> list[Any]:
     """Read a range and return a column, of numbers."""
-    monkeypatch.setattr(making, "Consumer", lambda _: consumer)
+    monkeypatch.setattr(making, "Consumer", Mock(return_value=consumer, left_out=()))
     settings = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "fetchOffset.retryIntervalMs": "0"}
     batches = batches_read(SourceOptions.parse({**settings, **options}), OffsetRange("orders", 0, 0, end))
     return [value for batch in batches for value in batch[column].cast("int64").to_pylist()]
@@ -43,7 +44,7 @@ def values_read(
 
 def letter(monkeypatch: pytest.MonkeyPatch, consumer: FixedConsumer) -> bytes | None:
     """Return the value of the message at offset 5, as a dead letter has it."""
-    monkeypatch.setattr(making, "Consumer", lambda _: consumer)
+    monkeypatch.setattr(making, "Consumer", Mock(return_value=consumer, left_out=()))
     reader = PartitionReader("127.0.0.1:1", {}, "letters", dead_letters._not_read)
     return dead_letters._read(reader, "orders", 0, 5).value()
 

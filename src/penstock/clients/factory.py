@@ -14,8 +14,7 @@ import gc
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping
-from enum import Enum
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import confluent_kafka
@@ -36,6 +35,10 @@ _TOPICS_S = 5.0
 
 #: Adds a reference that nobody takes back, so that the destructor is never called.
 _keep_for_ever = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
+
+
+#: Our own setting: how many copies a topic has that penstock creates.
+REPLICATION_FACTOR = "penstock.replication.factor"
 
 
 class DestroyedElsewhere:
@@ -63,6 +66,11 @@ def _destroy(client: list[Any]) -> None:
         gc.collect()
 
 
+# What each kind of client must not be handed is in its `left_out`. The library itself ignores what only another kind
+# takes, and logs that, which `ClientWords` drops. It does not know the callbacks of its own Python there, nor our
+# settings.
+
+
 class TopicsNotKnownError(KafkaException):
     """Brokers did not say in time which topics a member asks for: it has not joined its group; join again later."""
 
@@ -70,6 +78,7 @@ class TopicsNotKnownError(KafkaException):
 class Consumer(DestroyedElsewhere, confluent_kafka.Consumer):
     """The library's, with what it said last."""
 
+    left_out = frozenset({"on_delivery", REPLICATION_FACTOR})
     words: ClientWords
     #: Whether it joins groups by `group.protocol=consumer` (KIP-848).
     is_assigned_by_brokers: bool
@@ -97,34 +106,15 @@ class Consumer(DestroyedElsewhere, confluent_kafka.Consumer):
 class Producer(DestroyedElsewhere, confluent_kafka.Producer):
     """The library's, with what it said last."""
 
+    left_out = frozenset({"on_commit", REPLICATION_FACTOR})
     words: ClientWords
 
 
 class AdminClient(DestroyedElsewhere, kafka_admin.AdminClient):
     """The library's, with what it said last."""
 
-    words: ClientWords
-    #: Copies of each topic that it creates; None: not said.
-    replication_factor: int | None
-
-
-ClientT = TypeVar("ClientT", Consumer, Producer, AdminClient)
-
-#: Our own setting: how many copies a topic has that penstock creates.
-REPLICATION_FACTOR = "penstock.replication.factor"
-
-
-class Kind(Enum):
-    """A kind of client. Its value is what must not be handed to it.
-
-    The library itself ignores what only another kind takes, and logs that, which `ClientWords` drops. It does not know
-    the callbacks of its own Python there, nor our settings.
-    """
-
-    CONSUMER = frozenset({"on_delivery", REPLICATION_FACTOR})
-    PRODUCER = frozenset({"on_commit", REPLICATION_FACTOR})
     #: For the library it is a producer; this one must not ask for an id. Nobody serves its events between two requests.
-    ADMIN = frozenset(
+    left_out = frozenset(
         {
             "debug",
             "default.topic.config",
@@ -139,11 +129,13 @@ class Kind(Enum):
             "transactional.id",
         }
     )
+    words: ClientWords
+    #: Copies of each topic that it creates; None: not said.
+    replication_factor: int | None
 
-    def taken(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what this kind takes of a configuration."""
-        return {key: value for key, value in config.items() if key not in self.value}
 
+AnyClient = Consumer | Producer | AdminClient
+ClientT = TypeVar("ClientT", Consumer, Producer, AdminClient)
 
 _UNSECURED = "enable.sasl.oauthbearer.unsecure.jwt"
 
@@ -167,25 +159,29 @@ def consumer(bootstrap_servers: str, config: ClientConfig) -> Consumer:
     `ConfigurationError` where the client library refused a setting; `BrokerConnectionError`, which is a
     `KafkaException`, too, where `oauth_cb` gave no token.
     """
-    client = _made(Consumer, settings(Kind.CONSUMER, bootstrap_servers, config))
+    client = _made(Consumer, bootstrap_servers, config)
     client.is_assigned_by_brokers = not is_classic(config)
     return client
 
 
 def producer(bootstrap_servers: str, config: ClientConfig) -> Producer:
     """Return a producer; otherwise as `consumer`."""
-    return _made(Producer, settings(Kind.PRODUCER, bootstrap_servers, config))
+    return _made(Producer, bootstrap_servers, config)
 
 
 def admin(bootstrap_servers: str, config: ClientConfig) -> AdminClient:
     """Return an admin client; otherwise as `consumer`."""
-    factor = _replication_factor(config.get(REPLICATION_FACTOR))
-    client = _made(AdminClient, settings(Kind.ADMIN, bootstrap_servers, config))
+    factor = config.get(REPLICATION_FACTOR)
+    if isinstance(factor, str) and factor.isdecimal():
+        factor = int(factor)
+    if factor is not None:
+        positive_int(f"config[{REPLICATION_FACTOR!r}]", factor)
+    client = _made(AdminClient, bootstrap_servers, config)
     client.replication_factor = factor
     return client
 
 
-def settings(kind: Kind, bootstrap_servers: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def settings(kind: type[AnyClient], bootstrap_servers: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a client of that kind is made from: what it takes, the addresses, and our log, rationed.
 
     `ConfigurationError` where there are no addresses, or two that differ, or `oauth_cb` cannot be used; `NoTokenError`
@@ -197,16 +193,17 @@ def settings(kind: Kind, bootstrap_servers: str, config: Mapping[str, Any]) -> d
         raise ConfigurationError(
             f"bootstrap_servers is {bootstrap_servers!r} but config['bootstrap.servers'] is {given!r}; give it once"
         )
-    made = {"logger": client_log, **kind.taken(with_tokens(config)), "bootstrap.servers": bootstrap_servers}
+    taken = {key: value for key, value in with_tokens(config).items() if key not in kind.left_out}
+    made = {"logger": client_log, **taken, "bootstrap.servers": bootstrap_servers}
     if not callable(made.get("error_cb", print)):
         raise ConfigurationError(f"config['error_cb'] must be a function, but is a {type(made['error_cb']).__name__}")
     words = ClientWords(made, made["logger"])
     made |= {"logger": words, "error_cb": words.hear}
     if "reconnect.backoff.ms" not in config:
         made.setdefault("reconnect.backoff.max.ms", _LONGEST_RECONNECT_MS)
-    if kind is Kind.PRODUCER and "transactional.id" not in made:
+    if kind is Producer and "transactional.id" not in made:
         made.setdefault("socket.timeout.ms", _PRODUCER_ANSWER_MS)
-    if kind is Kind.ADMIN:
+    if kind is AdminClient:
         # Else a request that waits for a broker which is down connects to it without any pause (librdkafka 2.16: each
         # change of its state asks for a connection at once): 92 to 189 % of a core were seen, and 0 % so.
         made.setdefault("enable.sparse.connections", False)
@@ -216,17 +213,10 @@ def settings(kind: Kind, bootstrap_servers: str, config: Mapping[str, Any]) -> d
     return made
 
 
-def _replication_factor(given: Any) -> int | None:
-    """Return a number of copies from a configuration, where it may be text."""
-    factor = int(given) if isinstance(given, str) and given.isdecimal() else given
-    if factor is not None:
-        positive_int(f"config[{REPLICATION_FACTOR!r}]", factor)
-    return factor
-
-
-def _made(make: Callable[[dict[str, Any]], ClientT], config: dict[str, Any]) -> ClientT:
+def _made(kind: type[ClientT], bootstrap_servers: str, given: ClientConfig) -> ClientT:
+    config = settings(kind, bootstrap_servers, given)
     try:
-        client = make(config)
+        client = kind(config)
         client.words = config["logger"]
     except (KafkaException, TypeError, ValueError) as error:
         said = reason(error) if isinstance(error, KafkaException) else str(error)
