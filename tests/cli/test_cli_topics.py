@@ -116,5 +116,5 @@ def test_a_dead_letter_topic_whose_name_collides_is_wrong_use(
     outcome = penstock_command("topics", "create", target)
 
     assert outcome.code == 2, outcome
-    assert f"creates no topic dlq.{topic}" in outcome.err
+    assert f"does not take the name of topic 'dlq.{topic}'" in outcome.err
     assert "another dead_letter_topic" in outcome.err

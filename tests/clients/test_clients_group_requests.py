@@ -30,15 +30,18 @@ import sys
 from concurrent.futures import wait
 from penstock import clients
 from penstock.clients.answers import answered
-from penstock.clients.groups import GroupAdmin, describe_groups
+from penstock.clients.groups import describe_groups
 address, group = sys.argv[1:]
-members = GroupAdmin(lambda: clients.admin(address, {}))
-late = ask(members.client)[group]
+members = clients.admin(address, {})
+late = ask(members)[group]
 wait([late], 1.5)
 print("answered" if late.done() and not late.exception() else "late", flush=True)
 sys.stdin.readline()
-members.renew() if renews else wait([late], 60)
-answered(describe_groups(members.client, [group])[group], 60)"""
+if renews:
+    members = clients.admin(address, {})
+else:
+    wait([late], 60)
+answered(describe_groups(members, [group])[group], 60)"""
 PLAIN = "renews, ask = False, lambda admin: admin.describe_consumer_groups([group], request_timeout=1)\n"
 GUARDED = "renews, ask = {}, lambda admin: describe_groups(admin, [group])\n"
 

@@ -61,7 +61,7 @@ def test_dead_letters_that_collide_with_an_existing_topic_are_refused_with_the_o
     topic = new_topic()
     broker.create_topic(f"dlq_{topic}")
 
-    with pytest.raises(ConfigurationError, match=rf"dlq.{topic} where there is dlq_{topic}.*another dead_letter_topic"):
+    with pytest.raises(ConfigurationError, match=rf"dlq.{topic}'.*topic: dlq_{topic}.*another dead_letter_topic"):
         app(servers=broker.bootstrap_servers, **{topic: DEAD_LETTERS}).start()
 
 

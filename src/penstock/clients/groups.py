@@ -3,7 +3,7 @@
 The client library ends the process where such a request meets its time-out while the coordinator is looked for, and the
 coordinator is found later (librdkafka 2.16, issue 4605; `benchmarks/admin_requests.py` shows it). So the library gets
 the longest time-out that it takes, and we hold the limit: `answered` waits for the future. What is destroyed with its
-client does no harm: so the client is one that is soon dropped, or a `GroupAdmin`, renewed where an answer did not come.
+client does no harm: so the client is one that is soon dropped, or dropped for another where an answer did not come.
 
 What a group has committed is never asked so: where the coordinator has moved, the library reads through a null pointer
 (`rd_kafka_handle_OffsetFetch`). A consumer is asked, which joins nothing.
@@ -15,7 +15,7 @@ coordinator, for ever. Nor does it show what brokers take, save in its debug log
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -34,18 +34,6 @@ from penstock.options import ClientConfig
 _MAX_TIMEOUT_S = 3600.0
 #: What a coordinator answers to a commit from outside of a group that has members, by either protocol of groups.
 HAS_MEMBERS = REBALANCING | {KafkaError.FENCED_MEMBER_EPOCH}
-
-
-class GroupAdmin:
-    """An admin client for requests to groups, of one thread, which lasts as long as answers come in time."""
-
-    def __init__(self, make: Callable[[], AdminClient]) -> None:
-        self._make = make
-        self.client = make()
-
-    def renew(self) -> None:
-        """Drop the client of which an answer did not come, and make another; errors as of `clients.admin`."""
-        self.client = self._make()
 
 
 def describe_groups(admin: AdminClient, groups: Iterable[str], *, with_rights: bool = False) -> dict[str, Future[Any]]:

@@ -32,7 +32,6 @@ from penstock.clients.kafka_errors import code_of, is_missing_right, is_transien
 from penstock.clients.reading import Place
 from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TopicNotFoundError
-from penstock.outgoing import colliding
 
 _log = logging.getLogger("penstock.kafka")
 
@@ -285,13 +284,6 @@ def ensure_topics(
     metadata = _metadata(admin, bootstrap_servers)
     counts = _counts(metadata)
     missing = [spec for name, spec in wanted.items() if name not in counts]
-    for spec in missing:
-        if other := colliding(spec.name, counts):
-            raise ConfigurationError(
-                f"Kafka creates no topic {spec.name} where there is {other}: its metrics name both alike, for dots and "
-                f"underscores are the same there; "
-                f"{spec.rename}"
-            )
     if missing:
         factor = getattr(admin, "replication_factor", None) or (_factor_of_store(admin, metadata) if of_store else -1)
         new = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,10 +9,11 @@ from collections.abc import Callable
 from confluent_kafka import Consumer
 
 from penstock.clients.kafka_errors import concerns_a_group
+from penstock.clients.ration import once_in, rationed
 from penstock.clients.rights import Right, lacking_text, missing_right_text, principal_of
 from penstock.options import ClientConfig
 
-_log = logging.getLogger("penstock.transactions")
+_log = rationed("penstock.transactions")
 
 #: Errors of a consumer that are looked through, and seconds for that.
 _HEARD = 10
@@ -36,9 +36,8 @@ class MissingRights:
         self._clock = clock
         # Guards what follows.
         self._lock = threading.Lock()
-        # By right: when it was missed last, and the sentence that tells so; and when each sentence was logged.
-        self._missed: dict[Right, tuple[float, str]] = {}
-        self._logged: dict[str, float] = {}
+        # By right: since when it is missed, when it was last, and the sentence that tells so.
+        self._missed: dict[Right, tuple[float, float, str]] = {}
 
     def refused(self, what: str, *rights: Right) -> str:
         """Take in that something was refused for want of rights; return the sentence that tells so.
@@ -47,12 +46,11 @@ class MissingRights:
         """
         text, now = missing_right_text(what, rights, self._principal), self._clock()
         with self._lock:
-            self._missed.update(dict.fromkeys(rights, (now, text)))
-            self._logged = {said: at for said, at in self._logged.items() if now - at < _LOG_INTERVAL_S}
-            is_due = text not in self._logged
-            self._logged.setdefault(text, now)
-        if is_due:
-            _log.error("%s; it goes on by itself once that is done", text)
+            since = [self._missed[right][0] if right in self._missed else now for right in rights]
+            self._missed.update({right: (at, now, text) for right, at in zip(rights, since, strict=True)})
+        # A right that was given in between is missed since another time: then this is another line.
+        kind = (self, text, *since)
+        _log.error("%s; it goes on by itself once that is done", text, extra=once_in(_LOG_INTERVAL_S, kind, now))
         return text
 
     def lacks(self, *rights: Right) -> str:
@@ -64,17 +62,16 @@ class MissingRights:
         if self._missed:
             with self._lock:
                 for right in rights:
-                    if (missed := self._missed.pop(right, None)) is not None:
-                        self._logged.pop(missed[1], None)
+                    self._missed.pop(right, None)
 
     def missing(self) -> dict[str, str]:
         """Return what is missing: rights as they stand in a sentence, each with what is refused and what gives it."""
         now = self._clock()
         with self._lock:
             self._missed = {
-                right: missed for right, missed in self._missed.items() if now - missed[0] < _FORGET_AFTER_S
+                right: missed for right, missed in self._missed.items() if now - missed[1] < _FORGET_AFTER_S
             }
-            return {str(right): text for right, (_, text) in self._missed.items()}
+            return {str(right): text for right, (_, _, text) in self._missed.items()}
 
 
 def is_group_forbidden(consumer: Consumer) -> bool:

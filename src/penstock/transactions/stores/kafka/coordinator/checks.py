@@ -19,7 +19,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from penstock.clients.groups import GroupAdmin, describe_groups
+from penstock.clients.groups import describe_groups
 from penstock.clients.kafka_errors import code_of, reason
 from penstock.clients.rights import Operation, group_right
 from penstock.transactions.core.discard import Discarding, Exhausted
@@ -43,7 +43,7 @@ class Liveness:
 
     def __init__(self, context: CoordinatorContext, make_admin: Callable[[], AdminClient]) -> None:
         self._context, self._topics = context, context.topics
-        self._admin = GroupAdmin(make_admin)
+        self._make_admin, self._admin = make_admin, make_admin()
         # By producer group: when it was learnt, and whether a producer is alive.
         self._alive: dict[str, tuple[float, bool]] = {}
         # What that client was asked, and since when there is no answer that tells.
@@ -69,13 +69,13 @@ class Liveness:
             self._asked.clear()
             hindrance, since = NO_ANSWER.format(group), now
             with suppress(KafkaException):  # no token for another client now: the one that is there asks again
-                self._admin.renew()
+                self._admin = self._make_admin()
         learnt, alive = self._alive.get(group, (None, False))
         if learnt is not None and now - learnt < _LIVENESS_VALID_S:
             return None if alive else NO_PRODUCER.format(group)
         if group not in self._asked:
             name = self._topics.checkers(group)
-            self._asked[group] = since, describe_groups(self._admin.client, [name])[name]
+            self._asked[group] = since, describe_groups(self._admin, [name])[name]
         return hindrance
 
     def _has_members(self, answer: Future[Any], group: str) -> bool | None:
