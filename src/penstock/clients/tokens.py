@@ -23,10 +23,6 @@ KEY = "oauth_cb"
 
 _log = logging.getLogger("penstock.kafka")
 
-#: What the client library takes of a callback: the token, when it expires in seconds since the epoch, and if wanted a
-#: principal and extensions.
-_LEAST, _MOST = 2, 4
-
 #: Seconds that a callback may take.
 _ANSWER_S = 10.0
 #: The process's: clients are made again and again, and callbacks that hang shall cost few threads.
@@ -71,28 +67,23 @@ class Tokens:
         what = f"no token for Kafka: config[{KEY!r}] ({name})"
         try:
             given = BackgroundCall(KEY, lambda: self._callback(config), _ANSWER_S, _left).wait()
-        except NotAnsweredError as error:
-            raise NoTokenError(
-                f"{what} has not answered for {_ANSWER_S:g} s; see that its token endpoint answers, and give its "
-                "requests a shorter time limit"
-            ) from error
         except Exception as error:
+            hangs = isinstance(error, NotAnsweredError)
+            said = f"has not answered for {_ANSWER_S:g} s" if hangs else f"raised {type(error).__name__}: {error}"
             raise NoTokenError(
-                f"{what} raised {type(error).__name__}: {error}; see that its token endpoint answers and knows this "
-                "client"
+                f"{what} {said}; see that its token endpoint answers, soon, and knows this client"
             ) from error
-        if not (isinstance(given, tuple) and _LEAST <= len(given) <= _MOST and isinstance(given[0], str)):
-            # Its text is left out: it may be the token.
-            raise NoTokenError(
-                f"{what} must return (token, seconds since the epoch at which it expires), but returned a "
-                f"{type(given).__name__}"
-            )
-        expires = given[1]
-        if (late := time.time() - expires) >= 0:
+        # If wanted a principal and extensions follow. What else it is, is left out: it may be the token.
+        match given:
+            case (str(), float() | int() as expires, *_):
+                said = f"one that expired at {expires:.0f} seconds since the epoch"
+            case _:
+                said, expires = f"a {type(given).__name__}", 0
+        if expires <= time.time():
             # The library would take it for none, and wait.
             raise NoTokenError(
-                f"{what} returned one that expired at {expires:.0f} seconds since the epoch, {late:.0f} s ago; see "
-                "that it counts in seconds, and to both clocks"
+                f"{what} must return (token, seconds since the epoch at which it expires), but returned {said}; "
+                "correct it, and see to both clocks"
             )
         return given
 

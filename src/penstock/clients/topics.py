@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
@@ -34,8 +34,6 @@ from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, t
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TopicNotFoundError
 
 _log = logging.getLogger("penstock.kafka")
-
-T = TypeVar("T")
 
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 5.0
@@ -115,33 +113,24 @@ Offsets = tuple[dict[Place, int], dict[Place, KafkaException]]
 
 
 def ask_offsets(
-    admin: AdminClient, timeout_s: float, *questions: tuple[Mapping[Place, OffsetSpec], IsolationLevel]
-) -> list[Offsets]:
-    """Return the answer to each question for offsets of partitions; all are asked at once, within `timeout_s` seconds.
+    admin: AdminClient,
+    specs: Mapping[Place, OffsetSpec],
+    timeout_s: float,
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> Offsets:
+    """Return offsets of partitions, for readers of that isolation, waiting `timeout_s` seconds at most.
 
-    A question has the readers' isolation. `KafkaException` where the client library refuses to ask.
+    `KafkaException` where the client library refuses to ask.
     """
-    asked = {
-        (number, (part.topic, part.partition)): future
-        for number, (specs, isolation) in enumerate(questions)
-        for part, future in admin.list_offsets(
-            {TopicPartition(*place): spec for place, spec in specs.items()},
-            isolation_level=isolation,
-            request_timeout=timeout_s,
-        ).items()
-    }
-    found, failed = all_answered(asked, timeout_s)
+    wanted = {TopicPartition(*place): spec for place, spec in specs.items()}
+    asked = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout_s)
+    found, failed = all_answered({(part.topic, part.partition): future for part, future in asked.items()}, timeout_s)
+    known = {place: int(answer.offset) for place, answer in found.items() if answer.offset != OFFSET_INVALID}
     # Where a partition has no leader for a moment, the client library (2.16, seen) may answer so. Taken for the end of
     # a log, it would mean that all in it is gone.
     text = "the answer holds no offset: the partition may have no leader yet"
     invalid = KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, text))
-    failed |= {key: invalid for key, answer in found.items() if answer.offset == OFFSET_INVALID}
-    known = {key: int(answer.offset) for key, answer in found.items() if key not in failed}
-
-    def of(number: int, answers: Mapping[tuple[int, Place], T]) -> dict[Place, T]:
-        return {place: answer for (question, place), answer in answers.items() if question == number}
-
-    return [(of(number, known), of(number, failed)) for number in range(len(questions))]
+    return known, failed | dict.fromkeys(found.keys() - known.keys(), invalid)
 
 
 def known_offsets(
@@ -150,8 +139,8 @@ def known_offsets(
     timeout_s: float,
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[Place, int]:
-    """Return offsets of partitions, waiting `timeout_s` at most; `KafkaException` where one is not known: try again."""
-    ((found, failed),) = ask_offsets(admin, timeout_s, (specs, isolation))
+    """Return offsets as `ask_offsets`; `KafkaException` where one is not known: try again."""
+    found, failed = ask_offsets(admin, specs, timeout_s, isolation)
     for error in failed.values():
         raise error
     return found

@@ -147,33 +147,36 @@ class OffsetReader:
         )
 
     def _logs(self, parts: list[TopicPartition]) -> dict[TopicPartition, Log]:
-        first, last = dict.fromkeys(parts, FIRST), dict.fromkeys(parts, LAST)
-        begin, end, written = self._offsets((first, self._isolation), (last, self._isolation), (last, _UNCOMMITTED))
+        begin, end = self._offsets(parts, FIRST), self._offsets(parts, LAST)
+        written = self._offsets(parts, LAST, _UNCOMMITTED)
         # The answers are not of one moment.
         return {part: Log(begin[part], end[part], max(end[part], written[part])) for part in parts}
 
     def at_time(self, time_ms: int, parts: Iterable[TopicPartition]) -> Offsets:
         """Return the first offset at or after a time of each partition, -1 where no message is as late."""
         time: OffsetSpec = OffsetSpec.for_timestamp(time_ms)
-        return self._offsets((dict.fromkeys(parts, time), self._isolation))[0]
+        return self._offsets(parts, time)
 
-    def _offsets(self, *questions: tuple[Mapping[TopicPartition, OffsetSpec], IsolationLevel]) -> list[Offsets]:
-        """Ask for offsets, all at once, and again as often as the options say where a broker did not answer."""
+    def _offsets(
+        self, parts: Iterable[TopicPartition], spec: OffsetSpec, isolation: IsolationLevel | None = None
+    ) -> Offsets:
+        """Ask for offsets, and again as often as the options say where a broker did not answer."""
+        specs = dict.fromkeys(parts, spec)
 
-        def ask() -> list[Offsets]:
-            answers = ask_offsets(self._admin, _QUESTION_TIMEOUT_S, *questions)
-            for part, error in (failure for _, failed in answers for failure in failed.items()):
+        def ask() -> Offsets:
+            found, failed = ask_offsets(self._admin, specs, _QUESTION_TIMEOUT_S, isolation or self._isolation)
+            for part, error in failed.items():
                 if is_missing_right(error):
                     raise self._not_allowed(f"the offsets of {place(part)} cannot be read", [part[0]]) from error
                 raise SourceError(
                     f"the offsets of {place(part)} could not be read at {self._options.bootstrap_servers}: "
                     f"{reason(error)}; check that its leader is up"
                 ) from error
-            return [found for found, _ in answers]
+            return found
 
-        if not all(specs for specs, _ in questions):
-            return [{} for _ in questions]
-        found: list[Offsets] = self._options.retrying(tenacity.retry_if_exception(_may_pass))(ask)
+        if not specs:
+            return {}
+        found: Offsets = self._options.retrying(tenacity.retry_if_exception(_may_pass))(ask)
         return found
 
     def _not_allowed(self, what: str, topics: Iterable[str]) -> MissingRightError:

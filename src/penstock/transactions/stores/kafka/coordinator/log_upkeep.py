@@ -42,7 +42,7 @@ UPKEEP_S = 5.0
 _WAITED_FOR_INTERVAL_S = 0.2
 #: Seconds that a broker may take to answer, and that a look may take in all, with what the library is late.
 _ANSWER_S = 5.0
-_CALL_LIMIT_S = 15.0
+_CALL_LIMIT_S = 20.0
 
 
 class _ReadTo(NamedTuple):
@@ -113,10 +113,12 @@ class LogUpkeep:
 
     def _ask(self, owned: Mapping[int, HalfPartition], now: float) -> _Look:
         places = [(topic, number) for topic in self._logs for number in owned]
-        questions = [(dict.fromkeys(places, spec), IsolationLevel.READ_UNCOMMITTED) for spec in (FIRST, LAST)]
 
         def ask() -> tuple[Offsets, Offsets, TopicIds]:
-            lows, ends = ask_offsets(self._admin, _ANSWER_S, *questions)
+            lows, ends = (
+                ask_offsets(self._admin, dict.fromkeys(places, spec), _ANSWER_S, IsolationLevel.READ_UNCOMMITTED)
+                for spec in (FIRST, LAST)
+            )
             return lows, ends, ask_topic_ids(self._admin, self._logs, _ANSWER_S)
 
         # What is read since lies behind the ends that are found.
