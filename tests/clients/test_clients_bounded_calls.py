@@ -20,20 +20,31 @@ from waiting import wait_until
 
 def test_a_call_returns_what_it_returned_and_raises_what_it_raised() -> None:
     thread = Disposable("test", LeftBehind("a test"))
+    failing, adding = thread.start("a look", lambda: {}["nothing"]), thread.start("a sum", lambda: 1 + 1)
+
+    for call in (failing, adding):
+        wait_until(lambda call=call: thread.has_returned(call, 60, lambda: None))  # type: ignore[misc] # it is typed
 
     with pytest.raises(KeyError):
-        thread.run("a look", lambda: {}["nothing"], 5, lambda: None)
-
-    assert thread.run("a sum", lambda: 1 + 1, 5, lambda: None) == 2
+        failing.result()
+    assert adding.result() == 2
     thread.close()
 
 
-def test_a_call_past_its_limit_is_left_behind_and_cleaned_up_by_its_own_thread_when_it_returns() -> None:
+@pytest.mark.parametrize(("limit_s", "is_stuck"), [(0.05, False), (60.0, True)])
+def test_a_call_past_its_limit_or_stuck_is_left_behind_and_cleaned_up_by_its_own_thread_when_it_returns(
+    limit_s: float, is_stuck: bool
+) -> None:
     left, gate, cleaned = LeftBehind("a test"), threading.Event(), list[str]()
     thread = Disposable("hanging", left)
+    call = thread.start("the call", gate.wait)
 
     with pytest.raises(NotAnsweredError, match="the call did not return in"):
-        thread.run("the call", gate.wait, 0.05, lambda: cleaned.append(threading.current_thread().name))
+        wait_until(
+            lambda: thread.has_returned(
+                call, limit_s, lambda: cleaned.append(threading.current_thread().name), lambda: is_stuck
+            )
+        )
 
     assert (left.hanging, cleaned) == (1, [])
     gate.set()

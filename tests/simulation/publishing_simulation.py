@@ -1,8 +1,8 @@
 """`PublishingSimulation`: a group whose handlers return results, at least once or exactly once.
 
-At least once, the poll thread writes results; what a producer is told goes through here. Exactly once, an instance's
-publisher is stepped beside the poll thread and the workers: others work while it waits for the brokers, and it may be
-frozen, left behind or killed in the middle of a transaction.
+At least once, the poll thread writes results; what a producer is told goes through here. Exactly once, the thread that
+makes an instance's calls is stepped beside the poll thread and the workers: others work while it waits for the brokers,
+and it may be frozen, left behind or killed in the middle of a transaction.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _DEEPEST = 2
 _MOST_PARKED = 200
 #: Characters of an offset map where it is to have no room.
 _NO_MAP_CHARS = 0
-#: Transactions of one instance while everything settles, between two polls.
-_SETTLING = 5
+#: Calls of an instance's transactional producer in one step: the end of one, the start of another, a transaction.
+_CALLS = 3
 
 
 def publish(message: penstock.Message) -> list[penstock.Outgoing]:
@@ -128,6 +128,7 @@ class PublishingSimulation(Simulation):
         self._depth = 0
         self._publishing: set[Instance] = set()
         self._nested = 0
+        self._calls: dict[Instance, list[SteppedCalls]] = {}
         self._writers: dict[Instance, MemoryTransactionalWriter] = {}
         # The offsets of a partition are not told before the transaction of its former owner has ended.
         self._brokers_s += 2 * (TIMEOUT_S + LOOK_S)
@@ -177,7 +178,13 @@ class PublishingSimulation(Simulation):
             return writer
 
         consumer.transactional_writer = make_writer
-        consumer.disposable = lambda _name, _left: SteppedCalls(network, lambda: self._leave_behind(instance))
+
+        def make_calls(_name: str, _left: object) -> SteppedCalls:
+            calls = SteppedCalls(network, lambda: self._leave_behind(instance))
+            self._calls.setdefault(instance, []).append(calls)
+            return calls
+
+        consumer.disposable = make_calls
         consumer.stable_offsets = lambda group, partitions: self._stable_offsets(network, group, partitions)
 
     def add(self) -> Instance:
@@ -196,7 +203,7 @@ class PublishingSimulation(Simulation):
         client.consumer_group_metadata = lambda: self._metadata(instance)
         client.memberid = lambda: "" if (member := self._metadata(instance)[1]) is None else member.name
         engine = instance.consumer.engine
-        self._watch(instance, engine.outbox)
+        self._watch(engine.outbox)
         wake = engine.results.wake
 
         def wake_meanwhile(lane: ConsumerLane, refused: RefusedResults) -> None:
@@ -209,7 +216,7 @@ class PublishingSimulation(Simulation):
         engine.results.wake = wake_meanwhile
         return instance
 
-    def _watch(self, instance: Instance, outbox: Any) -> None:
+    def _watch(self, outbox: Any) -> None:
         """Let others work while a transaction is put together, and note what seldom happens to one."""
         if self.has_one_log:
             # What is done above the watermark must wait: no map tells of it.
@@ -218,11 +225,11 @@ class PublishingSimulation(Simulation):
 
         def changed_meanwhile(*done: Any) -> Any:
             if not done:
-                # The poll thread asks.
+                # It is asked whether there is something to commit.
                 return changed()
-            self._let_others(instance)
+            self._work_meanwhile(chance=0.1)
             found = changed(*done)
-            self._let_others(instance, chance=0.5)
+            self._work_meanwhile(chance=0.5)
             return found
 
         def take_and_note(*what: Any) -> Any:
@@ -288,29 +295,40 @@ class PublishingSimulation(Simulation):
 
         self.broker._state.coordinator.later(self.chance.choice((0.0, 0.3, 2.0)), commit)
 
-    # The publisher's thread
+    # The thread that makes the calls
 
     def publish(self, instance: Instance) -> bool:
-        """Let the publisher of an instance run a transaction. Returns whether one was due."""
-        outbox = instance.consumer.engine.outbox
-        if not isinstance(outbox, TransactionalOutbox) or instance in self._publishing:
-            return False
-        if instance.state in (State.FROZEN, State.GONE) or outbox.due_at > self.clock.monotonic():
-            return False
+        """Let an instance go on with its transactions, by some calls. Returns whether there was one."""
+        has_called = False
+        for _ in range(_CALLS):
+            if instance in self._publishing or instance.state in (State.FROZEN, State.GONE):
+                break
+            calls = self._calls.get(instance, ())
+            if not instance.polling and not any(one.is_called for one in calls):
+                # The poll thread comes by far more often than such a call ends.
+                self.poll(instance)
+            has_called |= self._call(instance)
+        return has_called
+
+    def _call(self, instance: Instance) -> bool:
+        """Let the next call of an instance's transactional producer be made."""
         self._note(f"{instance.name} publishes")
-        before, self._nested = outbox.transactions, self._nested + 1
+        self._nested += 1
         self._publishing.add(instance)
         try:
-            outbox.transact()
+            return any(calls.step() for calls in self._calls.get(instance, ()))
         except ProcessKilled:
             self.meet("killed in a transaction")
+            return True
         finally:
             self._publishing.discard(instance)
-        self.met["transactions"] = self.met.get("transactions", 0) + outbox.transactions - before
-        return True
 
-    def _let_others(self, instance: Instance, *, chance: float = 0.1) -> None:
-        """Let others work while an instance's publisher is between two calls."""
+    def _let_others(self, instance: Instance) -> None:
+        """Let others work while an instance's thread is between two calls."""
+        self._work_meanwhile(chance=0.1)
+        self._stay_frozen(instance)
+
+    def _work_meanwhile(self, chance: float) -> None:
         if self._depth < _DEEPEST and self.chance.random() < chance:
             self._depth += 1
             try:
@@ -318,7 +336,6 @@ class PublishingSimulation(Simulation):
                     self.others()
             finally:
                 self._depth -= 1
-        self._stay_frozen(instance)
 
     def _stay_frozen(self, instance: Instance) -> None:
         if instance.state is State.FROZEN:
@@ -346,8 +363,12 @@ class PublishingSimulation(Simulation):
     def poll(self, instance: Instance) -> None:
         """Let the poll loop of an instance take a step."""
         begun, self._troubled = self._nested, self._troubled or self.settings.exactly_once
+        outbox = instance.consumer.engine.outbox
+        before = outbox.transactions if isinstance(outbox, TransactionalOutbox) else 0
         try:
             super().poll(instance)
+            if isinstance(outbox, TransactionalOutbox):
+                self.met["transactions"] = self.met.get("transactions", 0) + outbox.transactions - before
         except AssertionError as error:
             # Whose publisher waits for the brokers meanwhile takes the time of all others here.
             if not str(error).startswith("I6") or begun == self._nested:
@@ -367,9 +388,8 @@ class PublishingSimulation(Simulation):
             for instance in list(self.instances):
                 engine = instance.consumer.engine
                 before = engine.results.handled, engine.outbox.waiting
-                for _ in range(_SETTLING):
-                    if not self.publish(instance):
-                        break
+                if self.publish(instance):
+                    self.poll(instance)
                 worked = worked or before != (engine.results.handled, engine.outbox.waiting)
         finally:
             self._depth -= _DEEPEST
@@ -379,7 +399,7 @@ class PublishingSimulation(Simulation):
         due = super()._next_due(instance)
         outbox = instance.consumer.engine.outbox
         if isinstance(outbox, TransactionalOutbox) and outbox.waiting:
-            due = min(due, outbox.due_at)
+            due = min(due, self.clock.monotonic() + outbox.due_in())
         return due
 
     def _judge(self) -> None:

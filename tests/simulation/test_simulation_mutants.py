@@ -27,7 +27,7 @@ from penstock.consumer.outbox.dead_letters import DeadLetterPublisher, Exhausted
 from penstock.consumer.outbox.outbox import HandlerResults, Submission
 from penstock.consumer.outbox.plain_outbox import PlainOutbox
 from penstock.consumer.outbox.transaction import Transaction, places_of
-from penstock.consumer.outbox.transaction_runner import Faults, TransactionRunner
+from penstock.consumer.outbox.transaction_runner import Faults, Steps, TransactionRunner
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
 from penstock.consumer.poll.back_pressure import BackPressure
 from penstock.consumer.poll.commits import ConsumerCommits
@@ -399,9 +399,10 @@ def publishes_a_result_twice(patch: pytest.MonkeyPatch) -> None:
 def takes_a_doubt_for_aborted(patch: pytest.MonkeyPatch) -> None:
     """A transaction that nobody knows the end of is done again."""
 
-    def is_settled(self: TransactionalOutbox) -> bool:
+    def is_settled(self: TransactionalOutbox) -> Steps[bool]:
         doubt, self._doubt = self._doubt, None
         self._put_back(() if doubt is None else doubt.inside, [])
+        yield
         return True
 
     patch.setattr(TransactionalOutbox, "_is_settled", is_settled)
@@ -410,10 +411,11 @@ def takes_a_doubt_for_aborted(patch: pytest.MonkeyPatch) -> None:
 def takes_a_doubt_for_committed(patch: pytest.MonkeyPatch) -> None:
     """A transaction that nobody knows the end of is done with."""
 
-    def is_settled(self: TransactionalOutbox) -> bool:
+    def is_settled(self: TransactionalOutbox) -> Steps[bool]:
         doubt, self._doubt = self._doubt, None
         if doubt is not None:
             self._note_committed(doubt)
+        yield
         return True
 
     patch.setattr(TransactionalOutbox, "_is_settled", is_settled)

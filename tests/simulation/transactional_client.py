@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from penstock.clients.bounded_calls import Disposable, NotAnsweredError
+from penstock.clients.bounded_calls import Call, Disposable
 from penstock.clients.cluster import DeliveryCallback
 from penstock.clients.rights import transactional_right
 from penstock.clients.transactional.missing_rights import MissingRights
@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 #: Seconds for a message to be stored, by the settings of the publisher.
 _DELIVERY_S = 5.0
+#: Seconds after which a call that has not returned hangs: by then its owner abandons it.
+_HANGS_AFTER_S = 12.0
 #: Seconds of one wait for reports.
 _LOOK_S = 0.25
 
@@ -297,40 +299,70 @@ class MemoryTransactionalWriter(TransactionalWriter):
         return cast("Producer", MemoryTransactionalProducer(self.transactional_id, self._network, settings["logger"]))
 
 
+class SteppedCall(Call[T]):
+    """A call that is made when the driver says so, by the simulation's clock."""
+
+    def __init__(self, label: str, function: Callable[[], T], network: Network) -> None:
+        super().__init__(label, function)
+        self._network = network
+        self.since = network.now
+        self.function = function
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was handed over."""
+        return self._network.now - self.since
+
+
 class SteppedCalls(Disposable):
-    """Makes calls at once, by the caller; one that takes too long is abandoned, and may go on in the background."""
+    """Makes calls one by one, when the driver says so; one that takes too long hangs until its owner abandons it.
+
+    What was abandoned may go on in the background: `go_on`.
+    """
 
     def __init__(self, network: Network, go_on: Callable[[], None]) -> None:
         self._network = network
         self._go_on = go_on
+        self._waiting: deque[SteppedCall[Any]] = deque()
+        # The one that is under way, or hangs.
+        self._at: SteppedCall[Any] | None = None
 
-    def start(self, label: str, function: Callable[[], T], then: Callable[[], object] = lambda: None) -> Any:  # noqa: ARG002 - as the method it stands for
-        """Make a call whose result nobody asks for."""
-        self._network.leave_at = float("inf")
-        function()
-        then()
+    def start(self, label: str, function: Callable[[], T], then: Callable[[], object] = lambda: None) -> Call[T]:  # noqa: ARG002 - as the method it stands for
+        """Have a call made at the next step."""
+        call = SteppedCall(label, function, self._network)
+        self._waiting.append(call)
+        return call
 
-    def run(
-        self,
-        label: str,
-        function: Callable[[], T],
-        limit_s: float,
-        cleanup: Callable[[], object],  # noqa: ARG002 - as above
-        is_stuck: Callable[[], bool] = lambda: False,  # noqa: ARG002 - as above
-    ) -> T:
-        """Make a call; `NotAnsweredError` where it takes too long."""
-        self._network.leave_at = self._network.now + limit_s
+    @property
+    def is_called(self) -> bool:
+        """Whether a call is to be made, or under way."""
+        return self._at is not None or bool(self._waiting)
+
+    def step(self) -> bool:
+        """Make the next call; tell whether there was one."""
+        if self._at is not None or not self._waiting:
+            return False
+        call = self._at = self._waiting.popleft()
+        self._network.leave_at = self._network.now + _HANGS_AFTER_S
         try:
-            return function()
+            call.set_result(call.function())
         except LeftBehind:
-            self._go_on()
-            raise NotAnsweredError(f"{label} did not return in {limit_s:g} s: it was abandoned") from None
+            return True
+        except Exception as error:  # noqa: BLE001 - its owner gets it
+            call.set_exception(error)
         finally:
             self._network.leave_at = float("inf")
+        self._at = None
+        return True
 
     def abandon(self, cleanup: Callable[[], object]) -> None:
-        """Let it end what it was made for, while its owner goes on."""
-        self.start("", cleanup)
+        """Let what is under way end what it was made for, while its owner goes on."""
+        self._waiting.clear()
+        if self._at is None:
+            self.start("", cleanup)
+        else:
+            self._network.leave_at = float("-inf")
+            self._go_on()
 
     def close(self) -> None:
         """Nothing is left."""

@@ -28,8 +28,6 @@ T = TypeVar("T")
 
 #: Threads of one owner that may hang at a time; with more it gives up.
 MOST_LEFT_BEHIND = 50
-#: Seconds between two looks whether a call is stuck.
-_STUCK_POLL_S = 0.5
 #: Seconds that closing a client may take: one that does not hang has closed within one, at a load of 30 too.
 CLOSE_S = 10.0
 
@@ -117,26 +115,24 @@ class Disposable:
         self._calls.put(call)
         return call
 
-    def run(
+    def has_returned(
         self,
-        label: str,
-        function: Callable[[], T],
+        call: Call[T],
         limit_s: float,
         cleanup: Callable[[], object],
         is_stuck: Callable[[], bool] = lambda: False,
-    ) -> T:
-        """Make a call and return its result, or raise what it raised.
+    ) -> bool:
+        """Tell whether a call of this thread has returned or raised: asked now and then, for it waits for nothing.
 
-        `NotAnsweredError`: it took over `limit_s` seconds, or `is_stuck`, which is asked now and then, said so; it was
-        abandoned, as `abandon` says: use this no more.
+        `NotAnsweredError`: it took over `limit_s` seconds, or `is_stuck` said so; it was abandoned, as `abandon` says:
+        use this no more.
         """
-        call = self.start(label, function)
-        while not call.done(min(_STUCK_POLL_S, limit_s - call.age_s)):
-            if call.age_s >= limit_s or is_stuck():
-                self.abandon(cleanup)
-                took = f"{limit_s:g}" if call.age_s >= limit_s else f"{call.age_s:.1f}"
-                raise NotAnsweredError(f"{label} did not return in {took} s: it was abandoned")
-        return call.result()
+        if call.done():
+            return True
+        if call.age_s < limit_s and not is_stuck():
+            return False
+        self.abandon(cleanup)
+        raise NotAnsweredError(f"{call.label} did not return in {call.age_s:.1f} s: it was abandoned")
 
     def abandon(self, cleanup: Callable[[], object]) -> None:
         """Go on without it, at once: its owner abandons it to the call that hangs.

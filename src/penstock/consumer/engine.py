@@ -110,7 +110,6 @@ class Engine:
                 clock,
                 assignments=self.assignments,
                 complete_finished=self.complete_finished,
-                fail=self.fail,
             )
         submits = self.outbox if outbox is None else outbox
         self.results = HandlerResults(submits, self._wake_lane_for)

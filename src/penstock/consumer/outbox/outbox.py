@@ -15,14 +15,13 @@ What handlers return is counted when it is written, and a refusal fails its mess
 left its lane by then. So the refusal is put on the lane like a key that is woken, and the lane's next holder parks the
 message as if its handler had failed.
 
-Who owns what: any thread appends to `_queue`. All else is written by the transport's thread, which also calls `then`:
-the poll thread (`PlainOutbox`), or a thread of its own (`TransactionalOutbox`). That thread waits for no other thread.
-For it waits the poll thread alone, in a revocation and at the end, within their budgets; holders of lanes never do.
+Who owns what: any thread appends to `_queue`. All else is written by the poll thread, which serves the outbox at each
+of its steps, and calls `then`. In a revocation and at the end it waits until all is sent, within their budgets; holders
+of lanes never wait.
 """
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -111,7 +110,7 @@ class Submission:
         self.then(self)
 
 
-#: Takes what became of a submission: called once, on the outbox's thread.
+#: Takes what became of a submission: called once, on the poll thread.
 Then = Callable[[Submission], None]
 
 
@@ -139,17 +138,14 @@ def why_refused(topic: str, error: KafkaError, principal: str) -> str:
 
 
 class Outbox(ABC):
-    """A transport: the plain one, or that in Kafka transactions."""
+    """A transport: the plain one, or that in Kafka transactions. The poll thread's, save where it says otherwise."""
 
     #: Whether submissions move on by `serve` alone, so that the poll thread must come back soon.
     needs_serving = False
-    #: Whether its thread has ended: then nothing is sent any more.
-    has_ended = False
 
     def __init__(self) -> None:
-        # Guards what moves between the two below, and what wakes a thread. Whoever appends to the queue does without:
-        # holders of lanes are many, and would stand in line for it (measured: half of the throughput).
-        self._lock = threading.Condition()
+        # Any thread appends, without a lock: holders of lanes are many, and would stand in line for it (measured: half
+        # of the throughput).
         self._queue: deque[Submission] = deque()
         # What was taken from the queue, and has not ended.
         self._under_way: list[Submission] | dict[Submission, None] = []
@@ -167,23 +163,25 @@ class Outbox(ABC):
     def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
         """Take where to send. Before the poll thread starts."""
 
-    def start(self) -> None:  # noqa: B027 - a hook
-        """Start the thread of its own, where it has one. By the poll thread."""
+    @abstractmethod
+    def serve(self) -> None:
+        """Do what is due, and wait for nothing."""
+
+    @abstractmethod
+    def due_in(self) -> float:
+        """Return the seconds after which `serve` has something to do."""
 
     @property
     def waiting(self) -> int:
-        """How many submissions have not ended. Any thread."""
-        with self._lock:
-            return len(self._queue) + len(self._under_way)
+        """How many submissions have not ended."""
+        return len(self._queue) + len(self._under_way)
 
     def submissions(self) -> list[Submission]:
-        """Return those that have not ended; none where its thread has, for nothing is to be waited for then."""
-        # Copies, each made in one step, in this order: what the plain outbox moves meanwhile is in both, never in none.
-        with self._lock:
-            return [] if self.has_ended else [*self._queue.copy(), *self._under_way.copy()]
+        """Return those that have not ended. Any thread: these are copies, each made in one step."""
+        return [*self._queue.copy(), *self._under_way.copy()]
 
     def has_any_of(self, assignments: Sequence[Assignment]) -> bool:
-        """Tell whether something of these assignments has not ended. Any thread."""
+        """Tell whether something of these assignments has not ended."""
         return any(item[0].assignment in assignments for submission in self.submissions() for item in submission.items)
 
     def state_of(self, assignment: Assignment, offset: int) -> str | None:
@@ -194,18 +192,14 @@ class Outbox(ABC):
                 return f"what its handler returned is being written to {topics}"
         return None
 
-    def serve(self) -> None:  # noqa: B027 - a hook
-        """Do what is due. By the poll thread."""
-
     def expedite(self) -> None:  # noqa: B027 - a hook
-        """Send what is there without waiting for more. Any thread."""
+        """Send what is there without waiting for more."""
 
-    @abstractmethod
-    def flush(self, timeout: float) -> None:
-        """Wait at most so many seconds until what is there has ended. By the poll thread, before it leaves."""
+    def flush(self, timeout: float) -> None:  # noqa: B027 - a hook
+        """Wait at most so many seconds until what is there has ended, before the group is left."""
 
-    def close(self, timeout: float) -> None:  # noqa: B027 - a hook
-        """End the thread of its own, waiting at most so many seconds. By the poll thread, once it has left."""
+    def close(self) -> None:  # noqa: B027 - a hook
+        """Close what it has open, once the group was left; nobody waits for that."""
 
 
 class ResultRefusedError(PenstockError):
@@ -229,7 +223,7 @@ class RefusedResults:
 
 
 class HandlerResults:
-    """Submits what handlers return. Its counts are written by the outbox's thread."""
+    """Submits what handlers return. Its counts are written by the poll thread."""
 
     def __init__(self, outbox: Submits, wake: Callable[[ConsumerLane, RefusedResults], None]) -> None:
         self._outbox = outbox

@@ -1,4 +1,4 @@
-"""The plain outbox: one idempotent producer, at least once. All but `submit` is the poll thread's.
+"""The plain outbox: one idempotent producer, at least once.
 
 Submissions are sent in their order without a wait between two of them, so what a key's messages leave behind stands in
 their order too. While brokers are away the producer keeps what it has: nothing times out, unless the user's own
@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -76,6 +77,10 @@ class PlainOutbox(Outbox):
             self.needs_serving = True
             self._send_waiting(self._clients)
             self._poll(0)
+
+    def due_in(self) -> float:
+        """As `Outbox` says: at once while the client has something to take or to report."""
+        return 0.0 if self.waiting else inf
 
     def flush(self, timeout: float) -> None:
         """As `Outbox` says."""

@@ -4,13 +4,15 @@ The library ignores the time-out of `send_offsets_to_transaction` while the grou
 (librdkafka#5456). So each call is made on a `Disposable`; one that does not answer in time is abandoned with its
 producer, and the next producer fences it by their transactional id. A broker cannot end a transaction whose marker a
 partition does not take, and gives its id to nobody: then the next producer has another one.
+
+The owner waits for none of these calls: what makes one is a generator (`Steps`), which yields until it has returned.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -28,6 +30,8 @@ from penstock.errors import PenstockError
 from penstock.offsets import CommitPoint
 
 T = TypeVar("T")
+#: Yields while a call has not returned, and returns what came of it.
+Steps = Generator[None, None, T]
 
 _log = logging.getLogger(__name__)
 
@@ -84,11 +88,13 @@ class TransactionRunner:
         self._writer: TransactionalWriter | None = None
         # No other process has the id, so nobody fences this one but its own successor. None: a new one is to be taken.
         self._transactional_id: str | None = None
+        #: Whether a call is under way.
+        self.is_calling = False
 
-    def require_open(self) -> None:
+    def require_open(self) -> Steps[None]:
         """Open a producer where none is. What a predecessor left open under its id has ended when this returns."""
         if self._writer is None:
-            self._writer = self._call("opening a transactional producer", self._open)
+            self._writer = yield from self._call("opening a transactional producer", self._open)
 
     def _open(self) -> TransactionalWriter:
         self._transactional_id = self._transactional_id or f"{transactional_ids(self._group)}{uuid.uuid4()}"
@@ -96,20 +102,20 @@ class TransactionRunner:
         writer.open(_OPEN_TRY_S, _OPEN_TRY_S)
         return writer
 
-    def committed(self, assignments: Sequence[Assignment]) -> dict[Assignment, CommitPoint]:
+    def committed(self, assignments: Sequence[Assignment]) -> Steps[dict[Assignment, CommitPoint]]:
         """Return the group's committed offsets with their metadata."""
         asked = {(assignment.topic, assignment.partition): assignment for assignment in assignments}
         partitions = [TopicPartition(*place) for place in asked]
         ask = partial(self._cluster.stable_offsets, self._group, partitions)
         found = {}
-        for at in self._call("asking for the group's offsets", ask):
+        for at in (yield from self._call("asking for the group's offsets", ask)):
             if at.error is not None:
                 # A partition without an answer is not known: it may have been committed.
                 raise KafkaException(at.error)
             found[asked[at.topic, at.partition]] = CommitPoint(at.offset, at.metadata or "")
         return found
 
-    def run(self, transaction: Transaction, group_metadata: Any, *, is_trial: bool = False) -> None:
+    def run(self, transaction: Transaction, group_metadata: Any, *, is_trial: bool = False) -> Steps[None]:
         """Write, add the positions as of the group's generation, commit; where it `is_trial`, do not wait for long.
 
         `TooSlowError`, `GivenUpError`: it did not get as far as its end in time, and never will. `NotAnsweredError`:
@@ -118,7 +124,7 @@ class TransactionRunner:
         if (writer := self._writer) is None:
             raise NotOpenedError("the producer was given up")
         try:
-            self._call("a transaction", partial(self._run, transaction, writer, group_metadata, is_trial))
+            yield from self._call("a transaction", partial(self._run, transaction, writer, group_metadata, is_trial))
         except NotAnsweredError as error:
             if not writer.give_up():
                 raise
@@ -187,22 +193,26 @@ class TransactionRunner:
         if self._calls is not None:
             self._calls.close()
 
-    def _call(self, label: str, function: Callable[[], T]) -> T:
+    def _call(self, label: str, function: Callable[[], T]) -> Steps[T]:
         if self._calls is None:
             self._left.require_few()
-            self._calls = self._cluster.disposable(f"{self._name}-calls", self._left)
-        writer = self._writer
+            self._calls = self._cluster.disposable(self._name, self._left)
+        calls, writer = self._calls, self._writer
+        call, self.is_calling = calls.start(label, function), True
         try:
-            return self._calls.run(
-                label,
-                function,
+            while not calls.has_returned(
+                call,
                 _ABANDON_AFTER_S,
                 lambda: None if writer is None else writer.close(),
                 lambda: writer is not None and writer.is_stuck,
-            )
+            ):
+                yield
         except NotAnsweredError:
             self._calls = self._writer = None
             raise
+        finally:
+            self.is_calling = False
+        return call.result()
 
 
 def _not_let_in(why: str) -> KafkaError:

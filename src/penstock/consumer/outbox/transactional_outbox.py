@@ -1,8 +1,8 @@
 """The transactional outbox: submissions and the offsets they are for, in one Kafka transaction; readers see each once.
 
-A thread of its own takes what has come together since the last transaction (`interval_s`), writes it, adds the group's
-offsets of exactly those messages that are done with it, with the offset map, and commits. Handlers go on meanwhile, and
-what they return waits for the next one.
+It takes what has come together since the last transaction (`interval_s`), writes it, adds the group's offsets of
+exactly those messages that are done with it, with the offset map, and commits. Handlers go on meanwhile, and what they
+return waits for the next one.
 
 What was in a transaction that was aborted is written again, from the messages at hand, before anything else: no handler
 is called for it. One in doubt is settled first: a successor under the same id has ended it, so that the group's
@@ -18,16 +18,14 @@ now and then; the others go on.
 Fencing is by the group's generation: positions of a member that was put out are refused, so a zombie's results never
 become visible. The next owner of a partition asks for stable offsets, and so waits for a transaction that is open.
 
-Who owns what: any thread appends to `_queue`, and the outbox's takes from it; `_is_expedited` and `_under_way` (what
-the transaction under way has, or that in doubt) are changed under the lock; `_metadata` is written by the poll thread;
-all else is the outbox's own thread's. If that thread dies, the consumer stops with what ended it, and nobody waits for
-it any more.
+The poll thread puts transactions together and acts on their ends; the calls that one takes are made on a thread that
+can be abandoned (`TransactionRunner`). So no rebalance comes between the group's generation and the positions that are
+committed as of it. `_main` reads as if it waited: it is a generator, which `serve` lets go on.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -43,8 +41,7 @@ from penstock.clients.transactional.faults import GivenUpError, IdLostError, Not
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.outbox.outbox import Outbox, Submission
 from penstock.consumer.outbox.transaction import Held, Places, Transaction, hold, places_of, waits_behind, without_room
-from penstock.consumer.outbox.transaction_runner import TooSlowError, TransactionRunner
-from penstock.errors import raised
+from penstock.consumer.outbox.transaction_runner import Steps, TooSlowError, TransactionRunner
 from penstock.offsets import MAX_METADATA_CHARS, CommitPoint
 
 _log = rationed(__name__)
@@ -58,8 +55,8 @@ _RETRY_DELAY_S = 0.2
 _DOUBT_ANSWER_S = 1.0
 #: Seconds between two log lines about failures of one kind.
 _LOG_AGAIN_S = 10.0
-#: Seconds between two looks of the poll thread whether all is sent.
-_SENT_POLL_S = 0.005
+#: Seconds between two looks whether a call has returned.
+_CALL_POLL_S = 0.005
 #: Submissions in one transaction, and their bytes, at most.
 _MOST = 20_000
 _MOST_BYTES = 32 * 1024 * 1024
@@ -78,8 +75,9 @@ class TransactionalOutbox(Outbox):
         interval_s: seconds between the beginnings of two transactions, at least.
         assignments: of which positions are committed.
         complete_finished: completes what handlers finished of the runs that they are still at.
-        fail: stops the consumer.
     """
+
+    _runner: TransactionRunner
 
     def __init__(
         self,
@@ -89,7 +87,6 @@ class TransactionalOutbox(Outbox):
         *,
         assignments: Assignments,
         complete_finished: Callable[[], None],
-        fail: Callable[[BaseException], None],
     ) -> None:
         super().__init__()
         self._group = group
@@ -97,19 +94,14 @@ class TransactionalOutbox(Outbox):
         self._clock = clock
         self._assignments = assignments
         self._complete_finished = complete_finished
-        self._fail = fail
-        self._runner: TransactionRunner
+        #: Returns the group's metadata, in which positions are committed; None while this member has no id.
+        self.generation: Callable[[], Any] = lambda: None
+        #: Takes the error of a group that refuses positions for want of a right.
+        self.note_refusal: Callable[[KafkaError], object] = lambda _: None
         self._began_at = 0.0
         # Until when a failure is not tried again.
         self._again_at = 0.0
         self._is_expedited = False
-        self._stopped = False
-        # The group's metadata, of the generation in which positions are committed.
-        self._metadata: Any = None
-        #: Whether a transaction failed, so that the metadata may be of a generation that is over.
-        self.wants_metadata = False
-        #: Why the group refused positions for want of a right. Taken back by the poll thread.
-        self.refusal: KafkaError | None = None
         # The transaction in doubt, and when the group's offsets did not have it for the first time.
         self._doubt: Transaction | None = None
         self._denied_at: float | None = None
@@ -122,52 +114,41 @@ class TransactionalOutbox(Outbox):
         self._silent: dict[str, float] = {}
         # Whether the transaction under way is one submission for such a topic.
         self._is_trial = False
-        self._thread = threading.Thread(target=self._main, name=f"penstock-outbox-{group}", daemon=True)
         #: Transactions that were committed.
         self.transactions = 0
+        #: Whether it has failed for ever, and the consumer stops: nothing is sent any more.
+        self.has_failed = False
+        self._steps = self._main()
 
     def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
-        """As `Outbox` says; its thread connects."""
-        self._runner = TransactionRunner(self._thread.name, self._group, cluster, config)
-
-    def start(self) -> None:
-        """Start the thread. Who steps the engine calls `transact` instead, whenever `due_at` has come."""
-        self._thread.start()
-
-    # Other threads
+        """As `Outbox` says; the first transaction connects."""
+        self._runner = TransactionRunner(f"penstock-outbox-{self._group}", self._group, cluster, config)
 
     def serve(self) -> None:
-        """Begin the next transaction where many wait for it."""
+        """Begin a transaction that is due, or act on the end of the one under way. What it raises ends the consumer."""
+        if self.has_failed:
+            return
         if len(self._queue) >= _FULL:
             self.expedite()
+        self.has_failed = True
+        next(self._steps)
+        self.has_failed = False
+
+    def submissions(self) -> list[Submission]:
+        """As `Outbox` says; none where nothing is sent any more, for nothing is to be waited for then."""
+        return [] if self.has_failed else super().submissions()
+
+    def due_in(self) -> float:
+        """As `Outbox` says."""
+        return _CALL_POLL_S if self._runner.is_calling else max(0.0, self._due_at - self._clock.monotonic())
 
     def expedite(self) -> None:
-        """Begin the next transaction at once. Any thread."""
-        # Read without the lock, which many would stand in line for: who misses it by a moment waits for the interval.
-        if self._is_expedited:
-            return
-        with self._lock:
-            self._is_expedited = True
-            self._lock.notify()
+        """Begin the next transaction at once."""
+        self._is_expedited = True
 
-    def flush(self, timeout: float) -> None:
+    def close(self) -> None:
         """As `Outbox` says."""
-        self.expedite()
-        end = self._clock.monotonic() + timeout
-        while self._thread.is_alive() and self.waiting and self._clock.monotonic() < end:
-            self._clock.sleep(_SENT_POLL_S)
-
-    def close(self, timeout: float) -> None:
-        """As `Outbox` says."""
-        with self._lock:
-            self._stopped = True
-            self._lock.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout)
-
-    def set_metadata(self, metadata: Any) -> None:
-        """Take the group's metadata. By the poll thread, whenever the generation may have changed."""
-        self._metadata, self.wants_metadata = metadata, False
+        self._runner.close()
 
     def changed(self, done: Mapping[Assignment, Places] = _NOTHING) -> dict[Assignment, CommitPoint]:
         """Return what is to be committed once these places are done; only what the group does not have."""
@@ -180,53 +161,33 @@ class TransactionalOutbox(Outbox):
                     found[assignment] = point
         return found
 
-    # The outbox's own thread
-
-    def _main(self) -> None:
-        try:
-            while self._wait():
-                self.transact()
-        except:  # noqa: E722 - see `raised`; the consumer must not go on without its outbox
-            self._fail(raised())
-        finally:
-            self.has_ended = True
-            self._runner.close()
-
-    def _wait(self) -> bool:
-        """Wait until a transaction is to begin; return False where nothing is left to do."""
-        with self._lock:
-            while (left := self.due_at - self._clock.monotonic()) > 0:
-                self._lock.wait(left)
-            return not self._stopped or bool(self._queue or self._under_way)
-
     @property
-    def due_at(self) -> float:
+    def _due_at(self) -> float:
         """When the next transaction begins, on the engine's clock."""
-        if self._stopped or self._is_expedited:
-            return self._again_at
-        return max(self._again_at, self._began_at + self._interval_s)
+        return self._again_at if self._is_expedited else max(self._again_at, self._began_at + self._interval_s)
 
-    def transact(self) -> None:
+    def _main(self) -> Steps[None]:
+        while True:
+            if self._clock.monotonic() >= self._due_at:
+                yield from self._transact()
+            yield
+
+    def _transact(self) -> Steps[None]:
         """Run one transaction with what has come together."""
-        with self._lock:
-            self._is_expedited = False
-            self._began_at = self._clock.monotonic()
+        self._is_expedited, self._began_at = False, self._clock.monotonic()
         transaction: Transaction | None = None
         try:
-            self._runner.require_open()
-            if not self._is_settled():
+            yield from self._runner.require_open()
+            if not (yield from self._is_settled()):
                 self._again_at = self._clock.monotonic() + SURE_S
                 return
-            # Read first: of a partition that goes away from here on, the group's generation is over then. The next one
-            # would let this member commit what is another's.
-            metadata = self._metadata
+            metadata = self.generation()
             if metadata is None:
-                # The group has not given this member an id yet, or has taken it back.
-                self.wants_metadata, self._again_at = True, self._clock.monotonic() + _RETRY_DELAY_S
+                self._again_at = self._clock.monotonic() + _RETRY_DELAY_S
                 return
             transaction = self._next()
             if transaction.inside or transaction.positions:
-                self._runner.run(transaction, metadata, is_trial=self._is_trial)
+                yield from self._runner.run(transaction, metadata, is_trial=self._is_trial)
                 self._note_committed(transaction)
         except (*_FAILURES, KafkaException, BufferError) as error:
             self._note_failed(transaction, error)
@@ -259,38 +220,36 @@ class TransactionalOutbox(Outbox):
         kept: list[Submission] = []
         keeps, now, size_bytes = bool(self._silent or held), self._clock.monotonic(), 0
         self._is_trial = False
-        with self._lock:
-            queue, most = self._queue, self._most
-            while queue and len(inside) < most and not self._is_trial:
-                submission = queue[0]
-                # Until when nothing is written to one of its topics; 0 where none of them is silent.
-                until = max([0.0, *(self._silent.get(to.topic, 0.0) for to in submission.messages)]) if keeps else 0.0
-                is_kept = keeps and (until > now or waits_behind(held, submission))
-                # One of a topic that was silent is tried alone: it would fail all others.
-                if inside and not is_kept and (until or size_bytes + submission.size_bytes > _MOST_BYTES):
-                    break
-                queue.popleft()
-                if submission.assignment.is_gone:
-                    gone.append(submission)
-                elif is_kept:
-                    kept.append(submission)
-                    hold(held, submission, is_silent=until > now)
-                else:
-                    inside.append(submission)
-                    size_bytes += submission.size_bytes
-                    self._is_trial = until > 0
-            self._under_way = [*aside, *inside, *kept]
+        queue, most = self._queue, self._most
+        while queue and len(inside) < most and not self._is_trial:
+            submission = queue[0]
+            # Until when nothing is written to one of its topics; 0 where none of them is silent.
+            until = max([0.0, *(self._silent.get(to.topic, 0.0) for to in submission.messages)]) if keeps else 0.0
+            is_kept = keeps and (until > now or waits_behind(held, submission))
+            # One of a topic that was silent is tried alone: it would fail all others.
+            if inside and not is_kept and (until or size_bytes + submission.size_bytes > _MOST_BYTES):
+                break
+            queue.popleft()
+            if submission.assignment.is_gone:
+                gone.append(submission)
+            elif is_kept:
+                kept.append(submission)
+                hold(held, submission, is_silent=until > now)
+            else:
+                inside.append(submission)
+                size_bytes += submission.size_bytes
+                self._is_trial = until > 0
+        self._under_way = [*aside, *inside, *kept]
         for submission in gone:
             submission.end(is_written=False)
         return inside, kept
 
     def _put_back(self, submissions: Sequence[Submission], inside: list[Submission]) -> None:
         """Put submissions back to where they were taken from; `inside` is what is left of the transaction."""
-        with self._lock:
-            self._queue.extendleft(reversed(submissions))
-            self._under_way = inside
+        self._queue.extendleft(reversed(submissions))
+        self._under_way = inside
 
-    def _is_settled(self) -> bool:
+    def _is_settled(self) -> Steps[bool]:
         """Find out whether the transaction in doubt was committed: its successor under the same id has ended it.
 
         That it was not is believed when it is answered at once, and again some seconds later: a broker that stood still
@@ -305,7 +264,7 @@ class TransactionalOutbox(Outbox):
             for assignment, sent in doubt.positions.items()
             if not assignment.is_gone and sent != assignment.committed
         }
-        found = self._runner.committed(list(ours)) if ours else {}
+        found = (yield from self._runner.committed(list(ours))) if ours else {}
         # It took effect whole or not at all.
         if any(found.get(assignment) == sent for assignment, sent in ours.items()):
             self._doubt = None
@@ -331,9 +290,7 @@ class TransactionalOutbox(Outbox):
             for message in submission.messages if self._silent else ():
                 self._silent.pop(message.topic, None)
             submission.end(is_written=True)
-        # Last: who waits for what is on its way must see the offsets done.
-        with self._lock:
-            self._under_way = []
+        self._under_way = []
 
     def _note_failed(self, transaction: Transaction | None, error: BaseException) -> None:
         """Leave what was in it to be done again, without what the broker refused."""
@@ -345,9 +302,8 @@ class TransactionalOutbox(Outbox):
         elif transaction is not None:
             is_lost = self._judge(transaction.inside, error)
         self._runner.discard(abort=self._doubt is None, is_lost=is_lost)
-        self.wants_metadata = True
         if concerns_a_group(error):
-            self.refusal = error.args[0]
+            self.note_refusal(error.args[0])
         _log.log(
             logging.INFO if is_rebalancing(error) else logging.WARNING,
             "a Kafka transaction of group %s was not committed: %s; %s",
@@ -383,7 +339,6 @@ class TransactionalOutbox(Outbox):
             refused |= dict.fromkeys(suspects, why)
         for submission, refusal in refused.items():
             submission.end(is_written=False, refusal=refusal)
-        # After: who waits for what is on its way must see the lanes woken.
         self._put_back([submission for submission in inside if submission not in refused], [])
         for topic in faults.silent:
             if topic not in self._silent:

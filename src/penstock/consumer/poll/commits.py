@@ -72,10 +72,6 @@ class Commits(ABC):
     def commit_revoked(self, client: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
         """Commit what has changed of revoked partitions, from within a rebalance callback, in at most `wait_s`."""
 
-    def note_rebalanced(self, client: ConsumerClient) -> None:  # noqa: ARG002 - for those who commit as of it
-        """Take note of a generation of the group, which takes this member."""
-        self._refusals.taken()
-
     def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:  # noqa: B027 - a hook
         """Take the answer to a commit that was not waited for. The client calls it from within poll."""
 
@@ -281,41 +277,14 @@ _OUTBOX_POLL_S = 0.005
 
 
 class TransactionalCommits(Commits):
-    """Has the outbox commit, and gives it the group's generation."""
+    """Has the outbox commit."""
 
     def __init__(self, engine: Engine, refusals: Refusals, outbox: TransactionalOutbox) -> None:
         super().__init__(engine, refusals)
         self._outbox = outbox
 
-    def tick(self, client: ConsumerClient, now: float) -> None:
-        """As `Commits` says; and after a transaction that failed, give the outbox the group's generation at once."""
-        if self._outbox.wants_metadata:
-            self._give_generation(client)
-        if (refusal := self._outbox.refusal) is not None:
-            self._outbox.refusal = None
-            self._refusals.note_missing_right(refusal, None)
-        super().tick(client, now)
-
-    def note_rebalanced(self, client: ConsumerClient) -> None:
-        """As `Commits` says: positions are committed as of this generation."""
-        super().note_rebalanced(client)
-        self._give_generation(client)
-
-    def _give_generation(self, client: ConsumerClient) -> None:
-        """Give the outbox the group's metadata.
-
-        A member that was put out has no id, and Kafka fences no positions that name no member. So what the outbox has
-        stays then: it is refused. An id is never given twice; where it is the same after as before, it is the
-        metadata's.
-        """
-        member = client.memberid()
-        metadata = client.consumer_group_metadata()
-        if member and client.memberid() == member:
-            self._outbox.set_metadata(metadata)
-
     def _commit(self, client: ConsumerClient, assignments: Sequence[Assignment], now: float) -> Collection[Assignment]:  # noqa: ARG002 - the outbox has a pace of its own
         """As `Commits` says."""
-        self._give_generation(client)
         if self._engine.counts.commits != self._outbox.transactions:
             self._engine.counts.commits = self._outbox.transactions
             self._refusals.taken()
@@ -337,6 +306,7 @@ class TransactionalCommits(Commits):
         """
         end = self._clock.monotonic() + wait_s
         while self._commit(client, assignments, now := self._clock.monotonic()) and now < end:
-            if self._outbox.has_ended:
+            if self._outbox.has_failed:
                 return
+            self._outbox.serve()
             self._clock.sleep(_OUTBOX_POLL_S)

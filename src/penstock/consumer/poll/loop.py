@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 from penstock.clients.cluster import Cluster, ConsumerClient
 from penstock.consumer.assignments import Assignment, PauseReason
@@ -35,7 +36,7 @@ _BUSY_POLL_S = 0.005
 _NO_PARTITION_LOG_AFTER_S = 5.0
 #: Seconds between two log lines about why a drain is not over.
 _LOG_AGAIN_S = 5.0
-#: Seconds that what was submitted may take to be acknowledged before the group is left; and the outbox, to end then.
+#: Seconds that what was submitted may take to be acknowledged before the group is left.
 _FLUSH_S = 1.0
 
 
@@ -60,7 +61,10 @@ class PollLoop:
         engine.counts.pauses = self.back_pressure.pauses
         self.positions = Positions(engine)
         self.topics = Topics(engine, self.refusals)
-        self.membership = Membership(engine, self.commits, self.back_pressure, self.positions)
+        self.membership = Membership(engine, self.commits, self.back_pressure, self.positions, self.refusals)
+        if isinstance(engine.outbox, TransactionalOutbox):
+            engine.outbox.generation = self.membership.generation
+            engine.outbox.note_refusal = partial(self.refusals.note_missing_right, topic=None)
         self.fetcher = Fetcher(engine, self.membership, self.back_pressure, self.refusals, self.positions)
         #: Whether a drain ended with nothing left, and how many messages were in flight where it was cut short. Written
         #: before the group is left; any thread reads them.
@@ -100,7 +104,6 @@ class PollLoop:
     def run(self) -> None:
         """Consume until a stop is requested: the body of the poll thread."""
         try:
-            self._engine.outbox.start()
             self.membership.join()
             while not self.stop_request.is_requested:
                 self.step()
@@ -148,15 +151,15 @@ class PollLoop:
     def _poll_timeout(self, now: float) -> float:
         """Return the seconds that may be spent waiting for a message."""
         engine, outbox = self._engine, self._engine.outbox
-        # What handlers return is sent by this thread, where the outbox has none of its own.
-        if self._workers_wanted or (outbox.needs_serving and outbox.waiting):
+        # What handlers return is sent by this thread.
+        if self._workers_wanted or (sends_in := outbox.due_in()) <= 0:
             return SATURATED_S
         if outbox.needs_serving and self._in_flight():
             return _BUSY_POLL_S
         times = [token_bucket.next_release(now) for token_bucket in engine.routes.token_buckets]
         times.append(engine.timers.next_due())
         due = min((time for time in times if time is not None), default=now + _POLL_S)
-        return min(_POLL_S, max(0.0, due - now))
+        return min(_POLL_S, sends_in, max(0.0, due - now))
 
     def _in_flight(self) -> int:
         return sum(assignment.tracker.in_flight for assignment in self._engine.assignments.all())
@@ -255,7 +258,7 @@ class PollLoop:
             self.stop_request.fail(raised())
         finally:
             # Not before: what handlers finish in the revocation is sent and committed.
-            self._engine.outbox.close(_FLUSH_S)
+            self._engine.outbox.close()
 
     def explain(self) -> list[Explanation]:
         """Return why each assigned partition does not move, or each topic where this member has none. Any thread."""

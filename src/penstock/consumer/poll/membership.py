@@ -24,6 +24,7 @@ from penstock.consumer.engine import Engine
 from penstock.consumer.poll.back_pressure import BackPressure
 from penstock.consumer.poll.commits import Commits
 from penstock.consumer.poll.positions import Positions, names
+from penstock.consumer.poll.refusals import Refusals
 from penstock.offsets import decode, owner_of
 
 _log = logging.getLogger(__name__)
@@ -52,12 +53,17 @@ class Membership:
     # Whether the member is named for its restarts within a run alone: where it stops, nobody comes back for its name.
     _leaves_its_name: bool
 
-    def __init__(self, engine: Engine, commits: Commits, back_pressure: BackPressure, positions: Positions) -> None:
+    def __init__(
+        self, engine: Engine, commits: Commits, back_pressure: BackPressure, positions: Positions, refusals: Refusals
+    ) -> None:
         self._engine = engine
         self._clock = engine.clock
         self._commits = commits
         self._back_pressure = back_pressure
         self._positions = positions
+        self._refusals = refusals
+        # The group's metadata as it last was while this member had an id.
+        self._generation: Any = None
         #: Set when nothing is left to do but to leave the group.
         self.leaving = threading.Event()
         # Whether the client has ended, and when a new one takes its place, or it is tried again to join, on the
@@ -116,10 +122,23 @@ class Membership:
                 self._has_ended = False
             self.join()
 
+    def generation(self) -> Any:
+        """Return the group's metadata, for positions that are committed in a transaction; None before it has an id.
+
+        A member that was put out has no id, and Kafka fences no positions that name no member. So what it last was is
+        returned then: it is refused. An id is never given twice; where it is the same after as before, it is the
+        metadata's.
+        """
+        member = self.client.memberid()
+        metadata = self.client.consumer_group_metadata()
+        if member and self.client.memberid() == member:
+            self._generation = metadata
+        return self._generation
+
     def on_assign(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Take partitions over from where the group stands."""
-        # Also where nothing is new: the generation is.
-        self._commits.note_rebalanced(client)
+        # Also where nothing is new.
+        self._refusals.taken()
         if not partitions:
             return
         committed, begun = self._positions.find(client, partitions)
@@ -155,8 +174,7 @@ class Membership:
             return
         revoked = self._deactivate(partitions)
         begun = self._clock.monotonic()
-        # What ends meanwhile is committed meanwhile, as of the generation that takes the partitions away.
-        self._commits.note_rebalanced(client)
+        self._refusals.taken()
         while (busy := self._busy(revoked)) and self._left(begun) > 0:
             self._clock.sleep(_HANDLERS_POLL_S)
         if busy:
