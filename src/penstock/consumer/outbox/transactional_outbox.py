@@ -128,8 +128,6 @@ class TransactionalOutbox(Outbox):
         """Begin a transaction that is due, or act on the end of the one under way. What it raises ends the consumer."""
         if self.has_failed:
             return
-        if len(self._queue) >= _FULL:
-            self.expedite()
         self.has_failed = True
         next(self._steps)
         self.has_failed = False
@@ -168,29 +166,33 @@ class TransactionalOutbox(Outbox):
 
     def _main(self) -> Steps[None]:
         while True:
-            if self._clock.monotonic() >= self._due_at:
-                yield from self._transact()
-            yield
+            if len(self._queue) >= _FULL:
+                self.expedite()
+            # The next follows at once on one that was committed, where it is due by then.
+            if self._clock.monotonic() < self._due_at or not (yield from self._transact()):
+                yield
 
-    def _transact(self) -> Steps[None]:
-        """Run one transaction with what has come together."""
+    def _transact(self) -> Steps[bool]:
+        """Run one transaction with what has come together; tell whether it was committed."""
         self._is_expedited, self._began_at = False, self._clock.monotonic()
         transaction: Transaction | None = None
         try:
             yield from self._runner.require_open()
             if not (yield from self._is_settled()):
                 self._again_at = self._clock.monotonic() + SURE_S
-                return
+                return False
             metadata = self.generation()
             if metadata is None:
                 self._again_at = self._clock.monotonic() + _RETRY_DELAY_S
-                return
+                return False
             transaction = self._next()
             if transaction.inside or transaction.positions:
                 yield from self._runner.run(transaction, metadata, is_trial=self._is_trial)
                 self._note_committed(transaction)
+                return True
         except (*_FAILURES, KafkaException, BufferError) as error:
             self._note_failed(transaction, error)
+        return False
 
     def _next(self) -> Transaction:
         """Return the next transaction: what is first in the queue, may go, and has its offset in the positions."""
