@@ -11,6 +11,7 @@ from penstock.consumer import ConsumerSettings, Handler, Kind, MiddlewareSpec, r
 from penstock.consumer.assignments import Assignment
 from penstock.consumer.engine import Engine
 from penstock.consumer.lanes.slot import ExecutionSlot
+from penstock.consumer.poll.explain import Explanation
 from penstock.consumer.poll.loop import PollLoop
 from penstock.consumer.run.executor import Executor
 from penstock.consumer.run.handler_calls import call
@@ -81,7 +82,8 @@ class SteppedEngine:
         self.clock = TestClock()
         settings = ConsumerSettings(workers=1, pinned=True, run_seconds=run_seconds)
         self.engine = Engine("group", handlers, settings, self.clock, middlewares)
-        self._fetcher = PollLoop(self.engine).fetcher
+        self._loop = PollLoop(self.engine)
+        self._fetcher = self._loop.fetcher
         self.deliveries = Deliveries()
         self.engine.outbox._make_clients = lambda: ClientRenewal(  # type: ignore[attr-defined] # the outbox is not connected
             lambda: self.deliveries, lambda _: None, 1.0, self.clock.monotonic, at_once=False
@@ -154,6 +156,10 @@ class SteppedEngine:
     def send_out(self) -> None:
         """Let the outbox send what was submitted; nothing of it is acknowledged yet."""
         self.engine.outbox.serve()
+
+    def explain(self, topic: str) -> list[Explanation]:
+        """Return why a topic's partition does not move."""
+        return self._loop._explainer.of([self.of(topic)])
 
     def count(self, what: str) -> int:
         """Return the sum of one of the slots' counts."""

@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.topics import TopicIds
 from penstock.consumer import Explanation, LitePushConsumer, handler
-from penstock.consumer.inspect.explain import no_partition
+from penstock.consumer.poll.explain import no_partition
 from penstock.consumer.poll.topics import Topics
 from penstock.testing import TestApp, TestBroker
 from support.consumers import app_of

@@ -11,7 +11,6 @@ import tenacity
 from stepped_engine import SteppedEngine
 
 from penstock.consumer import ConsumerSettings, handler, retry
-from penstock.consumer.inspect.explain import Causes, explain
 from penstock.consumer.lanes.plan import LanePlan
 from penstock.consumer.run.threads import WorkerPool
 from penstock.errors import ConfigurationError, PenstockError
@@ -47,9 +46,6 @@ def test_handlers_of_one_key_space_have_the_same_lanes_and_are_of_one_kind() -> 
     assert len({plan.group_of(each) for each in together}) == 1
     with pytest.raises(ConfigurationError, match="plain and awaited share key_space='k'"):
         LanePlan([*together, handler(awaited, key_space="k")], ConsumerSettings())
-
-
-NO_CAUSES = Causes({}, lambda _topic: None)
 
 
 def test_what_the_filter_refuses_need_not_have_a_key() -> None:
@@ -103,7 +99,7 @@ def test_a_key_that_waits_for_ever_is_free_again_once_its_partition_is_gone() ->
     stepped.serve()
     stepped.pass_time(1e9)
     while_assigned = list(calls)
-    found = explain([stepped.of("t")], stepped.slots, stepped.engine.scheduler, stepped.clock.monotonic(), NO_CAUSES)
+    found = stepped.explain("t")
 
     stepped.revoke("t")
     stepped.serve()

@@ -158,7 +158,7 @@ def explained(member: Member) -> Iterator[str]:
 
 def _sentence(partition: Mapping[str, Any]) -> str:
     """Return the sentence that `penstock explain` prints."""
-    from penstock.consumer.inspect.explain import Explanation
+    from penstock.consumer.poll.explain import Explanation
 
     return str(Explanation(**{name: value for name, value in partition.items() if name not in {"key_hash", "stack"}}))
 

@@ -26,10 +26,10 @@ from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order
 from penstock.consumer.handlers.results import DeferredCompletion
 from penstock.consumer.handlers.serialization import Decoder, DecoderSpec, Encoder, EncoderSpec
 from penstock.consumer.inspect.details import ConsumerDetails, ParkedMessage
-from penstock.consumer.inspect.explain import Explanation
 from penstock.consumer.inspect.statistics import ConsumerStatistics, InHandler, Liveness, PartitionStatistics
 from penstock.consumer.lite_push import LitePushConsumer
 from penstock.consumer.outbox.dead_letters import DeadLetterLimit, DeadLetterReason
+from penstock.consumer.poll.explain import Explanation
 from penstock.consumer.poll.topics import Needs
 from penstock.consumer.settings import UNCHANGED, ConsumerSettings, LiveSettings, Unchanged
 from penstock.dead_letters.headers import DeadLetterFormat

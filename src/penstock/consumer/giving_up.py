@@ -16,8 +16,8 @@ from penstock.clients.rights import MissingRightError, Operation, topic_right
 from penstock.consumer.assignments import Assignment
 from penstock.consumer.engine import Engine
 from penstock.consumer.handlers.options import OnFailure
-from penstock.consumer.inspect.explain import Explanation
 from penstock.consumer.lanes.parking import GiveUp
+from penstock.consumer.poll.explain import Explanation
 from penstock.consumer.poll.topics import create_outputs
 from penstock.errors import NotGivenUpError
 

@@ -19,9 +19,9 @@ from penstock.consumer.handlers.handler import Handler, require_own_topics
 from penstock.consumer.handlers.options import RetryPolicy, check_rates, policy_of
 from penstock.consumer.handlers.registry import TopicPatterns
 from penstock.consumer.inspect.details import ConsumerDetails, details_of
-from penstock.consumer.inspect.explain import Explanation
 from penstock.consumer.inspect.statistics import LOOP_BUDGET_S, ConsumerStatistics, Liveness, longest_in_handler
 from penstock.consumer.inspect.watchdog import stack_of, stack_of_thread
+from penstock.consumer.poll.explain import Explanation
 from penstock.consumer.poll.loop import PollLoop
 from penstock.consumer.poll.topics import Needs, needs_of
 from penstock.consumer.run.threads_and_tasks import ThreadsAndTasks

@@ -22,10 +22,10 @@ from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.registry import TopicPatterns
 from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, failure_of
-from penstock.consumer.inspect.explain import Explanation
 from penstock.consumer.inspect.statistics import ConsumerStatistics
 from penstock.consumer.lanes.slot import ExecutionSlot, LaneProcessing, Outcome, SeenCall, Slice, Work
 from penstock.consumer.poll.back_pressure import GRACE_S
+from penstock.consumer.poll.explain import Explanation
 from penstock.consumer.poll.loop import PollLoop
 from penstock.consumer.run.executor import Executor
 from penstock.consumer.settings import ConsumerSettings

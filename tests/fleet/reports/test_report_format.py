@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.cli.output import Result, show
 from penstock.cli.status import explained, group_lines
-from penstock.consumer.inspect.explain import Explanation
+from penstock.consumer.poll.explain import Explanation
 from penstock.errors import ConfigurationError, MessageFormatError
 from penstock.fleet.page.problems import problems_of
 from penstock.fleet.reports.group_state import Group, GroupStates, Member

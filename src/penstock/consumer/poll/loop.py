@@ -8,16 +8,15 @@ the body of that thread; a simulation takes the same steps one by one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from functools import partial
 
 from penstock.clients.cluster import Cluster, ConsumerClient
-from penstock.consumer.assignments import Assignment, PauseReason
+from penstock.consumer.assignments import PauseReason
 from penstock.consumer.engine import Engine
-from penstock.consumer.inspect.explain import Causes, Explanation, explain, no_partition, no_topic, shut_out
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
 from penstock.consumer.poll.back_pressure import AppPauses, BackPressure
 from penstock.consumer.poll.commits import Commits, ConsumerCommits, TransactionalCommits
+from penstock.consumer.poll.explain import Explainer, Explanation, no_partition
 from penstock.consumer.poll.fetcher import SATURATED_S, Fetcher
 from penstock.consumer.poll.membership import Membership
 from penstock.consumer.poll.positions import Positions
@@ -43,9 +42,6 @@ _FLUSH_S = 1.0
 class PollLoop:
     """Fetches for an engine and commits what is done. On one thread, save where it says otherwise."""
 
-    # Why this member may have no partition, in words. Set by `connect`.
-    _no_partition = ""
-
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._clock = engine.clock
@@ -61,6 +57,7 @@ class PollLoop:
         engine.counts.pauses = self.back_pressure.pauses
         self.positions = Positions(engine)
         self.topics = Topics(engine, self.refusals)
+        self._explainer = Explainer(engine, self.topics, self.refusals, self.positions, self.app_pauses)
         self.membership = Membership(engine, self.commits, self.back_pressure, self.positions, self.refusals)
         if isinstance(engine.outbox, TransactionalOutbox):
             engine.outbox.generation = self.membership.generation
@@ -97,7 +94,7 @@ class PollLoop:
         if engine.telemetry is not None:
             engine.dead_letter_publisher.trace = engine.telemetry.sending
         config = {**settings.client_config(group), "on_commit": self.commits.on_commit}
-        self._no_partition = no_partition(config)
+        self._explainer.no_partition = no_partition(config)
         self.positions.ask = cluster.ask_readable_ends
         self.membership.connect(cluster, config)
 
@@ -131,7 +128,7 @@ class PollLoop:
         elif self._log_waiting_at is not None and now >= self._log_waiting_at and self._engine.routes.topics:
             self._log_waiting_at = None
             if self.refusals.of_group() is None:
-                _log.info("%s: %s", self._engine.group, self._no_partition)
+                _log.info("%s: %s", self._engine.group, self._explainer.no_partition)
 
     def _do_due_work(self) -> None:
         engine, client, now = self._engine, self.membership.client, self._clock.monotonic()
@@ -262,21 +259,4 @@ class PollLoop:
 
     def explain(self) -> list[Explanation]:
         """Return why each assigned partition does not move, or each topic where this member has none. Any thread."""
-        engine, topics = self._engine, self.topics
-        if not self._no_partition:
-            return []
-        causes = Causes(
-            engine.dead_letter_publisher.states,
-            topics.trouble,
-            self.refusals.of_group(),
-            engine.outbox.state_of,
-            self.positions.trouble,
-            self.app_pauses.of,
-        )
-        waiting = no_topic(topics.without_topic(), topics.when(), topics.failures)
-        assigned: Sequence[Assignment] = engine.assignments.all()
-        if not assigned and not self.membership.leaving.is_set():
-            why = self.refusals.of_group()
-            state = "shut out" if why else "no partition"
-            return waiting + shut_out(engine.handlers, why or self._no_partition, causes, state)
-        return waiting + explain(assigned, engine.slots(), engine.scheduler, self._clock.monotonic(), causes)
+        return self._explainer.explain(is_leaving=self.membership.leaving.is_set())

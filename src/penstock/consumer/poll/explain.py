@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.consumer.assignments import AppPause, Assignment, ConsumerParked, Fetch, Item, PauseReason
+from penstock.consumer.assignments import Assignment, ConsumerParked, Item, PauseReason
+from penstock.consumer.engine import Engine
 from penstock.consumer.handlers.call_guard import AbandonedCall
-from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.inspect.details import parked_heads, parked_message
 from penstock.consumer.inspect.statistics import PartitionStatistics, partition_statistics, under_way
 from penstock.consumer.lanes.slot import ExecutionSlot, complete_finished
-from penstock.message import Record
+from penstock.consumer.poll.back_pressure import AppPauses
+from penstock.consumer.poll.positions import Positions
+from penstock.consumer.poll.refusals import Refusals
+from penstock.consumer.poll.topics import Topics
 from penstock.options import ClientConfig
-from penstock.routing import KeyState, Scheduler
+from penstock.routing import KeyState
 
 #: An assignment and an offset of it.
 Place = tuple[Assignment, int]
@@ -31,24 +34,6 @@ def no_partition(config: ClientConfig) -> str:
         f"a member that died until its session ends ({session}), or for one that lives until it has given partitions "
         f"back (max.poll.interval.ms={config.get('max.poll.interval.ms', 300_000)})"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Causes:
-    """What holds partitions besides their messages, in words. Any thread."""
-
-    #: Where messages are that go to another topic.
-    publishing: Mapping[Place, str]
-    #: Returns what is wrong with a topic, or None.
-    topic_trouble: Callable[[str], str | None]
-    #: Why the group does not take this member's commits, or None.
-    group_refusal: str | None = None
-    #: Returns where what a handler returned for a message is, or None.
-    results: Callable[[Assignment, int], str | None] = lambda _assignment, _offset: None
-    #: Returns that another's open transaction is in the way, in words, or None.
-    open_transaction: Callable[[Assignment], str | None] = lambda _assignment: None
-    #: Returns the app's own pause of a partition, or None.
-    app_pause: Callable[[Assignment], AppPause | None] = lambda _assignment: None
 
 
 #: The state of a partition of which it is not known where the group stands.
@@ -142,36 +127,110 @@ class Explanation(PartitionStatistics):
         return text
 
 
-def explain(
-    assignments: Sequence[Assignment],
-    slots: Iterable[ExecutionSlot],
-    scheduler: Scheduler[Fetch, Record],
-    now: float,
-    causes: Causes,
-) -> list[Explanation]:
-    """Return an explanation of each assignment, from live state. Any thread; the answer is of about one moment."""
-    slots = list(slots)
-    complete_finished(slots)
-    calls = {(fetch.assignment, record.offset()): slot for slot, fetch, record in under_way(slots)}
-    heads = {
-        (head[0].assignment, head[2].offset()): (key, parked, head) for _, key, parked, head in parked_heads(scheduler)
-    }
-    found: dict[Place, dict[str, Any]] = {}
-    for assignment in assignments:
-        counts = partition_statistics(assignment)
-        place = (assignment, counts.watermark)
-        # Not `asdict`, which copies deeply: that was most of what a report of many partitions cost.
-        said = found[place] = {name: getattr(counts, name) for name in PartitionStatistics.__slots__}
-        said |= {"handler": assignment.route.handler.name, "gaps": len(assignment.tracker.gaps())}
-        if counts.in_flight:
-            said |= {"blocking_offset": counts.watermark, **_blocking(place, calls.get(place), heads.get(place), now)}
-            said |= _on_its_way_out(place, causes)
-        elif not assignment.known:
-            said["state"] = UNKNOWN
-    queued = {place for place, said in found.items() if said.get("state") == "queued"}
-    for place, behind in [*_behind_calls(slots, queued, now), *_behind_keys(scheduler, queued, causes)]:
-        found[place] |= behind
-    return [Explanation(**{**said, **_around(assignment, causes)}) for (assignment, _), said in found.items()]
+class Explainer:
+    """Explains what an engine that runs is at. Any thread; an answer is of about one moment, from live state."""
+
+    def __init__(
+        self, engine: Engine, topics: Topics, refusals: Refusals, positions: Positions, app_pauses: AppPauses
+    ) -> None:
+        self._engine = engine
+        self._topics = topics
+        self._refusals = refusals
+        self._positions = positions
+        self._app_pauses = app_pauses
+        #: Why this member may have no partition, in words. Empty until it is connected: nothing is explained then.
+        self.no_partition = ""
+
+    def explain(self, *, is_leaving: bool) -> list[Explanation]:
+        """Return why each assigned partition does not move, or each topic where this member has none."""
+        if not self.no_partition:
+            return []
+        topics, assigned = self._topics, self._engine.assignments.all()
+        found = [
+            _without_partition(pattern, handler.name, "no topic", f"no topic matches this pattern yet; {topics.when()}")
+            for pattern, handler in topics.without_topic().items()
+        ]
+        found += [
+            _without_partition(topic, "", "no topic", f"it matches a pattern and cannot be consumed: {why}")
+            for topic, why in topics.failures.items()
+        ]
+        if assigned or is_leaving:
+            return found + self.of(assigned)
+        refusal = self._refusals.of_group()
+        state, why = ("shut out", refusal) if refusal else ("no partition", self.no_partition)
+        return found + [
+            _without_partition(topic, handler.name, state, why, refusal or topics.trouble(topic))
+            for topic, handler in self._engine.handlers.items()
+        ]
+
+    def of(self, assignments: Sequence[Assignment]) -> list[Explanation]:
+        """Return an explanation of each assignment."""
+        slots, scheduler, now = self._engine.slots(), self._engine.scheduler, self._engine.clock.monotonic()
+        complete_finished(slots)
+        calls = {(fetch.assignment, record.offset()): slot for slot, fetch, record in under_way(slots)}
+        heads = {
+            (head[0].assignment, head[2].offset()): (key, parked, head)
+            for _, key, parked, head in parked_heads(scheduler)
+        }
+        found: dict[Place, dict[str, Any]] = {}
+        for assignment in assignments:
+            counts = partition_statistics(assignment)
+            place = (assignment, counts.watermark)
+            # Not `asdict`, which copies deeply: that was most of what a report of many partitions cost.
+            said = found[place] = {name: getattr(counts, name) for name in PartitionStatistics.__slots__}
+            said |= {"handler": assignment.route.handler.name, "gaps": len(assignment.tracker.gaps())}
+            if counts.in_flight:
+                said |= {
+                    "blocking_offset": counts.watermark,
+                    **_blocking(place, calls.get(place), heads.get(place), now),
+                }
+                said |= self._on_its_way_out(place)
+            elif not assignment.known:
+                said["state"] = UNKNOWN
+        queued = {place for place, said in found.items() if said.get("state") == "queued"}
+        for place, behind in [*_behind_calls(slots, queued, now), *self._behind_keys(queued)]:
+            found[place] |= behind
+        return [Explanation(**{**said, **self._around(assignment)}) for (assignment, _), said in found.items()]
+
+    def _on_its_way_out(self, place: Place) -> dict[str, Any]:
+        if (words := self._engine.dead_letter_publisher.states.get(place)) is not None:
+            return {"state": "dead letter", "detail": words}
+        words = self._engine.outbox.state_of(*place)
+        return {} if words is None else {"state": "publishing", "detail": words}
+
+    def _behind_keys(self, wanted: Collection[Place]) -> Iterator[tuple[Place, dict[str, Any]]]:
+        """Yield those of these messages that wait behind the head of a parked key.
+
+        All that waits is searched for them.
+        """
+        publishing = self._engine.dead_letter_publisher.states
+        for _, _, parked, (fetch, _, record) in parked_heads(self._engine.scheduler) if wanted else ():
+            whose = "batch" if len(parked.keys) > 1 else "key"
+            detail = f"it waits for {fetch.assignment}@{record.offset()} of its {whose}"
+            if parked.state is KeyState.HELD:
+                detail += ", which its handler holds"
+            if (words := publishing.get((fetch.assignment, record.offset()))) is not None:
+                detail += f", of which {words}"
+            # A copy, made in one step: the holder of the lane changes it meanwhile.
+            for behind, _, waiting in parked.waiting.copy():
+                place = (behind.assignment, waiting.offset())
+                if place in wanted:
+                    yield place, {"state": "behind its key", "detail": detail}
+
+    def _around(self, assignment: Assignment) -> dict[str, Any]:
+        """Return what holds a partition whatever its messages do: the app's own pause, and trouble with its topic."""
+        said: dict[str, Any] = {}
+        if (pause := self._app_pauses.of(assignment)) is not None:
+            when = datetime.fromtimestamp(pause.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            said = {"paused": f"{PauseReason.APP} since {when}; {pause.ended_by} lets it go on", "lag": None}
+        elif assignment.paused is PauseReason.APP:
+            # It was resumed; the poll thread tells the client in its next step.
+            said = {"paused": None}
+        trouble = self._topics.trouble(assignment.topic)
+        if trouble is not None:
+            # What the client last knew of the end of the log means nothing then.
+            said["lag"] = None
+        return {**said, "trouble": self._refusals.of_group() or trouble or self._positions.trouble(assignment)}
 
 
 def _blocking(
@@ -212,13 +271,6 @@ def _parked(key: Hashable, parked: ConsumerParked, head: Item, now: float) -> di
     return said
 
 
-def _on_its_way_out(place: Place, causes: Causes) -> dict[str, Any]:
-    if (words := causes.publishing.get(place)) is not None:
-        return {"state": "dead letter", "detail": words}
-    words = causes.results(*place)
-    return {} if words is None else {"state": "publishing", "detail": words}
-
-
 def _behind(whose: str, handler: str, worker: str, age: float) -> dict[str, Any]:
     """Return the state of a message that waits for a call."""
     age = max(0.0, age)
@@ -247,60 +299,6 @@ def _behind_calls(
                 is_same = route.handler.key is None and ordering.identity(first) == route.ordering.identity(record)
                 whose = _SAME_KEY if is_same else "a call of its lane"
                 yield place, _behind(whose, route.handler.name, slot.name, now - since)
-
-
-def _behind_keys(
-    scheduler: Scheduler[Fetch, Record], wanted: Collection[Place], causes: Causes
-) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Yield those of these messages that wait behind the head of a parked key. All that waits is searched for them."""
-    for _, _, parked, (fetch, _, record) in parked_heads(scheduler) if wanted else ():
-        whose = "batch" if len(parked.keys) > 1 else "key"
-        detail = f"it waits for {fetch.assignment}@{record.offset()} of its {whose}"
-        if parked.state is KeyState.HELD:
-            detail += ", which its handler holds"
-        if (words := causes.publishing.get((fetch.assignment, record.offset()))) is not None:
-            detail += f", of which {words}"
-        # A copy, made in one step: the holder of the lane changes it meanwhile.
-        for behind, _, waiting in parked.waiting.copy():
-            place = (behind.assignment, waiting.offset())
-            if place in wanted:
-                yield place, {"state": "behind its key", "detail": detail}
-
-
-def _around(assignment: Assignment, causes: Causes) -> dict[str, Any]:
-    """Return what holds a partition whatever its messages do: the app's own pause, and what is wrong with its topic."""
-    said: dict[str, Any] = {}
-    if (pause := causes.app_pause(assignment)) is not None:
-        when = datetime.fromtimestamp(pause.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        said = {"paused": f"{PauseReason.APP} since {when}; {pause.ended_by} lets it go on", "lag": None}
-    elif assignment.paused is PauseReason.APP:
-        # It was resumed; the poll thread tells the client in its next step.
-        said = {"paused": None}
-    trouble = causes.topic_trouble(assignment.topic)
-    if trouble is not None:
-        # What the client last knew of the end of the log means nothing then.
-        said["lag"] = None
-    return {**said, "trouble": causes.group_refusal or trouble or causes.open_transaction(assignment)}
-
-
-def shut_out(handlers: Mapping[str, Handler], why: str, causes: Causes, state: str) -> list[Explanation]:
-    """Return an explanation of each topic for a consumer that has no partition."""
-    return [
-        _without_partition(topic, handler.name, state, why, causes.group_refusal or causes.topic_trouble(topic))
-        for topic, handler in handlers.items()
-    ]
-
-
-def no_topic(patterns: Mapping[str, Handler], when: str, failures: Mapping[str, str]) -> list[Explanation]:
-    """Return an explanation of each pattern without a topic, and of each topic that matches and is not consumed."""
-    found = [
-        _without_partition(pattern, handler.name, "no topic", f"no topic matches this pattern yet; {when}")
-        for pattern, handler in patterns.items()
-    ]
-    return found + [
-        _without_partition(topic, "", "no topic", f"it matches a pattern and cannot be consumed: {why}")
-        for topic, why in failures.items()
-    ]
 
 
 def _without_partition(topic: str, handler: str, state: str, why: str, trouble: str | None = None) -> Explanation:
