@@ -20,7 +20,7 @@ from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.registry import TopicPatterns
 from penstock.consumer.handlers.route import Routes
 from penstock.consumer.inspect.statistics import ConsumerStatistics, longest_in_handler, partition_statistics
-from penstock.consumer.inspect.watchdog import Watchdog, stack_of
+from penstock.consumer.inspect.watchdog import Watchdog
 from penstock.consumer.lanes.plan import LanePlan
 from penstock.consumer.lanes.processor import LaneProcessor
 from penstock.consumer.lanes.slot import ExecutionSlot, complete_finished
@@ -29,7 +29,6 @@ from penstock.consumer.outbox.outbox import HandlerResults, Outbox, RefusedResul
 from penstock.consumer.outbox.plain_outbox import PlainOutbox
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
 from penstock.consumer.run.executor import Executor
-from penstock.consumer.run.time_limits import TimeLimits
 from penstock.consumer.settings import ConsumerSettings
 from penstock.consumer.stop_request import StopRequest
 from penstock.consumer.timers import Timers
@@ -144,17 +143,16 @@ class Engine:
         )
         for topic, handler in handlers.items():
             self.routes.add(topic, handler)
-        self.watchdog = Watchdog(settings.stall_after, self.slots, lambda: self.executor.loop_lag())  # noqa: PLW0108 - it is replaced
-        self.time_limits = TimeLimits(
+        self.watchdog = Watchdog(
             group,
-            is_used=self.lane_plan.has_threads
-            and (
-                settings.time_limit is not None or any(handler.time_limit is not None for handler in self.all_handlers)
+            settings.stall_after,
+            has_limits=self.lane_plan.has_threads
+            and any(
+                limit is not None for limit in (settings.time_limit, *(one.time_limit for one in self.all_handlers))
             ),
             slots=self.slots,
             executor=lambda: self.executor,
             give_ups=self.processor.give_ups,
-            stack_of=stack_of,
             restart=partial(self.stop_request.fail, drains=True),
         )
 
@@ -196,7 +194,7 @@ class Engine:
         """Return the counts of this moment, from live state, with so many worker threads. Any thread."""
         self.complete_finished()
         slots, scheduler, publisher = self.slots(), self.scheduler, self.dead_letter_publisher
-        now, abandoned = self.clock.monotonic(), self.time_limits.abandoned
+        now, abandoned = self.clock.monotonic(), self.watchdog.abandoned
         longest = longest_in_handler(slots, now)
         partitions = tuple(partition_statistics(assignment) for assignment in self.assignments.all())
         of_slots: dict[str, Any] = {name: sum(getattr(slot, name) for slot in slots) for name in _COUNTED_IN_SLOTS}

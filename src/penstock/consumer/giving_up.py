@@ -59,7 +59,7 @@ class GivingUp:
         wanted = GiveUp((assignment, offset), self._prepare_topic(assignment, place))
         # Two who ask for the same share one request.
         asked = processor.give_ups.setdefault(wanted.place, wanted)
-        # One that is parked is given up by the holder of its lane; one in its handler is interrupted by `TimeLimits`.
+        # One that is parked is given up by the holder of its lane; one in its handler is interrupted by `Watchdog`.
         processor.wake_all()
         return asked
 

@@ -333,7 +333,7 @@ class LitePushConsumer:
         workers = None if workers is None else set(workers)
         busy = {slot.name: slot for slot in self._engine.slots() if slot.record is not None}
         stacks = {name: "".join(stack_of(slot)) for name, slot in busy.items() if workers is None or name in workers}
-        for call in self._engine.time_limits.abandoned:
+        for call in self._engine.watchdog.abandoned:
             if workers is None or call.worker in workers:
                 stacks[call.worker] = "".join(stack_of_thread(call.thread_id))
         return stacks

@@ -1,6 +1,16 @@
-"""The watchdog: it reports handlers that do not come back, with their stacks, and an event loop that is blocked.
+"""The watchdog: it looks at the calls of handlers under way, reports those that take long, and ends those that may not.
 
-It runs on the poll thread, at most once a second, and only reads.
+It runs on the poll thread. Calls that do not come back are reported with their stacks, once a second at most, and so is
+an event loop that is blocked. Where handlers have a time limit, or somebody wants a message to be given up, it looks at
+each step: a call over its limit is interrupted through the executor (`handlers/call_guard.py` says how). It counts from
+when the call was first seen, so it is never interrupted too early, and up to a step of the poll loop too late. An
+`async def` with a limit cancels itself; here it is cancelled by request only.
+
+A call that was interrupted and does not return, for its thread waits within C, is abandoned `GRACE_S` later. Its
+message fails for good, and is given up as its handler says or as somebody has asked. Its offset is done then, so it
+does not come again. Its key is blocked until the call returns (`ParkedKey.call`). Another thread takes the place of its
+own. Each such thread stays, with what it holds, as long as the process: where half of the workers have gone so, the
+process is to be started again.
 """
 
 from __future__ import annotations
@@ -9,66 +19,97 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
+from penstock.consumer.assignments import Fetch
+from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.route import Failed
 from penstock.consumer.inspect.statistics import in_handler, under_way
-from penstock.consumer.lanes.slot import ExecutionSlot, complete_finished
-from penstock.consumer.run.executor import LoopLag
-from penstock.message import Record
+from penstock.consumer.lanes.parking import GiveUps
+from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall, complete_finished
+from penstock.consumer.run.executor import Executor
+from penstock.errors import HandlerTimeLimitError, WorkersBlockedError
 
 _log = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
 _MAX_FRAMES = 12
+#: Seconds that an interrupted handler has to return.
+GRACE_S = 5.0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Watchdog:
-    """Watches the slots of a consumer. On the poll thread only."""
+    """Watches the slots of a consumer. On the poll thread only, save where it says otherwise."""
 
+    #: The consumer group, for messages to the user.
+    group: str
     stall_after: float
+    _: KW_ONLY
+    #: Whether a plain handler may have a time limit.
+    has_limits: bool
     slots: Callable[[], Iterable[ExecutionSlot]]
-    loop_lag: Callable[[], LoopLag]
+    #: What calls the handlers.
+    executor: Callable[[], Executor]
+    #: The messages that somebody wants to be given up.
+    give_ups: GiveUps
+    #: Stops the consumer, after a drain, because of an error.
+    restart: Callable[[BaseException], None]
     #: How many messages were reported as stalled.
     stalls: int = field(default=0, init=False)
     #: When the poll thread last came by, on the engine's clock; None before its first turn. Any thread reads it.
     turned_at: float | None = field(default=None, init=False)
+    #: Calls that were abandoned and have not returned. Replaced as a whole: any thread reads it.
+    abandoned: tuple[AbandonedCall, ...] = field(default=(), init=False)
     _next: float = field(default=0.0, init=False)
-    _reported: dict[str, tuple[Record, float]] = field(default_factory=dict, init=False)
+    _watched: dict[ExecutionSlot, SeenCall] = field(default_factory=dict, init=False)
+    _has_interrupted: bool = field(default=False, init=False)
     _loop_reported: bool = field(default=False, init=False)
 
     def check(self, now: float) -> None:
-        """Report what has been in a handler for too long."""
+        """Report, interrupt and abandon what is due."""
         self.turned_at = now
-        if now < self._next:
+        if self.abandoned:
+            self.abandoned = tuple(call for call in self.abandoned if not call.has_ended)
+        is_time = now >= self._next
+        if is_time:
+            self._next = now + min(_INTERVAL_S, self.stall_after / 2)
+            self._check_loop()
+        # A request may be taken back and come again: how long its call has had to return stays known.
+        elif not (self.has_limits or self.give_ups or self._has_interrupted):
             return
-        self._next = now + min(_INTERVAL_S, self.stall_after / 2)
-        self._check_loop()
-        reported, self._reported = self._reported, {}
+        former, self._watched = self._watched, {}
         for slot, fetch, record in under_way(self.slots()):
-            age, said = now - slot.started, reported.get(slot.name)
-            if age < self.stall_after:
-                continue
-            if said is not None and said[0] is record and age < 2 * said[1]:
-                self._reported[slot.name] = said
-                continue
-            self._reported[slot.name] = (record, age)
-            self.stalls += 1
-            assignment = fetch.assignment
-            complete_finished((slot,))
-            watermark = assignment.tracker.watermark
-            _log.warning(
-                "%s; the watermark of %s is %d%s; the handler's stack:\n%s",
-                in_handler(slot, fetch, record, now),
-                assignment,
-                watermark,
-                ", held by this message" if watermark == record.offset() else "",
-                "".join(stack_of(slot)) or "(not available)",
-            )
+            call = former.get(slot)
+            if call is None or call.record is not record or call.started != slot.started:
+                call = SeenCall(slot, record, slot.started, now)
+            self._watched[slot] = call
+            if is_time:
+                self._report_stall(call, fetch, now)
+            self._check_call(call, fetch, now)
+        self._has_interrupted = any(call.interrupted_at is not None for call in self._watched.values())
+
+    def _report_stall(self, call: SeenCall, fetch: Fetch, now: float) -> None:
+        """Report a call that takes long, and again each time that has doubled."""
+        age = now - call.started
+        if age < max(self.stall_after, 2 * call.reported_s):
+            return
+        call.reported_s = age
+        self.stalls += 1
+        complete_finished((call.slot,))
+        watermark = fetch.assignment.tracker.watermark
+        _log.warning(
+            "%s; the watermark of %s is %d%s; the handler's stack:\n%s",
+            in_handler(call.slot, fetch, call.record, now),
+            fetch.assignment,
+            watermark,
+            ", held by this message" if watermark == call.record.offset() else "",
+            _stack_text(call.slot),
+        )
 
     def _check_loop(self) -> None:
-        lag = self.loop_lag()
+        lag = self.executor().loop_lag()
         blocked = lag.seconds >= self.stall_after
         if blocked and not self._loop_reported:
             _log.warning(
@@ -78,6 +119,56 @@ class Watchdog:
                 "".join(stack_of_thread(lag.thread_id)),
             )
         self._loop_reported = blocked
+
+    def _check_call(self, call: SeenCall, fetch: Fetch, now: float) -> None:
+        """Interrupt a call that is over its limit, or whose message is to be given up; later abandon it."""
+        route, slot, executor = fetch.assignment.route, call.slot, self.executor()
+        where = (fetch.assignment.topic, fetch.assignment.partition, call.record.offset())
+        place, name, limit = f"{fetch.assignment}@{where[2]}", route.handler.name, route.time_limit
+        # Of this incarnation of its partition or another. A copy, made in one step: others ask and take meanwhile.
+        if any((wanted.topic, wanted.partition, offset) == where for wanted, offset in list(self.give_ups)):
+            why = "is to be given up"
+        elif limit is not None and slot.kind is Kind.THREAD and now - call.since >= limit:
+            why = f"is over its time limit of {limit:g} s"
+        else:
+            return
+        if call.interrupted_at is None:
+            if executor.interrupt(call):
+                call.interrupted_at = now
+                _log.warning("%s in %s on %s %s: it is interrupted", place, name, slot.name, why)
+            return
+        if now - call.interrupted_at < GRACE_S or len(self.abandoned) >= executor.worker_count:
+            return
+        error = HandlerTimeLimitError(
+            f"{name} did not return within {now - call.since:.1f} s, though it was interrupted {GRACE_S:g} s before "
+            "that: it waits outside of Python"
+        )
+        abandoned = AbandonedCall(where, name, f"{slot.name} (abandoned)", slot.thread_id, call.since)
+        stack = _stack_text(slot)
+        if not executor.abandon(call, Failed(error, permanent=True, call=abandoned)):
+            return
+        del self._watched[slot]
+        self.abandoned += (abandoned,)
+        _log.error(
+            "%s is given up: %s. Its key waits until the call returns, and another thread takes the place of %s. The "
+            "handler's stack:\n%s",
+            place,
+            error,
+            slot.name,
+            stack,
+        )
+        if 2 * len(self.abandoned) >= executor.worker_count:
+            self.restart(
+                WorkersBlockedError(
+                    f"{len(self.abandoned)} of {executor.worker_count} worker threads of {self.group} are in handlers "
+                    "that do not return: start the process again; their messages are given up and do not come again. "
+                    "Give what these handlers wait for a time-out of its own"
+                )
+            )
+
+
+def _stack_text(slot: ExecutionSlot) -> str:
+    return "".join(stack_of(slot)) or "(not available)"
 
 
 def stack_of(slot: ExecutionSlot) -> Sequence[str]:

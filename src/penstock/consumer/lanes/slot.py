@@ -253,6 +253,8 @@ class SeenCall:
     #: When it was first seen, and when it was interrupted, on the engine's clock.
     since: float
     interrupted_at: float | None = None
+    #: How many seconds it had taken when it was last reported; 0 where it was not.
+    reported_s: float = 0.0
 
     def holds(self) -> bool:
         """End the slice with the call that is under way, and tell whether that is still this one. Any thread."""

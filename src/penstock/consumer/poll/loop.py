@@ -142,7 +142,6 @@ class PollLoop:
         self.positions.note_ends(client, now)
         self.membership.check(now)
         self._workers_wanted = engine.executor.wake_idle()
-        engine.time_limits.check(now)
         engine.watchdog.check(now)
 
     def _poll_timeout(self, now: float) -> float:

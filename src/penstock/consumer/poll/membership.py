@@ -196,7 +196,7 @@ class Membership:
         """Return the names of what holds messages of these assignments: slots, completions, the outbox."""
         # Done here in a revocation: nobody else would learn of what brokers acknowledge meanwhile.
         engine, outbox = self._engine, self._engine.outbox
-        engine.time_limits.check(self._clock.monotonic())
+        engine.watchdog.check(self._clock.monotonic())
         engine.complete_finished()
         busy = engine.processor.busy_with(engine.slots(), assignments)
         outbox.serve()
