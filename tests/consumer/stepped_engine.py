@@ -85,7 +85,7 @@ class SteppedEngine:
         self._loop = PollLoop(self.engine)
         self._fetcher = self._loop.fetcher
         self.deliveries = Deliveries()
-        self.engine.outbox._make_clients = lambda: ClientRenewal(  # type: ignore[attr-defined] # the outbox is not connected
+        self.engine.outbox._clients = ClientRenewal(  # type: ignore[attr-defined] # the outbox is not connected
             lambda: self.deliveries, lambda _: None, 1.0, self.clock.monotonic, at_once=False
         )
         self.slots: list[ExecutionSlot] = []

@@ -11,14 +11,14 @@ behind one of the new. What it had is sent again, though it may have been writte
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
+from functools import cached_property, partial
 from math import inf
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.clients.cluster import Clock, Cluster, ProducerClient
+from penstock.clients.cluster import Cluster, ProducerClient
 from penstock.clients.kafka_errors import reason
 from penstock.clients.renewal import RENEW_AFTER_S, ClientRenewal
 from penstock.consumer.handlers.results import Result
@@ -42,34 +42,31 @@ _NOBODYS_FAULT = frozenset(
 class PlainOutbox(Outbox):
     """Sends with a producer, which is replaced when it has failed for ever."""
 
+    _cluster: Cluster
+    _config: Mapping[str, Any]
+
     def __init__(self) -> None:
         super().__init__()
-        self._make_clients: Callable[[], ClientRenewal[ProducerClient]]
-        self._made: ClientRenewal[ProducerClient] | None = None
-        self._clock: Clock
         # Messages of the present client that it has not reported yet.
         self._out = 0
         # What the producer has, in the order in which it was submitted.
         self._under_way: dict[Submission, None] = {}
 
     def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
-        """As `Outbox` says; the producer is made for the first submission."""
-        self._clock = cluster.clock
-        self._make_clients = partial(
-            ClientRenewal,
-            partial(cluster.producer, config),
+        """As `Outbox` says."""
+        self._cluster, self._config = cluster, config
+
+    @cached_property
+    def _clients(self) -> ClientRenewal[ProducerClient]:
+        """The producer, made for the first submission, and its successors."""
+        return ClientRenewal(
+            partial(self._cluster.producer, self._config),
             # One that failed is dropped: it has reported all that it had by then.
             lambda _failed: None,
             RENEW_AFTER_S,
-            cluster.clock.monotonic,
+            self._cluster.clock.monotonic,
             at_once=False,
         )
-
-    @property
-    def _clients(self) -> ClientRenewal[ProducerClient]:
-        if self._made is None:
-            self._made = self._make_clients()
-        return self._made
 
     def serve(self) -> None:
         """Send what was submitted, and serve delivery reports."""
@@ -85,10 +82,11 @@ class PlainOutbox(Outbox):
     def flush(self, timeout: float) -> None:
         """As `Outbox` says."""
         self.serve()
-        end = self._clock.monotonic() + timeout
+        now = self._cluster.clock.monotonic
+        end = now() + timeout
         # By polls: the client's own flush (confluent-kafka 2.16, seen) ends with a SystemError where the client fails
         # meanwhile, and the reason is lost.
-        while self._out and (left := end - self._clock.monotonic()) > 0:
+        while self._out and (left := end - now()) > 0:
             self._poll(min(_FLUSH_POLL_S, left))
 
     def _poll(self, timeout: float) -> None:
