@@ -122,15 +122,16 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: ConsumerSettings(workers="8"), "workers must be a whole number"),  # type: ignore[arg-type] # on purpose
         (lambda: ConsumerSettings(commit_interval=0), "commit_interval must be a number above zero"),
         (lambda: ConsumerSettings(stop_timeout=-1), "stop_timeout must be zero or more"),
-        (lambda: ConsumerSettings(config={"enable.auto.commit": True}), "belongs to penstock"),
+        (
+            lambda: ConsumerSettings(config={"enable.auto.commit": True}),
+            "penstock: offsets are committed when",
+        ),
         (lambda: ConsumerSettings(config={"group.id": "x"}), "the name of the App"),
         (lambda: ConsumerSettings(config={"partition.assignment.strategy": "range"}), "cooperatively"),
         (lambda: ConsumerSettings(config={"acks": 1}), "acks'] is 1, and a message counts as done only once all"),
         (lambda: ConsumerSettings(config={"request.required.acks": "0"}), "acks'] is '0'"),
         (lambda: ConsumerSettings(config={"auto.offset.reset": "none"}), "give 'earliest', 'latest' or 'error'"),
         (lambda: ConsumerSettings(config="linger.ms=5"), "must be a mapping"),  # type: ignore[arg-type] # on purpose
-        (lambda: exactly_once("linger.ms=5"), "must be a mapping"),  # type: ignore[arg-type] # on purpose
-        (lambda: exactly_once({"enable.auto.commit": True}), "offsets are committed when their messages are done"),
         (lambda: exactly_once({"enable.auto.offset.store": True}), "offsets are committed when their messages are"),
         (lambda: exactly_once({"transactional.id": "mine"}), "App with exactly_once=True has transactional ids"),
         (lambda: exactly_once({"isolation.level": "read_uncommitted"}), "a message that was rolled back would be"),
