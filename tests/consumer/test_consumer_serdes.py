@@ -6,6 +6,7 @@ import contextvars
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -97,7 +98,7 @@ class SlowSubjects(set[str]):
         self.second_asks, self.first_is_through = threading.Event(), threading.Event()
 
     def __contains__(self, subject: object) -> bool:
-        if threading.current_thread().name == "second":
+        if threading.current_thread().name.startswith("second"):
             self.second_asks.set()
             self.first_is_through.wait(30)
         return super().__contains__(subject)
@@ -110,31 +111,23 @@ def test_threads_that_have_the_first_value_of_a_topic_do_not_meet_in_the_seriali
     one, another = (encoder_of(serializer) for _ in range(2))  # of two handlers
     registers = serializer._registry.register_schema_full_response  # type: ignore[attr-defined] # the first is held in it
 
+    def encode(encoder: Any, thread: str) -> Future[Any]:
+        return ThreadPoolExecutor(1, thread).submit(encoder.encode, "orders", order(kind, 1), [])
+
     def held(*given: Any, **more: Any) -> Any:
-        second.start()
+        second.append(encode(another, "second"))
         # With the lock, the second does not come so far.
         subjects.second_asks.wait(0.3)
         return registers(*given, **more)
 
     serializer._registry.register_schema_full_response = held  # type: ignore[attr-defined] # the same
-    values: dict[str, bytes | BaseException | None] = {}
-
-    def encode(encoder: Any) -> None:
-        try:
-            values[threading.current_thread().name] = encoder.encode("orders", order(kind, 1), [])
-        except AttributeError as error:
-            values[threading.current_thread().name] = error
-
-    first = threading.Thread(target=encode, args=(one,), name="first")
-    second = threading.Thread(target=encode, args=(another,), name="second")
-    first.start()
-    first.join(30)
+    second: list[Future[Any]] = []
+    first = encode(one, "first").result(30)
     subjects.first_is_through.set()
-    second.join(30)
 
     assert isinstance(one, RecordEncoder)
-    assert values["first"] == values["second"]
-    assert isinstance(values["first"], bytes)
+    assert isinstance(first, bytes)
+    assert first == second[0].result(30)
 
 
 def test_no_context_variable_is_left_behind() -> None:

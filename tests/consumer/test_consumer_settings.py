@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -266,16 +266,6 @@ def test_a_consumer_starts_once() -> None:
 def test_run_needs_the_main_thread() -> None:
     app = App("app", bootstrap_servers="127.0.0.1:1")
     app.handler("topic")(nothing)
-    caught: list[BaseException] = []
 
-    def run() -> None:
-        try:
-            app.run()
-        except ConfigurationError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-
-    assert "main thread" in str(caught[0])
+    with ThreadPoolExecutor() as pool, pytest.raises(ConfigurationError, match="main thread"):
+        pool.submit(app.run).result(60)
