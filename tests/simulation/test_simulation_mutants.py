@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from penstock.clients.bounded_calls import Disposable
 from penstock.clients.transactional.end_watch import EndWatch
 from penstock.consumer.assignments import Assignments, size_in_bytes
 from penstock.consumer.handlers.ordering import Ordering
@@ -476,6 +477,11 @@ def believes_every_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EndWatch, "doubt", lambda self, took_s: None)
 
 
+def waits_for_ever_for_a_call(patch: pytest.MonkeyPatch) -> None:
+    """A call of the client library that does not return is never abandoned."""
+    patch.setattr(Disposable, "has_returned", lambda self, call, *_: call.done())
+
+
 def writes_dead_letters_without_their_offsets(patch: pytest.MonkeyPatch) -> None:
     """A transaction has a dead letter, and not the offset of its message."""
     patch.setattr(
@@ -617,6 +623,7 @@ PLANTS: list[tuple[Plant, Run, str]] = [
     (lets_results_pass_what_waits_for_a_silent_topic, EXACTLY_ONCE, "E5"),
     (takes_silence_for_a_refusal, EXACTLY_ONCE, "E5|I3|not done"),
     (believes_every_end, EXACTLY_ONCE, "E2|E3|E1|I3"),
+    (waits_for_ever_for_a_call, EXACTLY_ONCE, "not done|gave"),
     (writes_dead_letters_without_their_offsets, EXACTLY_ONCE, "E3|not done"),
     (commits_offsets_of_what_waits, EXACTLY_ONCE, "I3"),
     (publishes_what_the_map_has_no_room_for, EXACTLY_ONCE, "E3"),
