@@ -104,7 +104,8 @@ class Stepped:
         self._next = 0
 
     def changed(self, done: Mapping[Assignment, Places]) -> dict[Assignment, CommitPoint]:
-        point = self.assignment.tracker.commit_point(self.map_chars, with_done=done.get(self.assignment, {}))
+        most = min(self.map_chars, self.outbox._map_chars)
+        point = self.assignment.tracker.commit_point(most, with_done=done.get(self.assignment, {}))
         mine = {} if point == self.assignment.committed else {self.assignment: point}
         return {place: at for place, at in (mine | self.others).items() if not place.is_gone}
 
@@ -367,3 +368,19 @@ def test_nothing_is_judged_for_a_partition_that_is_gone() -> None:
     stepped.transact(1)
 
     assert [(write.is_written, write.refusal) for write in ended] == [(False, None)]
+
+
+def test_where_a_broker_takes_no_map_results_wait_for_what_is_below_them() -> None:
+    stepped = Stepped()
+    below, above = stepped.take_in(b"a"), stepped.take_in(b"b")
+    stepped.runner.errors = [KafkaException(KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE))]
+    stepped.submit(b"above", above)
+    stepped.transact()
+    before = list(stepped.runner.committed_values)
+
+    stepped.submit(b"below", below)
+    stepped.transact()
+
+    assert before == []
+    assert sorted(stepped.runner.committed_values) == [b"above", b"below"]
+    assert stepped.runner.positions[stepped.assignment] == CommitPoint(2, "")

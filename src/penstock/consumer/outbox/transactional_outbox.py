@@ -306,6 +306,8 @@ class TransactionalOutbox(Outbox):
         self._runner.discard(abort=self._doubt is None, is_lost=is_lost)
         if concerns_a_group(error):
             self.note_refusal(error.args[0])
+        if code_of(error) == KafkaError.OFFSET_METADATA_TOO_LARGE:
+            self._leave_maps_out()
         _log.log(
             logging.INFO if is_rebalancing(error) else logging.WARNING,
             "a Kafka transaction of group %s was not committed: %s; %s",
@@ -314,6 +316,21 @@ class TransactionalOutbox(Outbox):
             "the group's offsets will tell" if self._doubt is not None else "it is repeated with the same results",
             # The same now and then only, for it is tried again at once.
             extra=once_in(_LOG_AGAIN_S, (self._group, code_of(error) or type(error)), self._clock.monotonic()),
+        )
+
+    def _leave_maps_out(self) -> None:
+        """Commit again at once, and from now on, without maps: the broker does not take one."""
+        self._again_at = 0.0
+        self.expedite()
+        if not self._map_chars:
+            return
+        self._map_chars = 0
+        _log.warning(
+            "the broker refuses commit metadata of less than 4,096 characters, which says what is done above the "
+            "committed offset; from now on group %s publishes the results of a partition in the order of its offsets, "
+            "so a message that is retried holds back those behind it; set offset.metadata.max.bytes to 4096 on the "
+            "brokers, and start again",
+            self._group,
         )
 
     def _judge(self, inside: Sequence[Submission], error: BaseException) -> bool:
