@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from penstock.errors import MessageFormatError
@@ -20,17 +21,34 @@ SIGNATURE = "penstock-signature"
 #: Characters of a text, and entries of a list of texts.
 TEXT = 500
 _MOST_TEXTS = 200
-MOST_NUMBER = 1 << 63
+_MOST_NUMBER = 1 << 63
+_MOST_PARAMETERS = 16
 _ID = re.compile(r"[0-9a-f]{32}")
+#: The version of every record of the fleet.
+VERSION = 1
+
+
+class NewerRecordError(MessageFormatError):
+    """A record of a version that this reader does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What a value must be, in words and as a test, and whether it must be there."""
+    """What a value must be.
+
+    Attributes:
+        what: in words.
+        fits: the test.
+        is_needed: whether it must be there.
+        cut: characters to which a text is cut when it is written.
+        read: returns what a value that fits becomes.
+    """
 
     what: str
     fits: Callable[[Any], bool]
     is_needed: bool = True
+    cut: int | None = None
+    read: Callable[[Any], Any] = lambda value: value
 
     @property
     def or_none(self) -> Field:
@@ -40,9 +58,11 @@ class Field:
 
 def text(most: int = TEXT, least: int = 0) -> Field:
     """Return the field of a text of so many characters."""
-    return Field(
-        f"a text of {least} to {most} characters", lambda value: isinstance(value, str) and least <= len(value) <= most
-    )
+
+    def fits(value: object) -> bool:
+        return isinstance(value, str) and least <= len(value) <= most
+
+    return Field(f"a text of {least} to {most} characters", fits, cut=most)
 
 
 def choice(*known: str) -> Field:
@@ -50,32 +70,47 @@ def choice(*known: str) -> Field:
     return Field(f"one of {', '.join(known)}", lambda value: isinstance(value, str) and value in known)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_NUMBER
+def value_of(kind: type[Enum]) -> Field:
+    """Return the field of one of an enumeration of texts."""
+    return replace(choice(*(member.value for member in kind)), read=kind)
 
 
-def _are_texts(value: object) -> bool:
-    return isinstance(value, list) and 0 < len(value) <= _MOST_TEXTS and all(map(NAME.fits, value))
+def list_of(each: Field, most: int, least: int = 0) -> Field:
+    """Return the field of a list of so many values."""
+
+    def fits(value: object) -> bool:
+        return isinstance(value, list) and least <= len(value) <= most and all(map(each.fits, value))
+
+    return Field(f"a list of {least} to {most} values, each {each.what}", fits)
 
 
-def _is_flat(value: object) -> bool:
-    """Tell whether it is an object of few texts, numbers, booleans and lists of texts."""
-    if not isinstance(value, dict) or len(value) > _MOST_PARAMETERS:
-        return False
-    return all(
-        held is None or _are_texts(held) or _SAID.fits(held) or (isinstance(held, int) and abs(held) < MOST_NUMBER)
-        for held in value.values()
-    )
+def mapping_of(each: Field, most: int) -> Field:
+    """Return the field of an object of at most so many values."""
+
+    def fits(value: object) -> bool:
+        return isinstance(value, dict) and len(value) <= most and all(map(each.fits, value.values()))
+
+    return Field(f"an object of {most} values at most, each {each.what}", fits)
 
 
-_MOST_PARAMETERS = 16
-_SAID = text()
+def _is_number(value: object, kind: type = int) -> bool:
+    # NaN is not below anything.
+    is_one = isinstance(value, int | kind) and not isinstance(value, bool)
+    return is_one and -_MOST_NUMBER < value < _MOST_NUMBER  # type: ignore[operator] # it is a number
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, bool) or _is_number(value) or text().fits(value) or TEXTS.fits(value)
+
+
 NAME = text(least=1)
-NUMBER = Field("a number from 0 on", _is_number)
+INTEGER = Field("an integer", _is_number)
+NUMBER = Field("a number from 0 on", lambda value: _is_number(value) and value >= 0)
+FLOAT = Field("a number", lambda value: _is_number(value, float))
 FLAG = Field("true or false", lambda value: isinstance(value, bool))
-TEXTS = Field(f"a list of 1 to {_MOST_TEXTS} texts of 1 to {TEXT} characters", _are_texts)
+TEXTS = list_of(NAME, _MOST_TEXTS, 1)
 ID = Field("32 hexadecimal digits", lambda value: isinstance(value, str) and _ID.fullmatch(value) is not None)
-FLAT = Field(f"an object of {_MOST_PARAMETERS} plain values at most", _is_flat)
+FLAT = mapping_of(Field("a text, a number, true, false or a list of texts", _is_plain), _MOST_PARAMETERS)
 
 
 def taken(given: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
@@ -90,29 +125,47 @@ def taken(given: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, An
             continue
         if not field.fits(value):
             raise MessageFormatError(f"{name} must be {field.what}")
-        found[name] = value
+        found[name] = field.read(value)
     return found
 
 
-def loaded(value: bytes | None, most_bytes: int) -> dict[str, Any]:
-    """Return the object that bytes hold; `MessageFormatError` where they hold none, or are too many."""
+def loaded(value: bytes | None, most_bytes: int) -> Any:
+    """Return what bytes hold as JSON; `MessageFormatError` where they hold none, or are too many."""
     if value is None or len(value) > most_bytes:
         raise MessageFormatError("a record that is none, or too large; it is passed over")
     try:
-        found = json.loads(value, parse_constant=_no_number)
+        return json.loads(value, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise MessageFormatError("a record that is no JSON; it is passed over") from error
+
+
+def loaded_object(value: bytes | None, most_bytes: int) -> dict[str, Any]:
+    """Return the object that bytes hold as JSON; `MessageFormatError` as `loaded`."""
+    found = loaded(value, most_bytes)
     if not isinstance(found, dict):
         raise MessageFormatError("a record that is no JSON object; it is passed over")
     return found
 
 
-def record(value: bytes | None, most_bytes: int, version: int, fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Return the fields of a record of this version; `MessageFormatError` where it is none."""
-    found = loaded(value, most_bytes)
-    if found.get("version") != version:
-        raise MessageFormatError("a record of another version; it is passed over")
+def record(value: bytes | None, most_bytes: int, fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Return the fields of a record; `MessageFormatError` where it is none, `NewerRecordError` for a later version."""
+    found = loaded_object(value, most_bytes)
+    version = found.get("version")
+    if version != VERSION:
+        kind = NewerRecordError if NUMBER.fits(version) and version > VERSION else MessageFormatError
+        raise kind(f"a record of another version than {VERSION}; it is passed over")
     return taken(found, fields)
+
+
+def written(given: object, fields: Mapping[str, Field]) -> bytes:
+    """Return a record of a value's fields, whose texts are cut to what is read."""
+    found: dict[str, Any] = {"version": VERSION}
+    for name, field in fields.items():
+        value = getattr(given, name)
+        if isinstance(value, Enum):
+            value = value.value
+        found[name] = value[: field.cut] if isinstance(value, str) else value
+    return json.dumps(found).encode()
 
 
 def _no_number(text: str) -> None:

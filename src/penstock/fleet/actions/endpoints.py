@@ -24,7 +24,7 @@ from penstock.fleet.commands.command import ACTIONS, Command, command_of
 from penstock.fleet.disposable_threads import DisposableThreads, TooManyError
 from penstock.fleet.server import HEADERS
 from penstock.fleet.visitors import Visitors
-from penstock.fleet.wire import FLAG, loaded, one_line, taken
+from penstock.fleet.wire import FLAG, loaded_object, one_line, taken
 from penstock.fleet_member import Outcome
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class _ActionEndpoints:
         await self._require_token(request, client, name)
         body = await _body(request)
         try:
-            given = loaded(body, _MOST_BODY)
+            given = loaded_object(body, _MOST_BODY)
             is_dry = taken(given, {"dry_run": FLAG.or_none}).get("dry_run", False)
             given.pop("dry_run", None)
             command = command_of(name, given, f"{client} by the dashboard", int(time.time() * 1000))

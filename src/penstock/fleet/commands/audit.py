@@ -6,23 +6,20 @@ do something; and the `outcome`. All texts may be anybody's: they are escaped wh
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from penstock.fleet.commands.command import Command
-from penstock.fleet.wire import FLAT, ID, NUMBER, TEXT, choice, record, text
+from penstock.fleet.wire import FLAT, ID, NUMBER, TEXT, record, text, value_of, written
 from penstock.fleet_member import Outcome
 
 #: A record is no larger than this, of which the details may take so many characters.
 MOST_BYTES = 256 << 10
 MOST_DETAILS = 48_000
-
-_VERSION = 1
 
 
 class Kind(Enum):
@@ -79,14 +76,14 @@ class AuditRecord:
 
 
 _FIELDS = {
-    "kind": choice(*(kind.value for kind in Kind)),
+    "kind": value_of(Kind),
     "id": ID,
     "name": text(),
     "parameters": FLAT,
     "by": text(),
     "host": text(),
     "at_ms": NUMBER,
-    "outcome": choice(*(outcome.value for outcome in Outcome)).or_none,
+    "outcome": value_of(Outcome).or_none,
     "said": text(4 * TEXT),
     "details": text(MOST_DETAILS).or_none,
 }
@@ -94,22 +91,11 @@ _FIELDS = {
 
 def encode_audit(record: AuditRecord) -> bytes:
     """Return the value of a record; texts are cut to what is read."""
-    written = asdict(record)
-    written |= {name: str(written[name])[:TEXT] for name in ("name", "by", "host")}
-    written |= {
-        "version": _VERSION,
-        "kind": record.kind.value,
-        "outcome": None if record.outcome is None else record.outcome.value,
-        "said": record.said[: 4 * TEXT],
-        "details": None if record.details is None else record.details[:MOST_DETAILS],
-    }
-    value = json.dumps(written).encode()
+    value = written(record, _FIELDS)
     # A character may take six bytes.
-    return value if len(value) <= MOST_BYTES else json.dumps(written | {"details": None}).encode()
+    return value if len(value) <= MOST_BYTES else written(replace(record, details=None), _FIELDS)
 
 
 def decode_audit(value: bytes | None) -> AuditRecord:
     """Return what a record holds; `MessageFormatError` where that is none of the audit."""
-    found = record(value, MOST_BYTES, _VERSION, _FIELDS)
-    kind, outcome = Kind(found.pop("kind")), found.pop("outcome", None)
-    return AuditRecord(kind=kind, outcome=None if outcome is None else Outcome(outcome), **found)
+    return AuditRecord(**record(value, MOST_BYTES, _FIELDS))

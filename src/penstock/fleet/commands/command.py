@@ -7,7 +7,6 @@ carried out that somebody gave when all was otherwise.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,15 +14,13 @@ from enum import Enum, auto
 from typing import Any
 
 from penstock.errors import MessageFormatError
-from penstock.fleet.wire import FLAG, FLAT, ID, NAME, NUMBER, TEXTS, Field, choice, record, taken, text
+from penstock.fleet.wire import FLAG, FLAT, ID, NAME, NUMBER, TEXTS, Field, choice, record, taken, text, written
 from penstock.transactions.wire.ids import is_id
 
 #: A command is no larger than this.
 MOST_BYTES = 8 << 10
 #: How a transaction may be settled.
 DECISIONS = ("commit", "rollback", "discard")
-
-_VERSION = 1
 
 
 class Doer(Enum):
@@ -91,7 +88,7 @@ _RECORD: Mapping[str, Field] = {
     "group": NAME,
     "member": NAME.or_none,
     "parameters": FLAT,
-    "by": text(),
+    "by": text(200),
     "asked_ms": NUMBER,
 }
 
@@ -175,24 +172,13 @@ def command_of(name: str, given: Mapping[str, Any], by: str, asked_ms: int) -> C
 
 def encode_command(command: Command) -> bytes:
     """Return the value of a record; `MessageFormatError` where it would not be read as this command."""
-    value = json.dumps(
-        {
-            "version": _VERSION,
-            "id": command.id,
-            "name": command.name,
-            "group": command.group,
-            "member": command.member,
-            "parameters": dict(command.parameters),
-            "by": command.by[:200],
-            "asked_ms": command.asked_ms,
-        }
-    ).encode()
+    value = written(command, _RECORD)
     decode_command(value)
     return value
 
 
 def decode_command(value: bytes | None) -> Command:
     """Return the command that a record holds; `MessageFormatError` where it is none."""
-    found = record(value, MOST_BYTES, _VERSION, _RECORD)
+    found = record(value, MOST_BYTES, _RECORD)
     parameters = taken(found.pop("parameters"), ACTIONS[found["name"]].parameters)
     return Command(**found, parameters=parameters)
