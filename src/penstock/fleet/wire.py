@@ -21,7 +21,7 @@ SIGNATURE = "penstock-signature"
 #: Characters of a text, and entries of a list of texts.
 TEXT = 500
 _MOST_TEXTS = 200
-_MOST_NUMBER = 1 << 63
+MOST_NUMBER = 1 << 63
 _MOST_PARAMETERS = 16
 _ID = re.compile(r"[0-9a-f]{32}")
 #: The version of every record of the fleet.
@@ -96,7 +96,7 @@ def mapping_of(each: Field, most: int) -> Field:
 def _is_number(value: object, kind: type = int) -> bool:
     # NaN is not below anything.
     is_one = isinstance(value, int | kind) and not isinstance(value, bool)
-    return is_one and -_MOST_NUMBER < value < _MOST_NUMBER  # type: ignore[operator] # it is a number
+    return is_one and -MOST_NUMBER < value < MOST_NUMBER  # type: ignore[operator] # it is a number
 
 
 def _is_plain(value: object) -> bool:
@@ -152,7 +152,8 @@ def record(value: bytes | None, most_bytes: int, fields: Mapping[str, Field]) ->
     found = loaded_object(value, most_bytes)
     version = found.get("version")
     if version != VERSION:
-        kind = NewerRecordError if NUMBER.fits(version) and version > VERSION else MessageFormatError
+        is_newer = isinstance(version, int) and version > VERSION
+        kind = NewerRecordError if is_newer else MessageFormatError
         raise kind(f"a record of another version than {VERSION}; it is passed over")
     return taken(found, fields)
 

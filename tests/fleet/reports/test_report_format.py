@@ -19,7 +19,6 @@ from penstock.fleet.page.problems import problems_of
 from penstock.fleet.reports.group_state import Group, GroupStates, Member
 from penstock.fleet.reports.report import (
     MOST_BYTES,
-    NewerReportError,
     Report,
     decode_report,
     encode_report,
@@ -27,6 +26,7 @@ from penstock.fleet.reports.report import (
     read_key,
 )
 from penstock.fleet.reports.reporter import hashed
+from penstock.fleet.wire import NewerRecordError
 from penstock.fleet_member import ReportSettings, Sender, report_settings
 
 SENDER = Sender("sms", "host-1", "host", 4711)
@@ -65,7 +65,7 @@ def test_what_was_told_is_read_again() -> None:
     assert (told["age"], told["state"], told["gaps"], told["lag"]) == (12.346, "in handler", 0, 10)
     assert (said.counts, said.pauses, said.coordinator) == ({"handled": 7}, {"byte limit": 2}, {"pending": 50})
     assert (len(said.transactions), said.operator) == (50, operator)
-    assert (said.parked[0]["attempt"], said.sinks[0]["batch_id"], said.waits) == (5, 3, ("topic x takes nothing",))
+    assert (said.parked[0]["attempt"], said.sinks[0]["batch_id"], said.waits) == (5, 3, ["topic x takes nothing"])
 
 
 def test_every_field_of_an_explanation_is_in_a_report() -> None:
@@ -174,7 +174,7 @@ def test_a_report_of_a_later_version_is_counted_apart_and_new_fields_are_passed_
     states.take(SENDER.key, b"garbage", 1.0, 1.0)
 
     assert states.ignored == {"newer version": 1, "unreadable": 1}
-    with pytest.raises(NewerReportError):
+    with pytest.raises(NewerRecordError):
         decode_report(SENDER.key, newer)
     said = json.loads(VALID)
     said["partitions"][0]["new"] = said["new"] = {"deep": [1]}

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from penstock.fleet.wire import FLOAT, INTEGER, MOST_NUMBER, Field, text
 
 ReadT = TypeVar("ReadT")
 
 #: Characters of a text, and of a stack.
 MOST_TEXT = 500
 _MOST_STACK = 4_000
-_MOST_COUNTS = 100
-_MOST_TEXTS = 16
 _MOST_ENTRIES = 2_000
-_MOST_NUMBER = 1 << 63
-#: Handlers whose lanes are reported, and in how many buckets at most.
-MOST_HANDLERS = 8
-_MOST_BUCKETS = 64
+#: The fields of a report's texts, and of its values by their type.
+ANY_TEXT = text(_MOST_STACK)
+_OF_KIND: Mapping[type, Field] = {str: ANY_TEXT, int: INTEGER, float: FLOAT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +33,70 @@ class Entries:
         fields: what an entry has, and of which type; what is None is not written.
         defaults: what is meant where an entry does not say; not written either. None for the others.
         needed: fields without which it is no entry.
+        room: bytes of a report that it takes at most.
     """
 
     fields: Mapping[str, type]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    needed: Sequence[str] = ()
+    defaults: Mapping[str, Any]
+    needed: Sequence[str]
+    room: int
 
     @property
-    def empty(self) -> dict[str, Any]:
-        """An entry that says nothing."""
-        return {**dict.fromkeys(self.fields), **self.defaults}
+    def as_field(self) -> Field:
+        """The field that holds the list; read, each entry has all of `fields`."""
+        what = f"a list of at most {_MOST_ENTRIES} objects, each with {' and '.join(self.needed)}"
+        return Field(what, self._fits, is_needed=False, read=self._filled)
+
+    def _fits(self, given: object) -> bool:
+        return isinstance(given, list) and len(given) <= _MOST_ENTRIES and all(map(self._is_entry, given))
+
+    def _is_entry(self, said: object) -> bool:
+        if not isinstance(said, dict):
+            return False
+        for name, value in said.items():
+            kind: Any = self.fields.get(name)
+            # Most values are as they should be, and a call for each is most of what reading costs.
+            is_well = type(value) is kind and (
+                len(value) <= _MOST_STACK if kind is str else -MOST_NUMBER < value < MOST_NUMBER
+            )
+            # What a later member tells in other fields is left out.
+            if not is_well and kind is not None and not _OF_KIND[kind].fits(value):
+                return False
+        return all(name in said for name in self.needed)
+
+    def _filled(self, given: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        empty = {**dict.fromkeys(self.fields), **self.defaults}
+        found = []
+        for said in given:
+            entry = {**empty, **said}
+            if len(entry) > len(empty):
+                entry = {name: entry[name] for name in empty}
+            if "position" in entry and entry["position"] is None:
+                entry["position"] = entry["watermark"]
+            found.append(entry)
+        return found
+
+    def written(self, entries: Iterable[Mapping[str, Any]], room: int | None = None) -> list[dict[str, Any]]:
+        """Return the first entries that fit into `room` bytes, as they are written."""
+        return fitting(map(self._slim, entries), self.room if room is None else room)
+
+    def _slim(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        slim = {}
+        for name, kind in self.fields.items():
+            value = entry.get(name)
+            if value is None or (name in self.defaults and value == self.defaults[name]):
+                continue
+            if kind is str:
+                value = value[-_MOST_STACK:] if name == "stack" else value[:MOST_TEXT]
+            elif kind is float:
+                value = round(value, 3)
+            slim[name] = value
+        if "position" in slim and slim["position"] == slim.get("watermark"):
+            del slim["position"]
+        return slim
 
 
-#: Of `Explanation` in the consumer, save for the key.
+#: Of `Explanation` in the consumer, save for the key; they take the room that the rest leaves.
 PARTITIONS = Entries(
     {
         **dict.fromkeys(("topic", "paused", "handler", "state", "worker", "detail", "trouble"), str),
@@ -62,6 +112,7 @@ PARTITIONS = Entries(
         "state": "idle",
     },
     ("topic", "partition"),
+    64 << 10,
 )
 PARKED = Entries(
     {
@@ -71,6 +122,7 @@ PARKED = Entries(
     },
     {"state": "parked", "attempt": 0, "handler": ""},
     ("topic", "partition", "offset"),
+    8 << 10,
 )
 #: Of `SinkStatistics` in the Spark engine, without its partitions.
 SINKS = Entries(
@@ -81,6 +133,7 @@ SINKS = Entries(
     },
     {"state": "", "batches": 0, "rows": 0, "restarts": 0},
     ("name",),
+    6 << 10,
 )
 #: Dead letters by reason: how many since the start, the topic that has them, and where the last came from.
 DEAD_LETTERS = Entries(
@@ -91,6 +144,7 @@ DEAD_LETTERS = Entries(
     },
     {"dead_letter_topic": "", "error": "", "count": 0},
     ("topic",),
+    4 << 10,
 )
 #: Of `PendingTransaction`; `topics` in one text.
 TRANSACTIONS = Entries(
@@ -101,86 +155,8 @@ TRANSACTIONS = Entries(
     },
     {"group": "", "topics": "", "checks": 0, "waits_for": "", "prefix": ""},
     ("id",),
+    16 << 10,
 )
-
-
-def read_entries(given: Any, of: Entries) -> tuple[Mapping[str, Any], ...]:
-    """Return the entries of a list that anybody may have written; `TypeError` or `ValueError` where it is none."""
-    if not isinstance(given, list | tuple) or len(given) > _MOST_ENTRIES:
-        raise TypeError("no list, or too long")
-    empty, kinds = of.empty, of.fields
-    found = []
-    for said in given:
-        entry = empty.copy()
-        for name, value in said.items():
-            # What a later member tells beside it is left out.
-            kind: Any = kinds.get(name)
-            if kind is not None:
-                # Most values are as they should be, and a call for each is most of what reading costs.
-                is_well = type(value) is kind and (
-                    len(value) <= _MOST_STACK if kind is str else -_MOST_NUMBER < value < _MOST_NUMBER
-                )
-                entry[name] = value if is_well else checked(value, kind)
-        if any(entry[name] is None for name in of.needed):
-            raise ValueError("it lacks its name")
-        if of is PARTITIONS and entry["position"] is None:
-            entry["position"] = entry["watermark"]
-        found.append(entry)
-    return tuple(found)
-
-
-def read_mapping(given: Any, most: int, read: Callable[[Any], ReadT]) -> dict[str, ReadT]:
-    """Return a mapping of at most so many values, each read by `read`; raises as `read_entries`."""
-    if not isinstance(given, dict) or len(given) > most:
-        raise TypeError("no mapping, or too large")
-    return {checked(name, str): read(value) for name, value in given.items()}
-
-
-def read_numbers(given: Any) -> Mapping[str, float]:
-    """Return a mapping of numbers that anybody may have written; raises as `read_entries`."""
-    return read_mapping(given, _MOST_COUNTS, lambda value: checked(value, float))
-
-
-def read_texts(given: Any) -> Mapping[str, str]:
-    """Return a mapping of texts that anybody may have written; raises as `read_entries`."""
-    return read_mapping(given, _MOST_TEXTS, lambda value: checked(value, str))
-
-
-def read_number_lists(given: Any, most: int) -> Mapping[str, Sequence[float]]:
-    """Return a mapping of lists of at most so many numbers; raises as `read_entries`."""
-
-    def read(numbers: Any) -> Sequence[float]:
-        if not isinstance(numbers, list) or len(numbers) > most:
-            raise TypeError("no list, or too long")
-        return tuple(checked(number, float) for number in numbers)
-
-    return read_mapping(given, MOST_HANDLERS, read)
-
-
-def read_lanes(given: Any) -> Mapping[str, Mapping[str, Sequence[float]]]:
-    """Return the lanes of handlers, `depth` and `age` by bucket; raises as `read_entries`."""
-
-    def read(said: Any) -> Mapping[str, Sequence[float]]:
-        lanes = read_number_lists(said, _MOST_BUCKETS)
-        if lanes.keys() != {"depth", "age"} or len(lanes["depth"]) != len(lanes["age"]):
-            raise ValueError("no lanes")
-        return lanes
-
-    return read_mapping(given, MOST_HANDLERS, read)
-
-
-def checked(value: Any, kind: type) -> Any:
-    """Return a value of that kind; `TypeError` where it is of another, or beyond what any report holds."""
-    if kind is str:
-        if not isinstance(value, str) or len(value) > _MOST_STACK:
-            raise TypeError("no text, or too long")
-        return value
-    if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
-        raise TypeError("no number")
-    # NaN is not below anything either.
-    if not -_MOST_NUMBER < value < _MOST_NUMBER:
-        raise TypeError("a number out of its range")
-    return value
 
 
 def fitting(values: Iterable[ReadT], room: int) -> list[ReadT]:
@@ -194,11 +170,6 @@ def fitting(values: Iterable[ReadT], room: int) -> list[ReadT]:
     return fits
 
 
-def written(entries: Iterable[Mapping[str, Any]], of: Entries, room: int) -> list[dict[str, Any]]:
-    """Return the first entries that fit into so many bytes, as they are written."""
-    return fitting((_slim(entry, of) for entry in entries), room)
-
-
 def written_numbers(given: Mapping[str, Any]) -> dict[str, float]:
     """Return what of a mapping are numbers, rounded."""
     return {
@@ -206,22 +177,6 @@ def written_numbers(given: Mapping[str, Any]) -> dict[str, float]:
         for name, value in given.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }
-
-
-def _slim(entry: Mapping[str, Any], of: Entries) -> dict[str, Any]:
-    slim = {}
-    for name, kind in of.fields.items():
-        value = entry.get(name)
-        if value is None or (name in of.defaults and value == of.defaults[name]):
-            continue
-        if kind is str:
-            value = value[-_MOST_STACK:] if name == "stack" else value[:MOST_TEXT]
-        elif kind is float:
-            value = round(value, 3)
-        slim[name] = value
-    if of is PARTITIONS and slim.get("position") == slim.get("watermark"):
-        slim.pop("position", None)
-    return slim
 
 
 def dump(value: Any) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.errors import MessageFormatError
-from penstock.fleet.reports.report import NewerReportError, Report, decode_report, read_key
+from penstock.fleet.reports.report import Report, decode_report, read_key
+from penstock.fleet.wire import NewerRecordError
 
 #: A member is silent when nothing came for so many of its intervals, and this many seconds more.
 _INTERVALS = 3.0
@@ -98,7 +99,7 @@ class GroupStates:
                 self.changes += 1
                 return
             report = decode_report(key, value)
-        except NewerReportError:
+        except NewerRecordError:
             self.ignored["newer version"] += 1
             return
         except MessageFormatError:

@@ -8,43 +8,48 @@ by field, and refuses the rest.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
 from penstock.consumer.latencies import BUCKETS
 from penstock.errors import MessageFormatError
-from penstock.fleet.reports import entries as lists
-from penstock.fleet.reports.entries import MOST_TEXT, checked, dump, written_numbers
+from penstock.fleet.reports.entries import (
+    ANY_TEXT,
+    DEAD_LETTERS,
+    MOST_TEXT,
+    PARKED,
+    PARTITIONS,
+    SINKS,
+    TRANSACTIONS,
+    dump,
+    fitting,
+    written_numbers,
+)
+from penstock.fleet.wire import FLAG, FLOAT, INTEGER, VERSION, list_of, loaded, mapping_of, record
 from penstock.fleet_member import MOST_INTERVAL_S, Sender
 
 #: A report is no larger than this.
 MOST_BYTES = 64 << 10
 
-_VERSION = 1
-#: Of it, for lists beside the partitions, at most.
-_PARKED_BYTES = 8 << 10
-_SINKS_BYTES = 6 << 10
-_DEAD_LETTERS_BYTES = 4 << 10
-_TRANSACTIONS_BYTES = 16 << 10
+#: Of it, for lists that are not of entries, at most.
 _LANES_BYTES = 6 << 10
+_WAITS_BYTES = 8 << 10
+_MOST_WAITS = 16
+_MOST_COUNTS = 100
+_MOST_TEXTS = 16
+#: Handlers whose lanes are reported, and in how many buckets at most.
+_MOST_HANDLERS = 8
+_MOST_BUCKETS = 64
 #: Of a key: two texts of which each character is escaped. What is longer does not read when it is cut.
 _MOST_KEY_BYTES = MOST_TEXT * 13
-_MOST_WAITS = 16
 #: For what is written last: the names of the partitions' list and the sums of what it leaves out.
 _LAST_BYTES = 150
-_WAITS_BYTES = 8 << 10
 #: Where a message is when it moves by itself; all other states need a look.
 MOVING = frozenset({"idle", "queued", "in handler", "behind a call", "publishing"})
-_NAMES = ("group", "member", "host")
 #: Of the counts, those whose rates are reported.
 _RATED = ("received", "handled", "failed", "retried", "dead_letters", "published", "committed", "checks")
-
-
-class NewerReportError(MessageFormatError):
-    """A report of a version that this reader does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +92,15 @@ class Report:
     sequence: int
     interval_s: float
     uptime_s: float
-    counts: Mapping[str, float]
-    rates: Mapping[str, float]
-    pauses: Mapping[str, float]
-    partitions: Sequence[Mapping[str, Any]]
-    left_out: Mapping[str, float]
-    parked: Sequence[Mapping[str, Any]]
-    sinks: Sequence[Mapping[str, Any]]
-    coordinator: Mapping[str, float] | None
-    waits: Sequence[str]
+    counts: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+    pauses: Mapping[str, float] = field(default_factory=dict)
+    partitions: Sequence[Mapping[str, Any]] = ()
+    left_out: Mapping[str, float] = field(default_factory=dict)
+    parked: Sequence[Mapping[str, Any]] = ()
+    sinks: Sequence[Mapping[str, Any]] = ()
+    coordinator: Mapping[str, float] | None = None
+    waits: Sequence[str] = ()
     transactions: Sequence[Mapping[str, Any]] = ()
     operator: Mapping[str, str] = field(default_factory=dict)
     dead_letters: Sequence[Mapping[str, Any]] = ()
@@ -122,13 +127,39 @@ class Report:
         )
 
 
+def _are_lanes(said: object) -> bool:
+    return isinstance(said, dict) and said.keys() == {"depth", "age"} and len(said["depth"]) == len(said["age"])
+
+
+_NUMBERS = mapping_of(FLOAT, _MOST_COUNTS).or_none
+_BUCKETED = mapping_of(list_of(FLOAT, _MOST_BUCKETS), 2)
+_LANES = replace(_BUCKETED, fits=lambda said: _BUCKETED.fits(said) and _are_lanes(said))
+_FIELDS = {
+    **dict.fromkeys(("group", "member", "host"), ANY_TEXT),
+    **dict.fromkeys(("process", "sequence"), INTEGER),
+    "interval_s": replace(FLOAT, read=lambda claimed: min(MOST_INTERVAL_S, max(0.1, claimed))),
+    "uptime_s": FLOAT,
+    **dict.fromkeys(("counts", "rates", "pauses", "left_out", "coordinator"), _NUMBERS),
+    "partitions": PARTITIONS.as_field,
+    "parked": PARKED.as_field,
+    "sinks": SINKS.as_field,
+    "waits": list_of(ANY_TEXT, _MOST_WAITS).or_none,
+    "transactions": TRANSACTIONS.as_field,
+    "operator": mapping_of(ANY_TEXT, _MOST_TEXTS).or_none,
+    "dead_letters": DEAD_LETTERS.as_field,
+    "lanes": mapping_of(_LANES, _MOST_HANDLERS).or_none,
+    "latencies": mapping_of(list_of(FLOAT, BUCKETS), _MOST_HANDLERS).or_none,
+    "commands": FLAG.or_none,
+}
+
+
 def read_key(key: bytes | None) -> tuple[str, str]:
     """Return the group and the member that a record's key names; `MessageFormatError` where it is none."""
-    try:
-        group, member = json.loads((key or b"")[:_MOST_KEY_BYTES])
-        return checked(group, str), checked(member, str)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise MessageFormatError("a report's key that does not read; it is passed over") from error
+    named = loaded(key, _MOST_KEY_BYTES)
+    if not list_of(ANY_TEXT, 2, 2).fits(named):
+        raise MessageFormatError("a report's key that does not read; it is passed over")
+    group, member = named
+    return group, member
 
 
 def key_hash(key: object, group: str) -> str | None:
@@ -151,7 +182,7 @@ def encode_report(
     """
     counts = dict(description.get("counts") or {})
     head: dict[str, Any] = {
-        "version": _VERSION,
+        "version": VERSION,
         "group": sender.group[:MOST_TEXT],
         "member": sender.member[:MOST_TEXT],
         "host": sender.host[:MOST_TEXT],
@@ -166,23 +197,20 @@ def encode_report(
     if description.get("latencies"):
         head["latencies"] = description["latencies"]
     if lanes := description.get("lanes"):
-        deepest = sorted(lanes.items(), key=lambda item: -sum(item[1]["depth"]))[: lists.MOST_HANDLERS]
-        head["lanes"] = dict(lists.fitting(((name[:MOST_TEXT], depths) for name, depths in deepest), _LANES_BYTES))
+        deepest = sorted(lanes.items(), key=lambda item: -sum(item[1]["depth"]))[:_MOST_HANDLERS]
+        head["lanes"] = dict(fitting(((name[:MOST_TEXT], depths) for name, depths in deepest), _LANES_BYTES))
     coordinator: Mapping[str, Any] = description.get("coordinator") or {}
     if coordinator:
         head["coordinator"] = written_numbers(coordinator["counts"])
         head["operator"] = {name: text[:MOST_TEXT] for name, text in coordinator.get("operator", {}).items()}
-        head["waits"] = lists.fitting((why[:MOST_TEXT] for why in coordinator["waits"][:_MOST_WAITS]), _WAITS_BYTES)
-    parked = sorted(description.get("parked", ()), key=tried, reverse=True)
-    head["parked"] = lists.written(parked, lists.PARKED, _PARKED_BYTES)
-    head["sinks"] = lists.written(description.get("sinks", ()), lists.SINKS, _SINKS_BYTES)
-    if letters := description.get("dead_letters"):
-        head["dead_letters"] = lists.written(letters, lists.DEAD_LETTERS, _DEAD_LETTERS_BYTES)
-    if transactions := coordinator.get("transactions"):
-        head["transactions"] = lists.written(transactions, lists.TRANSACTIONS, _TRANSACTIONS_BYTES)
+        head["waits"] = fitting((why[:MOST_TEXT] for why in coordinator["waits"][:_MOST_WAITS]), _WAITS_BYTES)
+        head["transactions"] = TRANSACTIONS.written(coordinator.get("transactions", ()))
+    head["parked"] = PARKED.written(sorted(description.get("parked", ()), key=tried, reverse=True))
+    head["sinks"] = SINKS.written(description.get("sinks", ()))
+    head["dead_letters"] = DEAD_LETTERS.written(description.get("dead_letters", ()))
     ranked = sorted(description.get("partitions", ()), key=urgency, reverse=True)
     room = MOST_BYTES - len(dump(head).encode()) - _LAST_BYTES
-    shown = head["partitions"] = lists.written(ranked, lists.PARTITIONS, room)
+    shown = head["partitions"] = PARTITIONS.written(ranked, room)
     if left_out := ranked[len(shown) :]:
         sums = {name: sum(partition.get(name) or 0 for partition in left_out) for name in ("lag", "in_flight")}
         head["left_out"] = {"partitions": len(left_out), **sums}
@@ -192,54 +220,12 @@ def encode_report(
 def decode_report(key: bytes | None, value: bytes) -> Report:
     """Read a record; `MessageFormatError` where it is no report, or not one of whom its key names.
 
-    `NewerReportError` where it is of a later version.
+    `NewerRecordError` where it is of a later version.
     """
-    named = read_key(key)
-    try:
-        report = _read(value)
-    except MessageFormatError:  # which is a ValueError, too
-        raise
-    # json raises RecursionError for what is nested without end, and OverflowError comes of numbers without end.
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        raise MessageFormatError(f"a report that does not read ({type(error).__name__}); it is passed over") from error
-    if (report.group, report.member) != named:
+    report = Report(**record(value, MOST_BYTES, _FIELDS))
+    if (report.group, report.member) != read_key(key):
         raise MessageFormatError("a report of somebody else than its key names; it is passed over")
     return report
-
-
-def _read(value: bytes) -> Report:
-    if len(value) > MOST_BYTES:
-        raise ValueError("it is too large")
-    said = json.loads(value)
-    version = checked(said["version"], int)
-    if version < 1:
-        raise ValueError("no version")
-    if version > _VERSION:
-        raise NewerReportError(f"a report of version {version}, of which this one knows nothing; it is passed over")
-    names: dict[str, Any] = {name: checked(said[name], str) for name in _NAMES}
-    coordinator = said.get("coordinator")
-    return Report(
-        **names,
-        process=checked(said["process"], int),
-        sequence=checked(said["sequence"], int),
-        interval_s=min(MOST_INTERVAL_S, max(0.1, checked(said["interval_s"], float))),
-        uptime_s=checked(said["uptime_s"], float),
-        counts=lists.read_numbers(said.get("counts", {})),
-        rates=lists.read_numbers(said.get("rates", {})),
-        pauses=lists.read_numbers(said.get("pauses", {})),
-        left_out=lists.read_numbers(said.get("left_out", {})),
-        partitions=lists.read_entries(said.get("partitions", ()), lists.PARTITIONS),
-        parked=lists.read_entries(said.get("parked", ()), lists.PARKED),
-        sinks=lists.read_entries(said.get("sinks", ()), lists.SINKS),
-        coordinator=None if coordinator is None else lists.read_numbers(coordinator),
-        waits=tuple(checked(wait, str) for wait in said.get("waits", ())[:_MOST_WAITS]),
-        transactions=lists.read_entries(said.get("transactions", ()), lists.TRANSACTIONS),
-        operator=lists.read_texts(said.get("operator", {})),
-        dead_letters=lists.read_entries(said.get("dead_letters", ()), lists.DEAD_LETTERS),
-        lanes=lists.read_lanes(said.get("lanes", {})),
-        latencies=lists.read_number_lists(said.get("latencies", {}), BUCKETS),
-        commands=said.get("commands") is True,
-    )
 
 
 def total_lag(reports: Iterable[Report]) -> int | None:
