@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -172,9 +171,8 @@ class RecordWriter:
         timeout: float = _WRITE_S,
         *,
         headers: Sequence[tuple[str, str | bytes | None]] = (),
-        stopping: threading.Event | None = None,
     ) -> None:
-        """Write a record, signed where there is a token. Whoever sets `stopping` is not waited for.
+        """Write a record, signed where there is a token.
 
         Raises:
             BrokerConnectionError: no broker has it in time; whether it comes to be there is not known.
@@ -190,7 +188,7 @@ class RecordWriter:
         try:
             self._producer.produce(topic, value, key=key, headers=[*headers, *signed], on_delivery=delivered)
             deadline = time.monotonic() + timeout
-            while not reported and time.monotonic() < deadline and not (stopping and stopping.is_set()):
+            while not reported and time.monotonic() < deadline:
                 self._producer.poll(_POLL_S)
         except (KafkaException, BufferError) as error:
             raise PenstockError(f"nothing could be written to {topic}: {type(error).__name__}") from error

@@ -1,29 +1,26 @@
-"""The listener: hears commands in a member, on a thread and with clients of its own, and answers in the audit.
+"""`CommandListener`: a thread in a member that carries out what is asked of it, and answers in the audit.
 
-Nobody waits for it. It joins no group and begins at the end of the topic, so a member that starts does nothing that was
-asked of its predecessor. Whatever fails, as a topic, a right or a broker that is missing, is logged once until it works
-again; the app runs on. After a failure it begins where it stood: what was asked meanwhile is done, if it still holds.
+It joins no group and begins at the end of the topic, so a member that starts does nothing that was asked of its
+predecessor. After a failure it begins where it stood: what was asked meanwhile is done, if it still holds.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
-from penstock.clients.kafka_errors import reason
 from penstock.clients.reading import Place
-from penstock.clients.rights import MissingRightError
 from penstock.errors import MessageFormatError, PenstockError
 from penstock.fleet.commands.audit import Answer, AuditRecord, Kind
 from penstock.fleet.commands.audit_log import AuditWriter, prepare_topics
 from penstock.fleet.commands.carrying_out import carry_out
 from penstock.fleet.commands.command import Command, decode_command
+from penstock.fleet.service import TopicService
 from penstock.fleet.topics import TopicFollower
 from penstock.fleet.wire import is_signed, one_line
 from penstock.fleet_member import CommandSettings, Member, Outcome, StoreOperator
@@ -39,16 +36,14 @@ _log = logging.getLogger(__name__)
 HOLDS_S = 60.0
 #: Seconds that a signed command may lie between the clock of who asked and the broker's: a copy of it is older.
 MOST_SKEW_S = 300.0
-#: Seconds between two tries after a failure, and two log lines about records that are no commands.
-_RETRY_DELAY_S = 5.0
+#: Seconds between two log lines about records that are no commands.
 _LOG_AGAIN_S = 60.0
 _POLL_S = 0.2
-_JOIN_S = 1.0
 #: Ids of commands that are remembered: more than come in the time in which one could be repeated.
 _REMEMBERED = 10_000
 
 
-class CommandListener:
+class CommandListener(TopicService):
     """Listens until it is stopped. `start` and `stop` are for one thread.
 
     Args:
@@ -72,6 +67,7 @@ class CommandListener:
         settings: CommandSettings,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__(f"penstock-commands-{group}", f"{group} hears no commands in {settings.topic}")
         self._group = group
         self._member = member
         self._doing = doing
@@ -79,59 +75,26 @@ class CommandListener:
         self._config = config
         self._settings = settings
         self._clock = clock
-        self._stopping = threading.Event()
-        #: Set while it follows the topic: what is asked from then on is heard.
-        self.is_listening = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"penstock-commands-{group}", daemon=True)
         # All below: the listener's thread's alone.
         self._positions: Mapping[Place, int] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
-        self._trouble: str | None = None
         self._passed_over_at = -_LOG_AGAIN_S
         #: Records that were no commands that count: garbage, forged, expired, repeated. Reading one number is safe.
         self.passed_over = 0
 
-    def start(self) -> None:
-        """Begin; returns at once."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, within a second: a call of the client that hangs is abandoned with the thread, which is a daemon."""
-        self._stopping.set()
-        if self._thread.ident is not None and self.is_listening.is_set():
-            self._thread.join(_JOIN_S)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self._follow()
-            except MissingRightError as error:
-                # Whoever lacks two permissions names the second when the first was given.
-                if str(error) != self._trouble:
-                    self._trouble = None
-                self._failed(str(error))
-            except PenstockError as error:
-                self._failed(str(error))
-            except KafkaException as error:
-                self._failed(reason(error))
-            except Exception as error:  # noqa: BLE001 - what commands the app must never end it
-                self._failed(f"unexpected {type(error).__name__}")
-            self.is_listening.clear()
-            self._stopping.wait(_RETRY_DELAY_S)
-
-    def _follow(self) -> None:
+    def _work(self) -> None:
         prepare_topics(self._servers, self._config, self._settings, read=True)
         follower = TopicFollower(self._servers, self._config, self._settings.topic, self._positions)
         self._positions = follower.positions
         try:
             writer = AuditWriter(self._servers, self._config, self._settings)
             _log.info("%s hears commands in %s", self._group, self._settings.topic)
-            self.is_listening.set()
+            self._works()
             while not self._stopping.is_set():
                 for message in follower.poll(_POLL_S):
                     self._take(message, writer)
                 if follower.trouble is None:
-                    self._trouble = None
+                    self._works()
                 else:
                     self._failed(follower.trouble)
         finally:
@@ -202,8 +165,3 @@ class CommandListener:
         if now - self._passed_over_at >= _LOG_AGAIN_S:
             self._passed_over_at = now
             _log.warning("in %s: %s (%d so far)", self._settings.topic, why, self.passed_over)
-
-    def _failed(self, why: str) -> None:
-        if self._trouble is None:
-            _log.warning("%s hears no commands in %s; it is tried on: %s", self._group, self._settings.topic, why)
-        self._trouble = why

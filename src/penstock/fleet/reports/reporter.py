@@ -1,30 +1,26 @@
-"""The reporter: publishes what a process tells of itself, on a thread and with a producer of its own.
+"""The reporter: publishes what a process tells of itself every few seconds, on a thread and with a producer of its own.
 
-It does so every few seconds, and nobody waits for it. Whatever fails, as a topic, a right or a broker that is missing,
-is logged once until it works again; the app runs on. Where making a report takes long, as with very many partitions,
-reports come less often, so that they never cost more than a small share of one core.
+Where making a report takes long, as with very many partitions, reports come less often, so that they never cost more
+than a small share of one core.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
-from confluent_kafka import KafkaException
-
 from penstock import clients
-from penstock.clients.kafka_errors import reason
 from penstock.clients.rights import Operation, principal_of
 from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.description import coordinator_description
 from penstock.errors import PenstockError
 from penstock.fleet.reports.report import Rates, encode_report, key_hash
+from penstock.fleet.service import TopicService
 from penstock.fleet.topics import RecordWriter
 from penstock.fleet_member import MOST_INTERVAL_S, Describe, ReportSettings, Sender, Stacks, sender_of
 from penstock.options import ClientConfig
@@ -34,8 +30,6 @@ _log = logging.getLogger(__name__)
 
 #: The share of its thread's time that making reports may take.
 _SHARE = 0.005
-#: Seconds between two tries to find or make the topic.
-_TOPIC_RETRY_DELAY_S = 10.0
 #: Seconds that the last record, which takes the member out, may take.
 _LAST_RECORD_BUDGET_S = 2.0
 _MIN_LAST_RECORD_BUDGET_S = 0.5
@@ -76,7 +70,7 @@ def topic_spec(name: str) -> TopicSpec:
     )
 
 
-class Reporter:
+class Reporter(TopicService):
     """Reports until it is stopped. `start` and `stop` are for one thread.
 
     Args:
@@ -98,59 +92,40 @@ class Reporter:
         *,
         stacks: Stacks = _no_stacks,
     ) -> None:
+        super().__init__(
+            f"penstock-report-{sender.group}",
+            f"{sender.group} does not report to {settings.topic}, so `penstock status` does not show it",
+        )
         self.sender = sender
         self._describe = describe
         self._bootstrap_servers = bootstrap_servers
         self._config = config
         self._settings = settings
         self._stacks = stacks
-        self._stopping = threading.Event()
-        # Written by `stop` before the event is set.
+        # Written by `stop` before the thread is to end.
         self._end_s = _LAST_RECORD_BUDGET_S
-        self._thread = threading.Thread(target=self._run, name=f"penstock-report-{sender.group}", daemon=True)
         # All below: the reporter's thread's alone, where delivery callbacks are called, too.
         self._started = time.monotonic()
         self._sequence = 0
         self._rates = Rates()
-        self._trouble: str | None = None
         self._cost_s = 0.0
-        # Written once; `stop` does not wait for one that has reached no broker.
-        self._is_connected = False
-
-    def start(self) -> None:
-        """Begin; returns at once."""
-        self._thread.start()
 
     def stop(self, left_s: float = _LAST_RECORD_BUDGET_S) -> None:
         """Take the member out of the topic and end, within `left_s` seconds or the little that it takes."""
-        if self._thread.ident is None:
-            return
         self._end_s = min(_LAST_RECORD_BUDGET_S, max(_MIN_LAST_RECORD_BUDGET_S, left_s))
-        self._stopping.set()
-        if self._is_connected:
-            # A call of the client that hangs is abandoned with the thread, which is a daemon.
-            self._thread.join(self._end_s + _MIN_LAST_RECORD_BUDGET_S)
+        super().stop(self._end_s + _MIN_LAST_RECORD_BUDGET_S)
 
-    def _run(self) -> None:
-        writer: RecordWriter | None = None
+    def _work(self) -> None:
+        writer = self._connect()
+        self.is_listening.set()
         while not self._stopping.is_set():
-            wait_s = self._settings.interval
-            try:
-                if writer is None:
-                    writer = self._connect()
-                    self._is_connected = True
-                wait_s = self._report(writer)
-            except (PenstockError, KafkaException) as error:
-                self._failed(reason(error) if isinstance(error, KafkaException) else str(error))
-                wait_s = _TOPIC_RETRY_DELAY_S if writer is None else wait_s
-            except Exception as error:  # noqa: BLE001 - what tells of the app must never end it
-                self._failed(f"unexpected {type(error).__name__}")
-            self._stopping.wait(wait_s)
-        if writer is not None and self._trouble is None:
-            try:
-                writer.write(self._settings.topic, None, self.sender.key, self._end_s)
-            except PenstockError as error:
-                _log.info("%s was not taken out of %s: %s", self.sender.member, self._settings.topic, error)
+            interval_s = self._report(writer)
+            self._works()
+            self._stopping.wait(interval_s)
+        try:
+            writer.write(self._settings.topic, None, self.sender.key, self._end_s)
+        except PenstockError as error:
+            _log.info("%s was not taken out of %s: %s", self.sender.member, self._settings.topic, error)
 
     def _connect(self) -> RecordWriter:
         topic = self._settings.topic
@@ -178,11 +153,8 @@ class Reporter:
             "uptime_s": round(time.monotonic() - self._started, 1),
         }
         value = encode_report(self.sender, description, rates, numbers)
-        writer.write(self._settings.topic, value, self.sender.key, stopping=self._stopping)
+        writer.write(self._settings.topic, value, self.sender.key)
         self._cost_s = time.thread_time() - begun_s
-        if self._trouble is not None:
-            _log.info("reports of %s go to %s again", self.sender.group, self._settings.topic)
-            self._trouble = None
         return self._interval_s
 
     @property
@@ -200,16 +172,6 @@ class Reporter:
         stacks = self._stacks([partition["worker"] for partition in held]) if held else {}
         for partition in held:
             partition["stack"] = stacks.get(partition["worker"]) or None
-
-    def _failed(self, why: str) -> None:
-        if self._trouble is None:
-            _log.warning(
-                "%s does not report to %s, so `penstock status` does not show it; it is tried on: %s",
-                self.sender.group,
-                self._settings.topic,
-                why,
-            )
-        self._trouble = why
 
 
 def coordinator_reporter(
