@@ -3,8 +3,8 @@
     python examples/demo airline BOOTSTRAP_SERVERS TOPIC FOLDER NUMBER [STAND_AT]
 
 Each flight is one transaction, whose local part is a row in the `flights` table. Sender threads share the aircraft
-among them. Reports `progress`, and `standing` at the flight at which it is to be killed. Ends at
-SIGTERM.
+among them; a cancelled flight leaves no row, so the last ones before a kill may be sent, and rolled back, once more.
+Reports `progress`, and `standing` at the flight at which it is to be killed. Ends at SIGTERM.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from uuid import uuid4
 
 from demo.book import FlightBook, RefusedError
 from demo.children import Reporter
 from demo.flights import Flight, read_schedule
 from demo.schedule import SENDERS, Share, left_unknown, share_of
-from demo.topics import PublishedFlights
+from penstock import App
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError, TransactionError
+from penstock.message import Message
 from penstock.transactions import HalfMessage, TransactionalProducer, TransactionState
 
 GROUP = "airline"
@@ -60,60 +62,48 @@ class Airline:
         self._reporter = reporter
         self._book = book
         self._failure: BaseException | None = None
-        self._published = PublishedFlights(bootstrap_servers, topic, self._fail)
+        #: Grows by the handler of the follower; looking up a number in a set is one step.
+        self._published: set[int] = set()
+        # In a group of its own, so that a sender that is restarted reads the topic from its beginning.
+        follower = App(f"airline-{uuid4().hex}", bootstrap_servers=bootstrap_servers, workers=1, report=False)
+        follower.handler(topic, order="none")(self._follow)
+        self._follower = follower
         self._producer = TransactionalProducer(GROUP, bootstrap_servers=bootstrap_servers, check=self._check)
 
     def run(self) -> None:
         """Send what the table does not hold yet, and answer checks until the parent wants the end or a thread fails."""
-        shares = self._shares()
+        recorded = self._book.last_recorded()
+        coming: list[list[Flight]] = [[] for _ in range(_THREADS)]
+        for flight in self._flights:
+            coming[share_of(flight, SENDERS * _THREADS) // SENDERS].append(flight)
+        shares = [Share(flights, self._published, recorded) for flights in coming]
         threads = [
             threading.Thread(target=self._work_off, args=(share,), name=f"penstock-demo-sender-{number}", daemon=True)
             for number, share in enumerate(shares)
         ]
-        with self._producer:
-            self._published.start()
+        with self._producer, self._follower.start() as following:
             for thread in threads:
                 thread.start()
-            while not self._reporter.ending.wait(_REPORT_S) and self._failure is None:
+            while not (self._reporter.ending.wait(_REPORT_S) or self._failure or following.wait(0)):
                 left = sum(share.left for share in shares)
                 self._reporter.report(
                     "progress",
                     sent=len(self._flights) - left,
-                    held=sum(share.held for share in shares if not share.finished),
+                    held=sum(share.held for share in shares),
                     finished=not any(thread.is_alive() for thread in threads),
                 )
             self._reporter.ending.set()
             for thread in threads:
                 thread.join()
-            self._published.stop()
         if self._failure is not None:
             raise self._failure
 
-    def _shares(self) -> list[Share]:
-        """Part this process's flights among its threads, each aircraft from behind its last recorded flight.
-
-        A flight without aircraft is sent unless recorded. A cancelled flight leaves no row: the last ones before
-        a kill may be sent, and rolled back, once more.
-        """
-        last = self._book.last_recorded()
-        without_tail = self._book.recorded_without_tail()
-        coming: list[list[Flight]] = [[] for _ in range(_THREADS)]
-        waiting: list[dict[str, int]] = [{} for _ in range(_THREADS)]
-        for flight in self._flights:
-            thread = share_of(flight, SENDERS * _THREADS) // SENDERS
-            if flight.tail is None:
-                if flight.sequence not in without_tail:
-                    coming[thread].append(flight)
-            elif flight.sequence > last.get(flight.tail, -1):
-                coming[thread].append(flight)
-            else:
-                # The decision of the last recorded flight may never have been sent: wait until it is published.
-                waiting[thread][flight.tail] = last[flight.tail]
-        return [Share(flights, self._published.sequences, held) for flights, held in zip(coming, waiting, strict=True)]
+    def _follow(self, message: Message) -> None:
+        self._published.add(Flight.from_json(message.value or b"").sequence)
 
     def _work_off(self, share: Share) -> None:
         try:
-            while not (share.finished or self._reporter.ending.is_set()):
+            while share.left and not self._reporter.ending.is_set():
                 flight = share.take()
                 if flight is None:
                     self._reporter.ending.wait(_HELD_LOOK_S)

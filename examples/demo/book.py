@@ -89,11 +89,7 @@ class FlightBook:
 
     def last_recorded(self) -> dict[str, int]:
         """Return, for each aircraft, the last flight in the table: where a restarted sender goes on."""
-        return dict(self._rows("SELECT tail, MAX(sequence) FROM flights WHERE tail IS NOT NULL GROUP BY tail"))
-
-    def recorded_without_tail(self) -> set[int]:
-        """Return the recorded flights that name no aircraft, and so have no order to go on in."""
-        return {sequence for (sequence,) in self._rows("SELECT sequence FROM flights WHERE tail IS NULL")}
+        return dict(self._rows("SELECT coalesce(tail, ''), MAX(sequence) FROM flights GROUP BY 1"))
 
     def count(self) -> int:
         """Return how many flights the table holds."""

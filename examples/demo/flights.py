@@ -20,6 +20,9 @@ from penstock.errors import ConfigurationError
 #: Month that the default demo takes from the package's year.
 DEFAULT_MONTH = "1"
 
+#: Contents of a cell that say nothing: no aircraft, no delay, no departure.
+_NOTHING = ("", "NA")
+
 
 @dataclass(frozen=True, slots=True)
 class Columns:
@@ -29,16 +32,12 @@ class Columns:
     key: str = "tailnum"
     #: Columns that give the schedule, most significant first; ties keep the order of the rows.
     order: tuple[str, ...] = ("year", "month", "day", "sched_dep_time")
-    #: The column that tells a departed flight from a cancelled one.
+    #: The column that says nothing where a flight was cancelled.
     status: str = "dep_time"
     #: Minutes of delay; a cell that says nothing counts as zero.
     delay: str = "dep_delay"
     #: Where the flight goes.
     place: str = "dest"
-    #: Contents of `status` that mean cancelled.
-    cancelled: tuple[str, ...] = ("", "NA")
-    #: Contents of `key` and `delay` that mean nothing is known.
-    nothing: tuple[str, ...] = ("", "NA")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,11 @@ class Flight:
     def key(self) -> bytes | None:
         """The key of its message."""
         return None if self.tail is None else self.tail.encode()
+
+    @property
+    def aircraft(self) -> str:
+        """The aircraft; flights without one are those of one that has no name."""
+        return self.tail or ""
 
     def to_json(self) -> bytes:
         """Return the value of its message: one line of JSON."""
@@ -140,10 +144,10 @@ def _schedule(text: Iterable[str], source: str, columns: Columns, *, month: str 
     return [
         Flight(
             sequence=sequence,
-            tail=None if (tail := row[position[columns.key]]) in columns.nothing else tail,
+            tail=None if (tail := row[position[columns.key]]) in _NOTHING else tail,
             place=row[position[columns.place]],
             delay=_minutes(row[position[columns.delay]], columns, f"{source}, line {line}"),
-            departed=row[position[columns.status]] not in columns.cancelled,
+            departed=row[position[columns.status]] not in _NOTHING,
         )
         for sequence, (line, row) in enumerate(kept[index] for index in indices)
     ]
@@ -171,7 +175,7 @@ def _sortable(cells: list[str]) -> list[float] | list[str]:
 
 
 def _minutes(cell: str, columns: Columns, place: str) -> int:
-    if cell in columns.nothing:
+    if cell in _NOTHING:
         return 0
     try:
         return round(float(cell))

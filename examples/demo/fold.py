@@ -28,6 +28,8 @@ class AircraftState:
     #: The longest such run so far.
     longest_late_run: int = 0
     last_sequence: int = -1
+    #: Whether a handler is at work on it.
+    busy: bool = field(default=False, compare=False)
 
     def depart(self, flight: Flight) -> None:
         """Take the next flight. Another order of the same flights gives another state."""
@@ -70,14 +72,6 @@ class PoisonFlightError(ValueError):
     """The handler refuses the planted flight, every time."""
 
 
-@dataclass(slots=True)
-class _Aircraft:
-    """One aircraft in the handler: its state, and whether a handler is at work on it."""
-
-    state: AircraftState = field(default_factory=AircraftState)
-    busy: bool = False
-
-
 class FlightFold:
     """The handler of the demo's app, and what it has seen.
 
@@ -89,7 +83,7 @@ class FlightFold:
     def __init__(self, poison: int, ignored: frozenset[int] = frozenset()) -> None:
         self._poison = poison
         self._ignored = ignored
-        self._aircraft: dict[str, _Aircraft] = {}
+        self._states: dict[str, AircraftState] = {}
         self._seen: set[int] = set()
         self._lock = threading.Lock()
         self.finished = 0
@@ -119,16 +113,16 @@ class FlightFold:
 
     def states(self) -> dict[str, AircraftState]:
         """Return the state of each aircraft; call it when no handler runs any more."""
-        return {tail: aircraft.state for tail, aircraft in self._aircraft.items()}
+        return dict(self._states)
 
     def _depart(self, tail: str, flight: Flight) -> bool:
         # setdefault is one step under the interpreter's lock: two threads get the same aircraft.
-        aircraft = self._aircraft.setdefault(tail, _Aircraft())
-        alone = not aircraft.busy
-        aircraft.busy = True
+        state = self._states.setdefault(tail, AircraftState())
+        alone = not state.busy
+        state.busy = True
         time.sleep(HANDLER_S)
-        in_order = alone and flight.sequence > aircraft.state.last_sequence
+        in_order = alone and flight.sequence > state.last_sequence
         if flight.sequence not in self._ignored:
-            aircraft.state.depart(flight)
-        aircraft.busy = False
+            state.depart(flight)
+        state.busy = False
         return in_order

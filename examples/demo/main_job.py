@@ -6,7 +6,6 @@ import contextlib
 import logging
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from demo.totals import read_totals
 from demo.verdict import Row, differing, equal, kept, rate, table
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, PenstockError
+from penstock.supervisor.stopping import until_signal
 
 #: Seconds the default input may take in all, and the number of flights it has: larger inputs get more.
 _LIMIT_S = 165.0
@@ -72,25 +72,26 @@ class DemoOptions:
 def run(options: DemoOptions, console: Console | None = None) -> int:
     """Run the demo and return its exit code: 0 every promise kept, 1 not, 130 interrupted.
 
-    Starts an embedded broker and child processes, and ends them whatever happens. Call it from one thread. Input or
-    options that make no sense are a `ConfigurationError`; then nothing was started.
+    Starts an embedded broker and child processes, and ends them whatever happens. Call it from the main thread. Input
+    or options that make no sense are a `ConfigurationError`; then nothing was started.
     """
     console = console or Console()
     if not console.is_terminal:
         console.width = max(console.width, _FILE_WIDTH)
     flights = options.flights()
     chosen = plan(flights, options.seed)
+    rows: list[Row] = []
     try:
-        with _interruptible(), _folder(console, keep=options.keep) as folder, _log_file(folder / "demo.log"):
+        with until_signal(), _folder(console, keep=options.keep) as folder, _log_file(folder / "demo.log"):
             rows = _perform(options, flights, chosen, folder, console)
-    except KeyboardInterrupt:
-        console.print("Interrupted: every process of the demo has ended.")
-        return _INTERRUPTED
     except ConfigurationError:
         raise
     except PenstockError as error:
         console.print(Text(f"The demo failed: {error}", style="red"), soft_wrap=True)
         return 1
+    if not rows:
+        console.print("Interrupted: every process of the demo has ended.")
+        return _INTERRUPTED
     aircraft = len({flight.tail for flight in flights if flight.departed and flight.tail})
     console.print(table(f"{_departures(flights)}, {aircraft:,} aircraft", rows))
     if kept(rows):
@@ -228,16 +229,3 @@ def _log_file(path: Path) -> Iterator[None]:
         log.removeHandler(handler)
         log.propagate = propagated
         handler.close()
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGTERM end the demo as Ctrl-C does. Only the main thread hears signals; elsewhere nothing changes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)

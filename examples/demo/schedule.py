@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from demo.flights import Flight
@@ -60,62 +60,51 @@ def plan(flights: Sequence[Flight], seed: int) -> Plan:
 
 
 def share_of(flight: Flight, shares: int) -> int:
-    """Return the number of the share a flight belongs to: by its aircraft, or by its number without one."""
-    return (flight.sequence if flight.key is None else zlib.crc32(flight.key)) % shares
+    """Return the number of the share a flight belongs to, by its aircraft."""
+    return zlib.crc32(flight.aircraft.encode()) % shares
 
 
 class Share:
-    """Flights of some aircraft, given out in schedule order. Used by one thread; reads `published` of another.
+    """Flights of some aircraft, each aircraft's in schedule order. Used by one thread; `published` grows by others.
 
-    `waiting_for` names aircraft that wait from the start, each for a flight, as after a restart.
+    What is in `recorded`, by aircraft the last flight that was sent before a restart, is not sent again; and as the
+    decision of that flight may never have been sent, the aircraft waits until it is published.
     """
 
-    def __init__(
-        self, flights: Iterable[Flight], published: Container[int], waiting_for: dict[str, int] | None = None
-    ) -> None:
-        self._coming = deque(flights)
+    def __init__(self, flights: Iterable[Flight], published: Container[int], recorded: Mapping[str, int]) -> None:
+        queues: dict[str, deque[Flight]] = {}
+        for flight in flights:
+            if flight.sequence > recorded.get(flight.aircraft, -1):
+                queues.setdefault(flight.aircraft, deque()).append(flight)
+        self._queues = deque(queues.values())
         self._published = published
-        self._held: dict[str, deque[Flight]] = {tail: deque() for tail in waiting_for or {}}
-        self._waiting_for = dict(waiting_for or {})
-        self._released: deque[Flight] = deque()
+        self._waiting_for = {aircraft: recorded[aircraft] for aircraft in queues if aircraft in recorded}
+        #: How many flights were not given out yet. An undecided last flight need not be waited for.
+        self.left = sum(map(len, queues.values()))
 
     @property
     def held(self) -> int:
         """How many aircraft wait for an undecided flight."""
         return len(self._waiting_for)
 
-    @property
-    def left(self) -> int:
-        """How many flights were not given out yet. Exact on the share's own thread, nearly so on another."""
-        return len(self._coming) + len(self._released) + sum(map(len, list(self._held.values())))
-
-    @property
-    def finished(self) -> bool:
-        """Whether every flight was given out. An undecided last flight need not be waited for."""
-        return self.left == 0
-
     def hold(self, flight: Flight) -> None:
         """Keep the flights that follow this one back until it is published."""
-        if flight.tail is not None:
-            self._waiting_for[flight.tail] = flight.sequence
-            followers = [later for later in self._released if later.tail == flight.tail]
-            self._held[flight.tail] = deque(followers)
-            if followers:
-                self._released = deque(later for later in self._released if later.tail != flight.tail)
+        if any(queue[0].aircraft == flight.aircraft for queue in self._queues):
+            self._waiting_for[flight.aircraft] = flight.sequence
 
     def take(self) -> Flight | None:
-        """Return the next flight that may be sent, or None when all that are left wait."""
-        self._release()
-        if self._released:
-            return self._released.popleft()
-        while self._coming:
-            flight = self._coming.popleft()
-            if flight.tail not in self._waiting_for:
-                return flight
-            self._held[flight.tail or ""].append(flight)
+        """Return the next flight that may be sent, of each aircraft in turn, or None when all that are left wait."""
+        for _ in range(len(self._queues)):
+            queue = self._queues.popleft()
+            aircraft = queue[0].aircraft
+            if self._waiting_for.get(aircraft) in self._published:
+                del self._waiting_for[aircraft]
+            if aircraft in self._waiting_for:
+                self._queues.append(queue)
+                continue
+            self.left -= 1
+            flight = queue.popleft()
+            if queue:
+                self._queues.append(queue)
+            return flight
         return None
-
-    def _release(self) -> None:
-        for tail in [tail for tail, sequence in self._waiting_for.items() if sequence in self._published]:
-            del self._waiting_for[tail]
-            self._released.extend(self._held.pop(tail))

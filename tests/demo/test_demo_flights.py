@@ -12,9 +12,7 @@ from demo.flights import Columns, Flight, read_csv, read_package, read_schedule,
 
 from penstock.errors import ConfigurationError
 
-COLUMNS = Columns(
-    key="machine", order=("shift", "at"), status="state", delay="waited", place="hall", cancelled=("scrapped",)
-)
+COLUMNS = Columns(key="machine", order=("shift", "at"), status="state", delay="waited", place="hall")
 EXAMPLES = str(Path(__file__).parents[2] / "examples")
 HEADER = "machine,shift,at,state,waited,hall\n"
 
@@ -64,7 +62,7 @@ def test_a_column_that_holds_a_text_is_ordered_as_text(tmp_path: Path) -> None:
 
 
 def test_status_key_and_delay_follow_the_named_columns(tmp_path: Path) -> None:
-    path = written(tmp_path, "\ufeff" + HEADER + "m1,1,1,ok,2.6,A\n,1,2,scrapped,NA,B\n\n")
+    path = written(tmp_path, "\ufeff" + HEADER + "m1,1,1,ok,2.6,A\n,1,2,NA,NA,B\n\n")
 
     flights = read_csv(path, COLUMNS)
 

@@ -10,9 +10,7 @@ from demo.flights import Columns
 from demo.main_job import DemoOptions, run
 from rich.console import Console
 
-COLUMNS = Columns(
-    key="machine", order=("hour", "minute"), status="state", delay="waited", place="hall", cancelled=("scrapped",)
-)
+COLUMNS = Columns(key="machine", order=("hour", "minute"), status="state", delay="waited", place="hall")
 ROWS = 300
 
 
@@ -22,7 +20,7 @@ def rows(tmp_path: Path) -> Path:
     lines = ["machine,hour,minute,state,waited,hall"]
     for number in range(ROWS):
         machine = "" if number % 25 == 0 else f"m{number * 7 % 12}"
-        state = "scrapped" if number % 9 == 0 else "done"
+        state = "" if number % 9 == 0 else "done"
         lines.append(f"{machine},{number // 60},{number % 60},{state},{number % 5 - 2},H{number % 4}")
     path = tmp_path / "jobs.csv"
     path.write_text("\n".join(lines) + "\n")
