@@ -64,19 +64,6 @@ def test_what_a_store_cannot_tell_is_not_shown_as_nothing(recorded: Recorded) ->
     telemetry.close()
 
 
-def test_two_coordinators_of_a_process_add_up_and_stores_are_told_apart(recorded: Recorded) -> None:
-    made = [
-        CoordinatorTelemetry(recorded.telemetry(), prefix, lambda count=count: changed(pending=count))  # type: ignore[misc] # its default
-        for prefix, count in (("a", 1), ("a", 2), ("b", 4))
-    ]
-
-    points = recorded.points("penstock.transactions.pending")
-
-    assert {point.attributes["penstock.transactions.prefix"]: point.value for point in points} == {"a": 3, "b": 4}
-    for one in made:
-        one.close()
-
-
 def test_one_trace_leads_from_the_sender_over_its_decision_and_its_publication_to_the_handler(
     broker: DevBroker, new_topic: Callable[..., str], recorded: Recorded
 ) -> None:

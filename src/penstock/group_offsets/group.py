@@ -153,12 +153,12 @@ class Group:
         rights = self._rights(Operation.READ, {change.before.topic for change in changes})
 
         def ask() -> list[TopicPartition]:
-            return list(answered(alter_group_offsets(self._admin, self._group, wanted), _ANSWER_S).topic_partitions)
+            answer = list(answered(alter_group_offsets(self._admin, self._group, wanted), _ANSWER_S).topic_partitions)
+            # Writing what is written already changes nothing, so all are asked for again where one may pass.
+            _raise_first(partition.error for partition in answer if partition.error and is_transient(partition.error))
+            return answer
 
-        def may_pass(answer: list[TopicPartition]) -> bool:
-            return any(partition.error is not None and is_transient(partition.error) for partition in answer)
-
-        refused = [answer for answer in self._answer(ask, what, rights, again=may_pass) if answer.error is not None]
+        refused = [partition for partition in self._answer(ask, what, rights) if partition.error is not None]
         if not refused:
             return
         error = KafkaException(refused[0].error)
@@ -201,8 +201,7 @@ class Group:
                 # The library waits for open transactions, and does not say so: then there is an answer without that.
                 committed_offsets(*asking, _ANSWER_S, stable=False)
                 raise KafkaException(KafkaError(KafkaError.UNSTABLE_OFFSET_COMMIT)) from error
-            if failed := next((partition.error for partition in found if partition.error is not None), None):
-                raise KafkaException(failed)
+            _raise_first(partition.error for partition in found if partition.error is not None)
             return found
 
         what = f"the offsets of group {self._group} are not known"
@@ -234,23 +233,13 @@ class Group:
     def _rights(self, operation: Operation, topics: Iterable[str] = ()) -> list[Right]:
         return [group_right(self._group, operation), *(topic_right(operation, topic) for topic in sorted(topics))]
 
-    def _answer(
-        self,
-        ask: Callable[[], T],
-        what: str,
-        rights: Sequence[Right],
-        *,
-        absent: T | None = None,
-        again: Callable[[T], bool] = lambda _: False,
-    ) -> T:
-        """Return an answer; ask again for some seconds what may be answered in a moment, or what `again` says.
+    def _answer(self, ask: Callable[[], T], what: str, rights: Sequence[Right], *, absent: T | None = None) -> T:
+        """Return an answer; ask again for some seconds what may be answered in a moment.
 
         Where the brokers know no such group, the answer is what is given as `absent`.
         """
         try:
-            return ask_again(
-                ask, _RETRY_BUDGET_S, _RETRY_DELAY_S, until=lambda answer: not again(answer), passes=_may_pass
-            )
+            return ask_again(ask, _RETRY_BUDGET_S, _RETRY_DELAY_S, until=lambda _: True, passes=_may_pass)
         except KafkaException as error:
             if absent is not None and code_of(error) == KafkaError.GROUP_ID_NOT_FOUND:
                 return absent
@@ -279,6 +268,11 @@ class Group:
                 f"{what} by {self._servers}: {reason(error)}; check that the brokers run, and run the command again"
             )
         return PenstockError(f"{what}: {reason(error)}; see to the brokers, and run the command again")
+
+
+def _raise_first(errors: Iterable[KafkaError]) -> None:
+    for error in errors:
+        raise KafkaException(error)
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import ConfigurationError
@@ -14,23 +14,20 @@ from penstock.settings.sources import layers
 CODE = "the code"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class Effective:
-    """Options by name. Passwords are among them, so there is no `repr` of the values.
+    """Options by name. Passwords are among them, so `repr` shows only where they stand.
 
     Attributes:
         values: the options; of `config` each key is from the last place that names it.
         origins: where each stands that is not from the code; keys of `config` as `config['name']`.
     """
 
-    values: Mapping[str, Any]
+    values: Mapping[str, Any] = field(repr=False)
     origins: Mapping[str, str]
 
     def __getitem__(self, option: str) -> Any:
         return self.values[option]
-
-    def __repr__(self) -> str:
-        return f"Effective({', '.join(self.values)})"
 
     def without(self, *options: str) -> dict[str, Any]:
         """Return the values of all options but these."""

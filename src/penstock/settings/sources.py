@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,16 +76,14 @@ _ALIKE, _ALIKE_VARIABLE = 0.6, 0.85
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one place says. `repr` shows no value: passwords are among them."""
+    """What one place says."""
 
     #: Where it stands, for people.
     place: str
-    values: Mapping[str, Any]
+    #: Passwords are among them.
+    values: Mapping[str, Any] = field(repr=False)
     #: Whether it counts only for what the program leaves out: nobody has named it, it lies in the current folder.
     fills_in: bool = False
-
-    def __repr__(self) -> str:
-        return f"Layer({self.place}: {', '.join(self.values)})"
 
     def origin(self, option: str) -> str:
         """Return where an option's value stands; a variable is named, as it is what there is to change."""
