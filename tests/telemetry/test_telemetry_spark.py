@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
-from penstock.telemetry.spark import BatchSpans, count_messages
+from penstock.telemetry import Telemetry
+from penstock.telemetry.spark import count_messages, within_spans
 from telemetry_tools import Recorded
 
 ANY: Any = None
@@ -15,9 +17,11 @@ ANY: Any = None
 
 def test_a_batch_is_a_span_that_is_current_while_its_function_runs(recorded: Recorded) -> None:
     seen: list[tuple[int, bool]] = []
-    spans = BatchSpans(recorded.telemetry(), "store")
 
-    spans.around(lambda _, batch_id: seen.append((batch_id, get_current_span().is_recording())))(ANY, 7)
+    def store(_batch: object, batch_id: int) -> None:
+        seen.append((batch_id, get_current_span().is_recording()))
+
+    within_spans(recorded.telemetry(), "store", store)(ANY, 7)
 
     assert seen == [(7, True)]
     assert not get_current_span().is_recording()
@@ -37,7 +41,7 @@ def test_what_the_function_raises_passes_and_marks_the_span_by_its_type_alone(re
         raise ValueError("secret value")
 
     with pytest.raises(ValueError, match="secret value"):
-        BatchSpans(recorded.telemetry(), "store").around(fail)(ANY, 7)
+        within_spans(recorded.telemetry(), "store", fail)(ANY, 7)
 
     span = recorded.span("process store")
     assert (span.attributes or {})["error.type"] == "ValueError"
@@ -46,19 +50,16 @@ def test_what_the_function_raises_passes_and_marks_the_span_by_its_type_alone(re
 
 
 def test_a_batch_notes_how_many_messages_it_had(recorded: Recorded) -> None:
-    with BatchSpans(recorded.telemetry(), "store").of(1):
-        count_messages(4)
+    within_spans(recorded.telemetry(), "store", lambda _, __: count_messages(4))(ANY, 1)
 
     assert (recorded.span("process store").attributes or {})["messaging.batch.message_count"] == 4
 
 
-def test_telemetry_that_fails_costs_no_batch(recorded: Recorded, caplog: pytest.LogCaptureFixture) -> None:
+def test_telemetry_that_fails_costs_no_batch(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[int] = []
-    telemetry = recorded.telemetry()
-    spans = BatchSpans(telemetry, "store")
-    spans._tracer = ANY
+    broken = Telemetry(cast("Any", SimpleNamespace(get_tracer=lambda *_, **__: None)))
 
-    spans.around(lambda _, batch_id: seen.append(batch_id))(ANY, 7)
+    within_spans(broken, "store", lambda _, batch_id: seen.append(batch_id))(ANY, 7)
 
     assert seen == [7]
     assert "telemetry of consumer store failed" in caplog.text

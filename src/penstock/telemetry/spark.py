@@ -6,8 +6,7 @@ span whatever part of the messages is sampled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.context import Context
@@ -28,41 +27,33 @@ _BOUNDARIES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 _suppressed = SuppressedErrors("of Spark")
 
 
-class BatchSpans:
-    """Makes the spans of one query's batches. Any thread may call it."""
+def within_spans(
+    telemetry: Telemetry, query: str, function: Callable[[DataFrame, int], None]
+) -> Callable[[DataFrame, int], None]:
+    """Return a function that gives `function` each batch of a query within a span. Any thread may call it.
 
-    def __init__(self, telemetry: Telemetry, query: str) -> None:
-        self._tracer = telemetry.tracer()
-        self._query = query
-        self._suppressed = SuppressedErrors(query)
+    What is raised passes through, and marks the span by its type alone.
+    """
+    tracer, suppressed = telemetry.tracer(), SuppressedErrors(query)
 
-    def around(self, function: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-        """Return a function that gives `function` each batch within a span."""
-
-        def traced(batch: DataFrame, batch_id: int) -> None:
-            with self.of(batch_id):
-                function(batch, batch_id)
-
-        return traced
-
-    @contextmanager
-    def of(self, batch_id: int) -> Iterator[None]:
-        """Be within the span of a batch. What is raised passes through, and marks the span by its type alone."""
+    def traced(batch: DataFrame, batch_id: int) -> None:
         span: Span = INVALID_SPAN
-        with self._suppressed:
+        with suppressed:
             attributes = names.attributes("process", "process")
-            attributes |= {names.SPARK_QUERY: self._query, "penstock.spark.batch.id": batch_id}
-            span = self._tracer.start_span(f"process {self._query}", Context(), SpanKind.CONSUMER, attributes)
+            attributes |= {names.SPARK_QUERY: query, "penstock.spark.batch.id": batch_id}
+            span = tracer.start_span(f"process {query}", Context(), SpanKind.CONSUMER, attributes)
         try:
             with use_span(span, record_exception=False, set_status_on_exception=False):
-                yield
+                function(batch, batch_id)
         except BaseException as error:
-            with self._suppressed:
+            with suppressed:
                 names.mark_failed(span, error)
             raise
         finally:
-            with self._suppressed:
+            with suppressed:
                 span.end()
+
+    return traced
 
 
 def count_messages(messages: int) -> None:

@@ -136,9 +136,9 @@ class AppSinks:
             raise SessionStoppedError(f"Spark's session was stopped under the query {spec.name}; start the app again")
         function = spec.function
         if self._telemetry is not None:
-            from penstock.telemetry.spark import BatchSpans
+            from penstock.telemetry.spark import within_spans
 
-            function = BatchSpans(self._telemetry, spec.name).around(function)
+            function = within_spans(self._telemetry, spec.name, function)
         gate = Gate(function)
         # The source joins no group.
         config = without_membership(clients.portable(self._config))
