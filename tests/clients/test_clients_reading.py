@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from fixed_consumer import FixedConsumer, end, failed, record
 from penstock.clients import factory
@@ -149,6 +149,20 @@ def test_an_error_is_raised_when_what_came_before_it_was_handed_over(reader: Cal
         reading.poll(0.1)
     assert raised.value.args == (ErrorKind.MISSING_RIGHT, KafkaError.TOPIC_AUTHORIZATION_FAILED, FIRST)
     assert reading.positions == {FIRST: 1}
+
+
+@pytest.mark.parametrize("code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNSUPPORTED_VERSION])
+def test_what_does_not_pass_ends_reading_and_what_passes_does_not(
+    reader: Callable[..., PartitionReader], code: int
+) -> None:
+    passing = failed(KafkaError.LEADER_NOT_AVAILABLE)
+    batches = reader(FixedConsumer(passing, record(0), failed(code))).read({FIRST: 0}, {FIRST: 2})
+
+    assert offsets([next(batches)]) == [0]
+    with pytest.raises(KafkaException) as caught:
+        next(batches)
+
+    assert caught.value.args[0].code() == code
 
 
 def test_trouble_is_told_until_something_comes_and_a_refused_group_is_none(

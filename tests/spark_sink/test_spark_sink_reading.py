@@ -45,7 +45,7 @@ def values_read(
 def letter(monkeypatch: pytest.MonkeyPatch, consumer: FixedConsumer) -> bytes | None:
     """Return the value of the message at offset 5, as a dead letter has it."""
     monkeypatch.setattr(making, "Consumer", Mock(return_value=consumer, left_out=()))
-    reader = PartitionReader("127.0.0.1:1", {}, "letters", dead_letters._not_read)
+    reader = PartitionReader("127.0.0.1:1", {}, "letters")
     return dead_letters._read(reader, "orders", 0, 5).value()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import cast
 
+from confluent_kafka import KafkaException
+
 from penstock import clients
 from penstock.clients.reading import NotReadInTimeError, PartitionReader
 from penstock.clients.rights import Operation, principal_of
@@ -85,7 +87,7 @@ class Skipping:
         with PartitionReader(self._servers, self._config, self._group, isolation=isolation) as reader:
             try:
                 found = reader.record_at((self.topic, self.partition), self.offset, _READ_BUDGET_S)
-            except NotReadInTimeError as error:
+            except (KafkaException, NotReadInTimeError) as error:
                 raise BrokerConnectionError(f"{self.place} did not come: {reader.trouble or 'no answer'}") from error
         if found is None:
             raise PenstockError(f"there is no message at {self.place}: it was deleted, or is not committed")

@@ -77,6 +77,12 @@ _RETRY_DELAY_S = 0.1
 _MIN_TIMEOUT_S = 0.001
 
 
+def raise_lasting(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
+    """Raise what does not pass; the client recovers from all else by itself, or the reader's time limit ends it."""
+    if kind in {ErrorKind.MISSING_RIGHT, ErrorKind.FATAL}:
+        raise KafkaException(error)
+
+
 class NotReadInTimeError(TimeoutError):
     """Not all was read in time; the text says how far reading came."""
 
@@ -88,7 +94,7 @@ class PartitionReader:
         bootstrap_servers: addresses of the brokers.
         config: client settings by librdkafka's names; what only a group's member takes is left out.
         group: the group that the client asks about, by `consumer`; that it may not is no hindrance.
-        failed: called with each error that is no end of a partition.
+        failed: called with each error that is no end of a partition; else what does not pass is raised.
         isolation: `read_committed` or `read_uncommitted`.
         given: settings that count before the user's and those of every reader.
 
@@ -101,7 +107,7 @@ class PartitionReader:
         bootstrap_servers: str,
         config: ClientConfig,
         group: str,
-        failed: Failed = lambda _kind, _error, _place: None,
+        failed: Failed = raise_lasting,
         *,
         isolation: str = "read_committed",
         given: Mapping[str, Any] | None = None,

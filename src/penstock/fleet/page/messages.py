@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from confluent_kafka import KafkaException
+
 from penstock.clients.reading import NotReadInTimeError, PartitionReader
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.message import readable_headers, timestamp_of
@@ -31,8 +33,8 @@ def read_message(bootstrap_servers: str, config: ClientConfig, topic: str, parti
     with PartitionReader(bootstrap_servers, config, _GROUP, isolation=isolation) as reader:
         try:
             message = reader.record_at((topic, partition), offset, _READ_BUDGET_S)
-        except NotReadInTimeError as error:
-            raise BrokerConnectionError(f"{place} did not come in time: {reader.trouble or 'no answer'}") from error
+        except (KafkaException, NotReadInTimeError) as error:
+            raise BrokerConnectionError(f"{place} did not come: {reader.trouble or 'no answer'}") from error
     if message is None:
         raise PenstockError(f"there is no message at {place}: it was deleted, or is not committed")
     return _shown(message)

@@ -10,12 +10,12 @@ import zlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaError, KafkaException, Message
+from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaException, Message
 from xxhash import xxh3_64_intdigest
 
 from penstock import clients
 from penstock.clients import require_travelling
-from penstock.clients.kafka_errors import ErrorKind, reason
+from penstock.clients.kafka_errors import reason
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.rights import Operation, Right, principal_of, require_rights, topic_right, transactional_right
 from penstock.clients.topics import TopicSpec, ensure_topics, log_ends, partition_counts, require_topics, topic_setting
@@ -142,7 +142,7 @@ class KafkaLedger:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._admin = clients.admin(target.servers, target.config)
-        self._reader = PartitionReader(target.servers, target.config, GROUP, _not_read)
+        self._reader = PartitionReader(target.servers, target.config, GROUP)
         #: How far each partition of the ledger was read, and what of all sinks was found there.
         self._positions: dict[Place, int] = {}
         self._known: dict[str, Entries] = {}
@@ -216,12 +216,6 @@ class KafkaLedger:
                 f"{self._target.ledger}:{record.partition()}@{record.offset()} is no record of a ledger; give the sink "
                 "a ledger_topic of its own"
             ) from bad
-
-
-def _not_read(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
-    if kind in {ErrorKind.MISSING_RIGHT, ErrorKind.FATAL}:
-        raise KafkaException(error)
-    # The client tries again by itself, or the deadline tells.
 
 
 def decode_entry(value: bytes | None) -> LedgerEntry:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, Message, TopicPartition
 
 from penstock import clients
-from penstock.clients.kafka_errors import ErrorKind, is_missing_right
-from penstock.clients.reading import PartitionReader, Place
+from penstock.clients.kafka_errors import is_missing_right
+from penstock.clients.reading import PartitionReader
 from penstock.clients.rights import Operation, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import MessageFormatError
@@ -51,7 +51,7 @@ class DoneLog:
         self._rights = rights
         self.topic = topic
         self.partition = partition
-        self._reader = partial(PartitionReader, bootstrap_servers, config, topic, _raise_forbidden)
+        self._reader = partial(PartitionReader, bootstrap_servers, config, topic)
         #: Asks brokers of this log, and of what was published with it.
         self.admin = clients.admin(bootstrap_servers, config)
         self._forgotten_to = 0
@@ -112,12 +112,6 @@ def decode_ids(value: bytes | None) -> list[str]:
             f"a record of a done log of version {version}, with {count} ids in {len(content)} bytes; it is ignored"
         )
     return [id_text(content[start : start + ID_BYTES]) for start in range(_HEAD.size, len(content), ID_BYTES)]
-
-
-def _raise_forbidden(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
-    """Raise where the log may not be read; all else the client mends by itself, or the time limit tells."""
-    if kind is ErrorKind.MISSING_RIGHT:
-        raise KafkaException(error)
 
 
 def _ids(message: Message) -> list[str]:

@@ -13,8 +13,8 @@ from typing import cast
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock import clients
-from penstock.clients.kafka_errors import ErrorKind, reason
-from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
+from penstock.clients.kafka_errors import reason
+from penstock.clients.reading import NotReadInTimeError, PartitionReader
 from penstock.clients.rights import MissingRightError, Operation, Right, principal_of, require_rights, topic_right
 from penstock.clients.topics import TopicSpec, ensure_topics, require_topics
 from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
@@ -130,9 +130,7 @@ class DeadLetters:
         )
         # The source has read the messages: whether they were committed is settled.
         settings = {"queued.min.messages": 1, **self.config}
-        with PartitionReader(
-            self.bootstrap_servers, settings, self.group, _not_read, isolation="read_uncommitted"
-        ) as reader:
+        with PartitionReader(self.bootstrap_servers, settings, self.group, isolation="read_uncommitted") as reader:
             for place, why in reasons.items():
                 record = _read(reader, *place)
                 message = position_of(record)
@@ -161,9 +159,3 @@ def _read(reader: PartitionReader, topic: str, partition: int, offset: int) -> R
     """Return the message of a place, or a record without key and value where there is none any more."""
     found = reader.record_at((topic, partition), offset, _READ_S)
     return FixedRecord(topic, partition, offset, None, None, (), None) if found is None else cast("Record", found)
-
-
-def _not_read(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
-    # A topic that was there a moment ago is not gone because a broker says so for a moment.
-    if kind in {ErrorKind.MISSING_RIGHT, ErrorKind.FATAL}:
-        raise KafkaException(error)
