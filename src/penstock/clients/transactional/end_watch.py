@@ -119,17 +119,17 @@ class EndWatch:
         try:
             producer.abort_transaction(timeout_s)
         except KafkaException as error:
-            if error.args[0].code() == KafkaError.INVALID_TXN_STATE and self._sign_after_all(producer) is None:
+            self.serve(producer)
+            if error.args[0].code() == KafkaError.INVALID_TXN_STATE and self._sign is None:
                 # The broker knows of no open transaction: none of its partitions was let in, for want of a right, say.
                 return
             raise UnknownEndError(f"a Kafka transaction could not be aborted: {reason(error)}") from error
         self._require_known(producer, begun, "aborted")
 
-    def _sign_after_all(self, producer: Producer) -> str | None:
-        """Return the sign of a repeated end, with all lines of the library's log read; its client has failed."""
+    def serve(self, producer: Producer) -> None:
+        """Have all lines of the library's log read that are there, of a client that may have failed."""
         with contextlib.suppress(KafkaException):
             producer.poll(0)
-        return self._sign
 
     def _require_known(self, producer: Producer, begun: float, how: str) -> None:
         """Raise `UnknownEndError` where an end that was answered may come a second time."""
@@ -142,8 +142,7 @@ class EndWatch:
         else:
             doubt = self.doubt(took_s)
         if doubt is not None:
-            is_committed = how == _COMMITTED
-            raise UnknownEndError(f"a Kafka transaction was {how}, but {doubt}", is_committed=is_committed)
+            raise UnknownEndError(f"a Kafka transaction was {how}, but {doubt}", is_committed=how == _COMMITTED)
 
     def doubt(self, took_s: float) -> str | None:
         """Say why the end of the transaction is in doubt, though it was answered; None when it is known.

@@ -196,7 +196,7 @@ class TransactionalWriter:
             try:
                 initialise(producer, self._log_topic, self._pace.limit(try_s))
             except KafkaException as error:
-                self._serve_log()
+                self._watch.serve(producer)
                 if error.args[0].code() == KafkaError.CONCURRENT_TRANSACTIONS or self._watch.is_concurrent:
                     raise IdLostError(
                         f"the broker cannot end a Kafka transaction of {self.transactional_id}: {reason(error)}; a "
@@ -309,11 +309,9 @@ class TransactionalWriter:
             delivered(message)
 
     def _refused(self, transaction_id: str, topic: str, error: KafkaError) -> None:
-        self.blame.add(transaction_id, topic, error, self.why(topic, error))
-
-    def why(self, topic: str, error: KafkaError) -> str:
-        """Return the broker's reason, or the right that is missing."""
-        return self._rights.lacks(topic_right(Operation.WRITE, topic)) if is_missing_right(error) else reason(error)
+        is_lacking = is_missing_right(error)
+        why = self._rights.lacks(topic_right(Operation.WRITE, topic)) if is_lacking else reason(error)
+        self.blame.add(transaction_id, topic, error, why)
 
     def deliver(self, limit_s: float) -> bool:
         """Wait until all is stored, and tell whether it is; else `blame` says what failed, as far as is known.
@@ -369,7 +367,7 @@ class TransactionalWriter:
 
     def not_let_in(self) -> dict[str, str]:
         """Return the topics that the broker did not let into the transaction, with the reason; without the own log."""
-        self._serve_log()
+        self._watch.serve(self.producer)
         return {
             topic: self._rights.lacks(topic_right(Operation.WRITE, topic)) if is_forbidden(why) else why
             for topic, why in self._watch.refused.items()
@@ -428,7 +426,3 @@ class TransactionalWriter:
         """Learn by a purge what else is not stored, and leave the transaction to whoever opens its id next."""
         producer, self._state = self.producer, State.FAILED
         self._take_back(producer)
-
-    def _serve_log(self) -> None:
-        with contextlib.suppress(KafkaException):
-            self.producer.poll(0)
