@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -86,38 +87,36 @@ def test_no_more_than_max_concurrency_are_under_way_also_when_it_changes() -> No
 
 
 def test_a_drain_waits_for_async_handlers_and_a_consumer_may_be_stopped_more_than_once() -> None:
-    broker, seen, stopped = fed(50, 7), AsyncRecorder(hold=True), list[bool]()
+    broker, seen = fed(50, 7), AsyncRecorder(hold=True)
     consumer = consumer_of(broker, {"t": handler(seen)}, stop_timeout=1e9).start()
     wait_until(lambda: consumer.statistics().received == 50 and seen.running == 7)
-    stopping = threading.Thread(target=lambda: stopped.append(consumer.stop()))
 
-    stopping.start()
+    stopping = ThreadPoolExecutor().submit(consumer.stop)
     wait_until(lambda: "stopping" in {partition.paused for partition in consumer.statistics().partitions})
-    while_held = list(stopped)
+    is_over_early = stopping.done()
     seen.go.set()
-    stopping.join()
+    is_drained = stopping.result(60)
     consumer.close()
 
-    assert (while_held, stopped, consumer.stop()) == ([], [True], True)
+    assert (is_over_early, is_drained, consumer.stop()) == (False, True, True)
     assert len(seen.done) == 50
     assert broker.committed(group_of("t"))["t", 0].offset == 50
 
 
 def test_a_second_stop_cancels_async_handlers_and_their_messages_come_again() -> None:
-    broker, held, again, stopped = fed(3, 3), AsyncRecorder(hold=True), AsyncRecorder(), list[bool]()
+    broker, held, again = fed(3, 3), AsyncRecorder(hold=True), AsyncRecorder()
     consumer = consumer_of(broker, {"t": handler(held)}, stop_timeout=1e9, revoke_timeout=0.2).start()
     wait_until(lambda: held.running == 3)
-    stopping = threading.Thread(target=lambda: stopped.append(consumer.stop()))
 
-    stopping.start()
+    stopping = ThreadPoolExecutor().submit(consumer.stop)
     wait_until(lambda: "stopping" in {partition.paused for partition in consumer.statistics().partitions})
     consumer.request_stop(now=True)
-    stopping.join()
+    is_drained = stopping.result(60)
     consumer.close()
     with consumer_of(broker, {"t": handler(again)}):
         wait_until(lambda: len(again.done) == 3)
 
-    assert stopped == [False]
+    assert not is_drained
     assert (held.cancelled, held.running, held.done) == (3, 0, [])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -207,23 +208,21 @@ def test_a_thousand_completions_that_race_with_their_handlers_are_all_done_in_or
 
 
 def test_a_drain_waits_for_completions_and_for_what_waits_behind_them() -> None:
-    broker, puts, stopped = TestBroker(), PutsLate(), list[bool]()
+    broker, puts = TestBroker(), PutsLate()
     broker.create_topic("t", 1)
     for value in (b"1", b"2", b"3"):
         broker.produce("t", value, key=b"late")
     # On the broker's clock, which goes on by itself.
     consumer = consumer_of(broker, {"t": handler(puts)}, stop_timeout=1e9).start()
     wait_until(lambda: consumer.statistics().received == 3 and b"1" in puts.out)
-    stopping = threading.Thread(target=lambda: stopped.append(consumer.stop()))
 
-    stopping.start()
+    stopping = ThreadPoolExecutor().submit(consumer.stop)
     wait_until(lambda: "stopping" in {partition.paused for partition in consumer.statistics().partitions})
     for value in (b"1", b"2", b"3"):
         wait_until(lambda value=value: value in puts.out)
         puts.out[value].complete()
-    stopping.join()
 
-    assert stopped == [True]
+    assert stopping.result(60)
     assert broker.committed("group-t")["t", 0].offset == 3
 
 
