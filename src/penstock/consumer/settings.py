@@ -190,11 +190,6 @@ class ConsumerSettings:
             )
 
     @property
-    def max_parked_bytes(self) -> int:
-        """Bytes of all messages that may be set aside."""
-        return self.max_in_flight_bytes // PARKED_SHARE
-
-    @property
     def reads_committed_only(self) -> bool:
         """Whether what is not committed is not read."""
         # The client does not mind its case.

@@ -9,8 +9,8 @@ texts; one for a retry topic is given up at once, as its handler says. What no t
 offset stays, and nothing waits in silence. A consumer that loses everything should stop, too, not empty its topics:
 that is `DeadLetterLimits`.
 
-`publish` is called by any thread. What becomes of a message is noted on the outbox's thread, which alone writes the
-counts; a timer on the poll thread sends again.
+`publish` is called by any thread. What becomes of a message is noted on the poll thread, which alone writes the counts,
+and sends again by a timer.
 """
 
 from __future__ import annotations

@@ -128,9 +128,11 @@ class TransactionalOutbox(Outbox):
         """Begin a transaction that is due, or act on the end of the one under way. What it raises ends the consumer."""
         if self.has_failed:
             return
-        self.has_failed = True
-        next(self._steps)
-        self.has_failed = False
+        try:
+            next(self._steps)
+        except:
+            self.has_failed = True
+            raise
 
     def submissions(self) -> list[Submission]:
         """As `Outbox` says; none where nothing is sent any more, for nothing is to be waited for then."""
