@@ -15,7 +15,7 @@ from typing import Self, cast
 
 import pytest
 import sqlalchemy as sa
-from confluent_kafka import OFFSET_INVALID
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin import NewTopic as KafkaTopic
 from streams import SPARK_S
@@ -116,6 +116,28 @@ def test_a_sink_that_stands_by_says_who_runs_it_and_leaves_its_replica_ready() -
 
     assert str(standby) == "sink orders: standby, host-7 at 10.0.0.5 runs it"
     assert health.ready() == []
+
+
+def test_offsets_that_the_brokers_refuse_are_sent_again_with_the_next_question_who_holds_the_sinks(
+    broker: DevBroker, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, topic, refused = broker.bootstrap_servers, new_topic(partitions=3), list[object]()
+    monkeypatch.setattr("penstock.spark_sink.queries.fleet._HOLDERS_S", 0.5)
+
+    def refuse(**offsets: object) -> None:
+        refused.append(offsets)
+        raise KafkaException(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
+
+    with Replica(servers, topic) as replica:
+        wait_until(lambda: replica.state is SinkState.RUNNING)
+        member = replica.fleet._member
+        assert member is not None
+        with monkeypatch.context() as faulty:
+            faulty.setattr(replica.fleet, "_member", SimpleNamespace(commit=refuse, poll=member.poll))
+            wait_until(lambda: replica.report(topic) or len(refused) > 1)
+            assert offsets(servers, topic) == [OFFSET_INVALID] * 3
+
+        wait_until(lambda: offsets(servers, topic) == SHOWN)
 
 
 @contextmanager
