@@ -14,6 +14,8 @@ from penstock.options import PROCESS_VARIABLE
 _FORM = re.compile(r"(?:(?P<host>[^\s:\[\]]+)|\[(?P<six>[0-9A-Fa-f:.]+)\]):(?P<port>[0-9]{1,5})", re.ASCII)
 _LAST_PORT = 65_535
 _BACKLOG = 128
+#: Milliseconds after which the kernel drops a client that takes nothing of what was sent.
+_TAKES_NOTHING_MS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class Address:
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TAKES_NOTHING_MS)
             listener.bind((self.host, self.port))
             listener.listen(_BACKLOG)
         except OSError as error:

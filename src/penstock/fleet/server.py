@@ -1,4 +1,4 @@
-"""The HTTP server of endpoints and pages: uvicorn on a daemon thread, and what every answer has in common.
+"""The HTTP server of pages and endpoints: uvicorn on a daemon thread, and what every answer has in common.
 
 Nobody waits for it: its end takes two seconds at most, whatever clients do, and what fails in it is logged.
 """
@@ -9,12 +9,11 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError
-from penstock.fleet.address import Address
 from penstock.fleet.visitors import Visitors
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ INSTALL = "pip install 'penstock[web]'"
 #: Seconds that the end waits for answers under way, and then for the thread.
 _ANSWERS_S = 1
 _JOIN_S = 2.0
-#: Milliseconds after which the kernel drops a client that takes nothing of what was sent.
-_TAKES_NOTHING_MS = 30_000
 #: Of every answer; a page says more about what it may load.
 HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
@@ -65,64 +62,47 @@ def json_answer(content: object, status: int = 200) -> Response:
     return Response(body, status, {**HEADERS, "Content-Type": "application/json"})
 
 
-class HttpServer:
-    """Serves routes at an address. The address is taken at once; `start` and `stop` are for one thread.
+def require_packages() -> None:
+    """Raise `ConfigurationError` where what serves is not installed."""
+    try:
+        import starlette  # noqa: F401 - whether it is there
+        import uvicorn  # noqa: F401 - the same
+    except ImportError as error:
+        raise ConfigurationError(f"endpoints need starlette and uvicorn: {INSTALL}") from error
 
-    Args:
-        address: where to listen.
 
-    Raises:
-        ConfigurationError: a package is missing, or the address cannot be had.
-    """
+@contextmanager
+def serving(listener: socket.socket, routes: Sequence[BaseRoute]) -> Iterator[None]:
+    """Serve these routes at a listening socket until the block is left; that takes seconds at most."""
+    import uvicorn
+    from starlette.applications import Starlette
 
-    def __init__(self, address: Address) -> None:
-        try:
-            import starlette  # noqa: F401 - whether it is there
-            import uvicorn  # noqa: F401 - the same
-        except ImportError as error:
-            raise ConfigurationError(f"endpoints need starlette and uvicorn: {INSTALL}") from error
-        self._listener = address.listen()
-        with suppress(OSError):
-            self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TAKES_NOTHING_MS)
-        host, port = self._listener.getsockname()[:2]
-        #: Where it listens: with the port that was free, where any was asked for.
-        self.address = Address(str(host), int(port))
-        self._server: Any = None
-        self._thread: threading.Thread | None = None
-
-    def start(self, routes: Sequence[BaseRoute]) -> None:
-        """Serve these routes; returns at once."""
-        import uvicorn
-        from starlette.applications import Starlette
-
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                Starlette(routes=routes),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                http="h11",
-                loop="asyncio",
-                server_header=False,
-                timeout_keep_alive=5,
-                timeout_graceful_shutdown=_ANSWERS_S,
-            )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            Starlette(routes=routes),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            http="h11",
+            loop="asyncio",
+            server_header=False,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=_ANSWERS_S,
         )
-        self._thread = threading.Thread(target=self._run, name="penstock-http", daemon=True)
-        self._thread.start()
+    )
 
-    def stop(self) -> None:
-        """End, within seconds."""
-        if self._server is not None and self._thread is not None:
-            self._server.should_exit = True
-            self._thread.join(_JOIN_S)
-        # The thread that still runs is a daemon: it holds nothing up.
-        with suppress(OSError):
-            self._listener.close()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._server.run(sockets=[self._listener])
+            server.run(sockets=[listener])
         except Exception:  # noqa: BLE001 - who serves must not end who is served
-            _log.exception("the server at http://%s ended; all else runs on", self.address)
+            _log.exception("the page and the endpoints of this process have ended; all else runs on")
+
+    thread = threading.Thread(target=run, name="penstock-http", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        # A thread that still runs then is a daemon: it holds nothing up.
+        thread.join(_JOIN_S)

@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol, Self
 
 from penstock.clients.ration import once_in, rationed
 from penstock.fleet.page.history import STEP_S, History
@@ -30,13 +30,6 @@ _JOIN_S = 2.0
 _LOG_INTERVAL_S = 60.0
 #: Seconds for which a message may be read after the page named it last: somebody looks at it.
 _READABLE_S = 120.0
-
-
-class View(NamedTuple):
-    """What a browser looks at: all groups, one group, or one member of it."""
-
-    group: str | None = None
-    member: str | None = None
 
 
 class Source(Protocol):
@@ -83,8 +76,8 @@ class Hub:
         # When groups were taken and a point was added last, and a browser asked last, by the monotonic clock.
         self._made_at = self._noted_at = self._asked_at = 0.0
         self._history = History()
-        # The states of these groups that were asked for, by view and whether they have the history.
-        self._states: dict[tuple[View, bool], bytes] = {}
+        # The states of these groups that were asked for, by group, member, and whether they have the history.
+        self._states: dict[tuple[str | None, str | None, bool], bytes] = {}
         # When a message was last named.
         self._named: dict[tuple[str, int, int], float] = {}
 
@@ -111,10 +104,13 @@ class Hub:
         with self._changed:
             return (topic, partition, offset) in self._named
 
-    def state(self, view: View, after: float = 0.0) -> bytes:
-        """Return a view as JSON, once there is a newer one than that of `after`, which a state has as `made`.
+    def state(self, group: str | None = None, member: str | None = None, after: float = 0.0) -> bytes:
+        """Return the state of all groups, a group or one of its members, as JSON. Any thread, which waits for it.
 
-        Any thread, which waits.
+        Args:
+            group: name of the group; None for all groups.
+            member: name of the member, where the group is to be seen without the others.
+            after: the `made` of the state that the browser has: the answer is a newer one.
 
         Raises:
             TimeoutError: it did not come in time, or the page ends.
@@ -128,10 +124,10 @@ class Hub:
             if not is_there or self._stopping.is_set():
                 raise TimeoutError("the page ends" if is_there else "the state did not come in time")
             # A history has a point more only now and then.
-            place = view, after <= self._noted_at
-            if place not in self._states:
-                self._states[place] = json.dumps(self._shown(*place)).encode()
-            return self._states[place]
+            view = group, member, after <= self._noted_at
+            if view not in self._states:
+                self._states[view] = json.dumps(self._shown(*view)).encode()
+            return self._states[view]
 
     def _run(self) -> None:
         try:
@@ -161,18 +157,16 @@ class Hub:
             self._head = {**head, "ignored": dict(self._source.ignored), "at": round(time.time() * 1000), "made": now}
             self._changed.notify_all()
 
-    def _shown(self, view: View, with_history: bool) -> dict[str, Any]:
-        """Return a view; with the lock. It is what names messages: so only what somebody was shown can be read."""
+    def _shown(self, name: str | None, member: str | None, with_history: bool) -> dict[str, Any]:
+        """Return a state; with the lock. It is what names messages: so only what somebody was shown can be read."""
         if self._shows_messages:
             recent = {place: at for place, at in self._named.items() if self._made_at - at < _READABLE_S}
             self._named = recent | dict.fromkeys(shown_places(self._groups), self._made_at)
-        if view.group is None:
-            past = {"step": STEP_S, **overview_history((it.name for it in self._groups), self._history)}
+        if name is None:
+            past = overview_history((it.name for it in self._groups), self._history)
             shown = overview(self._groups)
         else:
-            past = {"step": STEP_S, "series": self._history.series(view.group, view.member)}
-            found = next((group for group in self._groups if group.name == view.group), None)
-            shown = {"group": None}
-            if found is not None:
-                shown["group"] = group_view(found, view.member, with_stacks=self._shows_messages)
-        return {**self._head, **shown, **({"history": past} if with_history else {})}
+            past = {"series": self._history.series(name, member)}
+            group = next((group for group in self._groups if group.name == name), None)
+            shown = {"group": group and group_view(group, member, with_stacks=self._shows_messages)}
+        return {**self._head, **shown, **({"history": {"step": STEP_S, **past}} if with_history else {})}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Self
@@ -16,8 +17,8 @@ from penstock.clients.ration import once_in, rationed
 from penstock.errors import PenstockError
 from penstock.fleet.address import Address
 from penstock.fleet.disposable_threads import DisposableThreads, TooManyError
-from penstock.fleet.page.hub import Hub, Source, View
-from penstock.fleet.server import HEADERS, HttpServer, json_answer, route
+from penstock.fleet.page.hub import Hub, Source
+from penstock.fleet.server import HEADERS, json_answer, require_packages, route, serving
 from penstock.fleet.visitors import Visitors
 
 if TYPE_CHECKING:
@@ -80,22 +81,23 @@ class PageServer:
         self._read_message = read_message
         self._states = DisposableThreads("penstock-page-state", _MOST_BROWSERS, _ANSWER_S)
         self._messages = DisposableThreads("penstock-page-message", _MOST_READ, _ANSWER_S)
-        self._server = HttpServer(address)
+        require_packages()
+        self._running = ExitStack()
+        self._listener = self._running.enter_context(address.listen())
         #: Where it listens: with the port that was free, where any was asked for.
-        self.address = self._server.address
+        self.address = Address(*self._listener.getsockname()[:2])
 
     def __enter__(self) -> Self:
         """Serve."""
-        self.hub.__enter__()
-        self._server.start(self.routes())
+        # Browsers that wait for a state end first: the server waits for them.
+        self._running.enter_context(serving(self._listener, self.routes()))
+        self._running.enter_context(self.hub)
         _log.info("the page is at http://%s", self.address)
         return self
 
     def __exit__(self, *_: object) -> None:
         """End, within seconds, whatever browsers and brokers do."""
-        # Those that wait for a state end first: the server waits for them.
-        self.hub.__exit__()
-        self._server.stop()
+        self._running.close()
 
     def routes(self) -> list[BaseRoute]:
         """Return all that is answered; who serves more adds to it."""
@@ -113,8 +115,9 @@ class PageServer:
             after = float(asked.get("after", 0.0))
         except ValueError:
             return json_answer({"said": "after is a number, the `made` of the state before"}, 422)
-        view = View(asked.get("group"), asked.get("member") if "group" in asked else None)
-        return await _answered(self._states, partial(self.hub.state, view, after), "the state")
+        return await _answered(
+            self._states, partial(self.hub.state, asked.get("group"), asked.get("member"), after), "the state"
+        )
 
     async def _message(self, request: Request) -> Response:
         """Answer with a message, where that is switched on."""

@@ -71,13 +71,9 @@ class Endpoints(PageServer):
         try:
             self._metrics = metrics()
         except BaseException:
-            self._server.stop()
+            self._running.close()
             raise
-
-    def __exit__(self, *raised: object) -> None:
-        """End, within seconds, whatever clients do."""
-        super().__exit__(*raised)
-        self._metrics.close()
+        self._running.callback(self._metrics.close)
 
     def routes(self) -> list[BaseRoute]:
         """Return all that is answered."""

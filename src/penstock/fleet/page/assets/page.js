@@ -66,23 +66,17 @@ function patch(parent, kids) {
 
 // ---- Words for numbers. ----
 
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 function count(n) {
   if (n === null || n === undefined) return "–";
-  const a = Math.abs(n);
-  if (a >= 1e9) return (n / 1e9).toPrecision(3) + "G";
-  if (a >= 1e6) return (n / 1e6).toPrecision(3) + "M";
-  if (a >= 1e4) return (n / 1e3).toPrecision(3) + "k";
-  if (a >= 100 || Number.isInteger(n)) return Math.round(n).toLocaleString("en");
-  return Number(n.toPrecision(2)).toString();
+  if (Math.abs(n) >= 1e4) return compact.format(n);
+  return n >= 100 ? Math.round(n).toLocaleString("en") : String(Number(n.toPrecision(2)));
 }
+const UNITS = [[1, 1e-3, "ms"], [120, 1, "s"], [7200, 60, "min"], [172800, 3600, "h"], [Infinity, 86400, "d"]];
 function span(s) {
   if (s === null || s === undefined) return "–";
-  if (s < 1) return Number((s * 1000).toPrecision(2)) + " ms";
-  if (s < 10) return s.toFixed(1) + " s";
-  if (s < 120) return Math.round(s) + " s";
-  if (s < 7200) return Math.round(s / 60) + " min";
-  if (s < 172800) return (s / 3600).toFixed(1) + " h";
-  return Math.round(s / 86400) + " d";
+  const [, unit, name] = UNITS.find(([end]) => s < end);
+  return `${Number((s / unit).toPrecision(s < 10 ? 2 : 3))} ${name}`;
 }
 const many = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 const place = (one) => (one.partition === undefined || one.partition < 0 ? one.topic : `${one.topic}:${one.partition}`);
@@ -223,8 +217,8 @@ function problemItem(one, group, number) {
     h("div", { class: "what" }, h("b", null, h("span", { class: "dot " + one.level, role: "img", "aria-label": { bad: "bad", warn: "to look at", note: "note" }[one.level] }), title), group && h("span", { class: "group" }, "in " + group), one.age !== undefined && h("span", { class: "dim" }, "for " + span(one.age))),
     h("div", { class: "why" }, one.text),
     h("div", { class: "more" }, more.map((text) => h("span", null, text)),
-      !group && (one.topic || one.stack !== undefined) && h("button", { class: "act", onClick: () => openProblem(one) }, "Details"),
-      !group && problemActions(one)));
+      !group && (one.topic || one.stack !== undefined) && h("button", { class: "act", onClick: () => openDetails(one, one.title) }, "Details"),
+      !group && actionsOf(one)));
 }
 
 function overview(state) {
@@ -273,7 +267,7 @@ function lanes(list) {
       strips.length > 0 && h("div", { class: "legend" }, words.map((word, n) => h("span", null, h("svg", { viewBox: "0 0 10 10" }, h("rect", { class: "heat" + n, width: 10, height: 10 })), word)))));
 }
 
-const rowlink = (one, title) => h("button", { class: "rowlink", onClick: () => openPartition(one) }, title);
+const rowlink = (one, title) => h("button", { class: "rowlink", onClick: () => openDetails(one) }, title);
 const none = (title) => h("p", { class: "empty" }, title);
 function partitions(group) {
   const shown = group.partitions.filter((one) => matches(place(one), one.member, one.state, one.holds)), all = group.partition_count;
@@ -388,17 +382,16 @@ function openDialog(title, ...kids) {
   if (!dialog.open) dialog.showModal();
 }
 const buttons = (...kids) => h("div", { class: "buttons" }, ...kids, h("button", { onClick: () => dialog.close() }, "Close"));
-const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(([, value]) => value !== undefined && value !== null && value !== "").map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
+const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(([, value]) => ![undefined, null, false, ""].includes(value)).map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
 
-function openProblem(one) {
-  openDialog(one.title, h("p", null, one.text), facts([["Member", one.member], ["Topic", one.topic], ["Partition", one.partition], ["Offset", one.offset], ["For", one.age === undefined ? undefined : span(one.age)], ["Lag", one.waiting], ["Key hash", one.key_hash]]),
+function openDetails(one, title = place(one)) {
+  const at = { ...one, offset: one.blocking_offset ?? one.offset, member: one.member || known.route.member }, flying = one.in_flight !== undefined;
+  openDialog(title, h("p", null, one.text), facts([["What holds it", one.holds || one.state], ["Error", one.error], ["Member", at.member], ["Topic", one.topic], ["Partition", one.partition], ["Offset", at.offset], ["For", one.age && span(one.age)],
+    ["Failed tries", one.attempt], ["Lag", one.lag ?? one.waiting], ["Watermark", one.watermark], ["Position", one.position], ["Gaps above the watermark", one.gaps], ["In flight", flying && `${count(one.in_flight)} (${count(one.bytes_in_flight || 0)} bytes)`],
+    ["Parked", one.parked], ["Handler", one.handler], ["Worker", one.worker], ["Key hash", one.key_hash]]),
     one.stack && [h("p", { class: "dim" }, "The handler's stack, the call last:"), h("pre", { pre: one.stack })],
-    one.stack === null && h("p", { class: "dim" }, "The handler's stack is hidden: --show-messages shows it, or the action Stacks with the token."), h("div", { id: "message" }), buttons(showMessage(one), problemActions(one)));
-}
-function openPartition(one) {
-  const offset = one.blocking_offset ?? one.offset, at = { ...one, offset, member: one.member || known.route.member };
-  openDialog(place(one), facts([["What holds it", one.holds || one.state], ["Failed tries", one.attempt], ["Member", one.member], ["Watermark", one.watermark], ["Position", one.position], ["Lag", one.lag], ["Gaps above the watermark", one.gaps], ["In flight", one.in_flight === undefined ? undefined : `${count(one.in_flight)} (${count(one.bytes_in_flight || 0)} bytes)`], ["Parked", one.parked], ["Handler", one.handler], ["Worker", one.worker], ["Error", one.error], ["Key hash", one.key_hash]]),
-    h("div", { id: "message" }), buttons(showMessage(at), problemActions({ ...at, kind: one.error ? "" : one.state === "in handler" || one.state === "behind a call" ? "handler" : one.state === "parked" || one.state === "held" ? one.state : "" }), partitionActions(at)));
+    one.stack === null && h("p", { class: "dim" }, "The handler's stack is hidden: --show-messages shows it, or the action Stacks with the token."),
+    h("div", { id: "message" }), buttons(showMessage(at), actionsOf(at), one.kind === undefined && pauseOrResume(at)));
 }
 function showMessage(one) {
   if (one.offset === undefined || one.offset === null || !known.state) return null;
@@ -420,18 +413,16 @@ async function loadMessage(one) {
   } catch (error) { kids = [h("p", { class: "bad-text" }, "It could not be read: " + error.message)]; }
   if (into.isConnected) patch(into, kids);
 }
-function problemActions(one) {
-  const group = known.route.group;
+// What can be done about a problem, or about the message that holds a partition.
+function actionsOf(one) {
+  const { group } = known.route, { member, topic, partition, offset } = one, state = one.kind || one.state;
   if (!group) return null;
-  const made = [];
-  if (one.transaction && can("settle")) made.push(settle(one.transaction));
-  if (one.member && heard(one.member)) {
-    if (["parked", "held", "keys", "handler"].includes(one.kind) && one.offset !== undefined) made.push(action("Give up", "give-up", { group, member: one.member, topic: one.topic, partition: one.partition, offset: one.offset }));
-    if (one.kind === "handler") made.push(action("Stacks", "stacks", { group, member: one.member }));
-  }
-  return made.filter(Boolean);
+  const inHandler = ["handler", "in handler", "behind a call"].includes(state);
+  const canBeGivenUp = (inHandler || ["parked", "held", "keys"].includes(state)) && offset !== undefined;
+  return [one.transaction && settle(one.transaction),
+    heard(member) && canBeGivenUp && action("Give up", "give-up", { group, member, topic, partition, offset }), heard(member) && inHandler && action("Stacks", "stacks", { group, member })];
 }
-function partitionActions(one) {
+function pauseOrResume(one) {
   if (!heard(one.member) || one.partition === undefined) return null;
   const where = { group: known.route.group, topic: one.topic, partition: one.partition };
   return String(one.paused || "").startsWith("by the app") ? action("Resume", "resume", where) : action("Pause", "pause", where);
