@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from importlib.metadata import version
@@ -186,6 +187,26 @@ def test_an_error_is_one_sentence_and_a_code_and_debug_shows_the_stack(
     assert outcome.code == code
     assert str(error) in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "code"),
+    [
+        ("lag sms --bootstrap-servers 127.0.0.1:1 --connect-timeout 0.3", "BrokerConnectionError", 3),
+        ("dlq ls", "ConfigurationError", 2),
+        ("lag sms --no-such-option", "NoSuchOption", 2),
+        ("sink ls --sql sqlite:///no-such-file.db", "PenstockError", 1),
+    ],
+)
+def test_with_json_an_error_is_one_json_object_on_standard_error(
+    penstock_command: Command, arguments: str, kind: str, code: int
+) -> None:
+    outcome = penstock_command(*arguments.split(), "--json")
+
+    (said,) = [json.loads(outcome.err.splitlines()[-1])["error"]]
+    assert (outcome.code, outcome.out) == (code, "")
+    assert (said["kind"], said["exit_code"], sorted(said)) == (kind, code, ["exit_code", "kind", "text"])
+    assert said["text"]
 
 
 def test_doctor_reports_packages_java_and_a_broker_that_answers(penstock_command: Command, broker: DevBroker) -> None:

@@ -111,18 +111,20 @@ def frame() -> typer.Typer:
 
 def main() -> None:
     """Run the command line and leave the process: 0 all went well, 1 failed, 2 wrong use, 3 no broker, 4 restart it."""
+    as_json = "--json" in sys.argv[1:]
     try:
-        frame()(prog_name="penstock")
+        # Typer prints wrong use in a frame and leaves; for JSON it raises it.
+        code = frame()(prog_name="penstock", standalone_mode=not as_json)
     except Exception as error:
         if debugging():
             raise
-        print_error(sentence(error))
-        sys.exit(exit_code(error))
+        code = _exit_code(error)
+        print_error(_sentence(error), kind=type(error).__name__, exit_code=code, as_json=as_json)
+    sys.exit(code or 0)
 
 
-def exit_code(error: Exception) -> int:
-    """Return the exit code an error stands for."""
-    if isinstance(error, ConfigurationError):
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, ConfigurationError) or _is_usage(error):
         return EXIT_USAGE
     if isinstance(error, BrokerConnectionError):
         return EXIT_CONNECTION
@@ -131,11 +133,18 @@ def exit_code(error: Exception) -> int:
     return EXIT_FAILED
 
 
-def sentence(error: Exception) -> str:
+def _sentence(error: Any) -> str:
     """Return what an error says; one that is not ours gets its kind, and where to learn more."""
     if isinstance(error, PenstockError):
         return str(error)
+    if _is_usage(error):
+        return f"{error.format_message()}; --help shows what may be written"
     return f"unexpected {type(error).__name__}: {error}; run it again with `penstock --debug` to see where"
+
+
+def _is_usage(error: Exception) -> bool:
+    """Tell whether typer refused what was written: the class has no public name."""
+    return hasattr(error, "format_message")
 
 
 def _print_version(value: bool) -> None:

@@ -181,11 +181,15 @@ def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console.print(table)
 
 
-def print_error(text: str) -> None:
-    """Print a sentence on standard error, red where it is a terminal."""
+def print_error(text: str, *, kind: str = "", exit_code: int = 0, as_json: bool = False) -> None:
+    """Print a sentence on standard error, red where it is a terminal; as JSON, with its class and the exit code."""
     from rich.console import Console
     from rich.text import Text
 
+    if as_json:
+        error = {"kind": kind, "text": text, "exit_code": exit_code}
+        typer.echo(json.dumps({"error": error}), err=True)
+        return
     # Soft wrap: a terminal breaks lines, a log file or a pipe keeps the sentence whole.
     Console(stderr=True).print(Text(f"penstock: {text}", style="red"), soft_wrap=True)
 
