@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import pickle
 
-import pytest
-from confluent_kafka import KafkaError, KafkaException
-
-from penstock.clients.kafka_errors import is_missing_right
 from penstock.clients.rights import (
     MissingRightError,
     Operation,
@@ -39,22 +35,6 @@ def test_a_right_on_the_cluster_has_no_name() -> None:
     assert str(right) == "IdempotentWrite on cluster"
     assert right.command("User:a").endswith("--operation IdempotentWrite --cluster")
     assert group_right("sms").command("User:a").endswith("--operation Read --group 'sms'")
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        (KafkaError.TOPIC_AUTHORIZATION_FAILED, True),
-        (KafkaError.GROUP_AUTHORIZATION_FAILED, True),
-        (KafkaError.CLUSTER_AUTHORIZATION_FAILED, True),
-        (KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, True),
-        (KafkaError.UNKNOWN_TOPIC_OR_PART, False),
-        (KafkaError._AUTHENTICATION, False),
-    ],
-)
-def test_what_brokers_answer_for_want_of_a_right(code: int, expected: bool) -> None:
-    assert is_missing_right(KafkaError(code)) is expected
-    assert is_missing_right(KafkaException(KafkaError(code))) is expected
 
 
 def test_the_principal_is_the_user_where_the_configuration_tells_one() -> None:
