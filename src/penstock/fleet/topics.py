@@ -193,8 +193,6 @@ class RecordWriter:
         except (KafkaException, BufferError) as error:
             raise PenstockError(f"nothing could be written to {topic}: {type(error).__name__}") from error
         if not reported:
-            if stopping is not None and stopping.is_set():
-                return
             raise BrokerConnectionError(f"no broker at {self._servers} took a record for {topic} in {timeout:g} s")
         if (failure := reported[0]) is None:
             return
