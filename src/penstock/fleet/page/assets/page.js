@@ -76,7 +76,7 @@ const UNITS = [[1, 1e-3, "ms"], [120, 1, "s"], [7200, 60, "min"], [172800, 3600,
 function span(s) {
   if (s === null || s === undefined) return "–";
   const [, unit, name] = UNITS.find(([end]) => s < end);
-  return `${Number((s / unit).toPrecision(s < 10 ? 2 : 3))} ${name}`;
+  return `${s / unit < 10 ? Number((s / unit).toPrecision(2)) : Math.round(s / unit)} ${name}`;
 }
 const many = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 const place = (one) => (one.partition === undefined || one.partition < 0 ? one.topic : `${one.topic}:${one.partition}`);
