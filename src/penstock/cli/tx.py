@@ -14,7 +14,7 @@ import typer
 
 from penstock.cli.output import Result, Table, content_text, counted, log_to_stderr, time_text
 from penstock.cli.tx_store import Store, database, groups_without_producers
-from penstock.errors import ConfigurationError, PenstockError, TransactionError
+from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TransactionError
 
 if TYPE_CHECKING:
     from penstock.transactions.model import DiscardedTransaction, PendingTransaction
@@ -94,7 +94,7 @@ def show(
     _check_ids([transaction_id])
     if payload:
         store.require_kafka("--payload")
-    states: list[dict[str, Any]] = []
+    states, acts, notes = list[dict[str, Any]](), list[dict[str, Any]](), list[str]()
     with store.open() as opened:
         if isinstance(opened, KafkaAdministration):
             found = opened.find(transaction_id)
@@ -111,13 +111,19 @@ def show(
             where = f"discarded {gone.partition}:{gone.offset}" if isinstance(gone, Discarded) else ""
             text = [_message(gone.half, where, payload)] if isinstance(gone, Discarded) else row["topics"]
             states.append({**row, "messages": text})
-        acts = [_act(act) for act in opened.acts(transaction_id)]
+        try:
+            acts = [_act(act) for act in opened.acts(transaction_id)]
+        except BrokerConnectionError as error:
+            if store.file is None:
+                raise
+            # The store itself needs no Kafka to be looked at.
+            notes = [f"what operators did is not shown: {error}"]
     if not states and not acts:
         text = "is neither pending nor discarded: it is settled, or never was in"
         raise PenstockError(f"transaction {transaction_id} {text} {store.name}")
     states = states or [{"transaction_id": transaction_id, "state": "settled"}]
     tables = [Table(state["state"], [state], blocks=True) for state in states]
-    return Result([*tables, Table("acts", acts)])
+    return Result([*tables, Table("acts", acts)], notes=notes)
 
 
 def commit(store: Store, *, transaction_ids: TransactionIds, reason: Reason = "", timeout: Timeout = 30.0) -> Result:
@@ -208,7 +214,7 @@ def _decided(store: Store, ids: Sequence[str], verdict: str, reason: str, timeou
         for transaction_id in ids:
             stands, text = False, ""
             try:
-                decided = opened.decide(transaction_id, Verdict[verdict], _actor(), reason, timeout_s)
+                decided = opened.settle(transaction_id, Verdict[verdict], _actor(), reason, timeout_s)
                 stands, text = decided.effect is not Effect.REFUSED, decided.text(Verdict[verdict])
             except TransactionError as error:
                 text = str(error)

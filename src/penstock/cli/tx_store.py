@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from penstock.cli.options import Reading
-from penstock.cli.output import print_error
-from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, StoreConnectionError
+from penstock.errors import ConfigurationError, PenstockError, StoreConnectionError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from penstock.transactions.model import DiscardedTransaction, PendingTransaction
-    from penstock.transactions.operator.administration import Decided
     from penstock.transactions.operator.audit import Audited
     from penstock.transactions.stores.kafka.administration import KafkaAdministration
+    from penstock.transactions.stores.sql.administration import SqlAdministration
     from penstock.transactions.stores.sql.database import Database
     from penstock.transactions.wire.ops import Verdict
 
@@ -47,24 +46,31 @@ class Store(Reading):
         """What the store is called."""
         return "the database" if self.sql is not None else str(self.file or self.prefix)
 
-    def open(self, wait_s: float = 15.0) -> AbstractContextManager[KafkaAdministration | SqlOperator | FileOperator]:
-        """Return what can be done there, for a `with` block that closes it.
+    @contextmanager
+    def open(self, wait_s: float = 15.0) -> Iterator[KafkaAdministration | SqlAdministration | FileReading]:
+        """Yield what can be done there, and close it.
 
         Brokers that do not answer at once are waited for about `wait_s` seconds in all.
         """
         require_one_store(self.sql, self.file)
         if self.file is not None:
-            return nullcontext(FileOperator(self, self.file))
-        if self.sql is not None:
-            return closing(SqlOperator(self.sql))
-        if self.bootstrap_servers is None:
+            yield FileReading(self, self.file)
+        elif self.sql is not None:
+            with database(self.sql) as opened:
+                from penstock.transactions.stores.sql.administration import SqlAdministration
+
+                _require_tables(opened)
+                yield SqlAdministration(opened)
+        elif self.bootstrap_servers is None:
             raise ConfigurationError(
                 "--bootstrap-servers is missing; or name a store in a database by --sql, or one in a folder by --file"
             )
-        from penstock.transactions.stores.kafka.administration import KafkaAdministration
+        else:
+            from penstock.transactions.stores.kafka.administration import KafkaAdministration
 
-        self.admin(f"the transactions of {self.prefix} cannot be read")
-        return KafkaAdministration(self.servers, self.prefix, self.settings, wait_s=wait_s)
+            self.admin(f"the transactions of {self.prefix} cannot be read")
+            with KafkaAdministration(self.servers, self.prefix, self.settings, wait_s=wait_s) as in_kafka:
+                yield in_kafka
 
     def require_kafka(self, option: str) -> None:
         """Refuse an option for what only a store in Kafka can tell or do."""
@@ -99,42 +105,6 @@ def database(url: str) -> Iterator[Database]:
         found.close()
 
 
-class SqlOperator:
-    """What `penstock tx` does on a SQL store, by the database's address. Used by one thread.
-
-    `ConfigurationError` where it is no such address, `StoreConnectionError` where the database does not answer,
-    `PenstockError` where there is no store.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._stack = ExitStack()
-        with ExitStack() as opening:
-            opened = opening.enter_context(database(url))
-            _require_tables(opened)
-            self._stack = opening.pop_all()
-        from penstock.transactions.stores.sql.administration import SqlAdministration
-
-        self._administration = administration = SqlAdministration(opened)
-        # What a look asks for is the administration's own.
-        self.pending, self.show = administration.pending, administration.show
-        self.discarded, self.acts = administration.discarded, administration.acts
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._stack.close()
-
-    def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str, timeout_s: float) -> Decided:
-        """Store a decision and wait until it took effect. Raises as `SqlAdministration.decide`."""
-        from penstock.transactions.operator.administration import await_effect
-
-        self._administration.decide(transaction_id, verdict, actor, why)
-        return await_effect(self.show, transaction_id, verdict, timeout_s)
-
-    def resume(self, transaction_id: str, actor: str, why: str) -> None:
-        """Bring a discarded transaction back. Raises as `SqlAdministration.resume`."""
-        self._administration.resume(transaction_id, actor, why)
-
-
 def _require_tables(opened: Database) -> None:
     import sqlalchemy as sa
 
@@ -148,27 +118,22 @@ def _require_tables(opened: Database) -> None:
         )
 
 
-class FileOperator:
-    """What `penstock tx` does on a file store: it looks, and needs neither Kafka nor the store's lock.
-
-    The folder belongs to the process that has the store open: whatever changes something is done there.
-    """
+class FileReading:
+    """What `penstock tx` shows of a file store, without its lock; only the process that has the store changes it."""
 
     def __init__(self, store: Store, folder: Path) -> None:
         self._store = store
         self._folder = folder
 
-    def pending(self) -> Sequence[PendingTransaction]:
-        """Return what is not settled, oldest first. Raises as `reader.read_pending`."""
+    def pending(self, only: str | None = None) -> Sequence[PendingTransaction]:
+        """Return what is not settled, oldest first; of one id, if `only` names one. Raises as `read_pending`."""
         from penstock.transactions.stores.file.administration import read_pending
 
-        return read_pending(self._folder)
+        return read_pending(self._folder, only)
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None."""
-        from penstock.transactions.stores.file.administration import read_pending
-
-        return next(iter(read_pending(self._folder, transaction_id)), None)
+        return next(iter(self.pending(transaction_id)), None)
 
     def discarded(self) -> Sequence[DiscardedTransaction]:
         """Return nothing: what was discarded lies in Kafka, in the topic of the store's prefix."""
@@ -184,14 +149,9 @@ class FileOperator:
 
         topics = StoreTopics(self._store.prefix)
         inspection = Inspection(self._store.servers, self._store.settings, topics)
-        try:
-            return read_audit(inspection, topics.audit, transaction_id)
-        except BrokerConnectionError as error:
-            # The store itself needs no Kafka to be looked at.
-            print_error(f"what operators did is not shown: {error}")
-            return ()
+        return read_audit(inspection, topics.audit, transaction_id)
 
-    def decide(self, transaction_id: str, verdict: Verdict, *_others: object) -> NoReturn:
+    def settle(self, transaction_id: str, verdict: Verdict, *_others: object) -> NoReturn:
         """Refuse, and say what to do."""
         self._refuse(f"decide({transaction_id!r}, Verdict.{verdict.name}, actor)")
 
