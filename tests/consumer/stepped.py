@@ -11,7 +11,7 @@ from penstock.consumer.handlers.route import Failed
 from penstock.consumer.run.handler_calls import call
 from penstock.message import FixedRecord
 from penstock.testing import TestBroker
-from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
+from support.stepped_workers import SteppedWorker, WorkedConsumer
 
 
 def new_item() -> Item:
@@ -40,7 +40,7 @@ class Stepped:
         for topic in handlers:
             if topic not in self.broker.topics():
                 self.broker.create_topic(topic, 1)
-        self.consumer = SteppedConsumer(
+        self.consumer = WorkedConsumer(
             "g",
             handlers,
             ConsumerSettings(**{"workers": 1, **settings}),  # type: ignore[arg-type] # the tests name options

@@ -18,7 +18,7 @@ from penstock.consumer.run.handler_calls import call
 from penstock.dead_letters.headers import HeaderList
 from penstock.message import FixedRecord
 from penstock.testing import TestClock
-from penstock.testing.stepped_engine import SteppedWorker
+from support.stepped_workers import SteppedWorker
 
 #: Three tries, with a second in between.
 ONCE_A_SECOND = retry(attempts=3, wait=tenacity.wait_fixed(1))

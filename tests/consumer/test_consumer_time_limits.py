@@ -30,8 +30,8 @@ from penstock.errors import HandlerTimeLimitError, NotGivenUpError, WorkersBlock
 from penstock.message import Message
 from penstock.outgoing import Outgoing
 from penstock.testing import TestApp, TestBroker
-from penstock.testing.stepped_engine import SteppedWorker
 from support.consumers import Handled, app_of, consumer_of
+from support.stepped_workers import SteppedWorker
 from waiting import wait_until
 
 LIMIT_S = 30.0
@@ -453,7 +453,7 @@ def rejoined(**options: Any) -> tuple[Stepped, SteppedWorker, Handled]:
     stepped = Stepped({"t": handler(handled, **options)}, workers=16)
     stepped.feed("t", [(b"a", b"1"), (b"b", b"2")])
     worker = stepped.take()
-    client = stepped.consumer.client.inner
+    client = stepped.consumer.client
     stepped.broker.cut_off(client)
     stepped.broker.advance(20)
     stepped.poll(3)

@@ -6,8 +6,8 @@ from itertools import chain
 
 from penstock.consumer.assignments import OVERHEAD_BYTES, Assignment, ConsumerLane
 from penstock.consumer.outbox.outbox import RefusedResults
-from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
 from simulation.invariant_checker import InvariantBroken
+from support.stepped_workers import SteppedWorker, WorkedConsumer
 
 
 class Count:
@@ -19,7 +19,7 @@ class Count:
         self.least = self.unsure = self.parked = 0
 
 
-def check_counts(who: str, consumer: SteppedConsumer) -> None:
+def check_counts(who: str, consumer: WorkedConsumer) -> None:
     """Check that every message that was taken in is done, parked, in a lane, or with a worker (I4).
 
     Args:
@@ -47,7 +47,7 @@ def check_counts(who: str, consumer: SteppedConsumer) -> None:
             )
 
 
-def check_bytes(who: str, consumer: SteppedConsumer, *, limit_bytes: int, fetch_size: int, message_bytes: int) -> None:
+def check_bytes(who: str, consumer: WorkedConsumer, *, limit_bytes: int, fetch_size: int, message_bytes: int) -> None:
     """Check that the bytes in flight are those allowed, with one fetch and a message of each partition (I5).
 
     Args:
@@ -76,7 +76,7 @@ def check_bytes(who: str, consumer: SteppedConsumer, *, limit_bytes: int, fetch_
         raise InvariantBroken(f"I5: {who} has {weight} bytes in flight, and {allowed} are allowed with a fetch")
 
 
-def _count(consumer: SteppedConsumer) -> dict[Assignment, Count]:
+def _count(consumer: WorkedConsumer) -> dict[Assignment, Count]:
     counts: dict[Assignment, Count] = {}
     _count_unpublished(consumer, counts)
     held = {worker.lane: worker for worker in consumer.workers if worker.lane is not None}
@@ -100,7 +100,7 @@ def _count(consumer: SteppedConsumer) -> dict[Assignment, Count]:
     return counts
 
 
-def _count_unpublished(consumer: SteppedConsumer, counts: dict[Assignment, Count]) -> None:
+def _count_unpublished(consumer: WorkedConsumer, counts: dict[Assignment, Count]) -> None:
     """Count what left its lane, and whose results are not written. What is to be written elsewhere is parked."""
     for one in dict.fromkeys(consumer.engine.outbox.submissions()):
         if one.lane is not None:

@@ -22,8 +22,8 @@ from penstock.errors import ConfigurationError
 from penstock.message import Message
 from penstock.testing.memory.broker import TestBroker
 from penstock.testing.memory.log.log import Place
-from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
 from simulation.invariant_checker import HandlerCall, InvariantBroken, InvariantChecker
+from support.stepped_workers import SteppedWorker, WorkedConsumer
 
 #: By how much the clock's sums may be off.
 _ROUNDING_S = 1e-6
@@ -76,7 +76,7 @@ class Instance:
         self._broker = broker
         self._clock = broker.clock
         middlewares = app._middlewares
-        self.consumer = SteppedConsumer(
+        self.consumer = WorkedConsumer(
             app.name, app.handlers, settings, broker, middlewares, wait=lambda seconds: wait(self, seconds)
         )
         if self.consumer.engine.lane_plan.has_tasks:
@@ -111,7 +111,7 @@ class Instance:
         """Whether the group takes it for a member, and it can know if not."""
         if self.state in (State.FROZEN, State.CUT_OFF, State.GONE):
             return False
-        return self.client.inner.memberid() in self._broker.members(self.consumer.engine.group)
+        return self.client.memberid() in self._broker.members(self.consumer.engine.group)
 
     # What its client tells
 

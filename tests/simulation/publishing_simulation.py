@@ -167,7 +167,7 @@ class PublishingSimulation(Simulation):
             return
         network = Network(
             self.transactions,
-            is_cut_off=lambda: instance.client.inner._cut_off,
+            is_cut_off=lambda: instance.client._cut_off,
             meanwhile=lambda: self._let_others(instance),
             advance=lambda seconds: self._wait_for_brokers(instance, seconds),
         )
@@ -246,8 +246,8 @@ class PublishingSimulation(Simulation):
 
     def _metadata(self, instance: Instance) -> Metadata:
         """Return what the client knows of its membership; one that was put out names no member any more."""
-        member = instance.client.inner._membership.member
-        if member is None or (member.gone is not None and not instance.client.inner._cut_off):
+        member = instance.client._member
+        if member is None or (member.gone is not None and not instance.client._cut_off):
             self.meet("no member")
             return self.app.name, None, -1
         return self.app.name, member, member.generation

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import penstock
 from penstock.consumer import ConsumerSettings
-from penstock.testing.stepped_engine import SteppedWorker
 from simulation.group_simulation import Simulation
 from simulation.instance import Instance, State
+from support.stepped_workers import SteppedWorker
 
 #: Key, value and what is around them.
 ONE_MESSAGE = 302

@@ -37,10 +37,10 @@ from penstock.consumer.timers import Timers
 from penstock.offsets import CommitPoint, OffsetMap, Tracker
 from penstock.routing import KeyState, Scheduler
 from penstock.routing.lanes import ParkedKey
-from penstock.testing.stepped_engine import SteppedWorker
 from simulation import publishing_varied, varied
 from simulation.invariant_checker import InvariantBroken
 from simulation.varied import silence, thorough
+from support.stepped_workers import SteppedWorker
 
 #: In how many seeds a defect must show.
 SEEDS = 400

@@ -118,9 +118,7 @@ class TransactionCoordinator:
             self.on_refused(value)
             return KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
         transaction = self._begun(mine)
-        message, log = self.state.topics.append(
-            topic, value, key, headers, partition=partition, owner=transaction.logged
-        )
+        message, log = self.state.append(topic, value, key, headers, partition=partition, owner=transaction.logged)
         transaction.logs[log] = None
         transaction.records.append(message)
         return None

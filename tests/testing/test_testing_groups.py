@@ -64,7 +64,7 @@ def test_messages_of_a_revoked_partition_are_not_handed_over_after_the_callback(
             seen.extend(reader.position(number) for number in (0, 1))
             inner(client, partitions)
 
-        first.client._membership._on_revoke = watched
+        first.client._callbacks["revoke"] = watched
         batch = first.client.consume(10, 0)
         (given,) = next(places for kind, places in first.events if kind == "revoke")
         assert given not in {message.partition() for message in batch}

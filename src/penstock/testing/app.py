@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Self
+from typing import Self, cast
 
 from confluent_kafka import Message as ClientMessage
 
@@ -18,17 +18,19 @@ from penstock.app import App
 from penstock.clients.cluster import Clock
 from penstock.clients.topics import TopicSpec
 from penstock.consumer import ConsumerStatistics, Explanation
+from penstock.consumer.assignments import ConsumerLane
 from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.environment import enter_all
 from penstock.consumer.handlers.functions import Context
 from penstock.consumer.handlers.handler import Kind, require_own_topics
 from penstock.consumer.handlers.registry import TopicPatterns
-from penstock.consumer.lanes.slot import Outcome
+from penstock.consumer.lanes.processor import LaneProcessor
+from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Slice, Work
 from penstock.consumer.run.handler_calls import call
 from penstock.errors import ConfigurationError, PenstockError, StoppedError
 from penstock.message import Message, calling_handlers_of
 from penstock.testing.memory.broker import TestBroker
-from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
+from penstock.testing.stepped_consumer import SteppedConsumer
 from penstock.testing.task_runner import TaskRunner
 
 #: Seconds the clock goes on at a time at most, so that a member polls as often as its group wants.
@@ -118,15 +120,19 @@ class TestApp:
         self.broker.ensure_topics(TopicSpec(topic, self._partitions) for topic in self._topics)
         made_of = (app.name, app.handlers, settings, self.broker, app._middlewares)  # noqa: SLF001 - as above
         consumer = SteppedConsumer(*made_of, context=context, patterns=self._patterns, wait=self._wait)
-        if consumer.engine.lane_plan.has_tasks:
-            self._tasks = TaskRunner(consumer, self._handler_timeout)
+        plan, kind = consumer.engine.lane_plan, Kind.THREAD
+        count = settings.workers if plan.has_threads else 0
+        self._slots = [ExecutionSlot(kind, f"penstock-test-worker-{app.name}-{number}") for number in range(count)]
+        consumer.engine.executor.slots = self._slots
+        if plan.has_tasks:
+            self._tasks = TaskRunner(consumer.engine, self._handler_timeout)
         self._consumer = consumer
         try:
             run_async = None if self._tasks is None else self._tasks.run
             context.state = enter_all(app._lifespans, self._around, run_async)  # noqa: SLF001 - as above
             consumer.connect()
             if consumer.engine.telemetry is not None:
-                consumer.engine.telemetry.observe(consumer.statistics)
+                consumer.engine.telemetry.observe(self.statistics)
         except BaseException:
             self._end()
             raise
@@ -160,21 +166,23 @@ class TestApp:
         finally:
             self._end()
 
-    def _end(self) -> None:
-        """Leave, and end what belongs to the process."""
+    def _end(self, *, is_killed: bool = False) -> None:
+        """End what belongs to the process; one that is not killed leaves the group and its lifespans first."""
         consumer, tasks = self._consumer, self._tasks
         try:
-            if consumer is not None and consumer.is_connected:
+            if consumer is not None and consumer.is_connected and not is_killed:
                 consumer.loop.leave()
         finally:
             self._consumer = None
             if tasks is not None:
                 tasks.cancel()
-            if consumer is not None and consumer.engine.telemetry is not None:
+            if consumer is not None and consumer.engine.telemetry is not None and not is_killed:
                 consumer.engine.telemetry.close()
             for resource in self.app._resources:  # noqa: SLF001 - as above
                 resource.close()
             try:
+                if is_killed:
+                    self._around.pop_all()
                 self._around.close()
             finally:
                 self._tasks = None
@@ -187,17 +195,10 @@ class TestApp:
         Lifespans and worker resources do not end, as in a killed process. `restart` starts it again.
         """
         consumer = self._running()
-        self.broker.kill(consumer.client.inner)
+        self.broker.kill(consumer.client)
         session_ms = float(consumer.engine.settings.client_config("").get("session.timeout.ms", _SESSION_MS))
         self._session_over = self.clock.monotonic() + session_ms / 1000
-        self._consumer = None
-        self._around.pop_all()
-        for resource in self.app._resources:  # noqa: SLF001 - as above
-            resource.close()
-        if self._tasks is not None:
-            self._tasks.cancel()
-            self._tasks.close()
-            self._tasks = None
+        self._end(is_killed=True)
 
     def restart(self) -> None:
         """Stop, unless it crashed, and start as a new process does: from the committed offsets.
@@ -287,11 +288,12 @@ class TestApp:
         Raises:
             StoppedError: it does not run.
         """
-        return self._running().statistics()
+        engine = self._running().engine
+        return engine.statistics(len(engine.executor.slots))
 
     def explain(self) -> list[Explanation]:
         """Return, for every assigned partition, what holds its watermark, and since when."""
-        return self._running().explain()
+        return self._running().loop.explain()
 
     def pause(self, topic: str, partition: int | None = None) -> None:
         """Pause a topic, or a partition, as `RunningApp.pause` does."""
@@ -354,14 +356,13 @@ class TestApp:
 
     def _work(self) -> bool:
         """Let handlers run as far as they get; tell whether one did."""
-        worked = False
+        engine, worked = self._running().engine, False
         with calling_handlers_of(self.app.name):
-            for worker in self._running().workers:
-                if worker.slot.kind is Kind.THREAD:
-                    while worker.take():
-                        worked = True
-                        while worker.work is not None:
-                            worker.go_on(_call(worker))
+            for number, slot in enumerate(self._slots):
+                queue = number if engine.settings.pinned else 0
+                while (lane := engine.scheduler.take(queue, slot.owed_s)) is not None:
+                    worked = True
+                    _serve(lane, slot, engine.processor)
             return (self._tasks is not None and self._tasks.work()) or worked
 
     def _wait(self, seconds: float) -> None:
@@ -387,14 +388,27 @@ class TestApp:
         self.broker.advance(max(0.0, until - self.clock.monotonic()))
 
 
-def _call(worker: SteppedWorker) -> Outcome:
-    slot, work, ended = worker.slot, worker.work, threading.Event()
-    limit = worker.assignments[0].route.time_limit if worker.assignments else None
-    thread_id = threading.get_ident()
+def _serve(lane: ConsumerLane, slot: ExecutionSlot, processor: LaneProcessor) -> None:
+    """Process a lane, as a worker thread does, and give it back."""
+    processing, outcome = processor.process(lane, slot), cast("Outcome", None)
+    try:
+        while True:
+            outcome = _call(slot, processing.send(outcome))
+    except StopIteration:
+        slot.leave()
+        processor.scheduler.give_back(lane)
+
+
+def _call(slot: ExecutionSlot, work: Work | Slice) -> Outcome:
+    if isinstance(work, Slice):
+        # Its first message alone, so that each has the whole time limit: the others are in the next slice.
+        work.cut()
+    fetch, ended, thread_id = next(iter(slot.fetches), slot.fetch), threading.Event(), threading.get_ident()
+    limit = None if fetch is None else fetch.assignment.route.time_limit
 
     def interrupt() -> None:
         # Again where the call had not begun by then: the machine may be busy.
-        while not ended.wait(limit) and not slot.guard.interrupt(lambda: worker.work is work, thread_id):
+        while not ended.wait(limit) and not slot.guard.interrupt(lambda: not ended.is_set(), thread_id):
             pass
 
     if limit is not None:

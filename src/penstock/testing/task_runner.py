@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from contextvars import Context
 from typing import TypeVar, cast
 
+from penstock.consumer.assignments import ConsumerLane
+from penstock.consumer.engine import Engine
 from penstock.consumer.handlers.handler import Kind
-from penstock.consumer.handlers.results import DeferredCompletion
+from penstock.consumer.handlers.results import DeferredCompletion, Results
 from penstock.consumer.handlers.route import Failed, failure_of
-from penstock.consumer.lanes.slot import Outcome
+from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Slice, Work
 from penstock.errors import ConfigurationError, PenstockError, raised
-from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
 
 ResultT = TypeVar("ResultT")
 
@@ -28,7 +29,7 @@ class TaskRunner:
     event loop runs in this thread already.
     """
 
-    def __init__(self, consumer: SteppedConsumer, handler_timeout: float) -> None:
+    def __init__(self, engine: Engine, handler_timeout: float) -> None:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -38,7 +39,8 @@ class TaskRunner:
                 "a TestApp with `async def` handlers runs an event loop of its own, but one runs in this thread "
                 "already; use it in a plain test function"
             )
-        self._consumer = consumer
+        self._engine = engine
+        self._free: list[ExecutionSlot] = []
         self._handler_timeout = handler_timeout
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,8 +69,9 @@ class TaskRunner:
             self._ended_at = time.monotonic()
             task.result()
         if time.monotonic() - self._ended_at > self._handler_timeout:
-            working = [worker for worker in self._consumer.workers if worker.work is not None]
-            names = {assignment for worker in working for assignment in worker.assignments}
+            busy = [slot for slot in self._engine.executor.slots if slot.record is not None]
+            fetches = [fetch for slot in busy for fetch in (slot.fetches or (slot.fetch,))]
+            names = {fetch.assignment for fetch in fetches if fetch is not None}
             count = len(self._tasks)
             # So that the test can end.
             self.cancel()
@@ -80,41 +83,62 @@ class TaskRunner:
         return True
 
     def _begin(self) -> bool:
-        consumer = self._consumer
-        begun = False
-        while len(self._tasks) < consumer.engine.settings.max_concurrency:
-            tasks = [worker for worker in consumer.workers if worker.slot.kind is Kind.TASK]
-            free = next((worker for worker in tasks if worker.lane is None), None)
-            if free is None:
-                consumer.resize(len(tasks) + 1, Kind.TASK)
-                continue
-            if not free.take():
+        engine, begun = self._engine, False
+        while len(self._tasks) < engine.settings.max_concurrency:
+            slot = self._free.pop() if self._free else self._new_slot()
+            lane = engine.scheduler.take(engine.lane_plan.task_queue, slot.owed_s)
+            if lane is None:
+                self._free.append(slot)
                 break
             begun = True
-            self._start(free)
+            self._tasks.add(self._loop.create_task(self._serve(lane, slot)))
         return begun
 
-    def _start(self, worker: SteppedWorker) -> None:
-        """Let a task of its own handle what a worker is at: no message finds context variables of another."""
-        if worker.work is not None:
-            self._tasks.add(self._loop.create_task(self._serve(worker), context=Context()))
+    def _new_slot(self) -> ExecutionSlot:
+        slots = self._engine.executor.slots
+        slot = ExecutionSlot(Kind.TASK, f"penstock-test-task-{self._engine.group}-{len(slots)}")
+        self._engine.executor.slots = [*slots, slot]
+        return slot
 
-    async def _serve(self, worker: SteppedWorker) -> None:
-        task = cast("asyncio.Task[None]", asyncio.current_task())
-        outcome: Outcome = None
+    async def _serve(self, lane: ConsumerLane, slot: ExecutionSlot) -> None:
+        """Process a lane, and give it back."""
+        processing, outcome = self._engine.processor.process(lane, slot), cast("Outcome", None)
         try:
-            returned = await cast("Awaitable[object]", worker.slot.invoke(worker.work))
+            while True:
+                outcome = await self._handle(slot, processing.send(outcome))
+        except StopIteration:
+            # Not where it was cancelled: what hung would be begun again.
+            slot.leave()
+            self._engine.scheduler.give_back(lane)
+            self._free.append(slot)
+
+    async def _handle(self, slot: ExecutionSlot, work: Work | Slice) -> Outcome:
+        record, given, outcome = None, cast("object", work), cast("Outcome", None)
+        try:
+            if isinstance(work, Slice):
+                # Its first message alone: the others are in the next slice.
+                work.cut()
+                record = slot.record = work[0]
+                given = slot.prepare(record)
+                if given is None:
+                    slot.refused.append(record.offset())
+                    return None
+            # In a task of its own: no message finds context variables of another.
+            call = cast("Coroutine[object, object, object]", slot.invoke(given))
+            returned = await self._loop.create_task(call, context=Context())
             if returned is not None and not isinstance(returned, DeferredCompletion):
-                returned = worker.slot.make_results(returned, worker.work)
+                returned = slot.make_results(returned, given)
             outcome = returned
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
-            if isinstance(error, KeyboardInterrupt) or task.cancelling():
+            if isinstance(error, KeyboardInterrupt) or cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
                 raise
             outcome = Failed(error)
         except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
             outcome = failure_of(raised())
-        worker.go_on(outcome)
-        self._start(worker)
+        if record is not None and isinstance(outcome, Results):
+            slot.results.append((record, outcome))
+            return None
+        return outcome
 
     def cancel(self) -> None:
         """Cancel the handlers that are under way."""

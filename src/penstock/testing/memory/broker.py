@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 
 from penstock.clients.cluster import Cluster
 from penstock.clients.rights import Operation as RightOperation
@@ -23,9 +23,8 @@ from penstock.testing.memory.client.producer_client import MemoryProducer
 from penstock.testing.memory.clock import TestClock
 from penstock.testing.memory.faults import NO_ERROR, Effect, Fault, Faults, Operation, as_error
 from penstock.testing.memory.group.coordinator import Commit, Coordinator, Offset
-from penstock.testing.memory.log.log import Headers, Place
+from penstock.testing.memory.log.log import PartitionLog, Place
 from penstock.testing.memory.log.topics import Topics
-from penstock.testing.memory.log.transaction import TestTransaction
 from penstock.testing.memory.state import BrokerState
 
 T = TypeVar("T")
@@ -44,7 +43,7 @@ class Answered(Generic[T]):
     wait = answer
 
 
-class TestBroker(Cluster):
+class TestBroker(Topics, Cluster):
     """A Kafka in memory. All methods may be called from any thread.
 
     Args:
@@ -59,16 +58,15 @@ class TestBroker(Cluster):
             raise ValueError(f"max_fetch must be at least 1, but is {max_fetch}; a fetch brings one message or more")
         self._clock = TestClock()
         self._chance = random.Random(seed)  # noqa: S311 - a seed must give the same run again
-        self._lock = threading.RLock()
-        self._topics = Topics(self._clock)
-        self._coordinator = Coordinator(self._clock, self._topics, self._chance)
-        self._topics.on_change = self._coordinator.topic_changed
+        super().__init__(self._clock, threading.RLock())
+        self._coordinator = Coordinator(self._clock, self._logs, self._places, self._chance)
+        self._on_change = self._coordinator.topic_changed
         #: What goes wrong; `faults.happened` counts what went wrong.
         self.faults = Faults(self._chance)
         #: Rights that its clients lack when they ask. What is refused besides is planned with `fail`.
         self.missing_rights: set[Right] = set()
         self._state = BrokerState(
-            self._clock, self._lock, self._topics, self._coordinator, self.faults, self._chance, max_fetch
+            self._clock, self._lock, self._logs, self._append, self._coordinator, self.faults, self._chance, max_fetch
         )
 
     @property
@@ -105,7 +103,7 @@ class TestBroker(Cluster):
     def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
         """Return how many partitions each topic has; `TopicNotFoundError` names all that are absent."""
         with self._lock:
-            counts, wanted = self._topics.counts(), list(topics)
+            counts, wanted = self.topics(), list(topics)
         missing = sorted(topic for topic in wanted if topic not in counts)
         if missing:
             raise TopicNotFoundError(f"no such topic on the test broker: {', '.join(missing)}; create it first")
@@ -114,10 +112,10 @@ class TestBroker(Cluster):
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
         """Create the topics that are absent."""
         with self._lock:
-            counts = self._topics.counts()
+            counts = self.topics()
             for spec in specs:
                 if spec.name not in counts:
-                    self._topics.create(spec.name, spec.partitions, spec.config)
+                    self.create_topic(spec.name, spec.partitions, spec.config)
 
     def message_limits(self, topics: Iterable[str]) -> dict[str, int]:  # noqa: ARG002 - a cluster's method takes them
         """Return nothing: no message is too large here."""
@@ -126,7 +124,7 @@ class TestBroker(Cluster):
     def ask_topic_ids(self, topics: Iterable[str]) -> Answered[TopicIds]:
         """Return the answer to which topics there are."""
         with self._lock:
-            known, wanted, missing = dict(self._topics.ids), list(topics), set(self.missing_rights)
+            known, wanted, missing = dict(self._ids), list(topics), set(self.missing_rights)
         absent = frozenset(topic for topic in wanted if topic not in known)
         ids = {topic: known[topic] for topic in wanted if topic in known}
         unreadable = frozenset(topic for topic in wanted if topic_right(RightOperation.READ, topic) in missing)
@@ -135,7 +133,7 @@ class TestBroker(Cluster):
     def ask_readable_ends(self, places: Sequence[tuple[str, int]]) -> Answered[Mapping[tuple[str, int], int]]:
         """Return the answer to where partitions end for readers of committed messages."""
         with self._lock:
-            return Answered({place: self._topics.log(*place).last_stable for place in places})
+            return Answered({place: self._log(*place).last_stable for place in places})
 
     def in_background(self, what: str, work: Callable[[], T]) -> Answered[T]:  # noqa: ARG002 - a cluster's method takes it
         """Do it at once."""
@@ -165,25 +163,7 @@ class TestBroker(Cluster):
         lacked = tuple(right for right in wanted if right in missing)
         return Answered(Rights(tuple(right for right in wanted if right not in missing), lacked))
 
-    # Topics and records
-
-    def create_topic(self, topic: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
-        """Create a topic. Of its config, `message.timestamp.type` has a meaning here.
-
-        `PenstockError` where it exists, `ValueError` where it would have no partition.
-        """
-        with self._lock:
-            self._topics.create(topic, partitions, config or {})
-
-    def add_partitions(self, topic: str, partitions: int) -> None:
-        """Let a topic have so many partitions in all; groups that read it rebalance."""
-        with self._lock:
-            self._topics.grow(topic, partitions)
-
-    def delete_topic(self, topic: str) -> None:
-        """Delete a topic with its records and the groups' offsets in it; groups that read it rebalance."""
-        with self._lock:
-            self._topics.delete(topic)
+    # Topics and groups
 
     def recreate_topic(self, topic: str) -> None:
         """Delete a topic and create it again at once: the groups' offsets in it go, and clients that read it go on.
@@ -192,78 +172,8 @@ class TestBroker(Cluster):
         stood in the old one.
         """
         with self._lock:
-            self._topics.recreate(topic)
+            self._make(topic, [PartitionLog(topic, log.partition, log.type) for log in self._logs_of(topic)])
             self._coordinator.forget_offsets(topic)
-
-    def produce(
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Headers = (),
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> Message:
-        """Append a record and return it.
-
-        Args:
-            topic: name of the topic.
-            value: the body, or None for a tombstone.
-            key: decides the partition, where none is given.
-            headers: pairs of name and content.
-            partition: number of the partition.
-            timestamp_ms: create time since the epoch; the clock's when left out.
-
-        Raises:
-            TopicNotFoundError: there is no such topic or partition.
-        """
-        with self._lock:
-            return self._topics.append(topic, value, key, headers, partition=partition, timestamp_ms=timestamp_ms)[0]
-
-    def transaction(self) -> TestTransaction:
-        """Begin a transaction: a context manager, or ended by hand, or left open."""
-        return TestTransaction(self._topics, self._lock)
-
-    def records(self, topic: str, partition: int | None = None, *, committed_only: bool = True) -> list[Message]:
-        """Return the records of a topic as a reader gets them, partition by partition."""
-        with self._lock:
-            logs = self._topics.logs_of(topic) if partition is None else [self._topics.log(topic, partition)]
-            return [record for log in logs for record in log.records(committed_only=committed_only)]
-
-    def records_from(self, topic: str, partition: int, offset: int) -> list[Message]:
-        """Return the records of one partition as a reader of committed messages gets them from an offset on."""
-        with self._lock:
-            log = self._topics.log(topic, partition)
-            return log.read(max(log.start, offset), log.end - log.start, committed_only=True)[0]
-
-    def topics(self) -> dict[str, int]:
-        """Return how many partitions each topic has."""
-        with self._lock:
-            return self._topics.counts()
-
-    def ends(self, topic: str, partition: int = 0) -> tuple[int, int, int]:
-        """Return the first offset of a log, its last stable offset, and its end."""
-        with self._lock:
-            log = self._topics.log(topic, partition)
-            return log.start, log.last_stable, log.end
-
-    def compact(self, topic: str, partition: int = 0, *, keep: Callable[[Message], bool] | None = None) -> None:
-        """Compact a log: holes where records were. By default the newest of each key stays."""
-        with self._lock:
-            self._topics.log(topic, partition).compact(keep)
-
-    def delete_records(self, topic: str, partition: int, before: int) -> None:
-        """Let a log begin at offset `before`, as retention does."""
-        with self._lock:
-            self._topics.log(topic, partition).delete_before(before)
-
-    def truncate(self, topic: str, partition: int, end: int) -> None:
-        """Let a log end before offset `end`, as after the loss of a leader: offsets are given again."""
-        with self._lock:
-            self._topics.log(topic, partition).truncate(end)
-
-    # Groups
 
     def committed(self, group: str) -> dict[Place, Offset]:
         """Return a group's offsets, with metadata, by topic and partition."""

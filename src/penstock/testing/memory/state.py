@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from confluent_kafka import Message
 
 from penstock.testing.memory.clock import TestClock
 from penstock.testing.memory.faults import Faults
 from penstock.testing.memory.group.coordinator import Coordinator
-from penstock.testing.memory.log.topics import Topics
+from penstock.testing.memory.log.log import PartitionLog, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,9 @@ class BrokerState:
 
     clock: TestClock
     lock: threading.RLock
-    topics: Topics
+    #: Every log by topic and partition, and what appends a record.
+    logs: dict[Place, PartitionLog]
+    append: Callable[..., tuple[Message, PartitionLog]]
     coordinator: Coordinator
     faults: Faults
     chance: random.Random

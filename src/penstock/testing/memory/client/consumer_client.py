@@ -6,44 +6,21 @@ the beginning of `poll` and `consume`; callbacks are called from within those an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from confluent_kafka import KafkaException, Message, TopicPartition
 
 from penstock.clients.cluster import RebalanceCallback
 from penstock.testing.memory import codes
-from penstock.testing.memory.client.committing import ANSWER_S, Committing, failed
-from penstock.testing.memory.client.fetching import FetchedPartition, Fetcher
-from penstock.testing.memory.client.membership import Membership
+from penstock.testing.memory.client.fetching import FetchedPartition
+from penstock.testing.memory.client.group_client import ANSWER_S, GroupClient, failed
 from penstock.testing.memory.faults import Operation
+from penstock.testing.memory.group.group import Gone
 from penstock.testing.memory.log.log import Place
-from penstock.testing.memory.state import BrokerState
 
 
-class MemoryConsumer:
+class MemoryConsumer(GroupClient):
     """A consumer on the broker in memory: made by `TestBroker.consumer`. For one thread, as the real one is here."""
 
-    def __init__(self, config: Mapping[str, Any], state: BrokerState) -> None:
-        self._group = str(config["group.id"])
-        self._state = state
-        self._closed = False
-        # Whether nothing of it reaches the broker.
-        self._cut_off = False
-        self._fetcher = Fetcher(
-            state,
-            reset=str(config.get("auto.offset.reset", "latest")),
-            committed_only=config.get("isolation.level", "read_committed") == "read_committed",
-            stored=self._stored,
-        )
-        self._committing = Committing(self._group, config.get("on_commit"), state, lambda: self._cut_off)
-        self._membership = Membership(
-            config, self, state, self._fetcher, lambda: not (self._cut_off or self._state.coordinator.away)
-        )
-
-    def _stored(self, place: Place) -> int | None:
-        found = self._state.coordinator.offsets.get(self._group, {}).get(place)
-        return None if found is None else found.offset
+    _closed = False
 
     def _require_open(self) -> None:
         if self._closed:
@@ -60,17 +37,19 @@ class MemoryConsumer:
     ) -> None:
         """Join the group; the callbacks are called from within `poll`, `consume` and `close`."""
         self._require_open()
-        self._membership.subscribe(topics, on_assign, on_revoke, on_lost)
+        self._callbacks = {"assign": on_assign, "revoke": on_revoke, "lost": on_lost}
+        with self._state.lock:
+            self._wants(topics)
 
     def unsubscribe(self) -> None:
         """Want no topic any more; a callback gives back what is assigned."""
         self._require_open()
-        self._membership.unsubscribe()
+        with self._state.lock:
+            self._wants(())
 
     def memberid(self) -> str:
         """Return the id that the coordinator gave, or an empty text."""
-        member = self._membership.member
-        return "" if member is None else member.name
+        return "" if self._member is None else self._member.name
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """Begin with these partitions, at their offsets; `KafkaException` where one is assigned already."""
@@ -118,16 +97,16 @@ class MemoryConsumer:
         return self._turn(num_messages)
 
     def _turn(self, wanted: int) -> list[Message]:
-        membership, fetcher = self._membership, self._fetcher
+        fetcher = self._fetcher
         early: list[Message] = []
         before: dict[Place, FetchedPartition] = {}
         with self._state.lock:
             now = self._state.clock.monotonic()
             self._state.coordinator.tick(now)
-            member = membership.member
+            member = self._member
             if member is not None:
                 member.polled_at = now
-                if not (member.needs_client or self._committing.answers or membership.errors):
+                if not (member.needs_client or self._answers or self._errors):
                     if not self._cut_off:
                         fetcher.refill()
                     return fetcher.take(wanted)
@@ -135,13 +114,12 @@ class MemoryConsumer:
                     # The callbacks come in the middle: some messages are counted out, but not handed over yet.
                     before = dict(fetcher.assigned)
                     early = fetcher.take(self._state.chance.randrange(wanted))
-        self._committing.serve()
-        membership.serve()
+        self._serve()
         with self._state.lock:
             # Of a partition that the callbacks gave back nothing is handed over.
             found = [record for record in early if fetcher.assigned.get(_place(record)) is before.get(_place(record))]
-            while membership.errors and len(found) < wanted:
-                found.append(membership.errors.popleft())
+            while self._errors and len(found) < wanted:
+                found.append(self._errors.popleft())
             if not self._cut_off:
                 fetcher.refill()
             return found + fetcher.take(wanted - len(found))
@@ -197,7 +175,7 @@ class MemoryConsumer:
         self._require_open()
         place = (partition.topic, partition.partition)
         with self._state.lock:
-            log = self._state.topics.logs.get(place)
+            log = self._state.logs.get(place)
             if cached:
                 known = log is not None and place in self._fetcher.assigned
                 return (log.start, log.end) if log is not None and known else (codes.INVALID, codes.INVALID)
@@ -224,11 +202,11 @@ class MemoryConsumer:
             raise failed(codes.NO_OFFSET, "Commit failed: Local: No offset stored")
         with self._state.lock:
             self._state.coordinator.tick(self._state.clock.monotonic())
-            if self._membership.fenced:
+            if self._member is not None and self._member.gone is Gone.FENCED:
                 raise failed(codes.FATAL, "Commit failed: Local: Fatal error")
             if not asynchronous:
-                return self._committing.send_and_wait(self._membership.member, points)
-            self._committing.send(self._membership.member, points)
+                return self._send_and_wait(points)
+            self._send(points)
             return None
 
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
@@ -239,7 +217,7 @@ class MemoryConsumer:
         self._require_open()
         with self._state.lock:
             self._state.coordinator.tick(self._state.clock.monotonic())
-            return self._committing.committed(partitions, timeout)
+            return self._ask_committed(partitions, timeout)
 
     # The end
 
@@ -249,28 +227,29 @@ class MemoryConsumer:
             return
         with self._state.lock:
             self._state.coordinator.tick(self._state.clock.monotonic())
-        self._membership.close()
-        self._committing.serve()
+        self._leave()
+        self._serve_answers()
         self._closed = True
 
     def die(self) -> None:
         """End as a process that is killed: no callback, no word to the group. For the broker."""
         with self._state.lock:
             self._closed = True
-            self._membership.hear_no_more()
+            self._hear_no_more()
 
     def cut_off(self) -> None:
         """Let nothing of it reach the broker from now on. For the broker."""
         with self._state.lock:
             self._cut_off = True
-            self._membership.hear_no_more()
+            self._hear_no_more()
 
     def heal(self) -> None:
         """Let it reach the broker again; what was held arrives. For the broker."""
         with self._state.lock:
             self._state.coordinator.tick(self._state.clock.monotonic())
             self._cut_off = False
-            self._membership.hear_again()
+            if self._member is not None and self._member.gone is None:
+                self._state.coordinator.group(self._group).heard(self._member, self._state.clock.monotonic())
             self._state.coordinator.tick(self._state.clock.monotonic())
 
 

@@ -7,8 +7,9 @@ the queue, and a call which is satisfied before leaves them there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from confluent_kafka import KafkaError, Message
 
@@ -49,13 +50,11 @@ class _Chunk:
 class Fetcher:
     """The fetches of one client. The broker's lock guards it."""
 
-    def __init__(
-        self, state: BrokerState, *, reset: str, committed_only: bool, stored: Callable[[Place], int | None]
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any], state: BrokerState) -> None:
         self._state = state
-        self._reset = reset
-        self._stored = stored
-        self.committed_only = committed_only
+        self._group = str(config["group.id"])
+        self._reset = str(config.get("auto.offset.reset", "latest"))
+        self.committed_only = config.get("isolation.level", "read_committed") == "read_committed"
         self.assigned: dict[Place, FetchedPartition] = {}
         self._queue: deque[_Chunk] = deque()
         # A pause outlives the assignment: only `resume` ends it, in librdkafka too.
@@ -101,7 +100,7 @@ class Fetcher:
                 self._fetch(part)
 
     def _fetch(self, part: FetchedPartition) -> None:
-        log = self._state.topics.logs.get(part.place)
+        log = self._state.logs.get(part.place)
         if log is None:
             return
         if part.next < 0:
@@ -127,11 +126,11 @@ class Fetcher:
         elif part.next == codes.END:
             part.next = self.end_of(log)
         else:
-            stored = self._stored(part.place)
+            stored = self._state.coordinator.offsets.get(self._group, {}).get(part.place)
             if stored is None:
                 self._go_by_policy(part, log, "no previously committed offset available: Local: No offset stored")
             else:
-                part.next = stored
+                part.next = stored.offset
 
     def _go_by_policy(self, part: FetchedPartition, log: PartitionLog, why: str) -> None:
         if self._reset in ("earliest", "smallest", "beginning"):

@@ -56,7 +56,7 @@ class MemoryProducer:
             def write() -> KafkaError | None:
                 nonlocal message
                 try:
-                    message = state.topics.append(topic, value, key, headers, partition=partition)[0]
+                    message = state.append(topic, value, key, headers, partition=partition)[0]
                 except TopicNotFoundError:
                     return KafkaError(codes.UNKNOWN_TOPIC_OR_PARTITION)
                 return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaError
@@ -19,7 +19,6 @@ from penstock.testing.memory.clock import TestClock
 from penstock.testing.memory.faults import Effect, Fault
 from penstock.testing.memory.group.group import Gone, Group, Member
 from penstock.testing.memory.log.log import Place
-from penstock.testing.memory.log.topics import Topics
 
 #: Characters of commit metadata that Kafka takes; 4.3 refuses its own `offset.metadata.max.bytes` of 4,096.
 MAX_METADATA = 4_095
@@ -63,10 +62,15 @@ class CommitRequest:
 class Coordinator:
     """All groups. The broker's lock guards it."""
 
-    def __init__(self, clock: TestClock, topics: Topics, chance: random.Random) -> None:
+    def __init__(
+        self,
+        clock: TestClock,
+        logs: Container[Place],
+        places: Callable[[Iterable[str]], list[Place]],
+        chance: random.Random,
+    ) -> None:
         self._clock = clock
-        self._places = topics.places
-        self._exists = topics.logs
+        self._exists, self._places = logs, places
         self._chance = chance
         self.groups: dict[str, Group] = {}
         self.offsets: dict[str, dict[Place, Offset]] = {}
@@ -112,8 +116,7 @@ class Coordinator:
         if now < self.away_until:
             return
         for group in self.groups.values():
-            if now >= group.check_at:
-                group.expire(now)
+            group.expire(now)
 
     def next_due(self) -> float:
         """Return when something happens by the clock alone, or infinity."""

@@ -54,8 +54,13 @@ class Member:
     #: What the client has not served yet.
     change: Change | None = None
     gone: Gone | None = None
-    #: Whether the client has anything to serve: looked at in every poll.
-    needs_client: bool = False
+    #: Whether the client does not know that it is gone, as far as it is to hear of that.
+    gone_unsaid: bool = False
+
+    @property
+    def needs_client(self) -> bool:
+        """Whether the client has anything to serve."""
+        return self.change is not None or self.gone_unsaid
 
     def deadline(self) -> float:
         """When it is evicted if nothing is heard of it until then."""
@@ -73,16 +78,13 @@ class Group:
         self._chance = chance
         self.members: dict[str, Member] = {}
         self.generation = 0
-        #: Nobody is evicted before this time: looked at in every poll.
-        self.check_at = float("inf")
         self._preparing = False
         self._shuffle = False
 
-    def join(self, member: Member, now: float) -> None:
+    def join(self, member: Member) -> None:
         """Take a member in. One with the instance id of another takes its place without a rebalance."""
         same = (other for other in self.members.values() if member.instance and other.instance == member.instance)
         former = next(same, None)
-        self.check_at = now
         if former is None:
             self.members[member.name] = member
             self.rebalance()
@@ -100,9 +102,9 @@ class Group:
         elif self._preparing:
             self._complete_when_ready()
         else:
-            self._tell(member, Change((), member.assigned))
+            member.change = Change((), member.assigned)
 
-    def subscribe_anew(self, member: Member, topics: Iterable[str]) -> None:
+    def change_topics(self, member: Member, topics: Iterable[str]) -> None:
         """Let a member have other topics; what it keeps stays with it."""
         wanted = tuple(topics)
         if wanted != member.topics:
@@ -115,12 +117,6 @@ class Group:
             self._dismiss(member, Gone.LEFT)
             self.rebalance()
 
-    def unheard(self, member: Member, now: float) -> None:
-        """No more heartbeats of this member: its session ends by the clock."""
-        if member.unheard_since is None:
-            member.unheard_since = now
-        self.check_at = now
-
     def heard(self, member: Member, now: float) -> None:
         """Hear heartbeats of this member again."""
         member.unheard_since = None
@@ -129,19 +125,16 @@ class Group:
 
     def expire(self, now: float) -> None:
         """Evict who has not been heard of for too long."""
-        if now < self.check_at:
-            return
         late = [member for member in self.members.values() if member.deadline() <= now]
         for member in late:
             del self.members[member.name]
             self._dismiss(member, Gone.POLL_INTERVAL if member.unheard_since is None else Gone.SESSION)
-        self.check_at = min((member.deadline() for member in self.members.values()), default=float("inf"))
         if late:
             self.rebalance()
 
     @staticmethod
     def _dismiss(member: Member, why: Gone) -> None:
-        member.gone, member.change, member.needs_client = why, None, True
+        member.gone, member.change, member.gone_unsaid = why, None, True
 
     def rebalance(self, *, shuffle: bool = False) -> None:
         """Prepare a generation; shuffled, partitions go to members by chance, whoever has them."""
@@ -154,7 +147,7 @@ class Group:
         if member.gone is not None or member.change is None:
             return
         gave_back = bool(member.change.revoked)
-        member.change, member.needs_client = None, False
+        member.change = None
         if gave_back:
             self.rebalance()
         else:
@@ -187,8 +180,4 @@ class Group:
             kept = set(given)
             revoked = tuple(place for place in member.owned if place not in kept)
             added = tuple(place for place in given if place not in member.owned)
-            self._tell(member, Change(revoked, added))
-
-    @staticmethod
-    def _tell(member: Member, change: Change) -> None:
-        member.change, member.needs_client = change, True
+            member.change = Change(revoked, added)

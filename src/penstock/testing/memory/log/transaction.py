@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Self
 
 from confluent_kafka import Message
 
 from penstock.errors import StoppedError
 from penstock.testing.memory.log.log import Headers, LoggedTransaction, Outcome, PartitionLog
-from penstock.testing.memory.log.topics import Topics
 
 
 class TestTransaction:
@@ -21,8 +21,8 @@ class TestTransaction:
 
     __test__ = False  # pytest would take the name for a test case
 
-    def __init__(self, topics: Topics, lock: threading.RLock) -> None:
-        self._topics = topics
+    def __init__(self, append: Callable[..., tuple[Message, PartitionLog]], lock: threading.RLock) -> None:
+        self._append = append
         self._lock = lock
         self._logged = LoggedTransaction()
         self._logs: dict[PartitionLog, None] = {}
@@ -39,7 +39,7 @@ class TestTransaction:
         """Append a record and return it; `StoppedError` where the transaction has ended."""
         with self._lock:
             self._require_open()
-            message, log = self._topics.append(topic, value, key, headers, partition=partition, owner=self._logged)
+            message, log = self._append(topic, value, key, headers, partition=partition, owner=self._logged)
             self._logs[log] = None
             return message
 

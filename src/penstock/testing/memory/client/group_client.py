@@ -1,0 +1,253 @@
+"""What a consumer client has to do with its group: membership, rebalance callbacks, and commits with their answers.
+
+Callbacks are called without the broker's lock, on the thread of the caller. All else here is guarded by it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from penstock.clients.cluster import RebalanceCallback
+from penstock.testing.memory import codes
+from penstock.testing.memory.client.fetching import Fetcher, error_message
+from penstock.testing.memory.faults import Effect, Operation, as_error
+from penstock.testing.memory.group.coordinator import CommitRequest
+from penstock.testing.memory.group.group import Change, Gone, Member
+from penstock.testing.memory.log.log import Place
+from penstock.testing.memory.state import BrokerState
+
+#: librdkafka's defaults.
+_SESSION_MS = 45_000
+_POLL_MS = 300_000
+#: Seconds that a call waits for an answer (librdkafka's `socket.timeout.ms`).
+ANSWER_S = 60.0
+
+
+class AnsweredPartition(TopicPartition):
+    """A `TopicPartition` with an error, which the client library makes only itself."""
+
+    def __init__(self, point: TopicPartition, error: KafkaError | None) -> None:
+        # The library tells an absent metadata from an empty one, and takes no None.
+        metadata = () if point.metadata is None else (point.metadata,)
+        super().__init__(point.topic, point.partition, point.offset, *metadata)
+        self._error = error
+
+    @property
+    def error(self) -> KafkaError | None:  # type: ignore[override] # an attribute in the stub, read-only in truth
+        """Why this partition was refused, or None."""
+        return self._error
+
+
+class GroupClient:
+    """The part of a consumer client that its group's coordinator knows."""
+
+    def __init__(self, config: Mapping[str, Any], state: BrokerState) -> None:
+        self._state = state
+        self._config = config
+        self._group = str(config["group.id"])
+        self._fetcher = Fetcher(config, state)
+        self._topics: list[str] = []
+        self._callbacks: dict[str, RebalanceCallback | None] = {}
+        self._reported_eviction = False
+        # Whether nothing of it reaches the broker.
+        self._cut_off = False
+        #: The membership as the group knows it, or None.
+        self._member: Member | None = None
+        # Errors to be handed over instead of messages, and answers that `on_commit` has not heard yet.
+        self._errors: deque[Message] = deque()
+        self._answers: deque[tuple[KafkaError | None, list[TopicPartition]]] = deque()
+
+    # Membership
+
+    def _wants(self, topics: Sequence[str]) -> None:
+        """Join the group, or stay in it with other topics."""
+        self._topics = list(topics)
+        if self._member is not None and self._member.gone is None:
+            self._state.coordinator.group(self._group).change_topics(self._member, topics)
+        elif topics:
+            self._join()
+
+    def _join(self) -> None:
+        coordinator, now = self._state.coordinator, self._state.clock.monotonic()
+        if self._cut_off or coordinator.away:
+            return
+        coordinator.tick(now)
+        self._reported_eviction = False
+        self._member = Member(
+            coordinator.new_name(),
+            self._config.get("group.instance.id"),
+            tuple(self._topics),
+            float(self._config.get("session.timeout.ms", _SESSION_MS)) / 1000,
+            float(self._config.get("max.poll.interval.ms", _POLL_MS)) / 1000,
+            now,
+        )
+        coordinator.group(self._group).join(self._member)
+
+    def _serve(self) -> None:
+        """Hand over answers, and call the callbacks that are due. Without the lock."""
+        self._serve_answers()
+        member = self._member
+        if member is None:
+            if self._topics:
+                with self._state.lock:
+                    self._join()
+        elif member.gone is not None:
+            self._lose(member, member.gone)
+        elif member.change is not None:
+            self._serve_change(member, member.change)
+
+    def _lose(self, member: Member, why: Gone) -> None:
+        if why is Gone.FENCED:
+            # A fenced client says so once, calls no callback, and stays as it is.
+            member.gone_unsaid = False
+            text = "Fatal error: Broker: Static consumer fenced by other consumer with same group.instance.id"
+            self._errors.append(error_message(KafkaError(codes.FATAL, text)))
+            return
+        if why is Gone.POLL_INTERVAL and not self._reported_eviction:
+            # The error comes first, the callback with the next call.
+            self._reported_eviction = True
+            text = f"Application maximum poll interval ({member.poll_s * 1000:.0f}ms) exceeded"
+            self._errors.append(error_message(KafkaError(codes.MAX_POLL_EXCEEDED, text)))
+            return
+        self._drop("lost", list(self._fetcher.assigned))
+        with self._state.lock:
+            self._member = None
+            self._join()
+
+    def _serve_change(self, member: Member, change: Change) -> None:
+        absent = [place for place in change.revoked if place not in self._state.logs]
+        for topic, partition in absent:
+            text = f"Subscribed topic not available: {topic}: Broker: Unknown topic or partition"
+            error = KafkaError(codes.UNKNOWN_TOPIC_OR_PARTITION, text)
+            self._errors.append(error_message(error, topic, partition))
+        self._drop("lost", absent)
+        self._drop("revoke", [place for place in change.revoked if place not in absent])
+        if member.gone is not None:
+            # The callback took too long: the next call hears of it.
+            return
+        if callback := self._callbacks.get("assign"):
+            self.call_back("assign", callback, [TopicPartition(*place) for place in change.added])
+        with self._state.lock:
+            for place in change.added:
+                if place not in self._fetcher.assigned:
+                    self._fetcher.assign(place, codes.INVALID)
+            for place in change.revoked:
+                member.owned.pop(place, None)
+            member.owned.update(dict.fromkeys(change.added))
+            self._state.coordinator.group(self._group).served(member)
+
+    def _drop(self, name: str, places: Sequence[Place]) -> None:
+        """Call a callback and unassign what it left assigned, as the client library does."""
+        callback = self._callbacks.get(name) or self._callbacks.get("revoke")
+        if places and callback is not None:
+            self.call_back(name, callback, [TopicPartition(*place) for place in places])
+        with self._state.lock:
+            for place in places:
+                if place in self._fetcher.assigned:
+                    self._fetcher.unassign(place)
+
+    def call_back(self, name: str, callback: RebalanceCallback, partitions: list[TopicPartition]) -> None:  # noqa: ARG002 - for who listens
+        """Call a rebalance callback, whose name is "assign", "revoke" or "lost"."""
+        callback(self, partitions)
+
+    def _leave(self) -> None:
+        """Give everything back and leave. Without the lock; a fenced client calls no callback."""
+        member = self._member
+        gone = None if member is None else member.gone
+        if gone is not Gone.FENCED:
+            self._drop("revoke" if gone is None else "lost", list(self._fetcher.assigned))
+        with self._state.lock:
+            if member is None or member.gone is not None:
+                return
+            if member.instance is not None or self._cut_off or self._state.coordinator.away:
+                # With an instance id the group waits for its return (KIP-345).
+                self._hear_no_more()
+            else:
+                self._state.coordinator.group(self._group).leave(member)
+
+    def _hear_no_more(self) -> None:
+        """Let the group hear nothing of this client from now on: its session ends by the clock."""
+        member = self._member
+        if member is not None and member.unheard_since is None:
+            member.unheard_since = self._state.clock.monotonic()
+
+    # Commits
+
+    def _serve_answers(self) -> None:
+        on_commit = self._config.get("on_commit")
+        while self._answers:
+            answer = self._answers.popleft()
+            if on_commit is not None:
+                on_commit(*answer)
+
+    def _send(self, points: Sequence[TopicPartition]) -> None:
+        """Commit, and let the answer come to `on_commit`."""
+
+        def answer(error: KafkaError | None) -> None:
+            # The client library writes the error of the whole to every partition.
+            self._answers.append((error, [AnsweredPartition(point, error) for point in points]))
+
+        self._request(Operation.COMMIT_ASYNC, points, answer)
+
+    def _send_and_wait(self, points: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Commit and let the clock go on until there is an answer; `KafkaException` where it is not a yes in time."""
+        answers: list[KafkaError | None] = []
+        self._request(Operation.COMMIT_SYNC, points, answers.append)
+        coordinator, clock = self._state.coordinator, self._state.clock
+        deadline = clock.monotonic() + ANSWER_S
+        while not answers and (now := clock.monotonic()) < deadline:
+            clock.sleep(min(deadline, coordinator.next_due()) - now)
+            coordinator.tick(clock.monotonic())
+        error = answers[0] if answers else KafkaError(codes.TIMED_OUT)
+        if error is not None:
+            raise failed(error.code(), f"Commit failed: {error.str()}")
+        return [AnsweredPartition(point, None) for point in points]
+
+    def _request(
+        self, operation: Operation, points: Sequence[TopicPartition], answer: Callable[[KafkaError | None], object]
+    ) -> None:
+        coordinator, member = self._state.coordinator, self._member
+        places = [(point.topic, point.partition, point.offset, point.metadata) for point in points]
+        request = CommitRequest(self._group, member, -1 if member is None else member.generation, places)
+
+        def execute() -> KafkaError | None:
+            code = coordinator.accept(request)
+            return None if code is None else as_error(code)
+
+        fault = self._state.faults.take(operation)
+        decided = fault is not None and fault.effect in {Effect.REFUSED, Effect.ARRIVES_LATE}
+        if not decided and (self._cut_off or coordinator.away):
+            coordinator.hold(lambda: self._cut_off, lambda: answer(execute()))
+        else:
+            coordinator.deliver(fault, execute, answer)
+
+    def _ask_committed(self, partitions: Sequence[TopicPartition], timeout: float) -> list[TopicPartition]:
+        """Return the group's offsets; `KafkaException` without an answer within `timeout` seconds of the clock."""
+        if fault := self._state.faults.take(Operation.COMMITTED):
+            raise KafkaException(fault.error)
+        coordinator, clock = self._state.coordinator, self._state.clock
+        if self._cut_off or coordinator.away:
+            allowed_s = timeout if timeout >= 0 else ANSWER_S
+            missing = float("inf") if self._cut_off else coordinator.away_until - clock.monotonic()
+            clock.sleep(min(allowed_s, missing))
+            if missing > allowed_s:
+                raise failed(codes.TIMED_OUT, "Failed to get committed offsets: Local: Timed out")
+            coordinator.tick(clock.monotonic())
+        offsets = coordinator.offsets.get(self._group, {})
+        answer = []
+        for partition in partitions:
+            found = offsets.get((partition.topic, partition.partition))
+            offset, metadata = (codes.INVALID, None) if found is None else (found.offset, found.metadata)
+            # As in `AnsweredPartition`.
+            more = () if metadata is None else (metadata,)
+            answer.append(TopicPartition(partition.topic, partition.partition, offset, *more))
+        return answer
+
+
+def failed(code: int, text: str) -> KafkaException:
+    """Return the exception of an error, to be raised."""
+    return KafkaException(KafkaError(code, text))
