@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -14,45 +14,10 @@ from kafka_tools import produce, transactional
 from penstock.clients.cluster import Cluster, ConsumerClient
 from penstock.devbroker import DevBroker
 from penstock.testing import TestBroker
+from penstock.testing.memory.log.transaction import TestTransaction
 from waiting import wait_until
 
 Seen = list[object]
-
-
-class Transaction(Protocol):
-    """An open transaction."""
-
-    def produce(self, value: bytes) -> None: ...
-    def commit(self) -> None: ...
-    def abort(self) -> None: ...
-
-
-class World(Protocol):
-    """A broker, and what a scenario does to it beside calling clients."""
-
-    cluster: Cluster
-    topic: str
-    group: str
-
-    def produce(self, *values: bytes, partition: int = 0) -> None: ...
-    def begin(self) -> Transaction: ...
-    def delete_before(self, offset: int) -> None: ...
-    def pass_time(self, seconds: float) -> None: ...
-
-
-class MemoryTransaction:
-    def __init__(self, broker: TestBroker, topic: str) -> None:
-        self._tx = broker.transaction()
-        self._topic = topic
-
-    def produce(self, value: bytes) -> None:
-        self._tx.produce(self._topic, value, partition=0)
-
-    def commit(self) -> None:
-        self._tx.commit()
-
-    def abort(self) -> None:
-        self._tx.abort()
 
 
 class MemoryWorld:
@@ -65,8 +30,8 @@ class MemoryWorld:
         for value in values:
             self.broker.produce(self.topic, value, partition=partition)
 
-    def begin(self) -> Transaction:
-        return MemoryTransaction(self.broker, self.topic)
+    def begin(self) -> TestTransaction:
+        return self.broker.transaction()
 
     def delete_before(self, offset: int) -> None:
         self.broker.delete_records(self.topic, 0, offset)
@@ -76,12 +41,12 @@ class MemoryWorld:
 
 
 class KafkaTransaction:
-    def __init__(self, producer: Producer, topic: str) -> None:
-        self._producer, self._topic = producer, topic
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
         producer.begin_transaction()
 
-    def produce(self, value: bytes) -> None:
-        self._producer.produce(self._topic, value, partition=0)
+    def produce(self, topic: str, value: bytes, *, partition: int) -> None:
+        self._producer.produce(topic, value, partition=partition)
         assert self._producer.flush(20) == 0
 
     def commit(self) -> None:
@@ -100,8 +65,8 @@ class KafkaWorld:
     def produce(self, *values: bytes, partition: int = 0) -> None:
         produce(self._bootstrap, self.topic, [(None, value) for value in values], partition=partition)
 
-    def begin(self) -> Transaction:
-        return KafkaTransaction(transactional(self._bootstrap), self.topic)
+    def begin(self) -> KafkaTransaction:
+        return KafkaTransaction(transactional(self._bootstrap))
 
     def delete_before(self, offset: int) -> None:
         point = TopicPartition(self.topic, 0, offset)
@@ -110,6 +75,10 @@ class KafkaWorld:
     def pass_time(self, seconds: float) -> None:
         # On a real broker, time passes by itself.
         time.sleep(seconds)
+
+
+#: A broker, and what a scenario does to it beside calling clients.
+World = MemoryWorld | KafkaWorld
 
 
 class Client:

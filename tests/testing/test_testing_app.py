@@ -159,66 +159,6 @@ def test_an_async_app_inside_a_running_loop_is_refused() -> None:
     asyncio.run(inside())
 
 
-def test_batches_wait_for_their_linger_and_deferred_completions_for_the_test() -> None:
-    app, batches, out = app_of(), [], []
-
-    @app.handler("batches", batch=3, linger=2.0)
-    def take(messages: list[penstock.Message]) -> None:
-        batches.append([message.value for message in messages])
-
-    @app.handler("later", keyless="together")
-    def defer(message: penstock.Message) -> penstock.DeferredCompletion:
-        out.append(penstock.DeferredCompletion())
-        return out[-1]
-
-    with TestApp(app) as test:
-        for number in range(4):
-            test.send("batches", str(number))
-        test.send("later", "x")
-        test.send("later", "y")
-        test.settle()
-        at_once = list(batches)
-        test.advance(2)
-        waiting = len(out)
-        out[0].complete()
-        test.settle()
-        out[1].complete()
-
-    assert at_once == [[b"0", b"1", b"2"]]
-    assert batches == [[b"0", b"1", b"2"], [b"3"]]
-    assert (waiting, len(out)) == (1, 2)
-    assert test.committed("later") == {0: 2}
-
-
-def test_rates_and_retry_topics_go_by_the_clock() -> None:
-    app, paced, tried = app_of(), [], []
-
-    @app.handler("paced", rate=1.0)
-    def pace(message: penstock.Message) -> None:
-        paced.append(message.value)
-
-    @app.handler("tried", retry=every(0, 1), retry_delays=[30.0], on_failure="dead_letter")
-    def fail(message: penstock.Message) -> None:
-        tried.append(test.clock.monotonic())
-        raise ValueError
-
-    with TestApp(app) as test:
-        for number in range(5):
-            test.send("paced", str(number), key=str(number))
-        test.send("tried", "x")
-        test.settle()
-        at_once = len(paced)
-        test.advance(2.5)
-        later = len(paced)
-        in_between = len(test.records("retry.app.tried.30s"))
-        test.advance(60)
-
-        assert (at_once, later, len(paced)) == (1, 3, 5)
-        assert in_between == 1
-        assert tried[1] - tried[0] == pytest.approx(30, abs=0.1)
-        assert [one.value for one in test.dead_letters("tried")] == [b"x"]
-
-
 def test_a_failure_that_stops_the_app_is_raised_with_its_cause() -> None:
     app = app_of()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from memory_tools import Reader, code, offsets
@@ -195,35 +193,3 @@ def test_the_broker_in_memory_and_a_stepped_consumer_have_all_that_an_engine_cal
     # A thread is one here, too.
     assert {name for name in called if getattr(TestBroker, name) is getattr(Cluster, name)} == {"disposable"}
     assert not [name for name in called if not hasattr(stepped, name)]
-
-
-def _story(seed: int) -> list[object]:
-    """Return all that happens in a run of random calls."""
-    memory = TestBroker(seed, max_fetch=5)
-    chance = random.Random(seed)  # noqa: S311 - a seed must give the same run again
-    memory.create_topic("t", 4)
-    memory.fail_by_chance("commit", KafkaError.REQUEST_TIMED_OUT, 0.2)
-    readers: list[Reader] = []
-    told: list[object] = []
-    for _ in range(300):
-        step = chance.random()
-        if step < 0.05 and len(readers) < 4:
-            readers.append(Reader(memory, "t"))
-        elif step < 0.07 and readers:
-            readers.pop(chance.randrange(len(readers))).client.close()
-        elif step < 0.1:
-            memory.rebalance("g")
-        elif step < 0.4:
-            memory.produce("t", b"v", key=b"%d" % chance.randrange(20))
-        for number, reader in enumerate(readers):
-            batch = reader.client.consume(10, 0)
-            told.append((number, [(one.partition(), one.offset()) for one in batch], len(reader.events)))
-            if batch and batch[-1].error() is None:
-                told.append(reader.commit((batch[-1].partition() or 0, (batch[-1].offset() or 0) + 1)))
-    assert memory.faults.happened[Operation.COMMIT_SYNC] > 0
-    return [*told, memory.commit_log("g")]
-
-
-def test_the_same_seed_and_calls_give_the_same_results() -> None:
-    assert _story(7) == _story(7)
-    assert _story(7) != _story(8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError
 from memory_tools import Reader, settle
 
 from penstock.testing import Operation, TestBroker
@@ -23,20 +23,6 @@ def reader(memory: TestBroker) -> Reader:
     made = Reader(memory, "t")
     settle(made)
     return made
-
-
-def test_the_error_of_an_asynchronous_commit_stands_on_every_partition(memory: TestBroker) -> None:
-    heard: list[tuple[KafkaError | None, list[TopicPartition]]] = []
-    client = memory.consumer({"group.id": "g", "on_commit": lambda *answer: heard.append(answer)})
-
-    client.commit(offsets=[TopicPartition("t", 0, 1), TopicPartition("t", 9, 1)], asynchronous=True)
-    client.consume(1, 0)
-
-    ((error, points),) = heard
-    assert error is not None
-    assert error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
-    assert [one.error.code() for one in points if one.error] == [KafkaError.UNKNOWN_TOPIC_OR_PART] * 2
-    assert [(one.topic, one.partition, one.offset) for one in points] == [("t", 0, 1), ("t", 9, 1)]
 
 
 @pytest.mark.parametrize("operation", ["commit", "commit_sync", Operation.COMMIT_SYNC])

@@ -21,7 +21,7 @@ def markers_and_aborted_ranges(world: World) -> Seen:
     world.produce(b"0", b"1", b"2")
     for end in ("commit", "abort"):
         tx = world.begin()
-        tx.produce(end.encode())
+        tx.produce(world.topic, end.encode(), partition=0)
         getattr(tx, end)()
     client = Client(world)
     seen: Seen = [client.position()]
@@ -39,7 +39,7 @@ def markers_and_aborted_ranges(world: World) -> Seen:
 def open_transactions(world: World) -> Seen:
     world.produce(b"0")
     tx = world.begin()
-    tx.produce(b"open")
+    tx.produce(world.topic, b"open", partition=0)
     world.produce(b"2")
     client = Client(world)
     curious = Client(world, group=f"{world.group}-other", isolation_level="read_uncommitted")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 from confluent_kafka import KafkaError
 from memory_tools import Reader, offsets
@@ -54,21 +52,6 @@ def test_a_key_always_goes_to_one_partition_and_keyless_records_go_round(memory:
 
     assert len(keyed) == 1
     assert sorted(keyless) == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def test_aborted_records_and_markers_are_passed_without_being_read(memory: TestBroker) -> None:
-    with memory.transaction() as tx:
-        tx.produce("t", b"committed")
-    with contextlib.suppress(ValueError), memory.transaction() as tx:
-        tx.produce("t", b"aborted")
-        raise ValueError
-    memory.produce("t", b"plain")
-    reader = Reader(memory, "t")
-
-    assert offsets(reader.take()) == [0, 4]
-    assert reader.position() == 5
-    assert [message.value() for message in memory.records("t")] == [b"committed", b"plain"]
-    assert len(memory.records("t", committed_only=False)) == 3
 
 
 def test_compaction_leaves_holes_and_keeps_the_newest_of_each_key(memory: TestBroker) -> None:

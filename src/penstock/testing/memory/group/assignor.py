@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from penstock.testing.memory.log.log import Place
@@ -12,22 +13,19 @@ def assign(
 ) -> dict[str, list[Place]]:
     """Return each member's partitions, by its topics and what it holds; among equals the first member gets one."""
     topics = {name: frozenset(wanted) for name, wanted in members.items()}
-    order = {name: rank for rank, name in enumerate(topics)}
     existing = sorted(places)
-    owners = _kept(topics, held, set(existing))
-    load = dict.fromkeys(topics, 0)
-    for name in owners.values():
-        load[name] += 1
-
-    def lightest(place: Place) -> str | None:
-        able = [name for name, wanted in topics.items() if place[0] in wanted]
-        return min(able, key=lambda name: (load[name], order[name])) if able else None
-
+    owners: dict[Place, str] = {}
+    for name, mine in held.items():
+        for place in mine:
+            if place in existing and place[0] in topics[name]:
+                owners.setdefault(place, name)
+    load = Counter(owners.values())
     moved = True
     while moved:
         moved = False
         for place in existing:
-            owner, other = owners.get(place), lightest(place)
+            able = [name for name, wanted in topics.items() if place[0] in wanted]
+            owner, other = owners.get(place), min(able, key=load.__getitem__, default=None)
             if other is None or (owner is not None and load[owner] <= load[other] + 1):
                 continue
             if owner is not None:
@@ -35,19 +33,4 @@ def assign(
             owners[place] = other
             load[other] += 1
             moved = True
-    shares: dict[str, list[Place]] = {name: [] for name in topics}
-    for place in existing:
-        if place in owners:
-            shares[owners[place]].append(place)
-    return shares
-
-
-def _kept(
-    topics: Mapping[str, frozenset[str]], held: Mapping[str, Iterable[Place]], existing: set[Place]
-) -> dict[Place, str]:
-    owners: dict[Place, str] = {}
-    for name, mine in held.items():
-        for place in mine:
-            if place in existing and place[0] in topics[name]:
-                owners.setdefault(place, name)
-    return owners
+    return {name: [place for place in existing if owners.get(place) == name] for name in topics}
