@@ -14,8 +14,8 @@ from confluent_kafka import KafkaError, Message
 
 from penstock.testing.memory import codes
 from penstock.testing.memory.faults import Effect, Fault, as_error
-from penstock.testing.memory.group.coordinator import Commit, CommitRequest, Offset
-from penstock.testing.memory.log.log import Headers, LoggedTransaction, Outcome, PartitionLog, Place
+from penstock.testing.memory.group.coordinator import CommitRequest
+from penstock.testing.memory.log.log import Headers, LoggedTransaction, Outcome, Place
 from penstock.testing.memory.state import BrokerState
 
 #: A message as it is written: topic, value, key, headers and partition (-1: the partitioner's).
@@ -32,7 +32,6 @@ class OpenTransaction:
     """A transaction as its coordinator knows it."""
 
     logged: LoggedTransaction = field(default_factory=LoggedTransaction)
-    logs: dict[PartitionLog, None] = field(default_factory=dict)
     #: What was written in it, and the positions of groups that take effect with it.
     records: list[Message] = field(default_factory=list)
     positions: list[CommitRequest] = field(default_factory=list)
@@ -118,8 +117,7 @@ class TransactionCoordinator:
             self.on_refused(value)
             return KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
         transaction = self._begun(mine)
-        message, log = self.state.append(topic, value, key, headers, partition=partition, owner=transaction.logged)
-        transaction.logs[log] = None
+        message = self.state.append(topic, value, key, headers, partition=partition, owner=transaction.logged)
         transaction.records.append(message)
         return None
 
@@ -184,22 +182,10 @@ class TransactionCoordinator:
         mine.last = outcome
         if outcome is Outcome.COMMITTED:
             self.on_commit(transaction)
-        transaction.logged.outcome = outcome
-        for log in transaction.logs:
-            log.append_marker(transaction.logged)
+        transaction.logged.end(outcome)
         if outcome is Outcome.COMMITTED:
             for request in transaction.positions:
-                self._apply(request)
-
-    def _apply(self, request: CommitRequest) -> None:
-        coordinator = self.state.coordinator
-        offsets = coordinator.offsets.setdefault(request.group, {})
-        history = coordinator.history.setdefault(request.group, [])
-        member = "" if request.member is None else request.member.name
-        for topic, partition, offset, metadata in request.points:
-            offsets[topic, partition] = Offset(offset, metadata)
-            now = self.state.clock.monotonic()
-            history.append(Commit(now, member, request.generation, topic, partition, offset, metadata))
+                self.state.coordinator.store(request)
 
 
 def positions_of(requests: Sequence[CommitRequest]) -> dict[Place, tuple[int, str]]:

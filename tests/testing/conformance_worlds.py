@@ -21,10 +21,9 @@ Seen = list[object]
 
 
 class MemoryWorld:
-    def __init__(self, partitions: int) -> None:
+    def __init__(self, broker: TestBroker) -> None:
         self.topic, self.group = "t", "g"
-        self.cluster = self.broker = TestBroker()
-        self.broker.create_topic(self.topic, partitions)
+        self.cluster = self.broker = broker
 
     def produce(self, *values: bytes, partition: int = 0) -> None:
         for value in values:
@@ -164,8 +163,8 @@ class Client:
                 found.append((message.offset(), message.value()))
         return found
 
-    def position(self) -> int:
-        return self.client.position([TopicPartition(self.topic, 0)])[0].offset
+    def position(self, partition: int = 0) -> int:
+        return self.client.position([TopicPartition(self.topic, partition)])[0].offset
 
     def commit(self, offset: int, metadata: str | None = None, partition: int = 0) -> str | None:
         """Commit; return the name of the error."""

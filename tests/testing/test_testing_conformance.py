@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 from conformance_worlds import Client, KafkaWorld, MemoryWorld, Seen, World, refusal
 
 from penstock.devbroker import DevBroker
+from penstock.testing import TestBroker
 from waiting import wait_until
 
 
@@ -236,7 +237,9 @@ def test_the_clients_see_the_same_on_both(
 ) -> None:
     partitions = 2
 
-    in_memory = _placed(scenario(MemoryWorld(partitions)), "t")
+    memory = TestBroker()
+    memory.create_topic("t", partitions)
+    in_memory = _placed(scenario(MemoryWorld(memory)), "t")
     topic = new_topic(partitions=partitions)
     in_truth = _placed(scenario(KafkaWorld(broker, admin, topic)), topic)
 

@@ -22,7 +22,7 @@ def memory() -> TestBroker:
 def test_a_record_comes_with_all_that_was_produced(memory: TestBroker) -> None:
     memory.produce("t", b"v", key=b"k", headers=[("a", b"1"), ("a", "2"), ("b", None)], timestamp_ms=17)
 
-    (message,) = Reader(memory, "t").take()
+    (message,) = Reader(memory, "t").drain()
 
     assert (message.topic(), message.partition(), message.offset()) == ("t", 0, 0)
     assert (message.key(), message.value(), message.error()) == (b"k", b"v", None)
@@ -60,30 +60,34 @@ def test_compaction_leaves_holes_and_keeps_the_newest_of_each_key(memory: TestBr
 
     memory.compact("t")
 
-    assert offsets(Reader(memory, "t").take()) == [2, 3, 4]
+    assert offsets(Reader(memory, "t").drain()) == [2, 3, 4]
 
 
 def test_a_log_that_went_back_is_read_again_from_where_the_policy_says(memory: TestBroker) -> None:
     for _ in range(6):
         memory.produce("t", b"old")
     reader = Reader(memory, "t")
-    assert offsets(reader.take()) == [0, 1, 2, 3, 4, 5]
+    assert offsets(reader.drain()) == [0, 1, 2, 3, 4, 5]
 
     memory.truncate("t", 0, 2)
     memory.produce("t", b"new")
 
-    assert [(message.offset(), message.value()) for message in reader.take()] == [(0, b"old"), (1, b"old"), (2, b"new")]
+    assert [(message.offset(), message.value()) for message in reader.drain()] == [
+        (0, b"old"),
+        (1, b"old"),
+        (2, b"new"),
+    ]
 
 
 def test_a_deleted_topic_is_lost_and_comes_back_from_its_beginning(memory: TestBroker) -> None:
     for _ in range(3):
         memory.produce("t", b"old")
     reader = Reader(memory, "t")
-    assert len(reader.take()) == 3
-    assert reader.commit((0, 3)) is None
+    assert len(reader.drain()) == 3
+    assert reader.commit(3) is None
 
     memory.delete_topic("t")
-    errors = [error.code() for message in reader.take() if (error := message.error()) is not None]
+    errors = [error.code() for message in reader.drain() if (error := message.error()) is not None]
 
     assert errors == [KafkaError.UNKNOWN_TOPIC_OR_PART]
     assert [event for event in reader.events if event[1]] == [("assign", (0,)), ("lost", (0,))]
@@ -92,17 +96,17 @@ def test_a_deleted_topic_is_lost_and_comes_back_from_its_beginning(memory: TestB
     memory.create_topic("t")
     memory.produce("t", b"new")
 
-    assert [(message.offset(), message.value()) for message in reader.take()] == [(0, b"new")]
+    assert [(message.offset(), message.value()) for message in reader.drain()] == [(0, b"new")]
 
 
 def test_partitions_that_are_added_are_assigned(memory: TestBroker) -> None:
     reader = Reader(memory, "t")
-    reader.take()
+    reader.drain()
 
     memory.add_partitions("t", 3)
     memory.produce("t", b"v", partition=2)
 
-    assert [message.partition() for message in reader.take()] == [2]
+    assert [message.partition() for message in reader.drain()] == [2]
     assert reader.events == [("assign", (0,)), ("assign", (1, 2))]
 
 
@@ -123,7 +127,7 @@ def test_a_group_whose_offset_was_deleted_gets_each_message_once() -> None:
     broker.create_topic("t")
     for number in range(6):
         broker.produce("t", b"%d" % number)
-    assert Reader(broker).commit((0, 1)) is None
+    assert Reader(broker).commit(1) is None
     broker.delete_records("t", 0, 3)
 
     reader = Reader(broker, "t")
@@ -131,4 +135,4 @@ def test_a_group_whose_offset_was_deleted_gets_each_message_once() -> None:
     reader._assign = lambda client, partitions: client.incremental_assign(partitions)  # type: ignore[method-assign] # the test's own way
     reader.client.subscribe(["t"], on_assign=reader._assign, on_revoke=reader._revoke, on_lost=reader._lost)
 
-    assert offsets(reader.take()) == [3, 4, 5]
+    assert offsets(reader.drain()) == [3, 4, 5]

@@ -62,6 +62,9 @@ class SteppedConsumer:
     """
 
     client_type: ClassVar[type[SteppedClient]] = SteppedClient
+    #: Its client, once it is connected.
+    client: SteppedClient
+    is_connected = False
 
     def __init__(
         self,
@@ -81,32 +84,20 @@ class SteppedConsumer:
         self.clock = SteppedClock(broker.clock, self._sleep)
         self.engine = Engine(group, handlers, settings, self.clock, middlewares, context=context, patterns=patterns)
         self.loop = PollLoop(self.engine)
-        self._client: SteppedClient | None = None
 
     def consumer(self, config: Mapping[str, Any]) -> SteppedClient:
         """Make the client, as the engine asks its cluster for one."""
-        self._client = self.client_type(config, self._broker._state)  # noqa: SLF001 - as the broker makes its own
-        return self._client
+        self.client = self.client_type(config, self._broker._state)  # noqa: SLF001 - as the broker makes its own
+        self.is_connected = True
+        return self.client
 
     def __getattr__(self, name: str) -> Any:
         """Return the broker's: all of the cluster but its consumers and its clock."""
         return getattr(self._broker, name)
 
     def _sleep(self, seconds: float) -> None:
-        if self._client is not None and self._client.in_callback:
+        if self.is_connected and self.client.in_callback:
             self._wait(seconds)
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether it has a client."""
-        return self._client is not None
-
-    @property
-    def client(self) -> SteppedClient:
-        """The client, once connected."""
-        if self._client is None:
-            raise AssertionError("a consumer has a client once it is connected")
-        return self._client
 
     def connect(self) -> PollLoop:
         """Check the topics, make the clients and ask to join; errors as `PollLoop.connect`."""

@@ -23,7 +23,7 @@ class BrokerState:
     lock: threading.RLock
     #: Every log by topic and partition, and what appends a record.
     logs: dict[Place, PartitionLog]
-    append: Callable[..., tuple[Message, PartitionLog]]
+    append: Callable[..., Message]
     coordinator: Coordinator
     faults: Faults
     chance: random.Random

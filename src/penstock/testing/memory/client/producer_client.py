@@ -56,7 +56,7 @@ class MemoryProducer:
             def write() -> KafkaError | None:
                 nonlocal message
                 try:
-                    message = state.append(topic, value, key, headers, partition=partition)[0]
+                    message = state.append(topic, value, key, headers, partition=partition)
                 except TopicNotFoundError:
                     return KafkaError(codes.UNKNOWN_TOPIC_OR_PARTITION)
                 return None

@@ -157,8 +157,10 @@ class Coordinator:
     def accept(self, request: CommitRequest) -> int | None:
         """Take a commit; return the code of the error where anything of it is refused, else None."""
         refusal = self._refusal(request)
-        if refusal is not None:
-            return refusal
+        return self.store(request) if refusal is None else refusal
+
+    def store(self, request: CommitRequest) -> int | None:
+        """Store the points of a commit that is not refused; return as `accept`."""
         offsets = self.offsets.setdefault(request.group, {})
         history = self.history.setdefault(request.group, [])
         now, member = self._clock.monotonic(), request.member.name if request.member is not None else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from operator import attrgetter
 
@@ -35,6 +35,14 @@ class LoggedTransaction:
     """A transaction as the logs know it: one object for all its partitions, so that it ends in all at once."""
 
     outcome: Outcome = Outcome.OPEN
+    #: Where it has records, in their order.
+    logs: dict[PartitionLog, None] = field(default_factory=dict)
+
+    def end(self, outcome: Outcome) -> None:
+        """Write its markers."""
+        self.outcome = outcome
+        for log in self.logs:
+            log.append_marker(self)
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +92,7 @@ class PartitionLog:
         message = Message(self.topic, self.partition, self.end, key, value, pairs, None, (self.type, timestamp_ms))
         if owner is not None:
             self._open.setdefault(owner, self.end)
+            owner.logs[self] = None
         self._put(message, owner)
         return message
 

@@ -118,7 +118,7 @@ class Topics:
             TopicNotFoundError: there is no such topic or partition.
         """
         with self._lock:
-            return self._append(topic, value, key, headers, partition=partition, timestamp_ms=timestamp_ms)[0]
+            return self._append(topic, value, key, headers, partition=partition, timestamp_ms=timestamp_ms)
 
     def _append(
         self,
@@ -130,8 +130,8 @@ class Topics:
         partition: int | None = None,
         timestamp_ms: int | None = None,
         owner: LoggedTransaction | None = None,
-    ) -> tuple[Message, PartitionLog]:
-        """Append a record and return it, with its log.
+    ) -> Message:
+        """Append a record and return it.
 
         A record with a key goes where a stable hash of the key says; those without one go round.
         """
@@ -141,7 +141,7 @@ class Topics:
         log = self._log(topic, partition)
         if timestamp_ms is None or log.type == LOG_APPEND_TIME:
             timestamp_ms = int(self._clock.time() * 1000)
-        return log.append(value, key, headers, timestamp_ms, owner), log
+        return log.append(value, key, headers, timestamp_ms, owner)
 
     def transaction(self) -> TestTransaction:
         """Begin a transaction: a context manager, or ended by hand, or left open."""

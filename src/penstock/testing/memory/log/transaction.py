@@ -9,7 +9,7 @@ from typing import Self
 from confluent_kafka import Message
 
 from penstock.errors import StoppedError
-from penstock.testing.memory.log.log import Headers, LoggedTransaction, Outcome, PartitionLog
+from penstock.testing.memory.log.log import Headers, LoggedTransaction, Outcome
 
 
 class TestTransaction:
@@ -21,11 +21,10 @@ class TestTransaction:
 
     __test__ = False  # pytest would take the name for a test case
 
-    def __init__(self, append: Callable[..., tuple[Message, PartitionLog]], lock: threading.RLock) -> None:
+    def __init__(self, append: Callable[..., Message], lock: threading.RLock) -> None:
         self._append = append
         self._lock = lock
         self._logged = LoggedTransaction()
-        self._logs: dict[PartitionLog, None] = {}
 
     def produce(
         self,
@@ -39,9 +38,7 @@ class TestTransaction:
         """Append a record and return it; `StoppedError` where the transaction has ended."""
         with self._lock:
             self._require_open()
-            message, log = self._append(topic, value, key, headers, partition=partition, owner=self._logged)
-            self._logs[log] = None
-            return message
+            return self._append(topic, value, key, headers, partition=partition, owner=self._logged)
 
     def commit(self) -> None:
         """End it: its records are read."""
@@ -54,9 +51,7 @@ class TestTransaction:
     def _end(self, outcome: Outcome) -> None:
         with self._lock:
             self._require_open()
-            self._logged.outcome = outcome
-            for log in self._logs:
-                log.append_marker(self._logged)
+            self._logged.end(outcome)
 
     def _require_open(self) -> None:
         if self._logged.outcome is not Outcome.OPEN:
