@@ -74,7 +74,7 @@ def watching(folder: Path, log: CanaryLog) -> Iterator[None]:
     root.addHandler(log)
     maker = SimpleNamespace(token_urlsafe=lambda _bytes: f"{PASSWORD}-{secrets.token_hex(8)}")
     try:
-        with mock.patch("penstock.devbroker.security.protocols.secrets", maker):
+        with mock.patch("penstock.devbroker.security.secrets", maker):
             yield
     finally:
         root.removeHandler(log)

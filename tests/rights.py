@@ -71,7 +71,7 @@ def take(broker: DevBroker, user: User, rights: Iterable[Right]) -> None:
     for future in admin.delete_acls(filters).values():
         future.result(_ANSWER_S)
     # Every broker applies it a moment later.
-    inside = [clients.admin(node.inside, {}) for node in broker._running_cluster().answering]
+    inside = [clients.admin(node.inside, {}) for node in broker._answering()]
     wait_until(lambda: not any(own.describe_acls(each).result(_ANSWER_S) for own in inside for each in filters))
 
 

@@ -65,7 +65,7 @@ class JavaPeer:
 </ivy-module>
 """
 
-    def _make(self, java: JavaRuntime, programs: list[Path], jars: Path, work: Path, _progress: bool | None) -> None:
+    def _make(self, java: JavaRuntime, programs: list[Path], jars: Path, work: Path) -> None:
         """Fill a folder with the jars and the compiled programs."""
         (work / "ivy.xml").write_text(self._ivy_module())
         ivy = next(Path(pyspark.__file__).parent.glob("jars/ivy-*.jar"))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -187,17 +186,3 @@ def test_broker_and_temporary_folder_go_when_the_process_is_killed() -> None:
     assert parent.returncode == -signal.SIGKILL
     wait_until(lambda: not alive(int(pid_text)))
     wait_until(lambda: not Path(folder).exists())
-
-
-@pytest.mark.thorough
-def test_the_broker_goes_when_its_supervisor_is_killed(tmp_path: Path) -> None:
-    broker = DevBroker(data_dir=tmp_path).start()
-    pid = broker.pid
-    supervisor = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    assert supervisor != os.getpid()
-
-    os.kill(supervisor, signal.SIGKILL)
-
-    wait_until(lambda: not alive(pid))
-    assert not broker.running
-    broker.stop()

@@ -126,7 +126,7 @@ def test_where_a_log_ends_is_known_again_soon_after_its_leader_has_changed(clust
 
 
 def test_a_frozen_node_answers_nothing_until_it_is_thawed_and_the_others_go_on(cluster: DevBroker) -> None:
-    node, frozen = cluster._running_cluster().nodes[1], 2
+    node, frozen = cluster._nodes[1], 2
 
     cluster.freeze(frozen)
     try:

@@ -18,7 +18,7 @@ from penstock.devbroker.java.jars import cached
 
 folder, traces, go = map(Path, sys.argv[1:4])
 
-def resolver(jars, work, progress):
+def resolver(jars, work):
     (jars / "half.jar").write_bytes(b"1")
     (traces / str(time.monotonic_ns())).touch()
     while not go.exists():  # the test says when
@@ -29,12 +29,12 @@ cached(folder, resolver)
 """
 
 
-def fill(jars: Path, _work: Path, _progress: bool | None) -> None:
+def fill(jars: Path, _work: Path) -> None:
     (jars / "one.jar").write_bytes(b"1")
     (jars / "two.jar").write_bytes(b"22")
 
 
-def refuse(_jars: Path, _work: Path, _progress: bool | None) -> None:
+def refuse(_jars: Path, _work: Path) -> None:
     raise AssertionError("a whole cache must not be resolved again")
 
 
@@ -104,7 +104,7 @@ def test_what_a_killed_resolver_left_is_not_trusted(tmp_path: Path, traces: Path
 
 
 def test_a_resolver_that_fails_leaves_no_cache(tmp_path: Path) -> None:
-    def fail(jars: Path, _work: Path, _progress: bool | None) -> None:
+    def fail(jars: Path, _work: Path) -> None:
         (jars / "one.jar").write_bytes(b"1")
         raise DevBrokerError("Ivy ended with code 1")
 

@@ -131,12 +131,13 @@ def test_the_missing_library_for_certificates_is_named(monkeypatch: pytest.Monke
 
 
 @pytest.mark.chaos
-def test_a_broker_without_users_or_rights_says_so(broker: DevBroker, with_passwords: DevBroker) -> None:
-    assert broker.admin_config == {}
-    with pytest.raises(DevBrokerError, match="started without security"):
-        broker.user("orders")
-    with pytest.raises(DevBrokerError, match="started without acls=True"):
-        broker.allow("orders", "read", topic="x")
+def test_a_broker_without_users_or_rights_says_so(with_passwords: DevBroker) -> None:
+    with DevBroker(start_timeout=150) as broker:
+        assert broker.admin_config == {}
+        with pytest.raises(DevBrokerError, match="started without security"):
+            broker.user("orders")
+        with pytest.raises(DevBrokerError, match="started without acls=True"):
+            broker.allow("orders", "read", topic="x")
     with pytest.raises(DevBrokerError, match="started without acls=True"):
         with_passwords.asked("orders")
 

@@ -91,6 +91,6 @@ def test_a_topic_that_may_not_be_written_holds_its_own_messages_and_no_others(
     assert f"User:{world.user.name} lacks the permission Write on topic {forbidden}" in said[0]
     for topic in (allowed, forbidden):
         found = defaultdict(list)
-        for message in read_all(world.broker._running_cluster().inside, topic, timeout=STEP_S):
+        for message in read_all(world.broker._answering()[0].inside, topic, timeout=STEP_S):
             found[message.key()].append(message.value())
         assert found == {key: [b"%d" % number for number in range(first, 9, 3)] for first, key in enumerate(KEYS)}

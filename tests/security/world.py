@@ -127,7 +127,7 @@ class World:
 
     def arrived(self, topic: str) -> list[bytes]:
         """Return the values that a reader of committed messages sees in a topic, in any order."""
-        found = read_all(self.broker._running_cluster().inside, topic, timeout=STEP_S)
+        found = read_all(self.broker._answering()[0].inside, topic, timeout=STEP_S)
         return sorted(value for message in found if (value := message.value()) is not None)
 
     def require_all_once(self, topic: str) -> None:

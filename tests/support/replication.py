@@ -47,7 +47,7 @@ def java_hash(text: str) -> int:
 
 def replicas(broker: DevBroker, topic: str) -> dict[int, list[int]]:
     """Return the nodes of each partition, the preferred leader first, as a node that can answer knows them."""
-    node = broker._running_cluster().answering[0]
+    node = broker._answering()[0]
     return {number: found.replicas for number, found in node.metadata(topic).topics[topic].partitions.items()}
 
 
@@ -60,7 +60,7 @@ def elect_preferred(broker: DevBroker) -> None:
     def done() -> bool:
         return all(
             partition.leader == partition.replicas[0]
-            for node in broker._running_cluster().answering
+            for node in broker._answering()
             for topic in node.metadata().topics.values()
             for partition in topic.partitions.values()
         )
@@ -101,7 +101,7 @@ def _until(request: Callable[[], None], done: Callable[[], bool]) -> None:
 
 
 def _any_node(broker: DevBroker) -> str:
-    return broker._running_cluster().answering[0].inside
+    return broker._answering()[0].inside
 
 
 def _ask(address: str, request: tuple[int, int], body: bytes, *, flexible: bool = False) -> bytes:

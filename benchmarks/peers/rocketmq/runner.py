@@ -18,7 +18,7 @@ from typing import Any
 
 from peers.java import JavaPeer
 
-from penstock.devbroker.child import SupervisedChild
+from penstock.supervisor.child import Child
 
 VERSION = "5.5.0"
 _HOST = "127.0.0.1"
@@ -113,17 +113,17 @@ def rocketmq() -> Iterator[RocketMQ]:
         yield RocketMQ(folder, server)
 
 
-def _start(program: str, folder: Path, settings: str, port: int, *heap: str) -> SupervisedChild:
+def _start(program: str, folder: Path, settings: str, port: int, *heap: str) -> Child:
     """Start a server and wait until it listens."""
     name = program.rpartition(".")[-1]
-    file, log = folder / f"{name}.conf", folder / f"{name}.log"
-    file.write_text(settings)
+    settings_file, log = folder / f"{name}.conf", folder / f"{name}.log"
+    settings_file.write_text(settings)
     homes = (f"-Drocketmq.home.dir={folder}", f"-Duser.home={folder}")
-    command = [*_PEER.command(program, *heap, *homes, *_OPENED, before=folder), "-c", str(file)]
-    # Where this process is killed, the server's supervisor removes what is left.
-    child = SupervisedChild(command, log_path=log, remove=folder if program == _BROKER else None)
+    command = [*_PEER.command(program, *heap, *homes, *_OPENED, before=folder), "-c", str(settings_file)]
+    # Where this process is killed, the server's guard removes what is left.
+    with log.open("ab") as file:
+        child = Child(command, stdout=file, stderr=file, remove=folder if program == _BROKER else None)
     try:
-        child.run()
         _await_listening(port, child, log)
     except BaseException:
         child.close()
@@ -148,7 +148,7 @@ def _free_port() -> int:
     raise TimeoutError("no port is free whose neighbour is free, too")
 
 
-def _await_listening(port: int, child: SupervisedChild, log: Path) -> None:
+def _await_listening(port: int, child: Child, log: Path) -> None:
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline and child.wait(0.1) is None:
         with socket.socket() as tried:

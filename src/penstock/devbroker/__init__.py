@@ -4,12 +4,12 @@
 clients have to prove who they are, and may do what they were allowed to.
 """
 
+from penstock.devbroker.access import AskedRight
 from penstock.devbroker.broker import DevBroker
 from penstock.devbroker.java.jars import KAFKA_VERSION, jars_folder, kafka_jars
 from penstock.devbroker.java.runtime import JavaRuntime, find_java
 from penstock.devbroker.java.spark import spark_environment
-from penstock.devbroker.security.protocols import Security, User
-from penstock.devbroker.security.rights import AskedRight
+from penstock.devbroker.security import Security, User
 
 __all__ = [
     "KAFKA_VERSION",

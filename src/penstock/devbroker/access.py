@@ -2,30 +2,76 @@
 
 from __future__ import annotations
 
+import re
 import time
-from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from penstock import clients
+from penstock.clients.answers import answered
+from penstock.clients.bounded_calls import ask_again
+from penstock.clients.kafka_errors import reason
 from penstock.devbroker.cluster import Cluster
-from penstock.devbroker.security.certificates import write_private
-from penstock.devbroker.security.protocols import ADMIN, ClientSecurity, Security, User, check_security
-from penstock.devbroker.security.rights import AskedRight, asked_rights, bindings
-from penstock.errors import DevBrokerError
-from penstock.options import choice
+from penstock.devbroker.node import SILENT
+from penstock.devbroker.security import ADMIN, MECHANISM, ClientSecurity, User, write_private
+from penstock.errors import ConfigurationError, DevBrokerError
 
 #: Seconds within which a new user is let in.
 _LOGIN_TIMEOUT_S = 60.0
 
+#: Seconds a broker may take to do what an administrator asks, and to apply it.
+_ANSWER_TIMEOUT_S = 30.0
+_LOOK_INTERVAL_S = 0.005
 
-class AccessControl(ABC):
-    """Users and rights of a broker; its arguments are those of `DevBroker`."""
+#: The fewest that Kafka takes: these passwords guard nothing.
+_SCRAM_ITERATIONS = 4096
 
-    def __init__(self, security: Security | str | None, *, acls: bool) -> None:
-        self._kind = None if security is None else choice("security", security, Security)
-        check_security(self._kind, acls=acls)
-        self._has_acls = acls
-        #: Of the broker that runs; None where it does not, or has none.
-        self._security: ClientSecurity | None = None
+#: Kafka's name of the one cluster there is to have rights on.
+_CLUSTER = "kafka-cluster"
+
+_RESOURCES = {"Topic": "topic", "Group": "group", "TransactionalId": "transactional_id", "Cluster": "cluster"}
+
+#: A line of Kafka's `StandardAuthorizerData.buildAuditMessage`.
+_ASKED = re.compile(
+    r"Principal = User:(?P<user>.+?) is (?P<verdict>Allowed|Denied) operation = (?P<operation>\w+) "
+    r"from host = \S+ on resource = (?P<resource>\w+):LITERAL:(?P<name>.*?) for request = (?P<request>\w+) "
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRight:
+    """A right that the broker looked up for a user because a request needed it."""
+
+    #: Kafka's name of the operation, as `READ`.
+    operation: str
+    #: `topic`, `group`, `transactional_id` or `cluster`.
+    resource: str
+    #: Name of the resource; of the cluster it is `kafka-cluster`.
+    name: str
+    #: Whether the user had it.
+    allowed: bool
+    #: Kafka's name of the request that needed it, as `Fetch`.
+    request: str
+
+
+class AccessControl(Cluster):
+    """Users and rights of a broker."""
 
     @property
     def admin_config(self) -> dict[str, str]:
@@ -33,7 +79,7 @@ class AccessControl(ABC):
 
         They are empty where the broker has no security, and contain a password where it has passwords.
         """
-        self._running_cluster()
+        self._require_started()
         return {} if self._security is None else self._security.client_settings(ADMIN)
 
     def settings_file(self) -> Path:
@@ -41,8 +87,8 @@ class AccessControl(ABC):
 
         Its owner alone can read it.
         """
-        path = self._running_cluster().folder / "client.properties"
-        settings = {"bootstrap.servers": self._running_cluster().address, **self.admin_config}
+        settings = {"bootstrap.servers": self.bootstrap_servers, **self.admin_config}
+        path = self._folder / "client.properties"
         write_private(path, "".join(f"{name}={value}\n" for name, value in settings.items()).encode())
         return path
 
@@ -57,13 +103,14 @@ class AccessControl(ABC):
             ConfigurationError: an argument is out of its range.
             DevBrokerError: the broker has no security, or refused the user.
         """
-        cluster, security = self._running_cluster(), self._secured()
-        known = security.add(name, password)
-        config = security.client_settings(name)
-        if security.kind.has_passwords:
-            cluster.rights().set_password(name, known)
-            cluster.await_login(config, time.monotonic() + _LOGIN_TIMEOUT_S)
-        return User(name, config)
+        self._require_started()
+        if self._security is None:
+            raise DevBrokerError(
+                "the embedded broker has no users: it was started without security; "
+                "give DevBroker(security='sasl_ssl') or another kind"
+            )
+        self._security.add(name, password)
+        return User(name, self._let_in(self._security, name))
 
     def allow(
         self,
@@ -94,9 +141,38 @@ class AccessControl(ABC):
             DevBrokerError: the broker was started without `acls=True`, or refused.
         """
         self._require_acls()
-        self._running_cluster().rights().allow(
-            bindings(_name(user), operations, topic, group, transactional_id, cluster=cluster, prefix=prefix)
-        )
+        pattern = ResourcePatternType.PREFIXED if prefix else ResourcePatternType.LITERAL
+        named = [
+            (ResourceType.TOPIC, topic, pattern),
+            (ResourceType.GROUP, group, pattern),
+            (ResourceType.TRANSACTIONAL_ID, transactional_id, pattern),
+            (ResourceType.BROKER, _CLUSTER if cluster else None, ResourcePatternType.LITERAL),
+        ]
+        principal, everywhere, allowed = f"User:{_name(user)}", "*", AclPermissionType.ALLOW
+        wanted: list[tuple[Any, ...]] = [
+            (*resource, principal, everywhere, operation, allowed)
+            for resource in named
+            if resource[1] is not None
+            for operation in map(_operation, operations)
+        ]
+        if not wanted:
+            raise ConfigurationError(
+                "a right is an operation on something: name operations, as 'read', and "
+                "topic=, group=, transactional_id= or cluster=True"
+            )
+        admins = [clients.admin(node.inside, {}) for node in self._answering()]
+        _done("give a right", admins[0].create_acls([AclBinding(*each) for each in wanted]).values())
+        exactly = [AclBindingFilter(*each) for each in wanted]
+
+        def applied() -> bool:
+            """Tell whether each broker has them: the controller, which answered, knows them sooner."""
+            asked = (admin.describe_acls(each) for admin in admins for each in exactly)
+            return all(answered(question, _ANSWER_TIMEOUT_S) for question in asked)
+
+        if not ask_again(applied, _ANSWER_TIMEOUT_S, _LOOK_INTERVAL_S):
+            raise DevBrokerError(
+                f"the embedded broker did not give a right within {_ANSWER_TIMEOUT_S:g} s; read its log {self.log_path}"
+            )
 
     def asked(self, user: User | str) -> list[AskedRight]:
         """Return the rights that the broker has looked up for a user since it was first started, each once, in order.
@@ -108,28 +184,44 @@ class AccessControl(ABC):
             DevBrokerError: the broker was started without `acls=True`.
         """
         self._require_acls()
-        logs = [node.authorizer_log_path for node in self._running_cluster().brokers]
-        return asked_rights(logs, _name(user))
+        logs = [node.authorizer_log_path for node in self._brokers]
+        text = "".join(path.read_text(errors="replace") for path in logs if path.exists())
+        # Thousands of lines are others': the expression looks at this user's alone.
+        lines = (line for line in text.splitlines() if f"Principal = User:{_name(user)} is " in line)
+        asked: dict[AskedRight, None] = {}
+        for found in map(_ASKED.search, lines):
+            if found is not None:
+                resource, allowed = _RESOURCES.get(found["resource"], found["resource"]), found["verdict"] == "Allowed"
+                asked[AskedRight(found["operation"], resource, found["name"], allowed, found["request"])] = None
+        return list(asked)
 
-    @abstractmethod
-    def _running_cluster(self) -> Cluster:
-        """Return the broker's nodes, or raise `DevBrokerError` that says that it was not started."""
+    def _let_users_in(self) -> None:
+        if self._security is not None:
+            for name in self._security.passwords if self._security.kind.has_passwords else (ADMIN,):
+                self._let_in(self._security, name)
 
-    def _security_in(self, folder: Path) -> ClientSecurity | None:
-        if self._kind is None:
-            return None
-        return ClientSecurity(self._kind, folder / "certificates", acls=self._has_acls)
-
-    def _secured(self) -> ClientSecurity:
-        self._running_cluster()
-        if self._security is None:
-            raise DevBrokerError(
-                "the embedded broker has no users: it was started without security; "
-                "give DevBroker(security='sasl_ssl') or another kind"
-            )
-        return self._security
+    def _let_in(self, security: ClientSecurity, name: str) -> dict[str, str]:
+        """Make a user known, wait until each broker that can answer lets it in, and return its settings."""
+        config = security.client_settings(name)
+        if security.kind.has_passwords:
+            secret = ScramCredentialInfo(ScramMechanism[MECHANISM.replace("-", "_")], _SCRAM_ITERATIONS)
+            change = UserScramCredentialUpsertion(name, secret, security.passwords[name].encode())
+            admin = clients.admin(self._answering()[0].inside, {})
+            _done("make a user", admin.alter_user_scram_credentials([change]).values())
+        deadline = time.monotonic() + max(_LOGIN_TIMEOUT_S, self._start_timeout_s)
+        for node in self._answering():
+            try:
+                client = clients.admin(node.address, {**config, **SILENT})
+                client.list_topics(timeout=max(0.1, deadline - time.monotonic()))
+            except KafkaException as error:
+                raise DevBrokerError(
+                    f"the embedded broker at {node.address} does not let a user in: {reason(error)}; "
+                    f"read its log {node.log_path}"
+                ) from error
+        return config
 
     def _require_acls(self) -> None:
+        self._require_started()
         if not self._has_acls:
             raise DevBrokerError(
                 "the embedded broker allows everything to everybody: it was started without acls=True; give that"
@@ -138,3 +230,18 @@ class AccessControl(ABC):
 
 def _name(user: User | str) -> str:
     return user.name if isinstance(user, User) else user
+
+
+def _operation(name: str) -> AclOperation:
+    known = [operation.name for operation in AclOperation if operation.name not in {"UNKNOWN", "ANY"}]
+    if name.upper() not in known:
+        raise ConfigurationError(f"an operation must be one of {', '.join(known)}, but is {name!r}")
+    return AclOperation[name.upper()]
+
+
+def _done(what: str, futures: Iterable[Future[Any]]) -> None:
+    for future in futures:
+        try:
+            answered(future, _ANSWER_TIMEOUT_S)
+        except KafkaException as error:
+            raise DevBrokerError(f"the embedded broker did not {what}: {reason(error)}; read its log") from error

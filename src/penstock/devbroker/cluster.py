@@ -1,37 +1,32 @@
-"""The nodes of an embedded Kafka: their folders, ports and quorum, and starting them until they answer."""
+"""The nodes of an embedded Kafka: their folder, starting them until they answer, and who leads what."""
 
 from __future__ import annotations
 
 import base64
 import fcntl
 import os
-import secrets
 import shutil
-import socket
 import subprocess
+import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from confluent_kafka import KafkaException
+from confluent_kafka.admin import PartitionMetadata  # type: ignore[attr-defined] # not in its __all__
 
 from penstock import clients
+from penstock.clients.bounded_calls import ask_again
 from penstock.clients.kafka_errors import reason
-from penstock.devbroker.java.jars import KAFKA_VERSION, last_lines
-from penstock.devbroker.java.runtime import JavaRuntime
+from penstock.devbroker.java.jars import KAFKA_VERSION, kafka_jars, last_lines
+from penstock.devbroker.java.runtime import find_java
 from penstock.devbroker.node import SILENT, STOP_TIMEOUT_S, Node
-from penstock.devbroker.patience import Patience
-from penstock.devbroker.security.certificates import write_private
-from penstock.devbroker.security.protocols import ADMIN, ClientSecurity
-from penstock.devbroker.security.rights import Rights
-from penstock.devbroker.settings import HOST, Ports, SharedSettings, properties
-from penstock.errors import DevBrokerError
-
-#: Ports to choose from: below the range from which Linux picks the near ends of connections, so that nobody takes
-#: the port while a broker restarts.
-_FIRST_PORT, _LAST_PORT = 20_000, 32_000
+from penstock.devbroker.security import ClientSecurity, Security, check_security, write_private
+from penstock.devbroker.settings import OWNED_SETTINGS, choose_ports, properties
+from penstock.errors import ConfigurationError, DevBrokerError
+from penstock.options import choice, not_negative, positive, positive_int, reserved
 
 _LOOK_INTERVAL_S = 0.05
 #: Seconds for one try to use the transaction coordinator, which is loading.
@@ -48,27 +43,110 @@ _PERFORMANCE_OPTIONS = "-XX:TieredStopAtLevel=1"
 #: The transactional id that is initialised once at each start.
 _WARM_UP_ID = "penstock-devbroker-warm-up"
 
+T = TypeVar("T")
+
 
 class Cluster:
-    """The nodes, numbered from 1, brokers first; with `controllers`, the brokers are none themselves."""
+    """The nodes, numbered from 1, brokers first; with `controllers`, the brokers are none themselves.
+
+    Its arguments are those of `DevBroker`.
+    """
 
     def __init__(
         self,
-        java: JavaRuntime,
-        jars: Path,
-        folder: Path,
         *,
-        brokers: int,
-        controllers: int,
-        temporary: bool,
-        port: int | None,
-        config: Mapping[str, str],
-        security: ClientSecurity | None,
+        nodes: int = 1,
+        controllers: int = 0,
+        port: int | None = None,
+        data_dir: Path | None = None,
+        config: Mapping[str, str] | None = None,
+        start_timeout: float = 300.0,
+        security: Security | str | None = None,
+        acls: bool = False,
     ) -> None:
-        self.folder = folder
-        self._security = security
-        self._temporary = temporary
-        self._cluster_file = folder / "cluster-id"
+        positive("start_timeout", start_timeout)
+        positive_int("nodes", nodes)
+        not_negative("controllers", controllers)
+        if port is not None and not 1 <= port <= 65_536 - nodes:
+            raise ConfigurationError(f"port must be between 1 and {65_536 - nodes}, but is {port!r}")
+        reserved(config or {}, OWNED_SETTINGS, "the embedded broker")
+        self._kind = None if security is None else choice("security", security, Security)
+        check_security(self._kind, acls=acls)
+        self._has_acls = acls
+        self._counts = nodes, controllers
+        self._port = port
+        self._data_dir = data_dir
+        self._config = dict(config or {})
+        self._start_timeout_s = start_timeout
+        #: From here on, what there is from `start` to `stop`. The file is the lock of the folder, which each guard of a
+        #: process inherits: it is held until the last of them is gone.
+        self._nodes: list[Node] = []
+        self._folder = Path()
+        self._lock: IO[bytes] | None = None
+        self._security: ClientSecurity | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The address for clients, `127.0.0.1:PORT`; of several nodes, all of them with commas, in order."""
+        return ",".join(node.address for node in self._brokers)
+
+    @property
+    def log_path(self) -> Path:
+        """File with what the broker prints, of several nodes the first."""
+        return self._chosen(1)[0].log_path
+
+    def leader_of(self, topic: str, partition: int = 0) -> int:
+        """Return the node that leads a partition, when it has a leader that was not killed or stopped."""
+
+        def named() -> int | None:
+            # One that has just come back says what it last knew: all have to say the same.
+            answering = self._answering()
+            found = {node.metadata(topic).topics[topic].partitions[partition].leader for node in answering}
+            running = {node.number for node in self._brokers if node.runs}
+            return found.pop() if len(found) == 1 and found <= running else None
+
+        return self._until(f"which node leads {topic}:{partition}", named)
+
+    def wait_in_sync(self) -> None:
+        """Return when every partition has a leader and all its replicas are in sync."""
+
+        def are_in_sync() -> bool | None:
+            topics = [topic for node in self._answering() for topic in node.metadata().topics.values()]
+            return all(_is_in_sync(partition) for topic in topics for partition in topic.partitions.values()) or None
+
+        self._until("that all replicas are in sync", are_in_sync)
+
+    @property
+    def _brokers(self) -> list[Node]:
+        """The nodes to which clients connect."""
+        return [node for node in self._chosen(None) if node.is_broker]
+
+    def _answering(self) -> list[Node]:
+        """Return the brokers whose processes run and are not frozen; `DevBrokerError` where there is none."""
+        if found := [node for node in self._brokers if node.can_answer]:
+            return found
+        raise DevBrokerError("no node of the embedded broker can answer; bring one back by restart() or thaw()")
+
+    def _require_started(self) -> None:
+        if not self._nodes:
+            raise DevBrokerError("the embedded broker is not started; call start() or use it in a with statement")
+
+    def _chosen(self, number: int | None) -> list[Node]:
+        """Return the node of that number, or all."""
+        self._require_started()
+        if number is None:
+            return self._nodes
+        if not 1 <= number <= len(self._nodes):
+            raise ConfigurationError(f"node must be between 1 and {len(self._nodes)}, but is {number!r}")
+        return [self._nodes[number - 1]]
+
+    def _make_nodes(self) -> None:
+        """Take the folder and the ports, and write what does not change over restarts."""
+        java = find_java()
+        jars = kafka_jars(java)
+        brokers, controllers = self._counts
+        self._folder = self._make_folder()
+        self._lock = _locked(self._folder)
         command = [
             str(java.executable),
             _HEAP if brokers == 1 else _SMALL_HEAP,
@@ -77,167 +155,147 @@ class Cluster:
             "-cp",
             f"{jars}/*",
         ]
-        ports = _ports(port, brokers, controllers, secured=security is not None)
-        voters = {number: own.controller for number, own in enumerate(ports, 1) if own.controller is not None}
-        protocol = "PLAINTEXT" if security is None else security.kind.name
-        self._shared = SharedSettings(brokers, voters, config, protocol)
-        self.nodes: list[Node] = []
-        try:
-            with _lock(folder) as lock:
-                for number, own in enumerate(ports, 1):
-                    node = Node(
-                        number,
-                        folder if len(ports) == 1 else folder / f"node-{number}",
-                        own,
-                        command,
-                        authorizer_log=security is not None and security.has_acls,
-                        remove=folder if temporary else None,
-                        lock=lock.fileno(),
-                    )
-                    self.nodes.append(node)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def brokers(self) -> list[Node]:
-        """The nodes to which clients connect."""
-        return self.nodes[: self._shared.brokers]
-
-    @property
-    def address(self) -> str:
-        """The addresses for clients."""
-        return ",".join(node.address for node in self.brokers)
-
-    @property
-    def inside(self) -> str:
-        """The addresses of the brokers that can answer, where this process needs no right and no password."""
-        return ",".join(node.inside for node in self.answering)
-
-    @property
-    def answering(self) -> list[Node]:
-        """The brokers whose processes run and are not frozen; `DevBrokerError` where there is none."""
-        if found := [node for node in self.brokers if node.can_answer]:
-            return found
-        raise DevBrokerError("no node of the embedded broker can answer; bring one back by restart() or thaw()")
-
-    def rights(self) -> Rights:
-        """Return what gives and takes rights, and makes users."""
-        return Rights([clients.admin(node.inside, {}) for node in self.answering])
-
-    def await_login(self, config: Mapping[str, Any], deadline: float) -> None:
-        """Wait until every broker that can answer lets a client with these settings in, or raise `DevBrokerError`."""
-        for node in self.answering:
-            node.await_login(config, deadline)
-
-    def start(self, nodes: Sequence[Node], limit_s: float) -> None:
-        """Format the folders if they are new, run the nodes and return when each answers: see `Patience`."""
-        for node in nodes:
-            settings = self._security.broker_settings() if self._security is not None else {}
-            text = properties(node.number, node.ports, node.storage, self._shared, settings)
+        if self._kind is not None:
+            self._security = ClientSecurity(self._kind, self._folder / "certificates")
+        ports = choose_ports(self._port, brokers, controllers, secured=self._security is not None)
+        for number, own in ports.items():
+            folder = self._folder if len(ports) == 1 else self._folder / f"node-{number}"
+            node = Node(number, folder, own, command, has_acls=self._has_acls)
+            self._nodes.append(node)
+            settings = self._security.broker_settings(acls=self._has_acls) if self._security is not None else {}
+            protocol = "PLAINTEXT" if self._kind is None else self._kind.name
+            text = properties(number, ports, node.storage, protocol, {**settings, **self._config})
             write_private(node.properties_path, text.encode("ascii"))
-        cluster_id = self._format(_patience(self.nodes[0], limit_s))
-        patience = _patience(nodes[0], limit_s)
-        for node in nodes:
-            node.child.run()
-        self._await_answers(nodes, cluster_id, patience)
-        if len(nodes) == len(self.nodes):
-            self._load_transactions(patience)
-            if self._security is not None:
-                self._let_users_in(self._security, time.monotonic() + limit_s)
 
-    def stop(self, nodes: Sequence[Node]) -> None:
-        """End the processes in order, all at once, and kill what takes too long."""
-        running = [node for node in nodes if node.runs]
-        for node in running:
-            node.end()
-        for node in running:
-            node.await_end()
-
-    def stop_all(self) -> None:
-        """End what runs, in order where anything is kept of it, and remove a temporary folder."""
+    def _make_folder(self) -> Path:
+        if self._data_dir is None:
+            return Path(tempfile.mkdtemp(prefix="penstock-broker-"))
+        folder = Path(self._data_dir).absolute()
+        if "," in str(folder):
+            raise ConfigurationError(f"data_dir must not contain a comma (Kafka's separator), but is {folder}")
+        brokers, controllers = self._counts
+        if brokers + controllers > 1:
+            folder /= f"brokers-{brokers}-controllers-{controllers}"
         try:
-            # Several nodes would wait for each other: the last have no quorum to take leave of.
-            if len(self.nodes) == 1 or not self._temporary:
-                self.stop(self.nodes)
-        finally:
-            self.close()
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DevBrokerError(
+                f"the data folder {folder} cannot be made: {error.strerror}; choose another data_dir"
+            ) from error
+        return folder
 
-    def close(self) -> None:
-        """Kill what is left and remove a temporary folder."""
-        for node in self.nodes:
-            node.child.close()
-
-    def _await_answers(self, nodes: Sequence[Node], cluster_id: str, patience: Patience) -> None:
-        """Wait until each of them answers and all its brokers know all of them."""
+    def _run(self, nodes: Sequence[Node]) -> None:
+        """Format the folder if it is new, run the nodes and return when each answers."""
+        deadline = time.monotonic() + self._start_timeout_s
+        cluster_id = self._format()
+        for node in nodes:
+            assert self._lock is not None  # noqa: S101 - it was taken with the folder
+            node.run(self._folder if self._data_dir is None else None, self._lock.fileno())
         numbers = {node.number for node in nodes if node.is_broker}
         for node in nodes:
             while not node.answers(cluster_id, numbers):
                 for started in nodes:
-                    code = started.child.wait(_LOOK_INTERVAL_S if started is node else 0)
+                    code = started.wait(_LOOK_INTERVAL_S if started is node else 0)
                     if code is not None:
-                        raise self._failed(started, f"it ended with code {code}")
-                if patience.is_over():
-                    raise self._failed(node, "it did not answer in time")
+                        raise _failed(started, f"it ended with code {code}")
+                if time.monotonic() > deadline:
+                    raise _failed(node, "it did not answer in time")
+        if len(nodes) == len(self._nodes):
+            self._load_transactions(deadline)
 
-    def _load_transactions(self, patience: Patience) -> None:
+    def _load_transactions(self, deadline: float) -> None:
         """Wait until the transaction coordinator has loaded: the first producers would meet warnings and delays."""
         settings: dict[str, Any] = {"transactional.id": _WARM_UP_ID, **SILENT}
-        producer = clients.producer(self.inside, settings)
+        producer = clients.producer(",".join(node.inside for node in self._answering()), settings)
         while True:
             try:
                 producer.init_transactions(_ANSWER_S)
             except KafkaException as error:
-                if not error.args[0].retriable() or patience.is_over():
-                    what = f"its transaction coordinator did not load: {reason(error)}"
-                    raise self._failed(self.nodes[0], what) from error
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise _failed(
+                        self._nodes[0], f"its transaction coordinator did not load: {reason(error)}"
+                    ) from error
             else:
                 return
 
-    def _let_users_in(self, security: ClientSecurity, deadline: float) -> None:
-        """Make the users known from the start, and wait until each can log in."""
-        names = security.passwords if security.kind.has_passwords else (ADMIN,)
-        for name in names:
-            if security.kind.has_passwords:
-                self.rights().set_password(name, security.passwords[name])
-            self.await_login(security.client_settings(name), deadline)
-
-    def _format(self, patience: Patience) -> str:
+    def _format(self) -> str:
         """Return the cluster's id, giving the folders one if they have none: the file is written when that is done."""
-        if self._cluster_file.is_file():
-            return self._cluster_file.read_text().strip()
-        cluster_id, node = _random_id(), self.nodes[0]
+        cluster_file = self._folder / "cluster-id"
+        if cluster_file.is_file():
+            return cluster_file.read_text().strip()
+        cluster_id, node = _random_id(), self._nodes[0]
         command = [*node.java, "kafka.tools.StorageTool", "format", "--cluster-id", cluster_id]
         command += ["--config", str(node.properties_path), "--ignore-formatted"]
-        with node.log_path.open("ab") as log:
-            formatting = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)  # noqa: S603 - the Java that was found
         try:
-            while formatting.poll() is None:
-                if patience.is_over():
-                    raise self._failed(node, "its folder was not formatted in time")
-                time.sleep(_LOOK_INTERVAL_S)
-        finally:
-            formatting.kill()
-            formatting.wait(STOP_TIMEOUT_S)
-        if formatting.returncode != 0:
-            raise self._failed(node, f"its folder could not be formatted (code {formatting.returncode})")
-        for other in self.nodes[1:]:  # a formatted folder differs in two lines: no Java is started for those
+            with node.log_path.open("ab") as log:
+                subprocess.run(  # noqa: S603 - the Java that was found
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    check=True,
+                    timeout=self._start_timeout_s,
+                )
+        except subprocess.TimeoutExpired as error:
+            raise _failed(node, "its folder was not formatted in time") from error
+        except subprocess.CalledProcessError as error:
+            raise _failed(node, f"its folder could not be formatted (code {error.returncode})") from error
+        for other in self._nodes[1:]:  # a formatted folder differs in two lines: no Java is started for those
             shutil.copytree(node.storage, other.storage, dirs_exist_ok=True)
             meta = other.storage / "meta.properties"
             lines = [line for line in meta.read_text().splitlines() if not line.startswith(("node.id", "directory.id"))]
             meta.write_text("\n".join([*lines, f"node.id={other.number}", f"directory.id={_random_id()}", ""]))
-        self._cluster_file.write_text(cluster_id)
+        cluster_file.write_text(cluster_id)
         return cluster_id
 
-    def _failed(self, node: Node, what: str) -> DevBrokerError:
-        return DevBrokerError(
-            f"the embedded Kafka {KAFKA_VERSION} at {node.address} did not start: {what}. "
-            f"Correct what its last lines name:\n{last_lines(node.log_path)}"
-        )
+    def _end(self, nodes: Sequence[Node]) -> None:
+        """End the processes in order, all at once, and kill what takes too long."""
+        for node in nodes:
+            node.end()
+        for node in nodes:
+            node.kill(after_s=STOP_TIMEOUT_S)
+
+    def _leave(self) -> None:
+        """Kill what is left, give the folder back, and remove it where it is temporary."""
+        for node in self._nodes:
+            node.close()
+        self._nodes = []
+        self._security = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+            if self._data_dir is None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _until(self, what: str, ask: Callable[[], T | None]) -> T:
+        """Return the first answer that is not None within the time of a start; what is refused is asked again."""
+        try:
+            found = ask_again(
+                ask,
+                self._start_timeout_s,
+                _LOOK_INTERVAL_S,
+                until=lambda answer: answer is not None,
+                passes=lambda error: isinstance(error, (KafkaException, LookupError)),
+            )
+            why = "the brokers did not agree, or named one that is down"
+        except (KafkaException, LookupError) as error:
+            found, why = None, str(error)
+        if found is None:
+            logs = ", ".join(f"{node.number}: {node.log_path}" for node in self._nodes)
+            within = f"within {self._start_timeout_s:g} s"
+            raise DevBrokerError(f"the embedded broker did not say {within} {what}: {why}; read its logs ({logs})")
+        return found
 
 
-def _patience(node: Node, limit_s: float) -> Patience:
-    return Patience(f"the embedded Kafka at {node.address}", limit_s)
+def _is_in_sync(partition: PartitionMetadata) -> bool:
+    return partition.leader >= 0 and set(partition.isrs) == set(partition.replicas)
+
+
+def _failed(node: Node, what: str) -> DevBrokerError:
+    return DevBrokerError(
+        f"the embedded Kafka {KAFKA_VERSION} at {node.address} did not start: {what}. "
+        f"Correct what its last lines name:\n{last_lines(node.log_path)}"
+    )
 
 
 def _random_id() -> str:
@@ -247,8 +305,8 @@ def _random_id() -> str:
     return text
 
 
-def _lock(folder: Path) -> IO[bytes]:
-    """Lock the folder. The supervisors inherit the lock and so hold it until the last node is gone."""
+def _locked(folder: Path) -> IO[bytes]:
+    """Lock the folder, until the file and what inherits it is closed."""
     file = (folder / "lock").open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -258,43 +316,3 @@ def _lock(folder: Path) -> IO[bytes]:
             f"another embedded broker uses the data folder {folder}; stop it or choose another data_dir"
         ) from None
     return file
-
-
-def _ports(first: int | None, brokers: int, controllers: int, *, secured: bool) -> list[Ports]:
-    """Choose the ports of each node: those for clients follow on `first`, the others are free ones."""
-    taken: set[int] = set() if first is None else set(range(first, first + brokers))
-    ports: list[Ports] = []
-    for index in range(brokers):
-        port = _free_port(taken) if first is None else _checked_port(first + index)
-        inside = _free_port(taken) if secured else port
-        ports.append(Ports(port, inside, None if controllers else _free_port(taken)))
-    return ports + [Ports(None, None, _free_port(taken)) for _ in range(controllers)]
-
-
-def _checked_port(port: int) -> int:
-    if not _is_free(port):
-        raise DevBrokerError(
-            f"port {port} on {HOST} is taken by another program; stop that program or choose another port"
-        )
-    return port
-
-
-def _free_port(taken: set[int]) -> int:
-    """Return a free port that is not in `taken`, and add it there."""
-    for _ in range(200):
-        port = _FIRST_PORT + secrets.randbelow(_LAST_PORT - _FIRST_PORT)
-        if port not in taken and _is_free(port):
-            taken.add(port)
-            return port
-    raise DevBrokerError(f"no free port found on {HOST} between {_FIRST_PORT} and {_LAST_PORT}; name one with port=")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # As Java does: connections of an earlier broker that are still timing out do not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True

@@ -5,19 +5,16 @@ from __future__ import annotations
 import logging
 import signal
 import socket
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import ClusterMetadata  # type: ignore[attr-defined] # not in its __all__
 
 from penstock import clients
-from penstock.clients.kafka_errors import reason
-from penstock.devbroker.child import SupervisedChild
 from penstock.devbroker.settings import HOST, Ports, log_format
 from penstock.errors import DevBrokerError
+from penstock.supervisor.child import Child
 
 #: Seconds a node may take to end in order before it is killed.
 STOP_TIMEOUT_S = 15.0
@@ -31,19 +28,17 @@ SILENT["logger"].disabled = True
 
 
 class Node:
-    """A broker, a controller, or both in one. For one thread at a time."""
+    """A broker, a controller, or both in one. For one thread at a time.
 
-    def __init__(
-        self,
-        number: int,
-        folder: Path,
-        ports: Ports,
-        java: Sequence[str],
-        *,
-        authorizer_log: bool,
-        remove: Path | None,
-        lock: int,
-    ) -> None:
+    Args:
+        number: its number, from 1.
+        folder: where its files are.
+        ports: where it listens.
+        java: the program and the options that run Kafka's code.
+        has_acls: whether what its authorizer was asked is logged.
+    """
+
+    def __init__(self, number: int, folder: Path, ports: Ports, java: Sequence[str], *, has_acls: bool) -> None:
         self.number = number
         self.ports = ports
         self.storage = folder / "kafka"
@@ -52,12 +47,10 @@ class Node:
         self.properties_path = folder / "server.properties"
         folder.mkdir(exist_ok=True)
         log_settings = folder / "log4j2.properties"
-        log_settings.write_text(log_format(self.authorizer_log_path if authorizer_log else None), encoding="ascii")
+        log_settings.write_text(log_format(self.authorizer_log_path if has_acls else None), encoding="ascii")
         #: The beginning of each command that runs Kafka's code for this node.
         self.java = [*java[:1], f"-Dlog4j2.configurationFile={log_settings.as_uri()}", *java[1:]]
-        self.child = SupervisedChild(
-            [*self.java, "kafka.Kafka", str(self.properties_path)], log_path=self.log_path, remove=remove, lock=lock
-        )
+        self._child: Child | None = None
 
     @property
     def address(self) -> str:
@@ -75,14 +68,30 @@ class Node:
         return self.ports.clients is not None
 
     @property
+    def pid(self) -> int | None:
+        """The id of its process, or of the last that it had."""
+        return None if self._child is None else self._child.pid
+
+    @property
     def runs(self) -> bool:
         """Whether its process is there (a frozen one is)."""
-        return self.child.wait(0) is None
+        return self._child is not None and self._child.wait(0) is None
 
     @property
     def can_answer(self) -> bool:
         """Whether it is a broker whose process is there and not frozen."""
-        return self.is_broker and self.runs and not self.child.suspended
+        return self._child is not None and self.is_broker and self.runs and not self._child.suspended
+
+    def run(self, remove: Path | None, lock: int) -> None:
+        """Start its process; `Child` has what the arguments are."""
+        self.close()
+        command = [*self.java, "kafka.Kafka", str(self.properties_path)]
+        with self.log_path.open("ab") as log:
+            self._child = Child(command, stdout=log, stderr=log, remove=remove, lock=lock)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Return the exit code of its process, or None where it still runs after that time."""
+        return None if self._child is None else self._child.wait(timeout_s)
 
     def metadata(self, topic: str | None = None) -> ClusterMetadata:
         """Return what this broker knows of the topic, or of all; `KafkaException` where it does not answer."""
@@ -93,55 +102,43 @@ class Node:
         """Tell whether this very node answers and, if it is a broker, knows those: on its port another one might."""
         try:
             socket.create_connection((HOST, int(self.inside.rpartition(":")[2])), timeout=1).close()
-        except OSError:
-            return False
-        if not self.is_broker:
-            return True
-        try:
+            if not self.is_broker:
+                return True
             metadata = self.metadata()
-        except KafkaException:
-            return False  # it listens but is not ready: the caller asks again and keeps the deadline
+        except (OSError, KafkaException):
+            return False  # the caller asks again and keeps the deadline
         found: str | None = metadata.cluster_id
         return found == cluster_id and brokers <= set(metadata.brokers)
 
-    def await_login(self, config: Mapping[str, Any], deadline: float) -> None:
-        """Wait until a client with these settings is let in; `DevBrokerError` where it was not in time."""
-        client = clients.admin(self.address, {**config, **SILENT})
-        try:
-            client.list_topics(timeout=max(0.1, deadline - time.monotonic()))
-        except KafkaException as error:
-            raise DevBrokerError(
-                f"the embedded broker at {self.address} does not let a user in: {reason(error)}; "
-                f"read its log {self.log_path}"
-            ) from error
-
     def end(self) -> None:
-        """Tell the process to end in order; `await_end` waits for that."""
-        for number in (signal.SIGCONT, signal.SIGTERM):  # a frozen process could not hear the second
-            self.child.signal(number)
+        """Tell the process to end in order; `kill` waits for that."""
+        if self._child is not None:
+            for number in (signal.SIGTERM, signal.SIGCONT):  # a frozen process could not hear the first
+                self._child.signal(number)
 
-    def await_end(self) -> None:
-        """Return when the process is gone, and kill it if that takes too long."""
-        if self.child.wait(STOP_TIMEOUT_S) is None:
-            self.kill()
-
-    def kill(self) -> None:
-        """Kill the process and return when it is gone."""
-        self.child.signal(signal.SIGKILL)
-        if self.child.wait(STOP_TIMEOUT_S) is None:
-            raise DevBrokerError(f"{self} did not end when it was killed; look at the machine")
+    def kill(self, after_s: float = 0.0) -> None:
+        """Return when the process is gone, killed if it is there after that time."""
+        if self._child is not None and self._child.wait(after_s) is None:
+            self._child.signal(signal.SIGKILL)
+            if self._child.wait(STOP_TIMEOUT_S) is None:
+                raise DevBrokerError(f"{self} did not end when it was killed; look at the machine")
 
     def freeze(self) -> None:
         """Stop the process and return when the last of its threads stands still."""
-        if not self.child.suspend():
+        if self._child is None or not self._child.suspend():
             why = "has ended, so it cannot be frozen; restart() brings it back"
             raise DevBrokerError(f"{self} {'did not stop; look at the machine' if self.runs else why}")
 
     def thaw(self) -> None:
         """Let a frozen process go on."""
-        if not self.child.resume():
+        if self._child is not None and not self._child.resume():
             raise DevBrokerError(f"{self} did not go on after SIGCONT; look at the machine")
+
+    def close(self) -> None:
+        """Kill the process if it runs."""
+        if self._child is not None:
+            self._child.close()
 
     def __str__(self) -> str:
         """Name the process in errors."""
-        return f"the broker's process {self.child.pid} (node {self.number})"
+        return f"the broker's process {self.pid} (node {self.number})"

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import secrets
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+
+from penstock.errors import DevBrokerError
 
 HOST = "127.0.0.1"
+
+#: Ports to choose from: below the range from which Linux picks the near ends of connections, so that nobody takes
+#: the port while a broker restarts.
+_FIRST_PORT, _LAST_PORT = 20_000, 32_000
 
 #: Settings that the embedded broker holds itself, with what to do instead.
 OWNED_SETTINGS = {
@@ -91,52 +99,91 @@ class Ports:
     controller: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class SharedSettings:
-    """What all nodes of a cluster have in common."""
+def choose_ports(first: int | None, brokers: int, controllers: int, *, secured: bool) -> dict[int, Ports]:
+    """Return the ports of each node by its number: those for clients follow on `first`, the others are free ones."""
+    wanted = [] if first is None else list(range(first, first + brokers))
+    for port in wanted:
+        if not _is_free(port):
+            raise DevBrokerError(
+                f"port {port} on {HOST} is taken by another program; stop that program or choose another port"
+            )
+    taken = set(wanted)
+    ports: list[Ports] = []
+    for index in range(brokers):
+        port = wanted[index] if wanted else _free_port(taken)
+        inside = _free_port(taken) if secured else port
+        ports.append(Ports(port, inside, None if controllers else _free_port(taken)))
+    ports += [Ports(None, None, _free_port(taken)) for _ in range(controllers)]
+    return dict(enumerate(ports, 1))
 
-    #: How many of them are brokers.
-    brokers: int
-    #: The controllers' ports by node number.
-    voters: Mapping[int, int]
-    #: The user's, over the defaults.
-    config: Mapping[str, str]
-    #: The protocol that clients speak.
-    protocol: str = "PLAINTEXT"
+
+def _free_port(taken: set[int]) -> int:
+    """Return a free port that is not in `taken`, and add it there."""
+    for _ in range(200):
+        port = _FIRST_PORT + secrets.randbelow(_LAST_PORT - _FIRST_PORT)
+        if port not in taken and _is_free(port):
+            taken.add(port)
+            return port
+    raise DevBrokerError(f"no free port found on {HOST} between {_FIRST_PORT} and {_LAST_PORT}; name one with port=")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As Java does: connections of an earlier broker that are still timing out do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
 
 
 def properties(
-    number: int, ports: Ports, storage: Path, shared: SharedSettings, security: Mapping[str, str] = MappingProxyType({})
+    number: int,
+    ports: Mapping[int, Ports],
+    storage: Path,
+    protocol: str,
+    config: Mapping[str, str],
 ) -> str:
-    """Return the text of a node's `server.properties`; the user's settings win over our defaults and `security`."""
-    copies = min(shared.brokers, _MOST_COPIES)
+    """Return the text of a node's `server.properties`.
+
+    Args:
+        number: the node's.
+        ports: those of each node, by number.
+        storage: the folder with its topics.
+        protocol: what clients speak, as `PLAINTEXT`.
+        config: the settings of that and the user's, which win over our defaults.
+    """
+    own = ports[number]
+    brokers = sum(node.clients is not None for node in ports.values())
+    voters = [f"{voter}@{HOST}:{node.controller}" for voter, node in ports.items() if node.controller is not None]
+    copies = min(brokers, _MOST_COPIES)
     defaults = {
         **_DEFAULTS,
         **dict.fromkeys(_FACTORS, str(copies)),
         **dict.fromkeys(_LEAST_IN_SYNC, str(max(1, copies - 1))),
-        **(_FEWER_THREADS if shared.brokers > 1 else {}),
-        **security,
+        **(_FEWER_THREADS if brokers > 1 else {}),
     }
-    inside = ports.inside if ports.inside != ports.clients else None
-    open_ports = {"CLIENT": ports.clients, "INTERNAL": inside, "CONTROLLER": ports.controller}
+    inside = own.inside if own.inside != own.clients else None
+    open_ports = {"CLIENT": own.clients, "INTERNAL": inside, "CONTROLLER": own.controller}
     listeners = {name: f"{name}://{HOST}:{port}" for name, port in open_ports.items() if port is not None}
-    roles = {"broker": ports.clients, "controller": ports.controller}
+    roles = {"broker": own.clients, "controller": own.controller}
     owned = {
         "process.roles": ",".join(role for role, port in roles.items() if port is not None),
         "node.id": str(number),
-        "controller.quorum.voters": ",".join(f"{voter}@{HOST}:{port}" for voter, port in shared.voters.items()),
+        "controller.quorum.voters": ",".join(voters),
         "controller.listener.names": "CONTROLLER",
         "listeners": ",".join(listeners.values()),
-        "listener.security.protocol.map": f"CLIENT:{shared.protocol},INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listener.security.protocol.map": f"CLIENT:{protocol},INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
         "log.dirs": str(storage),
     }
-    if ports.clients is not None:
+    if own.clients is not None:
         owned["inter.broker.listener.name"] = "CLIENT" if inside is None else "INTERNAL"
         owned["advertised.listeners"] = ",".join(listeners[name] for name in listeners if name != "CONTROLLER")
-    return "".join(f"{key}={_escaped(str(value))}\n" for key, value in {**defaults, **shared.config, **owned}.items())
+    return "".join(f"{key}={_escaped(str(value))}\n" for key, value in {**defaults, **config, **owned}.items())
 
 
-def log_format(authorizer_log: Path | None = None) -> str:
+def log_format(authorizer_log: Path | None) -> str:
     """Return the text of the log settings: warnings and errors, and what the authorizer was asked to that file."""
     if authorizer_log is None:
         return _LOG_FORMAT
@@ -144,11 +191,5 @@ def log_format(authorizer_log: Path | None = None) -> str:
 
 
 def _escaped(value: str) -> str:
-    r"""Write a value for Java's `Properties.load`: Latin-1 bytes, all else as \uXXXX (UTF-16), backslashes doubled."""
-    doubled = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-    return "".join(
-        character
-        if character.isascii()
-        else "".join(f"\\u{unit:04x}" for unit in memoryview(character.encode("utf-16-le")).cast("H"))
-        for character in doubled
-    )
+    r"""Write a value for Java's `Properties.load`, which reads \uXXXX and backslashes as JSON does."""
+    return json.dumps(value)[1:-1]

