@@ -40,12 +40,8 @@ class AircraftState:
         self.last_sequence = flight.sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """What Spark's table must hold of one aircraft: departed flights, and their minutes of delay."""
-
-    flights: int = 0
-    delay: int = 0
+#: What Spark's table must hold of one aircraft: how many departed flights, and their minutes of delay.
+Totals = tuple[int, int]
 
 
 def plain_states(flights: Iterable[Flight], poison: int) -> dict[str, AircraftState]:
@@ -62,9 +58,8 @@ def plain_totals(flights: Iterable[Flight]) -> dict[str, Totals]:
     totals: dict[str, Totals] = {}
     for flight in flights:
         if flight.departed:
-            tail = flight.tail or ""
-            before = totals.get(tail, Totals())
-            totals[tail] = Totals(before.flights + 1, before.delay + flight.delay)
+            count, delay = totals.get(flight.aircraft, (0, 0))
+            totals[flight.aircraft] = count + 1, delay + flight.delay
     return totals
 
 

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -43,33 +44,26 @@ STALLED_S = 120.0
 _LOOK_S = 0.1
 
 
+@dataclass
 class Stage:
-    """The running parts: coordinator, app, senders and Spark. For the main thread.
+    """The running parts: coordinator, app, senders and Spark. For the main thread."""
 
-    From the start of the senders on they have `limit_s` seconds.
-    """
+    bootstrap_servers: str
+    folder: Path
+    #: The handler of the app.
+    fold: FlightFold
+    shown: Display
+    #: Seconds that the parts have from the start of the senders on.
+    limit_s: float
+    wants_spark: bool
+    #: Whether parts report to the page.
+    reports: bool
 
-    def __init__(
-        self,
-        bootstrap_servers: str,
-        folder: Path,
-        fold: FlightFold,
-        shown: Display,
-        *,
-        limit_s: float,
-        spark: bool,
-        reports: bool,
-    ) -> None:
-        self._bootstrap_servers = bootstrap_servers
-        self._folder = folder
-        self._fold = fold
-        self._shown = shown
+    def __post_init__(self) -> None:
+        """Make what does not run yet."""
         self._deadline = math.inf
-        self._limit_s = limit_s
-        self._reports = reports
-        self._wants_spark = spark
         self.coordinator = Coordinator(
-            bootstrap_servers=bootstrap_servers,
+            bootstrap_servers=self.bootstrap_servers,
             transaction_timeout=_TRANSACTION_TIMEOUT_S,
             check_interval=_CHECK_INTERVAL_S,
             check_max=_CHECK_MAX,
@@ -81,8 +75,8 @@ class Stage:
 
     def __enter__(self) -> Self:
         with ExitStack() as opening:
-            if self._wants_spark:
-                arguments = [self._bootstrap_servers, TOPIC, str(self._folder), str(_REPORT_S) if self._reports else ""]
+            if self.wants_spark:
+                arguments = [self.bootstrap_servers, TOPIC, str(self.folder), str(_REPORT_S) if self.reports else ""]
                 spark = self._child("Spark", "spark.log", "totals", *arguments, environment=spark_environment())
                 self.spark = opening.enter_context(spark)
             opening.enter_context(self.coordinator)
@@ -96,7 +90,7 @@ class Stage:
     def start_senders(self, plan: Plan) -> None:
         """Start the sending processes. Spark's slow start is over by then: it fails when it is starved of time."""
         self.until(lambda _: self.spark is None or bool(self.spark.report("rows")), "Spark's query runs")
-        self._deadline = time.monotonic() + self._limit_s
+        self._deadline = time.monotonic() + self.limit_s
         self.senders = [self._sender(0, plan.killed), *(self._sender(number) for number in range(1, SENDERS))]
 
     def restart_sender(self, number: int) -> int | None:
@@ -122,7 +116,7 @@ class Stage:
         return Counts(
             sent=sum(report.get("sent", 0) for report in reports),
             published=transactions.committed,
-            handled=self._fold.finished + (app.dead_letters if app else 0),
+            handled=self.fold.finished + (app.dead_letters if app else 0),
             spark_rows=None if self.spark is None else self.spark.report("rows").get("count", 0),
             pending=transactions.pending,
             held=sum(report.get("held", 0) for report in reports),
@@ -136,7 +130,7 @@ class Stage:
         moved, newest = time.monotonic(), self._progress(Counts())
         while True:
             counts = self.counts()
-            self._shown(counts)
+            self.shown(counts)
             if condition(counts):
                 return
             self._require_alive()
@@ -146,7 +140,7 @@ class Stage:
             if now > moved + STALLED_S:
                 why = f"nothing has moved for {STALLED_S:g} s while waiting until"
             elif now > self._deadline:
-                why = f"{self._limit_s:.0f} s were not enough; still waiting until"
+                why = f"{self.limit_s:.0f} s were not enough; still waiting until"
             else:
                 time.sleep(_LOOK_S)
                 continue
@@ -170,17 +164,17 @@ class Stage:
         return f"Coordinator: {self.coordinator.statistics()}\nApp: {app}\nSenders: {senders}\nSpark: {spark}"
 
     def _sender(self, number: int, stand_at: int | None = None) -> Part:
-        arguments = [self._bootstrap_servers, TOPIC, str(self._folder), str(number)]
+        arguments = [self.bootstrap_servers, TOPIC, str(self.folder), str(number)]
         arguments += [] if stand_at is None else [str(stand_at)]
         name, log = f"the airline's sender {number}", f"airline-{number}.log"
         return self._open.enter_context(self._child(name, log, "airline", *arguments))
 
     def _child(self, name: str, log: str, *arguments: str, environment: dict[str, str] | None = None) -> Part:
-        return Part(name, [str(Path(__file__).parent), *arguments], self._folder / log, environment)
+        return Part(name, [str(Path(__file__).parent), *arguments], self.folder / log, environment)
 
     def _app(self) -> App:
-        report = ReportSettings(interval=_REPORT_S) if self._reports else False
-        app = App("fleet", bootstrap_servers=self._bootstrap_servers, workers=WORKERS, report=report)
+        report = ReportSettings(interval=_REPORT_S) if self.reports else False
+        app = App("fleet", bootstrap_servers=self.bootstrap_servers, workers=WORKERS, report=report)
         policy = retry(attempts=ATTEMPTS, wait=wait_fixed(_RETRY_WAIT_S))
-        app.handler(TOPIC, order="key", retry=policy, on_failure="dead_letter")(self._fold.handle)
+        app.handler(TOPIC, order="key", retry=policy, on_failure="dead_letter")(self.fold.handle)
         return app

@@ -34,7 +34,7 @@ def read_totals(folder: Path) -> dict[str, Totals]:
     with closing(sqlite3.connect(path, timeout=30)) as connection:
         known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (TABLE,)).fetchone()
         rows = connection.execute(f"SELECT tail, flights, delay FROM {TABLE}").fetchall() if known else []  # noqa: S608 - a constant
-    return {tail: Totals(flights, delay) for tail, flights, delay in rows}
+    return {tail: (flights, delay) for tail, flights, delay in rows}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
             (statistics,) = running.sinks()
             if statistics.batch_id != batch_id:
                 batch_id, busy_s = statistics.batch_id, busy_s + statistics.batch_seconds
-            stored = sum(total.flights for total in read_totals(folder).values())
+            stored = sum(flights for flights, _ in read_totals(folder).values())
             reporter.report("rows", count=stored, busy_s=busy_s)
     spark.stop()
     return 0
