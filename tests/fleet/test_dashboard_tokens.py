@@ -14,7 +14,7 @@ from action_tools import TOKEN, act, request, served
 
 from penstock.errors import BrokerConnectionError, ConfigurationError
 from penstock.fleet.actions import Surroundings, dashboard_token
-from penstock.fleet.actions.tokens import Judgement, TokenGuard
+from penstock.fleet.actions.tokens import TokenGuard
 from penstock.fleet.commands.audit import Answer
 from penstock.fleet.visitors import Visitors
 from penstock.fleet_member import Outcome
@@ -35,30 +35,28 @@ def test_the_answer_to_a_wrong_token_waits_longer_each_time_and_a_client_is_forg
     guard = TokenGuard(TOKEN, clock)
     delays = []
     for _ in range(8):
-        judgement, delay = guard.judge("a", "wrong")
-        assert judgement is Judgement.WRONG
-        delays.append(delay)
+        delays.append(guard.judge("a", "wrong"))
         guard.answered("a")
 
     clock.now += 301
     assert delays == [1, 2, 4, 8, 16, 30, 30, 30]
-    assert guard.judge("a", "wrong") == (Judgement.WRONG, 1.0)
+    assert guard.judge("a", "wrong") == 1.0
 
 
 def test_one_client_may_have_few_wrong_tokens_waiting_and_keeps_nobody_else_out() -> None:
     guard = TokenGuard(TOKEN, Clock())
-    first = [guard.judge("a", "wrong")[0] for _ in range(4)]
+    first = [guard.judge("a", "wrong") for _ in range(4)]
     for number in range(100):
         guard.judge(f"guesser {number}", "wrong")
 
-    assert first == [Judgement.WRONG] * 4
-    assert guard.judge("a", TOKEN)[0] is Judgement.UNREAD
-    assert guard.judge("guesser 1", TOKEN)[0] is Judgement.UNREAD
-    assert guard.judge("b", TOKEN) == (Judgement.RIGHT, 0.0)
+    assert all(first)
+    assert guard.judge("a", TOKEN) is None
+    assert guard.judge("guesser 1", TOKEN) is None
+    assert guard.judge("b", TOKEN) == 0
     guard.answered("a")
     for number in range(100):
         guard.answered(f"guesser {number}")
-    assert guard.judge("a", TOKEN)[0] is Judgement.RIGHT
+    assert guard.judge("a", TOKEN) == 0
 
 
 def test_a_token_stands_in_the_environment_or_in_a_file_and_is_not_short(

@@ -25,11 +25,9 @@ class TopicService:
 
     Args:
         name: of the thread.
-        failing: what is not done while it fails, in words.
     """
 
-    def __init__(self, name: str, failing: str) -> None:
-        self._failing = failing
+    def __init__(self, name: str) -> None:
         self._stopping = threading.Event()
         #: Set while it works; written by its thread.
         self.is_listening = threading.Event()
@@ -39,6 +37,10 @@ class TopicService:
 
     def _work(self) -> None:
         """Do what there is to do until `_stopping` is set; what it raises is logged, and it is called again."""
+        raise NotImplementedError
+
+    def _say_failed(self, why: str) -> None:
+        """Log why it fails, once until it works again."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -72,10 +74,10 @@ class TopicService:
     def _works(self) -> None:
         self.is_listening.set()
         if self._trouble is not None:
-            _log.info("%s: that is over, it works again", self._failing)
+            _log.info("%s works again, after: %s", self._thread.name, self._trouble)
             self._trouble = None
 
     def _failed(self, why: str) -> None:
         if self._trouble is None:
-            _log.warning("%s; it is tried on: %s", self._failing, why)
+            self._say_failed(why)
         self._trouble = why

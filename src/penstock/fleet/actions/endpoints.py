@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MessageFormatError, PenstockError
 from penstock.fleet.actions.performing import Surroundings, perform, plan
-from penstock.fleet.actions.tokens import Judgement, TokenGuard
+from penstock.fleet.actions.tokens import TokenGuard
 from penstock.fleet.commands.audit import Answer, AuditRecord, Kind
 from penstock.fleet.commands.audit_log import AuditWriter
 from penstock.fleet.commands.command import ACTIONS, Command, command_of
@@ -145,11 +145,11 @@ class _ActionEndpoints:
                 403, "actions are off; start the dashboard with PENSTOCK_DASHBOARD_TOKEN or --token-file to have them"
             )
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        judgement, delay_s = self._guard.judge(client, given.strip() if scheme.lower() == "bearer" else "")
-        if judgement is Judgement.RIGHT:
-            return
-        if judgement is Judgement.UNREAD:
+        delay_s = self._guard.judge(client, given.strip() if scheme.lower() == "bearer" else "")
+        if delay_s is None:
             raise _RefusedError(429, "too many wrong tokens from here; try again later")
+        if delay_s == 0:
+            return
         now = time.monotonic()
         if now - self._told_at >= _LOG_AGAIN_S:
             self._told_at = now

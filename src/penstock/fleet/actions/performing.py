@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.dead_letters.reader import DeadLetterLog
 from penstock.dead_letters.replay import Choice, Replay
@@ -79,20 +79,16 @@ def perform(command: Command, around: Surroundings) -> Answer:
             sender.audit.tell(AuditRecord.of(Kind.ASKED, command, command.by), command.subject)
             answer = answered(command.name, lambda: _done(command, around, sender))
             _log.warning("%s, asked by %s (%s): %s", command.name, command.by, command.id, one_line(answer.said))
-            # Stacks are in the members' own answers.
-            outcome = AuditRecord.of(Kind.OUTCOME, command, command.by, Answer(answer.outcome, answer.said))
-            return _told(sender, outcome, command.subject, answer)
+            try:
+                # Stacks are in the members' own answers.
+                said = Answer(answer.outcome, answer.said)
+                sender.audit.tell(AuditRecord.of(Kind.OUTCOME, command, command.by, said), command.subject)
+            except PenstockError as error:
+                _log.warning("the outcome of %s is not in the audit: %s", command.id, error)
+                return replace(answer, said=f"{answer.said}; the audit lacks this outcome: {error}")
+            return answer
     except PenstockError as error:
         return Answer(Outcome.FAILED, f"nothing was done, for it cannot be written to the audit: {error}")
-
-
-def _told(sender: CommandSender, record: AuditRecord, subject: str, answer: Answer) -> Answer:
-    try:
-        sender.audit.tell(record, subject)
-    except PenstockError as error:
-        _log.warning("the outcome of %s is not in the audit: %s", record.id, error)
-        return Answer(answer.outcome, f"{answer.said}; the audit lacks this outcome: {error}", answer.details)
-    return answer
 
 
 def _done(command: Command, around: Surroundings, sender: CommandSender) -> Answer:
@@ -138,13 +134,21 @@ def _replay(command: Command, around: Surroundings, *, dry_run: bool) -> Answer:
     raise PenstockError(f"{command.place} was not sent: {why}")
 
 
-def _settle(command: Command, around: Surroundings, *, dry_run: bool) -> Answer:
-    """Decide a pending transaction of a store in Kafka, as an operator. The store has an audit of its own, too."""
+def _operate(command: Command, around: Surroundings, *, dry_run: bool) -> Answer:
+    """Decide a pending transaction of a store in Kafka, or bring a discarded one back, as an operator.
+
+    The store has an audit of its own, too.
+    """
+    prefix = command.parameters["prefix"]
     if not dry_run:
-        return _operate(command, around)
-    prefix, transaction_id = command.parameters["prefix"], command.parameters["transaction_id"]
+        return carry_out(command, operator_in_kafka(around.bootstrap_servers, prefix, around.config))
     with KafkaAdministration(around.bootstrap_servers, prefix, around.config) as store:
-        found = store.show(transaction_id)
+        would = _would_settle if command.name == "settle" else _would_resume
+        return would(command.parameters["transaction_id"], command, store)
+
+
+def _would_settle(transaction_id: str, command: Command, store: KafkaAdministration) -> Answer:
+    prefix, found = command.parameters["prefix"], store.show(transaction_id)
     if found is None:
         return Answer(Outcome.REFUSED, f"transaction {transaction_id} is not pending in {prefix}")
     return Answer(
@@ -154,33 +158,23 @@ def _settle(command: Command, around: Surroundings, *, dry_run: bool) -> Answer:
     )
 
 
-def _resume(command: Command, around: Surroundings, *, dry_run: bool) -> Answer:
-    """Bring a discarded transaction of a store in Kafka back, undecided."""
-    if not dry_run:
-        return _operate(command, around)
-    prefix, transaction_id = command.parameters["prefix"], command.parameters["transaction_id"]
-    with KafkaAdministration(around.bootstrap_servers, prefix, around.config) as store:
-        count = sum(discarded.half.transaction_id == transaction_id for discarded in store.discarded())
+def _would_resume(transaction_id: str, command: Command, store: KafkaAdministration) -> Answer:
+    count = sum(discarded.half.transaction_id == transaction_id for discarded in store.discarded())
     if not count:
         return Answer(Outcome.REFUSED, f"transaction {transaction_id} is not among the discarded")
     return Answer(
         Outcome.DONE,
-        f"{_counted(count, 'message')} of transaction {transaction_id} would be brought back to {prefix}, undecided; "
-        "its group is asked again",
+        f"{_counted(count, 'message')} of transaction {transaction_id} would be brought back to "
+        f"{command.parameters['prefix']}, undecided; its group is asked again",
     )
-
-
-def _operate(command: Command, around: Surroundings) -> Answer:
-    prefix = command.parameters["prefix"]
-    return carry_out(command, operator_in_kafka(around.bootstrap_servers, prefix, around.config))
 
 
 #: What who asks does, by the action's name; with `dry_run` it says what would be.
 _ASKERS: Mapping[str, Callable[..., Answer]] = {
     "offsets": _offsets,
     "replay": _replay,
-    "settle": _settle,
-    "resume-transaction": _resume,
+    "settle": _operate,
+    "resume-transaction": _operate,
 }
 
 

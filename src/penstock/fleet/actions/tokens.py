@@ -14,7 +14,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from penstock.errors import ConfigurationError
@@ -60,15 +59,6 @@ def dashboard_token(file: Path | None = None) -> str | None:
     return token
 
 
-class Judgement(Enum):
-    """What a client's token is."""
-
-    RIGHT = "right"
-    WRONG = "wrong"
-    #: Not looked at: too many wrong ones of this client, or of all that have failed, wait for their answer.
-    UNREAD = "unread"
-
-
 @dataclass(slots=True)
 class _Client:
     failures: int = 0
@@ -93,17 +83,21 @@ class TokenGuard:
         #: Wrong tokens so far.
         self.wrong = 0
 
-    def judge(self, client: str, given: str) -> tuple[Judgement, float]:
-        """Return what a token is, and the seconds that its answer waits: after a wrong one call `answered` then."""
+    def judge(self, client: str, given: str) -> float | None:
+        """Return 0 for the right token, and for a wrong one the seconds that its answer waits: call `answered` then.
+
+        None: it was not looked at, for too many wrong ones of this client, or of all that have failed, wait for their
+        answer.
+        """
         now = self._clock()
         known = self._clients.get(client)
         if known is not None and not known.waiting and now - known.last_s > _FORGOTTEN_S:
             del self._clients[client]
             known = None
         if known is not None and (known.waiting >= _OF_CLIENT or self._waiting >= _OF_ALL):
-            return Judgement.UNREAD, 0.0
+            return None
         if hmac.compare_digest(_digest(given), self._digest):
-            return Judgement.RIGHT, 0.0
+            return 0.0
         known = known or _Client()
         known.failures += 1
         known.last_s = now
@@ -114,7 +108,7 @@ class TokenGuard:
         self._clients.move_to_end(client)
         while len(self._clients) > _REMEMBERED:
             self._clients.popitem(last=False)
-        return Judgement.WRONG, min(_MAX_DELAY_S, _FIRST_DELAY_S * 2 ** min(known.failures - 1, 10))
+        return min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(known.failures - 1, 10))
 
     def answered(self, client: str) -> None:
         """Note that a wrong token has its answer."""

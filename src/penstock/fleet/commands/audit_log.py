@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from penstock import clients
@@ -19,7 +19,7 @@ from penstock.options import ClientConfig
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-_DAY_MS = 24 * 3600 * 1000
+_HOUR_MS = 3600 * 1000
 
 
 def prepare_topics(bootstrap_servers: str, config: ClientConfig, settings: CommandSettings, *, read: bool) -> None:
@@ -36,31 +36,18 @@ def prepare_topics(bootstrap_servers: str, config: ClientConfig, settings: Comma
 
 def commands_spec(name: str) -> TopicSpec:
     """Return the topic of commands as it is created: they hold for a minute, so an hour is enough."""
-    return TopicSpec(
-        name,
-        1,
-        {
-            "cleanup.policy": "delete",
-            "retention.ms": str(3600 * 1000),
-            "segment.ms": str(3600 * 1000),
-            "max.message.bytes": str(4 * MOST_COMMAND_BYTES),
-            "message.timestamp.type": "LogAppendTime",
-        },
-    )
+    return _spec(name, _HOUR_MS, 4 * MOST_COMMAND_BYTES, {"segment.ms": str(_HOUR_MS)})
 
 
 def audit_spec(name: str) -> TopicSpec:
-    """Return the topic of the audit as it is created: kept for a year, stamped by the broker."""
-    return TopicSpec(
-        name,
-        1,
-        {
-            "cleanup.policy": "delete",
-            "retention.ms": str(365 * _DAY_MS),
-            "max.message.bytes": str(2 * MOST_AUDIT_BYTES),
-            "message.timestamp.type": "LogAppendTime",
-        },
-    )
+    """Return the topic of the audit as it is created: kept for a year."""
+    return _spec(name, 365 * 24 * _HOUR_MS, 2 * MOST_AUDIT_BYTES, {})
+
+
+def _spec(name: str, kept_ms: int, most_bytes: int, more: Mapping[str, str]) -> TopicSpec:
+    """Return a topic that the broker stamps: its clock says how old a record is."""
+    kept = {"cleanup.policy": "delete", "retention.ms": str(kept_ms), "max.message.bytes": str(most_bytes)}
+    return TopicSpec(name, 1, {**kept, **more, "message.timestamp.type": "LogAppendTime"})
 
 
 class AuditWriter(RecordWriter):

@@ -67,7 +67,7 @@ class CommandListener(TopicService):
         settings: CommandSettings,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(f"penstock-commands-{group}", f"{group} hears no commands in {settings.topic}")
+        super().__init__(f"penstock-commands-{group}")
         self._group = group
         self._member = member
         self._doing = doing
@@ -165,3 +165,6 @@ class CommandListener(TopicService):
         if now - self._passed_over_at >= _LOG_AGAIN_S:
             self._passed_over_at = now
             _log.warning("in %s: %s (%d so far)", self._settings.topic, why, self.passed_over)
+
+    def _say_failed(self, why: str) -> None:
+        _log.warning("%s hears no commands in %s; it is tried on: %s", self._group, self._settings.topic, why)

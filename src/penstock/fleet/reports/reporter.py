@@ -92,10 +92,7 @@ class Reporter(TopicService):
         *,
         stacks: Stacks = _no_stacks,
     ) -> None:
-        super().__init__(
-            f"penstock-report-{sender.group}",
-            f"{sender.group} does not report to {settings.topic}, so `penstock status` does not show it",
-        )
+        super().__init__(f"penstock-report-{sender.group}")
         self.sender = sender
         self._describe = describe
         self._bootstrap_servers = bootstrap_servers
@@ -172,6 +169,14 @@ class Reporter(TopicService):
         stacks = self._stacks([partition["worker"] for partition in held]) if held else {}
         for partition in held:
             partition["stack"] = stacks.get(partition["worker"]) or None
+
+    def _say_failed(self, why: str) -> None:
+        _log.warning(
+            "%s does not report to %s, so `penstock status` does not show it; it is tried on: %s",
+            self.sender.group,
+            self._settings.topic,
+            why,
+        )
 
 
 def coordinator_reporter(
