@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from kafka_tools import produce
+from penstock.clients.cluster import TOPIC_IDS_S
 from penstock.consumer.inspect import explain_server
+from penstock.consumer.poll.topics import WATCH_EVERY_S
 from penstock.devbroker import DevBroker
 from waiting import wait_until
 
@@ -138,3 +140,8 @@ def test_an_answer_that_cannot_be_said_leaves_the_app_running(caplog: pytest.Log
     assert answers == again == [explain_server.Answer(os.getpid(), None)]
     assert "got no answer from this process" in caplog.text
     assert not [one for one in threading.enumerate() if one.name == "penstock-explain"]
+
+
+def test_a_broker_that_is_away_is_named_within_10_seconds() -> None:
+    """The next question, its answer that does not come, and the start of the command."""
+    assert WATCH_EVERY_S + TOPIC_IDS_S <= 9

@@ -35,8 +35,11 @@ from penstock.options import ClientConfig, is_classic
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-#: Seconds that a broker may take to tell topic ids.
+#: Seconds that a broker may take to answer.
 _ANSWER_S = 10.0
+#: Seconds that it may take to tell topic ids. Consumers ask every 5 s: so `penstock explain` names a broker that is
+#: away within 10 s.
+TOPIC_IDS_S = 4.0
 #: Milliseconds after which the client says that a broker owes an answer, and asks another one, before a question ends.
 _UNANSWERED_MS = 8_000
 #: Seconds that several questions in the background may take.
@@ -157,7 +160,7 @@ class Cluster:
     def ask_topic_ids(self, topics: Iterable[str]) -> Answer[TopicIds]:
         """Ask which topics there are, as `in_background`."""
         admin, names = self._lasting_admin(), list(topics)
-        return self.in_background("the ids of topics", lambda: ask_topic_ids(admin, names, _ANSWER_S))
+        return self.in_background("the ids of topics", lambda: ask_topic_ids(admin, names, TOPIC_IDS_S))
 
     def ask_readable_ends(self, places: Sequence[tuple[str, int]]) -> Answer[Mapping[tuple[str, int], int]]:
         """Ask where partitions end for readers of committed messages, as `in_background`."""

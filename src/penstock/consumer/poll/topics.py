@@ -155,7 +155,7 @@ def _spec(name: str, sources: Sequence[str], partitions: Mapping[str, int], limi
 
 
 #: Seconds between two questions about the topics that are consumed.
-_WATCH_EVERY_S = 5.0
+WATCH_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,7 @@ class Topics:
                 self._asked = None
                 recreated = self._compare(found)
             if now >= self._ask_at:
-                self._ask_at = now + _WATCH_EVERY_S
+                self._ask_at = now + WATCH_EVERY_S
                 self._asked = self._cluster.ask_topic_ids(self._routes.topics)
         except (KafkaException, PenstockError) as error:
             self._asked = None
