@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,14 +17,51 @@ from penstock.supervisor.stopping import until_signal
 
 if TYPE_CHECKING:
     from penstock.fleet import PrometheusMetrics
-    from penstock.telemetry import Telemetry
     from penstock.transactions import Coordinator, FileStore, SqlStore
 
 _POLL_S = 0.2
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What a `Coordinator` takes by these names."""
+
+    transaction_timeout: Annotated[
+        float, typer.Option(help="Seconds after which an undecided transaction is checked.")
+    ] = 6.0
+    check_interval: Annotated[float, typer.Option(help="Seconds between two checks of one transaction.")] = 30.0
+    check_max: Annotated[
+        int, typer.Option(help="Answered checks after which the discard policy decides about a transaction.")
+    ] = 15
+    check_backoff: Annotated[
+        float, typer.Option(help="Factor by which the interval grows from check to check, to an hour at most.")
+    ] = 1.0
+    discard: Annotated[
+        Literal["topic", "commit", "rollback"],
+        typer.Option(help="What becomes of a transaction then: moved to PREFIX.discarded, published, rolled back."),
+    ] = "topic"
+    publish_timeout: Annotated[
+        float, typer.Option(help="The most seconds that a Kafka transaction may stand still on slow brokers.")
+    ] = 30.0
+    partitions: Annotated[
+        int, typer.Option(help="Partitions of half, op and done, if they have to be created: so many share the work.")
+    ] = 2
+    target_latency: Annotated[
+        float, typer.Option(help="Seconds that a Kafka transaction may take: groups grow and shrink to it.")
+    ] = 0.02
+    instance: Annotated[
+        str | None,
+        typer.Option(help="Name that no other running coordinator has, the same after a restart: it goes on at once."),
+    ] = None
+    session_timeout: Annotated[
+        float,
+        typer.Option(help="Seconds after which one that fell silent loses its partitions; a broker's least is 6."),
+    ] = 10.0
+
+
 def coordinator(
     cluster: Cluster,
+    terms: Terms,
     *,
     sql: Sql = None,
     file: Annotated[
@@ -34,37 +71,6 @@ def coordinator(
     prefix: Annotated[str, typer.Option(help="First part of the names of its topics; producers take the same.")] = (
         "penstock"
     ),
-    transaction_timeout: Annotated[
-        float, typer.Option(help="Seconds after which an undecided transaction is checked.")
-    ] = 6.0,
-    check_interval: Annotated[float, typer.Option(help="Seconds between two checks of one transaction.")] = 30.0,
-    check_max: Annotated[
-        int, typer.Option(help="Answered checks after which the discard policy decides about a transaction.")
-    ] = 15,
-    check_backoff: Annotated[
-        float, typer.Option(help="Factor by which the interval grows from check to check, to an hour at most.")
-    ] = 1.0,
-    discard: Annotated[
-        Literal["topic", "commit", "rollback"],
-        typer.Option(help="What becomes of a transaction then: moved to PREFIX.discarded, published, rolled back."),
-    ] = "topic",
-    publish_timeout: Annotated[
-        float, typer.Option(help="The most seconds that a Kafka transaction may stand still on slow brokers.")
-    ] = 30.0,
-    partitions: Annotated[
-        int, typer.Option(help="Partitions of half, op and done, if they have to be created: so many share the work.")
-    ] = 2,
-    target_latency: Annotated[
-        float, typer.Option(help="Seconds that a Kafka transaction may take: groups grow and shrink to it.")
-    ] = 0.02,
-    instance: Annotated[
-        str | None,
-        typer.Option(help="Name that no other running coordinator has, the same after a restart: it goes on at once."),
-    ] = None,
-    session_timeout: Annotated[
-        float,
-        typer.Option(help="Seconds after which one that fell silent loses its partitions; a broker's least is 6."),
-    ] = 10.0,
     report: Annotated[
         bool,
         typer.Option("--report", help="Report how it does to the topic of reports, as PREFIX.coordinator."),
@@ -90,23 +96,19 @@ def coordinator(
     log_to_stderr()
     servers, settings = cluster.servers, cluster.settings
     given: dict[str, Any] = {}
-    metrics = None if http is None else _metrics(given)
+    metrics = None
+    if http is not None:
+        from penstock.fleet import PrometheusMetrics
+
+        # It makes the telemetry that the coordinator is to take.
+        metrics = PrometheusMetrics(lambda made: given.setdefault("telemetry", made))
     kafka: dict[str, Any] = {"bootstrap_servers": servers, "prefix": prefix, "config": settings}
     store = _store(kafka, sql, file)
     with (
         until_signal(),
         Coordinator(
             **(kafka if store is None else {"store": store}),
-            transaction_timeout=transaction_timeout,
-            check_interval=check_interval,
-            check_max=check_max,
-            check_backoff=check_backoff,
-            discard=discard,
-            publish_timeout=publish_timeout,
-            partitions=partitions,
-            target_latency=target_latency,
-            instance=instance,
-            session_timeout=session_timeout,
+            **asdict(terms),
             commands=commands,
             **given,
         ) as running,
@@ -124,17 +126,6 @@ def coordinator(
             services.enter_context(_endpoints(running, http, metrics, settings))
         while not running.wait(_POLL_S):
             pass  # leaving the block raises what ended it
-
-
-def _metrics(given: dict[str, Any]) -> PrometheusMetrics:
-    """Return what collects the metrics of a coordinator that is made with what is added to `given`."""
-    from penstock.fleet import PrometheusMetrics
-
-    def report_to(telemetry: Telemetry) -> Telemetry:
-        given["telemetry"] = telemetry
-        return telemetry
-
-    return PrometheusMetrics(report_to)
 
 
 def _endpoints(

@@ -41,25 +41,16 @@ def explain(
             f"no app{f' called {group}' if group else ''} of this user's answers in {folder()}{silent}; run this where "
             "the app runs, as its user, with the same XDG_RUNTIME_DIR"
         )
-    for answer in answers:
-        for part in () if keys or answer.content is None else _parts(answer.content):
+    lines = []
+    for process, said in ((answer.process, answer.content) for answer in answers):
+        if said is None:
+            lines.append(f"process {process} did not answer: it is starting or ending, or a handler holds Python")
+            continue
+        for part in () if keys else (*said["partitions"], *said.get("parked", ())):
             del part["key"]
-    silent_text = "did not answer: it is starting or ending, or a handler holds Python"
-    lines = [
-        line
-        for answer in answers
-        for line in (
-            [f"process {answer.process} {silent_text}"]
-            if answer.content is None
-            else _lines(answer.process, answer.content)
-        )
-    ]
+        lines += _lines(process, said)
     processes = [{"process": it.process, **(it.content or {"answers": False})} for it in answers]
     return Result(facts={"processes": processes}, lines=lines, code=int(any(it.content is None for it in answers)))
-
-
-def _parts(said: dict[str, Any]) -> list[dict[str, Any]]:
-    return [*said["partitions"], *said.get("parked", ())]
 
 
 def _lines(process: int, said: dict[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -14,8 +14,6 @@ from penstock.cli.options import Reading
 from penstock.errors import ConfigurationError, PenstockError, StoreConnectionError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from penstock.transactions.model import DiscardedTransaction, PendingTransaction
     from penstock.transactions.operator.audit import Audited
     from penstock.transactions.stores.kafka.administration import KafkaAdministration
@@ -166,25 +164,23 @@ class FileReading:
         )
 
 
-def groups_without_producers(store: Store, groups: Sequence[str]) -> list[str]:
-    """Return those producer groups of a store in Kafka of which no producer that answers checks is alive."""
+def groups_without_producers(store: Store, groups: Sequence[str]) -> Iterator[str]:
+    """Yield those producer groups of a store in Kafka of which no producer that answers checks is alive."""
+    from confluent_kafka import KafkaError, KafkaException
+
     from penstock import clients
+    from penstock.clients.answers import answered
     from penstock.clients.groups import describe_groups
+    from penstock.clients.kafka_errors import code_of
     from penstock.transactions.wire.topics import StoreTopics
 
     checkers: dict[str, str] = {StoreTopics(store.prefix).checkers(group): group for group in groups}
     admin = clients.admin(store.servers, store.settings)  # it lives until it has answered
-    asked = describe_groups(admin, checkers)
-    return [group for name, group in checkers.items() if _is_empty(asked[name], store.connect_timeout)]
-
-
-def _is_empty(asked: Future[Any], timeout_s: float) -> bool:
-    """Tell whether a group is known to have no members; what brokers do not tell is not known."""
-    from confluent_kafka import KafkaError, KafkaException
-
-    from penstock.clients.answers import answered
-
-    try:
-        return not answered(asked, timeout_s).members
-    except KafkaException as error:
-        return bool(error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND)
+    for name, asked in describe_groups(admin, checkers).items():
+        try:
+            has_members = bool(answered(asked, store.connect_timeout).members)
+        except KafkaException as error:
+            # What brokers do not say is not known, and nothing is said of it.
+            has_members = code_of(error) != KafkaError.GROUP_ID_NOT_FOUND
+        if not has_members:
+            yield checkers[name]
