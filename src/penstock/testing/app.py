@@ -6,11 +6,10 @@ and are not run, nor is a transaction coordinator.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Self, cast
+from typing import Self
 
 from confluent_kafka import Message as ClientMessage
 
@@ -18,20 +17,17 @@ from penstock.app import App
 from penstock.clients.cluster import Clock
 from penstock.clients.topics import TopicSpec
 from penstock.consumer import ConsumerStatistics, Explanation
-from penstock.consumer.assignments import ConsumerLane
 from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.environment import enter_all
 from penstock.consumer.handlers.functions import Context
 from penstock.consumer.handlers.handler import Kind, require_own_topics
 from penstock.consumer.handlers.registry import TopicPatterns
-from penstock.consumer.lanes.processor import LaneProcessor
-from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Slice, Work
-from penstock.consumer.run.handler_calls import call
+from penstock.consumer.lanes.slot import ExecutionSlot
 from penstock.errors import ConfigurationError, PenstockError, StoppedError
 from penstock.message import Message, calling_handlers_of
+from penstock.testing.handler_calls import TaskRunner, serve
 from penstock.testing.memory.broker import TestBroker
 from penstock.testing.stepped_consumer import SteppedConsumer
-from penstock.testing.task_runner import TaskRunner
 
 #: Seconds the clock goes on at a time at most, so that a member polls as often as its group wants.
 _MAX_STEP_S = 10.0
@@ -362,7 +358,7 @@ class TestApp:
                 queue = number if engine.settings.pinned else 0
                 while (lane := engine.scheduler.take(queue, slot.owed_s)) is not None:
                     worked = True
-                    _serve(lane, slot, engine.processor)
+                    serve(lane, slot, engine.processor)
             return (self._tasks is not None and self._tasks.work()) or worked
 
     def _wait(self, seconds: float) -> None:
@@ -386,42 +382,6 @@ class TestApp:
 
     def _move(self, until: float) -> None:
         self.broker.advance(max(0.0, until - self.clock.monotonic()))
-
-
-def _serve(lane: ConsumerLane, slot: ExecutionSlot, processor: LaneProcessor) -> None:
-    """Process a lane, as a worker thread does, and give it back."""
-    processing, outcome = processor.process(lane, slot), cast("Outcome", None)
-    try:
-        while True:
-            outcome = _call(slot, processing.send(outcome))
-    except StopIteration:
-        slot.leave()
-        processor.scheduler.give_back(lane)
-
-
-def _call(slot: ExecutionSlot, work: Work | Slice) -> Outcome:
-    if isinstance(work, Slice):
-        # Its first message alone, so that each has the whole time limit: the others are in the next slice.
-        work.cut()
-    fetch, ended, thread_id = next(iter(slot.fetches), slot.fetch), threading.Event(), threading.get_ident()
-    limit = None if fetch is None else fetch.assignment.route.time_limit
-
-    def interrupt() -> None:
-        # Again where the call had not begun by then: the machine may be busy.
-        while not ended.wait(limit) and not slot.guard.interrupt(lambda: not ended.is_set(), thread_id):
-            pass
-
-    if limit is not None:
-        threading.Thread(target=interrupt, name="penstock-test-time-limit", daemon=True).start()
-    try:
-        outcome = call(slot, work)
-    finally:
-        ended.set()
-    error = getattr(outcome, "error", None)
-    if isinstance(error, KeyboardInterrupt):
-        # Whoever runs the test wants it to end. On a real worker thread no such thing arrives.
-        raise error
-    return outcome
 
 
 def _bytes(given: bytes | str | None) -> bytes | None:

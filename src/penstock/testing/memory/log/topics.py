@@ -60,12 +60,12 @@ class Topics:
 
         `PenstockError` where it exists, `ValueError` where it would have no partition.
         """
-        if topic in self._topics:
-            raise PenstockError(f"topic {topic} exists on the test broker; use it, or delete it first")
         if partitions < 1:
             raise ValueError(f"topic {topic} needs at least one partition, but {partitions} were asked for")
         kind = LOG_APPEND_TIME if (config or {}).get("message.timestamp.type") == "LogAppendTime" else CREATE_TIME
         with self._lock:
+            if topic in self._topics:
+                raise PenstockError(f"topic {topic} exists on the test broker; use it, or delete it first")
             self._make(topic, [PartitionLog(topic, number, kind) for number in range(partitions)])
             self._on_change(topic)
 

@@ -1,8 +1,13 @@
-"""The event loop of an app under test: it runs `async def` handlers while the test waits for the app to settle."""
+"""How the handlers of an app under test are called: plain ones in the caller's thread, `async def` ones on a loop.
+
+The loop runs only while the test waits for the app to settle. Each message is a call of its own, so that it has the
+whole time limit, and finds no context variables of another.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Coroutine
 from contextvars import Context
@@ -13,13 +18,51 @@ from penstock.consumer.engine import Engine
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.results import DeferredCompletion, Results
 from penstock.consumer.handlers.route import Failed, failure_of
+from penstock.consumer.lanes.processor import LaneProcessor
 from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Slice, Work
+from penstock.consumer.run.handler_calls import call
 from penstock.errors import ConfigurationError, PenstockError, raised
 
 ResultT = TypeVar("ResultT")
 
 #: Real seconds to look for what handlers on the loop do, before others have their turn.
 _POLL_S = 0.01
+
+
+def serve(lane: ConsumerLane, slot: ExecutionSlot, processor: LaneProcessor) -> None:
+    """Process a lane, as a worker thread does, and give it back."""
+    processing, outcome = processor.process(lane, slot), cast("Outcome", None)
+    try:
+        while True:
+            outcome = _call(slot, processing.send(outcome))
+    except StopIteration:
+        slot.leave()
+        processor.scheduler.give_back(lane)
+
+
+def _call(slot: ExecutionSlot, work: Work | Slice) -> Outcome:
+    if isinstance(work, Slice):
+        # Its first message alone, so that each has the whole time limit: the others are in the next slice.
+        work.cut()
+    fetch, ended, thread_id = next(iter(slot.fetches), slot.fetch), threading.Event(), threading.get_ident()
+    limit = None if fetch is None else fetch.assignment.route.time_limit
+
+    def interrupt() -> None:
+        # Again where the call had not begun by then: the machine may be busy.
+        while not ended.wait(limit) and not slot.guard.interrupt(lambda: not ended.is_set(), thread_id):
+            pass
+
+    if limit is not None:
+        threading.Thread(target=interrupt, name="penstock-test-time-limit", daemon=True).start()
+    try:
+        outcome = call(slot, work)
+    finally:
+        ended.set()
+    error = getattr(outcome, "error", None)
+    if isinstance(error, KeyboardInterrupt):
+        # Whoever runs the test wants it to end. On a real worker thread no such thing arrives.
+        raise error
+    return outcome
 
 
 class TaskRunner:
