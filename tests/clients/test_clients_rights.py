@@ -31,7 +31,7 @@ def test_a_missing_right_names_operation_resource_and_the_command_that_gives_it(
 
 
 def test_a_right_on_the_cluster_has_no_name() -> None:
-    right = Right(Operation.IDEMPOTENT_WRITE, Resource.BROKER)
+    right = Right(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)
     assert str(right) == "IdempotentWrite on cluster"
     assert right.command("User:a").endswith("--operation IdempotentWrite --cluster")
     assert group_right("sms").command("User:a").endswith("--operation Read --group 'sms'")
@@ -56,3 +56,7 @@ def test_a_right_on_a_prefix_says_so() -> None:
     right = transactional_right("q/")
     assert str(right) == "Write on transactional-id q/*"
     assert right.command("User:a").endswith("--transactional-id 'q/' --resource-pattern-type prefixed")
+
+
+def test_the_public_names_of_rights_are_spelled_as_kafka_acls_spells_them() -> None:
+    assert (Operation.IDEMPOTENT_WRITE.value, Resource.CLUSTER.value) == ("IdempotentWrite", "cluster")

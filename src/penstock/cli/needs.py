@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.clients.rights import Operation, Resource, Right, group_right, spelled, topic_right
+from penstock.clients.rights import Operation, Resource, Right, group_right, topic_right
 from penstock.spark_sink.queries.sink_specs import group_of_sinks
 
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ def commands(rights: Iterable[Right], principal: str, servers: str) -> list[str]
     for (resource, name, is_prefix), operations in grouped.items():
         first, *others = [Right(operation, resource, name, is_prefix) for operation in operations]
         line = first.command(principal).replace("--bootstrap-server ...", f"--bootstrap-server {servers}", 1)
-        option = f"--operation {spelled(first.operation)}"
+        option = f"--operation {first.operation.value}"
         lines.append(
-            line.replace(option, " ".join([option, *(f"--operation {spelled(other.operation)}" for other in others)]))
+            line.replace(option, " ".join([option, *(f"--operation {other.operation.value}" for other in others)]))
         )
     return lines

@@ -11,14 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from confluent_kafka import TopicCollection
-from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
-    AclOperation,
-    AdminClient,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient
 
 from penstock.clients.answers import all_answered
 from penstock.clients.groups import describe_groups
@@ -30,14 +27,27 @@ from penstock.options import ClientConfig
 THIS_CLIENT = "User:<this client>"
 
 
-#: What a right allows, and what it is held on: for the library the cluster is a "broker".
-Operation = AclOperation
-Resource = ResourceType
+class Resource(Enum):
+    """What a right is held on, by the option of `kafka-acls` that names it."""
+
+    TOPIC = "topic"
+    GROUP = "group"
+    TRANSACTIONAL_ID = "transactional-id"
+    CLUSTER = "cluster"
 
 
-def spelled(operation: Operation) -> str:
-    """Return an operation as `kafka-acls` spells it."""
-    return operation.name.title().replace("_", "")
+class Operation(Enum):
+    """What a right allows, as `kafka-acls` spells it."""
+
+    READ = "Read"
+    WRITE = "Write"
+    CREATE = "Create"
+    DELETE = "Delete"
+    ALTER = "Alter"
+    DESCRIBE = "Describe"
+    ALTER_CONFIGS = "AlterConfigs"
+    DESCRIBE_CONFIGS = "DescribeConfigs"
+    IDEMPOTENT_WRITE = "IdempotentWrite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +64,17 @@ class Right:
     def __str__(self) -> str:
         """Return it as it stands in a sentence: `Write on topic orders`."""
         name = f"{self.name}*" if self.is_prefix else self.name
-        return f"{spelled(self.operation)} on {self._kind} {name}".rstrip()
+        return f"{self.operation.value} on {self.resource.value} {name}".rstrip()
 
     def command(self, principal: str) -> str:
         """Return the command that gives it to `principal`."""
-        resource = f"--{self._kind}"
-        if self.resource is not Resource.BROKER:
+        resource = f"--{self.resource.value}"
+        if self.resource is not Resource.CLUSTER:
             resource += f" '{self.name}'" + (" --resource-pattern-type prefixed" if self.is_prefix else "")
         return (
             f"kafka-acls.sh --bootstrap-server ... --add --allow-principal '{principal}' "
-            f"--operation {spelled(self.operation)} {resource}"
+            f"--operation {self.operation.value} {resource}"
         )
-
-    @property
-    def _kind(self) -> str:
-        """The option of `kafka-acls` that names the resource."""
-        return "cluster" if self.resource is Resource.BROKER else self.resource.name.lower().replace("_", "-")
 
 
 def topic_right(operation: Operation, topic: str) -> Right:

@@ -260,7 +260,7 @@ def _missing_rights(target: Target, topics: Collection[str], error: BaseExceptio
     if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
         return [target.ids_right]
     if code == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
-        return [Right(Operation.IDEMPOTENT_WRITE, Resource.BROKER)]
+        return [Right(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)]
     needed = target.rights(topics)
     missing = ask_rights(clients.admin(target.servers, target.config), needed).missing
     # Refused a moment ago, and given by now or not known: then any of them may have been meant.
