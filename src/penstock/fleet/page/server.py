@@ -144,8 +144,8 @@ async def _answered(threads: DisposableThreads, work: Callable[[], Any], what: s
     except PenstockError as error:
         return json_answer({"said": str(error)}, 404)
     except Exception:  # noqa: BLE001 - the client library may raise anything; it costs an answer
-        _log.exception("%s could not be had", what, extra=once_in(_LOG_INTERVAL_S, what))
-        return json_answer({"said": f"{what} could not be had; the log says why"}, 500)
+        _log.exception("%s could not be read", what, extra=once_in(_LOG_INTERVAL_S, what))
+        return json_answer({"said": f"{what} could not be read; the log says why"}, 500)
 
 
 def _asset(name: str) -> Callable[[Request], Any]:
