@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry import context as context_api
@@ -262,6 +263,20 @@ def test_what_is_not_sampled_is_handled_and_measured_all_the_same() -> None:
     assert seen == [False]
     assert recorded.spans() == []
     assert point.count == 1
+
+
+def test_a_span_ends_where_its_time_cannot_be_recorded(
+    recorded: Recorded, consumer: ConsumerTelemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record(*_: object) -> None:
+        raise RuntimeError("a defect of an exemplar reservoir")
+
+    handle = consumer.processing.around(lambda given: given.offset)
+    monkeypatch.setattr(consumer.processing, "_durations", SimpleNamespace(record=record))
+
+    assert handle(message(7)) == 7
+
+    assert [span.name for span in recorded.spans()] == ["process orders"]
 
 
 class _BrokenProcessor(SpanProcessor):

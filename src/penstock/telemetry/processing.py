@@ -136,7 +136,10 @@ class Processing:
                 measured = {**measured, names.ERROR_TYPE: _note_error(span, raised_error)}
             # An exemplar points to the span in the context.
             self._durations.record(seconds, measured, context)
-            span.end()
+        except Exception as error:  # noqa: BLE001 - as in _begin
+            self._suppressed.log(error)
+        try:
+            span.end()  # whether it could be measured or not: else it would never be exported
         except Exception as error:  # noqa: BLE001 - as in _begin
             self._suppressed.log(error)
 
