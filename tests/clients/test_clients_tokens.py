@@ -75,9 +75,14 @@ def test_a_callback_that_raises_is_told_at_once_as_no_broker_and_as_the_librarys
     assert not caught.value.args[0].fatal()
 
 
-def test_what_is_no_token_is_not_shown() -> None:
-    with pytest.raises(BrokerConnectionError, match=r"must return \(token, seconds .*, but returned a str") as caught:
-        tokens(oauth_cb=lambda _: "canary-4711")
+@pytest.mark.parametrize(
+    "given",
+    ["canary-4711", ["canary-4711", 4e9], ("canary-4711",), ("canary-4711", "soon"), ("canary-4711", 4e9, "me", {}, 1)],
+)
+def test_what_the_client_library_would_not_take_is_refused_and_not_shown(given: object) -> None:
+    said = rf"must return \(token, seconds .*, but returned a {type(given).__name__}"
+    with pytest.raises(BrokerConnectionError, match=said) as caught:
+        tokens(oauth_cb=lambda _: given)
 
     assert "canary-4711" not in str(caught.value)
 

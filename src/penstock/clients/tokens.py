@@ -23,6 +23,8 @@ KEY = "oauth_cb"
 
 _log = logging.getLogger("penstock.kafka")
 
+#: What the client library takes after the token and its end: a principal and extensions. It takes no list.
+_MOST_MORE = 2
 #: Seconds that a callback may take.
 _ANSWER_S = 10.0
 #: The process's: clients are made again and again, and callbacks that hang shall cost few threads.
@@ -73,9 +75,9 @@ class Tokens:
             raise NoTokenError(
                 f"{what} {said}; see that its token endpoint answers, soon, and knows this client"
             ) from error
-        # If wanted a principal and extensions follow. What else it is, is left out: it may be the token.
+        # What else it is, is left out: it may be the token.
         match given:
-            case (str(), float() | int() as expires, *_):
+            case (str(), float() | int() as expires, *more) if isinstance(given, tuple) and len(more) <= _MOST_MORE:
                 said = f"one that expired at {expires:.0f} seconds since the epoch"
             case _:
                 said, expires = f"a {type(given).__name__}", 0
