@@ -153,12 +153,14 @@ class Group:
         rights = self._rights(Operation.READ, {change.before.topic for change in changes})
 
         def ask() -> list[TopicPartition]:
-            answer = list(answered(alter_group_offsets(self._admin, self._group, wanted), _ANSWER_S).topic_partitions)
-            # Writing what is written already changes nothing, so all are asked for again where one may pass.
-            _raise_first(partition.error for partition in answer if partition.error and is_transient(partition.error))
-            return answer
+            return list(answered(alter_group_offsets(self._admin, self._group, wanted), _ANSWER_S).topic_partitions)
 
-        refused = [partition for partition in self._answer(ask, what, rights) if partition.error is not None]
+        def is_final(answer: list[TopicPartition]) -> bool:
+            # Writing what is written already changes nothing, so all are asked for again where one may pass.
+            return not any(partition.error and is_transient(partition.error) for partition in answer)
+
+        answer = self._answer(ask, what, rights, until=is_final)
+        refused = [partition for partition in answer if partition.error is not None]
         if not refused:
             return
         error = KafkaException(refused[0].error)
@@ -233,13 +235,21 @@ class Group:
     def _rights(self, operation: Operation, topics: Iterable[str] = ()) -> list[Right]:
         return [group_right(self._group, operation), *(topic_right(operation, topic) for topic in sorted(topics))]
 
-    def _answer(self, ask: Callable[[], T], what: str, rights: Sequence[Right], *, absent: T | None = None) -> T:
-        """Return an answer; ask again for some seconds what may be answered in a moment.
+    def _answer(
+        self,
+        ask: Callable[[], T],
+        what: str,
+        rights: Sequence[Right],
+        *,
+        absent: T | None = None,
+        until: Callable[[T], bool] = lambda _: True,
+    ) -> T:
+        """Return an answer; ask again for some seconds what may be answered in a moment, or is not as `until` wants it.
 
         Where the brokers know no such group, the answer is what is given as `absent`.
         """
         try:
-            return ask_again(ask, _RETRY_BUDGET_S, _RETRY_DELAY_S, until=lambda _: True, passes=_may_pass)
+            return ask_again(ask, _RETRY_BUDGET_S, _RETRY_DELAY_S, until=until, passes=_may_pass)
         except KafkaException as error:
             if absent is not None and code_of(error) == KafkaError.GROUP_ID_NOT_FOUND:
                 return absent
