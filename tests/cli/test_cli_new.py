@@ -60,6 +60,9 @@ def test_a_new_project_passes_its_test_is_checked_and_runs(
     assert "no topic order-worker.accepted" in absent.err
     assert "penstock topics create" in absent.err
     assert {"name": "workers", "value": "2", "origin": "penstock.toml"} in json.loads(absent.out)["settings"]
+    # Scripts read the words of `kafka-acls`.
+    fields = {"operation": "Read", "resource": "group", "name": "order-worker", "prefix": False}
+    assert fields.items() <= next(row for row in json.loads(absent.out)["rights"] if row["resource"] == "group").items()
     assert "dlq.orders" in checked.out
     assert "made at the start" in checked.out
 
