@@ -206,7 +206,11 @@ class Replay:
             new = [i for i, offset in enumerate(looked_at) if offset in acknowledged and not block.done[i]]
             if new:
                 tracker.complete(block, new)
-                self._write_down(tracker, batch[0].partition)
+                try:
+                    self._write_down(tracker, batch[0].partition)
+                except PenstockError as error:
+                    # The next run meets the other failure again.
+                    raise error from failure or error.__cause__
         if failure is not None:
             raise failure
 

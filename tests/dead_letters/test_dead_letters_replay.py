@@ -1,0 +1,55 @@
+"""What a replay raises where several things fail at once, by a log and a producer that are made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from penstock.dead_letters.headers import DeadLetterOrigin
+from penstock.dead_letters.reader import DeadLetter, DeadLetterLog, Replayed
+from penstock.dead_letters.replay import Choice, Replay
+from penstock.errors import PenstockError
+
+LETTERS = [DeadLetter("dlq", 0, n, b"k", b"v", [], 1, DeadLetterOrigin("orders", 0)) for n in range(2)]
+
+
+class Producer:
+    """Acknowledges the first message, and no other."""
+
+    def __init__(self) -> None:
+        self._answers = [None, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)]
+
+    def produce(self, *_: object, on_delivery: Any, **__: object) -> None:
+        on_delivery(self._answers.pop(0), None)
+
+    def poll(self, _timeout_s: float) -> None: ...
+
+    def __len__(self) -> int:
+        return 0
+
+
+def refuse(*_: object) -> None:
+    refusal = KafkaException(KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE))
+    raise PenstockError("could not be written down") from refusal
+
+
+def test_what_was_not_sent_stays_known_where_what_was_sent_cannot_be_written_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = DeadLetterLog("127.0.0.1:1", {"log_level": 0})
+    producer = Producer()
+    monkeypatch.setattr(log, "partitions", lambda _topic: 1)
+    monkeypatch.setattr(log, "topics", lambda: ["orders"])
+    monkeypatch.setattr(log, "bounds", lambda *_: (0, 2))
+    monkeypatch.setattr(log, "replayed", lambda *_: Replayed(0, None))
+    monkeypatch.setattr(log, "read", lambda *_: iter([LETTERS]))
+    monkeypatch.setattr(log, "remember", refuse)
+    monkeypatch.setattr(Replay, "_connect", lambda _self: producer)
+    monkeypatch.setattr(Replay, "_why_not", lambda _self, _target: None)
+
+    with log, pytest.raises(PenstockError, match="could not be written down") as caught:
+        Replay(log, "dlq", Choice()).run()
+
+    assert "dlq:0@1 could not be sent to orders" in str(caught.value.__cause__)
