@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from penstock.clients.rights import Operation, topic_right
 from penstock.dead_letters.headers import DeadLetterOrigin
 from penstock.dead_letters.reader import DeadLetter, DeadLetterLog, Replayed
 from penstock.dead_letters.replay import Choice, Replay
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, TopicNotFoundError
 
 LETTERS = [DeadLetter("dlq", 0, n, b"k", b"v", [], 1, DeadLetterOrigin("orders", 0)) for n in range(2)]
 
@@ -53,3 +54,12 @@ def test_what_was_not_sent_stays_known_where_what_was_sent_cannot_be_written_dow
         Replay(log, "dlq", Choice()).run()
 
     assert "dlq:0@1 could not be sent to orders" in str(caught.value.__cause__)
+
+
+def test_a_topic_that_was_deleted_meanwhile_comes_with_what_to_do() -> None:
+    with DeadLetterLog("127.0.0.1:1", {"log_level": 0}) as log:
+        gone = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        error = log.failure(gone, "dlq:0@1 could not be sent", topic_right(Operation.WRITE, "orders"), "pass it by")
+
+    assert isinstance(error, TopicNotFoundError)
+    assert str(error) == "dlq:0@1 could not be sent: orders was deleted meanwhile; pass it by, and try again"

@@ -40,6 +40,8 @@ REPLAY_GROUP = "penstock-dlq-replay"
 _DELETED = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001 - the library's public constants look so
 #: Dead letters handed over in one go, at most. A replay that is killed repeats so many.
 BATCH = 500
+#: What to do where nothing better is known.
+_REMEDY = "see that the topic is there, and to the brokers"
 #: Kinds counted separately; forged headers must not fill the memory.
 _MAX_KINDS = 10_000
 
@@ -214,13 +216,13 @@ class DeadLetterLog:
     def __exit__(self, *_raised: object) -> None:
         self.close()
 
-    def failure(self, error: KafkaError, what: str, right: Right, remedy: str = "see to the brokers") -> PenstockError:
+    def failure(self, error: KafkaError, what: str, right: Right, remedy: str = _REMEDY) -> PenstockError:
         """Return the error of what could not be done, and what to do: `right` is the one on a topic that it takes."""
         if is_missing_right(error):
             lacking = group_right(REPLAY_GROUP) if concerns_a_group(error) else right
             return MissingRightError(what, [lacking], self.principal)
         if error.code() in _DELETED:
-            return TopicNotFoundError(f"{what}: {right.name} was deleted meanwhile")
+            return TopicNotFoundError(f"{what}: {right.name} was deleted meanwhile; {remedy}, and try again")
         if is_transient(error) or error.code() == KafkaError._MSG_TIMED_OUT:  # noqa: SLF001 - the same
             return self._unanswered(what, reason(error))
         return PenstockError(f"{what}: {reason(error)}; {remedy}, and run the same command again")
