@@ -122,7 +122,7 @@ def look_at_reports(world: World) -> None:
     with start_reporting(world.as_administrator(), []):
         wait_until(lambda: world.arrived(world.names["reports"]), STEP_S, interval=0.2)
         assert group in world.run("status", group, *named)
-        assert world.names["topic"] in world.run("explain", "--group", group, *named)
+        assert world.names["topic"] in world.run("explain", group, "--reports", *named)
 
 
 def application_that_gives_up(world: World) -> None:
