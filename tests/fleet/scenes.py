@@ -126,7 +126,7 @@ class _Served(PageServer):
         self._more = actions
 
     def routes(self) -> list[BaseRoute]:
-        return [*super().routes(), *self._more]
+        return [*self._more, *super().routes()]
 
 
 @contextmanager

@@ -95,6 +95,13 @@ def test_states_come_again_and_again_and_history_with_the_first() -> None:
     assert unread[0] == 422
 
 
+def test_a_page_without_actions_says_so() -> None:
+    with serving(Scene()) as url:
+        status, _, told = get(url, "/api/actions")
+
+    assert (status, json.loads(told)) == (200, {"enabled": False, "actions": []})
+
+
 def test_a_browser_that_takes_nothing_or_is_gone_holds_nobody_up() -> None:
     with serving(Scene()) as url:
         address = urlsplit(url)

@@ -71,7 +71,7 @@ class Dashboard(PageServer):
 
     def routes(self) -> list[BaseRoute]:
         """Return all that is answered."""
-        return [*super().routes(), *routes(self._around, self._token, self.visitors)]
+        return [*routes(self._around, self._token, self.visitors), *super().routes()]
 
 
 class ReportSource:

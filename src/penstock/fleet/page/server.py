@@ -100,12 +100,13 @@ class PageServer:
         self._running.close()
 
     def routes(self) -> list[BaseRoute]:
-        """Return all that is answered; who serves more adds to it."""
+        """Return all that is answered; who serves more puts it before this."""
         return [
             route("/", _asset("index.html"), self.visitors),
             *(route(f"/{name}", _asset(name), self.visitors) for name in _MEDIA_TYPES if name != "index.html"),
             route("/api/groups", self._state, self.visitors),
             route("/api/message", self._message, self.visitors),
+            route("/api/actions", _no_actions, self.visitors),
         ]
 
     async def _state(self, request: Request) -> Response:
@@ -131,6 +132,10 @@ class PageServer:
             said = "the page shows only messages that it names: what blocks, is parked or failed"
             return json_answer({"said": said}, 404)
         return await _answered(self._messages, partial(self._read_message, *place), "the message")
+
+
+async def _no_actions(_: Request) -> Response:
+    return json_answer({"enabled": False, "actions": []})
 
 
 async def _answered(threads: DisposableThreads, work: Callable[[], Any], what: str) -> Response:
