@@ -95,6 +95,14 @@ def test_states_come_again_and_again_and_history_with_the_first() -> None:
     assert unread[0] == 422
 
 
+@pytest.mark.parametrize("after", ["1e12", "inf", "nan"])
+def test_a_browser_with_a_state_of_another_process_gets_one_of_this(after: str) -> None:
+    with serving(Scene()) as url:
+        status, _, told = get(url, f"/api/groups?after={after}")
+
+    assert (status, "history" in json.loads(told)) == (200, True)
+
+
 def test_a_page_without_actions_says_so() -> None:
     with serving(Scene()) as url:
         status, _, told = get(url, "/api/actions")

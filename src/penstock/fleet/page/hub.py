@@ -110,13 +110,16 @@ class Hub:
         Args:
             group: name of the group; None for all groups.
             member: name of the member, where the group is to be seen without the others.
-            after: the `made` of the state that the browser has: the answer is a newer one.
+            after: the `made` of the state that the browser has: the answer is a newer one. A time to come is of another
+                process, or made up: the browser has nothing.
 
         Raises:
             TimeoutError: it did not come in time, or the page ends.
         """
         with self._changed:
             self._asked_at = time.monotonic()
+            if not after <= self._asked_at:
+                after = 0.0
             newer_than = max(after, self._asked_at - _STATE_INTERVAL_S)
             is_there = self._changed.wait_for(
                 lambda: self._made_at > newer_than or self._stopping.is_set(), timeout=_ANSWER_S
