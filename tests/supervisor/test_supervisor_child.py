@@ -128,6 +128,22 @@ def test_a_program_that_is_not_there_says_so_and_ends(tmp_path: Path) -> None:
     assert "nothing could not be started: [Errno 2]" in (tmp_path / "log").read_text()
 
 
+def test_a_command_hears_of_its_children_though_this_process_ignores_its_own(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    former = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with log.open("wb") as file:
+            child = Child(["grep", "SigIgn", "/proc/self/status"], stdout=file, stderr=file)
+    finally:
+        signal.signal(signal.SIGCHLD, former)
+
+    child.wait(20)
+    child.close()
+
+    ignored = int(log.read_text().split()[1], 16)
+    assert not ignored & 1 << signal.SIGCHLD - 1
+
+
 def test_a_killed_parent_takes_the_child_along_even_where_its_fork_holds_the_pipe(tmp_path: Path) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -154,8 +170,10 @@ def test_a_killed_parent_takes_the_child_along_even_where_its_fork_holds_the_pip
     assert fork_lives
 
 
-def test_a_killed_guard_takes_the_child_along() -> None:
-    child = started("sleep", "600")
+@pytest.mark.parametrize("grace_s", [0, 60])
+def test_a_killed_guard_takes_the_child_along_at_once(tmp_path: Path, grace_s: int) -> None:
+    child = started("sh", "-c", f"trap '' TERM; touch {tmp_path}/ready; while :; do sleep 0.01; done", grace_s=grace_s)
+    wait_until((tmp_path / "ready").exists)
     pid = child.pid
     assert pid is not None
 

@@ -33,18 +33,18 @@ def main(arguments: list[str]) -> None:
     """
     report, parent, grace_s, folder, *command = arguments
     os.set_inheritable(int(report), False)  # noqa: FBT003 - it takes no keyword
-    ending = signal.SIGTERM if int(grace_s) else signal.SIGKILL
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, as the parent may have it, no end would be seen
     guard = os.getpid()
     # Before the handlers below: a signal that meets the child before its exec must end it.
     child = os.fork()
     if child == 0:
-        _become(command, guard, ending)
+        _become(command, guard)
     code = _watch(child, int(parent), int(report))
     if code is not None:
         _end_as(code)
     # The child is not waited for yet, so its process id is still its own.
     signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
-    os.kill(child, ending)
+    os.kill(child, signal.SIGTERM if int(grace_s) else signal.SIGKILL)
     os.kill(child, signal.SIGCONT)  # one that stands still would not hear the first
     signal.alarm(int(grace_s))
     os.waitpid(child, 0)
@@ -52,11 +52,12 @@ def main(arguments: list[str]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _become(command: list[str], guard: int, ending: int) -> None:
+def _become(command: list[str], guard: int) -> None:
     """Turn this process, a fork of the guard, into the command."""
     try:
         if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ending)
+            # Without its guard the command counts as killed: one that went on would meet its successor.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != guard:  # died between the fork and the line above
                 os._exit(1)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
