@@ -254,3 +254,29 @@ def test_members_end_in_order_when_the_process_that_started_them_is_killed() -> 
 
     assert Path("in order 1").exists()
     assert Path("in order 2").exists()
+
+
+def test_members_end_at_the_same_time_after_a_failure_of_the_run_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = BEGUN + (
+        "def end(*_):\n"
+        "    pathlib.Path(f'ending {number}').touch()\n"
+        "    while len(list(pathlib.Path().glob('ending *'))) < 2: time.sleep(0.01)\n"
+        "    pathlib.Path(f'in order {number}').touch()\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "pathlib.Path(f'ready {number}').touch()\n"
+        "while True: time.sleep(0.05)"
+    )
+    run = members(program, count=2)
+    tend = run._tend
+
+    def fail_when_they_run(*arguments: Any) -> None:
+        tend(*arguments)
+        if len(list(Path().glob("ready *"))) == 2:
+            raise MemoryError
+
+    monkeypatch.setattr(run, "_tend", fail_when_they_run)
+    with pytest.raises(MemoryError):
+        run.run()
+
+    assert len(list(Path().glob("in order *"))) == 2

@@ -106,8 +106,10 @@ class Processes:
                     self._tend(member, now)
                 time.sleep(_MEMBERS_INTERVAL_S)
         finally:
+            # Members that still run, after a failure of our own, end at the same time.
+            self._signal_all(signal.SIGTERM)
             for member in self._members:
-                if member.process is not None:  # a failure of our own
+                if member.process is not None:
                     member.process.close()
             for number, handler in former.items():
                 signal.signal(number, handler)
