@@ -152,7 +152,7 @@ class DevBroker(AccessControl):
         nodes = self._chosen(node)
         self._end(nodes)
         self._run(nodes)
-        if node is None:
+        if len(nodes) == len(self._nodes):
             self._let_users_in()
 
     def __enter__(self) -> Self:
