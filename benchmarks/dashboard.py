@@ -174,7 +174,7 @@ def main() -> None:
     told = options.parse_args()
     ending = threading.Event()
     with ExitStack() as stack:
-        broker = stack.enter_context(DevBroker(start_timeout=150))
+        broker = stack.enter_context(DevBroker())
         servers = broker.bootstrap_servers
         ensure_topics(clients.admin(servers, {}), servers, [topic_spec(REPORTS_TOPIC)])
         size = len(report(0, told.partitions, 1.0, 1, told.members)[1])

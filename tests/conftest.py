@@ -202,7 +202,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevBroker]:
 
     with (
         canary.watching(tmp_path_factory.getbasetemp(), canary.LOG),
-        DevBroker(security="sasl_ssl", acls=True, config=STEADY, start_timeout=150) as running,
+        DevBroker(security="sasl_ssl", acls=True, config=STEADY) as running,
     ):
         yield running
 

@@ -26,7 +26,7 @@ PASSES = 300
 
 
 def test_each_message_counts_once_whatever_dies(postgresql_url: str, tmp_path: Path) -> None:
-    with DevBroker(start_timeout=150) as broker:
+    with DevBroker() as broker:
         for topic in ("singles", "batched"):
             broker.create_topic(topic, PARTITIONS)
         group = Counting(broker, new_database(postgresql_url), ("singles", "batched"), PARTITIONS, tmp_path)

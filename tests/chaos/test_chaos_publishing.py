@@ -89,7 +89,7 @@ def harm(group: Publishers) -> None:
 def test_each_result_is_visible_once_and_in_order_whatever_dies(
     tmp_path: Path, config: Mapping[str, str | int]
 ) -> None:
-    with DevBroker(config=BROKER, start_timeout=150) as broker:
+    with DevBroker(config=BROKER) as broker:
         group = Publishers(broker, tmp_path, exactly_once=True, config=config)
         try:
             harm(group)
@@ -102,7 +102,7 @@ def test_each_result_is_visible_once_and_in_order_whatever_dies(
 
 
 def test_no_result_is_missing_and_those_of_a_key_begin_anew_from_a_commit_whatever_dies(tmp_path: Path) -> None:
-    with DevBroker(config=BROKER, start_timeout=150) as broker:
+    with DevBroker(config=BROKER) as broker:
         group = Publishers(broker, tmp_path, exactly_once=False)
         try:
             harm(group)

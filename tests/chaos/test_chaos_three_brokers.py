@@ -79,7 +79,7 @@ def coordinator_killed_with_its_node(work: AtWork) -> None:
 
 def test_a_killed_node_costs_nobody_anything_but_time(tmp_path: Path, spark: SparkSession) -> None:
     with (
-        DevBroker(nodes=3, config=KIP848_BROKER, start_timeout=150) as cluster,
+        DevBroker(nodes=3, config=KIP848_BROKER) as cluster,
         AtWork(cluster, tmp_path, spark, each=1) as work,
     ):
         work.standstills(lambda: killed(cluster, cluster.leader_of("fed"), seconds=1.0))
@@ -101,7 +101,7 @@ def test_nobody_stands_still_for_much_longer_than_plain_clients_whatever_happens
             listed.append(seconds_of_tx_ls(servers))
 
     with (
-        DevBroker(nodes=3, config=KIP848_BROKER, start_timeout=150) as cluster,
+        DevBroker(nodes=3, config=KIP848_BROKER) as cluster,
         AtWork(cluster, tmp_path, spark) as work,
     ):
         leader = lambda: cluster.leader_of("fed")  # noqa: E731 - short

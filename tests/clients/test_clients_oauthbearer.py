@@ -34,7 +34,7 @@ def unsecured_token(name: str, lifetime: float = 300.0) -> tuple[str, float]:
 @pytest.mark.thorough
 @pytest.mark.parametrize("by", ["callback", pytest.param("library", marks=pytest.mark.chaos)])
 def test_an_app_with_dead_letters_runs_with_tokens(by: str) -> None:
-    with DevBroker(security="sasl_ssl", config=WITH_TOKENS, start_timeout=150) as broker:
+    with DevBroker(security="sasl_ssl", config=WITH_TOKENS) as broker:
         connection = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
         connection["ssl.ca.location"] = broker.admin_config["ssl.ca.location"]
         tokens = {"oauth_cb": lambda _: unsecured_token("orders")} if by == "callback" else UNSECURED

@@ -95,7 +95,7 @@ def test_what_a_member_has_at_hand_that_was_frozen_and_put_out_never_becomes_vis
 ) -> None:
     count, keys = 3_000, 60
     broker_config = {**KIP848_BROKER, "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000"}
-    with DevBroker(config=broker_config, start_timeout=150) as broker:
+    with DevBroker(config=broker_config) as broker:
         group = Publishers(broker, tmp_path, exactly_once=True, config=config, seconds=0.01)
         try:
             group.start()

@@ -20,7 +20,7 @@ from waiting import wait_until
 @pytest.fixture(scope="module")
 def own_broker() -> Iterator[DevBroker]:
     """A broker that the tests of this file may kill, started by a thread that ends at once."""
-    broker = DevBroker(start_timeout=150)
+    broker = DevBroker()
     starter = threading.Thread(target=broker.start)
     starter.start()
     starter.join()

@@ -47,7 +47,7 @@ TOPIC, PARTITIONS = "replicated", 6
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[DevBroker]:
     """Three brokers that the tests of this file may harm, and leave in sync."""
-    with DevBroker(nodes=3, start_timeout=150) as running:
+    with DevBroker(nodes=3) as running:
         running.create_topic(TOPIC, PARTITIONS)
         yield running
 
@@ -196,7 +196,7 @@ def test_a_node_that_is_not_there_cannot_be_harmed(cluster: DevBroker) -> None:
 def test_with_a_controller_of_its_own_one_broker_of_three_leads_on_and_a_kept_folder_is_found_again(
     tmp_path: Path,
 ) -> None:
-    with DevBroker(nodes=3, controllers=1, data_dir=tmp_path, start_timeout=150) as cluster:
+    with DevBroker(nodes=3, controllers=1, data_dir=tmp_path) as cluster:
         cluster.create_topic(TOPIC)
 
         cluster.kill(1)
@@ -207,7 +207,7 @@ def test_with_a_controller_of_its_own_one_broker_of_three_leads_on_and_a_kept_fo
         with pytest.raises(DevBrokerError, match="another embedded broker uses"):
             DevBroker(nodes=3, controllers=1, data_dir=tmp_path).start()
 
-    with DevBroker(nodes=3, controllers=1, data_dir=tmp_path, start_timeout=150) as cluster:
+    with DevBroker(nodes=3, controllers=1, data_dir=tmp_path) as cluster:
         found = cluster.leader_of(TOPIC)
 
     assert leader == 3

@@ -38,13 +38,13 @@ class Client:
 @pytest.fixture(scope="module")
 def with_passwords() -> Iterator[DevBroker]:
     """Passwords without TLS."""
-    with DevBroker(security="sasl_plaintext", start_timeout=150) as running:
+    with DevBroker(security="sasl_plaintext") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def with_client_certificates() -> Iterator[DevBroker]:
-    with DevBroker(security="ssl", acls=True, start_timeout=150) as running:
+    with DevBroker(security="ssl", acls=True) as running:
         yield running
 
 
@@ -132,7 +132,7 @@ def test_the_missing_library_for_certificates_is_named(monkeypatch: pytest.Monke
 
 @pytest.mark.chaos
 def test_a_broker_without_users_or_rights_says_so(with_passwords: DevBroker) -> None:
-    with DevBroker(start_timeout=150) as broker:
+    with DevBroker() as broker:
         assert broker.admin_config == {}
         with pytest.raises(DevBrokerError, match="started without security"):
             broker.user("orders")

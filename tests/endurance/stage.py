@@ -151,7 +151,7 @@ class Stage:
         self._open.close()
 
     def _set_up(self) -> None:
-        self.cluster = self._open.enter_context(DevBroker(nodes=3, config=KIP848_BROKER, start_timeout=240))
+        self.cluster = self._open.enter_context(DevBroker(nodes=3, config=KIP848_BROKER))
         stamped = {"message.timestamp.type": "LogAppendTime"}
         for topic in (*INPUTS, *OUTPUTS, *TARGETS):
             self.cluster.create_topic(topic, PARTITIONS, stamped)

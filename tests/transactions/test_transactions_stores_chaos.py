@@ -135,7 +135,7 @@ def test_a_broker_that_is_restarted_killed_and_frozen_loses_and_doubles_nothing_
     tmp_path: Path, faults: Sequence[Callable[[DevBroker, float], None]], back_s: float
 ) -> None:
     # Not steady: one that was killed is back sooner. It is frozen for less than its session.
-    with DevBroker(start_timeout=150) as broker:
+    with DevBroker() as broker:
         endure(broker, tmp_path, faults, 4.0, back_s)
 
 
@@ -145,14 +145,14 @@ def test_a_broker_that_is_restarted_killed_and_frozen_loses_and_doubles_nothing_
 def test_a_broker_that_fails_ten_times_loses_and_doubles_nothing_of_stores(
     tmp_path: Path, fault: Callable[[DevBroker, float], None]
 ) -> None:
-    with DevBroker(config=STEADY if fault is frozen else {}, start_timeout=150) as broker:
+    with DevBroker(config=STEADY if fault is frozen else {}) as broker:
         endure(broker, tmp_path, [fault] * 10, 20.0, BACK_S)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 def test_a_target_that_is_deleted_and_made_again_under_load_doubles_nothing_and_holds_nobody(tmp_path: Path) -> None:
-    with DevBroker(config=STEADY, start_timeout=150) as broker, loads(broker, tmp_path, BACK_S) as made:
+    with DevBroker(config=STEADY) as broker, loads(broker, tmp_path, BACK_S) as made:
         admin = clients.admin(broker.bootstrap_servers, {})
         for _ in range(4):
             for load in made:
