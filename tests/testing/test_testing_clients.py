@@ -1,4 +1,4 @@
-"""The clients: fetches, pauses, positions, deliveries, time, and the same results for the same seed."""
+"""The clients: fetches, pauses, positions, deliveries, and time."""
 
 from __future__ import annotations
 
