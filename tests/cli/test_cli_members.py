@@ -164,6 +164,16 @@ def test_a_run_ends_with_the_code_of_its_members_after_as_many_starts_as_make_se
     assert [number for number, _ in begun()] == ["1"] * starts
 
 
+def test_the_code_of_a_member_is_known_where_the_run_was_started_with_its_signal_ignored() -> None:
+    former = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        code = members("import sys; sys.exit(2)").run()
+
+        assert (code, signal.getsignal(signal.SIGCHLD)) == (2, signal.SIG_IGN)
+    finally:
+        signal.signal(signal.SIGCHLD, former)
+
+
 def test_a_member_that_dies_too_often_ends_the_run_with_code_1_and_the_others_in_order() -> None:
     # The first dies only when the second can hear, so that "in order" can be seen.
     program = BEGUN + (

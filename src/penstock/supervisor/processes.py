@@ -99,6 +99,8 @@ class Processes:
     def run(self) -> int:
         """Run, and return the exit code: 0 ended in order, 1 failed, 2 wrong use, 3 no broker ever answered."""
         former = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        # Where it is ignored, which a shell or a container may hand down, nobody learns the exit code of a member.
+        former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             while any(member.process is not None or member.due is not None for member in self._members):
                 now = time.monotonic()
