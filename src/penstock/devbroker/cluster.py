@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import logging
 import os
 import shutil
 import subprocess
@@ -28,7 +29,11 @@ from penstock.devbroker.settings import OWNED_SETTINGS, choose_ports, properties
 from penstock.errors import ConfigurationError, DevBrokerError
 from penstock.options import choice, not_negative, positive, positive_int, reserved
 
+_log = logging.getLogger(__name__)
+
 _LOOK_INTERVAL_S = 0.05
+#: Seconds between two lines that a broker still starts.
+_SLOW_START_S = 20.0
 #: Seconds for one try to use the transaction coordinator, which is loading.
 _ANSWER_S = 10.0
 
@@ -186,7 +191,8 @@ class Cluster:
 
     def _run(self, nodes: Sequence[Node]) -> None:
         """Format the folder if it is new, run the nodes and return when each answers."""
-        deadline = time.monotonic() + self._start_timeout_s
+        begun = said_at = time.monotonic()
+        deadline = begun + self._start_timeout_s
         cluster_id = self._format()
         for node in nodes:
             assert self._lock is not None  # noqa: S101 - it was taken with the folder
@@ -198,8 +204,13 @@ class Cluster:
                     code = started.wait(_LOOK_INTERVAL_S if started is node else 0)
                     if code is not None:
                         raise _failed(started, f"it ended with code {code}")
-                if time.monotonic() > deadline:
+                now = time.monotonic()
+                if now > deadline:
                     raise _failed(node, "it did not answer in time")
+                if now >= said_at + _SLOW_START_S:
+                    said_at = now
+                    text = "the embedded Kafka is still starting after %.0f s, of %.0f at most; its log: %s"
+                    _log.warning(text, now - begun, self._start_timeout_s, node.log_path)
         if len(nodes) == len(self._nodes):
             self._load_transactions(deadline)
 
