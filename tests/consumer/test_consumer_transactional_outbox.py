@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -20,6 +21,7 @@ from penstock.consumer.outbox.outbox import HandlerResults, RefusedResults, Subm
 from penstock.consumer.outbox.transaction import Places, Transaction
 from penstock.consumer.outbox.transaction_runner import Faults, Steps, TooSlowError
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
+from penstock.consumer.poll.commits import TransactionalCommits
 from penstock.message import FixedRecord
 from penstock.offsets import MAX_METADATA_CHARS, CommitPoint
 from penstock.testing import TestClock
@@ -103,7 +105,7 @@ class Stepped:
         self.map_chars = MAX_METADATA_CHARS
         self._next = 0
 
-    def changed(self, done: Mapping[Assignment, Places]) -> dict[Assignment, CommitPoint]:
+    def changed(self, done: Mapping[Assignment, Places] = MappingProxyType({})) -> dict[Assignment, CommitPoint]:
         most = min(self.map_chars, self.outbox._map_chars)
         point = self.assignment.tracker.commit_point(most, with_done=done.get(self.assignment, {}))
         mine = {} if point == self.assignment.committed else {self.assignment: point}
@@ -384,3 +386,19 @@ def test_where_a_broker_takes_no_map_results_wait_for_what_is_below_them() -> No
     assert before == []
     assert sorted(stepped.runner.committed_values) == [b"above", b"below"]
     assert stepped.runner.positions[stepped.assignment] == CommitPoint(2, "")
+
+
+@pytest.mark.parametrize(("is_away", "committed"), [(False, [b"1"]), (True, [])])
+def test_what_handlers_finished_is_written_before_a_revoked_partition_goes(
+    is_away: bool, committed: list[bytes]
+) -> None:
+    stepped = Stepped()
+    engine = Mock(settings=Mock(commit_interval=1.0), clock=stepped.clock)
+    stepped.submit(b"1", topic="away" if is_away else "out")
+    stepped.runner.silent = {"away"}
+    begun = stepped.clock.monotonic()
+
+    TransactionalCommits(engine, Mock(), stepped.outbox).commit_revoked(Mock(), [stepped.assignment], 0.5)
+
+    assert stepped.runner.committed_values == committed
+    assert stepped.clock.monotonic() - begun <= 0.6

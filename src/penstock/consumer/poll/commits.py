@@ -301,12 +301,14 @@ class TransactionalCommits(Commits):
     def commit_revoked(self, client: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
         """As `Commits` says.
 
-        What is not committed then is given up: the positions of this generation are refused from now on, and the next
+        What handlers finished and what is not sent yet is waited for as well: its offsets are done by then. What is not
+        committed in time is given up: the positions of this generation are refused from now on, and the next
         owner waits for a transaction that is still open.
         """
         end = self._clock.monotonic() + wait_s
-        while self._commit(client, assignments, now := self._clock.monotonic()) and now < end:
-            if self._outbox.has_failed:
+        while (now := self._clock.monotonic()) < end and not self._outbox.has_failed:
+            if not (self._commit(client, assignments, now) or self._outbox.has_any_of(assignments)):
                 return
+            self._outbox.expedite()
             self._outbox.serve()
             self._clock.sleep(_OUTBOX_POLL_S)
