@@ -402,3 +402,19 @@ def test_what_handlers_finished_is_written_before_a_revoked_partition_goes(
 
     assert stepped.runner.committed_values == committed
     assert stepped.clock.monotonic() - begun <= 0.6
+
+
+def test_many_that_wait_for_a_silent_topic_do_not_make_the_outbox_look_at_them_at_each_step() -> None:
+    stepped = Stepped()
+    stepped.outbox._interval_s = 0.1
+    stepped.outbox._silent = {"away": stepped.clock.monotonic() + 100}
+    for _ in range(6_000):
+        stepped.submit(b"1", topic="away", lane=None)
+    looks = Mock(wraps=stepped.outbox._next)
+    stepped.outbox._next = looks  # type: ignore[method-assign] # counted
+    stepped.clock.advance(1)
+
+    for _ in range(20):
+        stepped.outbox.serve()
+
+    assert looks.call_count == 1

@@ -102,6 +102,8 @@ class TransactionalOutbox(Outbox):
         # Until when a failure is not tried again.
         self._again_at = 0.0
         self._is_expedited = False
+        # How many of the queue the last transaction put back: they wait for a topic, or for room in the offset map.
+        self._kept = 0
         # The transaction in doubt, and when the group's offsets did not have it for the first time.
         self._doubt: Transaction | None = None
         self._denied_at: float | None = None
@@ -168,7 +170,7 @@ class TransactionalOutbox(Outbox):
 
     def _main(self) -> Steps[None]:
         while True:
-            if len(self._queue) >= _FULL:
+            if len(self._queue) - self._kept >= _FULL:
                 self.expedite()
             # The next follows at once on one that was committed, where it is due by then.
             if self._clock.monotonic() < self._due_at or not (yield from self._transact()):
@@ -211,6 +213,7 @@ class TransactionalOutbox(Outbox):
             aside += kept
             # What has no room gets it from what is below it, which may stand behind it in the queue.
             if inside or not kept:
+                self._kept = len(aside)
                 self._put_back(aside, inside)
                 return Transaction(inside, places, positions)
 
