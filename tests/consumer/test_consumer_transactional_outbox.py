@@ -19,7 +19,7 @@ from penstock.consumer.handlers.handler import orderings_of
 from penstock.consumer.handlers.results import Result
 from penstock.consumer.outbox.outbox import HandlerResults, RefusedResults, Submission
 from penstock.consumer.outbox.transaction import Places, Transaction
-from penstock.consumer.outbox.transaction_runner import Faults, Steps, TooSlowError
+from penstock.consumer.outbox.transaction_runner import Faults, Steps, TooSlowError, TransactionRunner
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
 from penstock.consumer.poll.commits import TransactionalCommits
 from penstock.message import FixedRecord
@@ -418,3 +418,17 @@ def test_many_that_wait_for_a_silent_topic_do_not_make_the_outbox_look_at_them_a
         stepped.outbox.serve()
 
     assert looks.call_count == 1
+
+
+@pytest.mark.parametrize("has_begun_its_end", [False, True])
+def test_a_transaction_under_way_at_the_end_is_aborted_unless_its_end_has_begun(has_begun_its_end: bool) -> None:
+    cluster, writer = Mock(), Mock(give_up=Mock(return_value=not has_begun_its_end))
+    runner = TransactionRunner("outbox", "g", cluster, {})
+    runner._writer, runner._calls = writer, cluster.disposable()
+
+    runner.close()
+    asked_before_it_returned = writer.give_up.called
+    cluster.disposable().start.call_args.args[1]()
+
+    assert not asked_before_it_returned
+    assert (writer.abort.called, writer.close.called) == (not has_begun_its_end, True)

@@ -170,8 +170,10 @@ class TransactionRunner:
         refused = blame.messages.get("")
         return Faults(topics, None if refused is None else (refused[0], blame.errors[""]), frozenset(blame.silent))
 
-    def discard(self, *, abort: bool, is_lost: bool = False) -> None:
+    def discard(self, *, abort: bool | None, is_lost: bool = False) -> None:
         """Give the producer up after a failure, with an abort where the end of its transaction is not in doubt.
+
+        With None there is an abort where the call under way, if any, comes back and has not begun an end.
 
         With `is_lost` its id too, for the broker may not be able to end what is open under it.
         """
@@ -188,8 +190,8 @@ class TransactionRunner:
             calls.start("closing", end)
 
     def close(self) -> None:
-        """Give the producer up, and the thread that makes the calls."""
-        self.discard(abort=False)
+        """Give the producer up, and the thread that makes the calls, once the one under way has returned."""
+        self.discard(abort=None)
         if self._calls is not None:
             self._calls.close()
 
@@ -222,12 +224,12 @@ def _not_let_in(why: str) -> KafkaError:
     return KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, why)
 
 
-def _end(writer: TransactionalWriter | None, *, abort: bool) -> None:
+def _end(writer: TransactionalWriter | None, *, abort: bool | None) -> None:
     """Abort what a writer has open, so that it holds no readers back, and discard it. On its own thread."""
     if writer is None:
         return
     try:
-        if abort:
+        if writer.give_up() if abort is None else abort:
             writer.abort()
     except UnknownEndError as error:
         _log.info("%s; its successor ends it", error)
