@@ -77,10 +77,15 @@ class Watchdog:
             self._next = now + min(_INTERVAL_S, self.stall_after / 2)
             self._check_loop()
         # A request may be taken back and come again: how long its call has had to return stays known.
-        elif not (self.has_limits or self.give_ups or self._has_interrupted):
+        looks_at_all = is_time or bool(self.give_ups) or self._has_interrupted
+        if not (looks_at_all or self.has_limits):
             return
-        former, self._watched = self._watched, {}
-        for slot, fetch, record in under_way(self.slots()):
+        former = self._watched
+        if looks_at_all:
+            self._watched = {}
+        # Tasks may be thousands, and their limits are their own.
+        slots = (slot for slot in self.slots() if looks_at_all or slot.kind is Kind.THREAD)
+        for slot, fetch, record in under_way(slots):
             call = former.get(slot)
             if call is None or call.record is not record or call.started != slot.started:
                 call = SeenCall(slot, record, slot.started, now)
