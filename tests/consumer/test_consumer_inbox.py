@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -94,11 +95,15 @@ def test_a_running_app_trims_the_inbox_of_its_handlers(connect: Connect, monkeyp
     consumer = consumer_of(broker, {"c": handler(three_handlers(connect)["c"][0])})
     kept = InboxDatabase.of(connect, timedelta(seconds=1), "penstock_inbox", None)
     running = RunningApp(None, consumer, [], inboxes=[kept])
+    # However slow the machine is, the record is seen before it is trimmed.
+    seen, trim = threading.Event(), InboxDatabase.trim
+    monkeypatch.setattr(InboxDatabase, "trim", lambda *given: trim(*given) if seen.wait(60) else 0)
 
     running.start("group-c")
     try:
         broker.produce("c", b"v")
         wait_until(lambda: groups(connect) == [("group-c", "c")])
+        seen.set()
         wait_until(lambda: groups(connect) == [])
     finally:
         running.stop()

@@ -18,7 +18,7 @@ from unittest import mock
 import pyarrow as pa
 import sqlalchemy as sa
 from arrow_frames import ArrowFrame
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 from lakes import DeltaLake, IcebergLake, Lake
 
 from databases import LOST, TestDatabase, new_database
@@ -245,7 +245,7 @@ class Kafka(SinkUnderTest):
     def answer_lost(self) -> Any:
         left = [KafkaException(KafkaError(KafkaError._TIMED_OUT))]
 
-        class Unheard(Producer):
+        class Unheard(factory.Producer):
             def commit_transaction(self, timeout: float = -1) -> None:
                 super().commit_transaction(timeout)
                 if left:
