@@ -138,7 +138,7 @@ def _sentence(error: Any) -> str:
     if isinstance(error, PenstockError):
         return str(error)
     if _is_usage(error):
-        return f"{error.format_message()}; --help shows what may be written"
+        return f"{error.format_message().removesuffix('.')}; --help shows what may be written"
     return f"unexpected {type(error).__name__}: {error}; run it again with `penstock --debug` to see where"
 
 
