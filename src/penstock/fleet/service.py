@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 
 from confluent_kafka import KafkaException
 
@@ -17,7 +18,7 @@ _log = logging.getLogger(__name__)
 RETRY_DELAY_S = 5.0
 
 
-class TopicService:
+class TopicService(ABC):
     """Works on a daemon thread until it is stopped. `start` and `stop` are for one thread.
 
     Nobody waits for it. Whatever fails, as a topic, a right or a broker that is missing, is logged once until it works
@@ -35,13 +36,13 @@ class TopicService:
         # The thread's alone.
         self._trouble: str | None = None
 
+    @abstractmethod
     def _work(self) -> None:
         """Do what there is to do until `_stopping` is set; what it raises is logged, and it is called again."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _say_failed(self, why: str) -> None:
         """Log why it fails, once until it works again."""
-        raise NotImplementedError
 
     def start(self) -> None:
         """Begin; returns at once."""
