@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from commands import Command, commands
-from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
-from waiting import wait_until
 
 
 @pytest.fixture
@@ -20,16 +17,19 @@ def penstock_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 @pytest.fixture
-def dead_letter_topic(
-    broker: DevBroker, admin: AdminClient, new_topic: Callable[..., str]
-) -> Callable[..., tuple[str, str]]:
-    """Return a function that creates a topic and its dead-letter topic: `dead_letter_topic(name="dlq.{}")`."""
+def on_broker(penstock_command: Command, broker: DevBroker, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Return the same function; commands reach the run's broker, which the environment names."""
+    monkeypatch.setenv("PENSTOCK_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
+    return penstock_command
 
-    def create(partitions: int = 1, name: str = "dlq.{}") -> tuple[str, str]:
+
+@pytest.fixture
+def dead_letter_topic(broker: DevBroker, new_topic: Callable[..., str]) -> Callable[..., tuple[str, str]]:
+    """Return a function that creates a topic and its dead-letter topic: `dead_letter_topic(partitions=1)`."""
+
+    def create(partitions: int = 1) -> tuple[str, str]:
         original = new_topic(partitions)
-        letters = name.format(original)
-        ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(letters, partitions)])
-        wait_until(lambda: letters in partition_counts(admin, broker.bootstrap_servers))
+        broker.create_topic(letters := f"dlq.{original}", partitions)
         return original, letters
 
     return create

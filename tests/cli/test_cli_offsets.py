@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from offsets_tools import commit, rows, stand, stands
+from offsets_tools import Standing, commit, rows, stand, stands
 
 import penstock
-from commands import Command, Outcome
+from commands import Command
 from kafka_tools import produce, read_all, transactional, wait_for_markers
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
@@ -21,19 +22,14 @@ from penstock.group_offsets.planning import Wanted, plan
 from waiting import wait_until
 
 NewTopic = Callable[..., str]
-Offsets = Callable[..., Outcome]
 
 DONE = (range(7, 9), range(12, 15))
 
 
 @pytest.fixture
-def offsets(penstock_command: Command, broker: DevBroker) -> Offsets:
+def offsets(on_broker: Command) -> Command:
     """Return a function that runs `penstock offsets ARGUMENTS...` on the run's broker."""
-
-    def call(command: str, *arguments: str) -> Outcome:
-        return penstock_command("offsets", command, "--bootstrap-servers", broker.bootstrap_servers, *arguments)
-
-    return call
+    return partial(on_broker, "offsets")
 
 
 @pytest.fixture
@@ -63,7 +59,7 @@ def member(broker: DevBroker, group: str, topic: str, **config: str) -> Iterator
 
 
 def test_what_a_group_has_committed_and_done_is_listed_and_what_is_odd_is_said(
-    offsets: Offsets, broker: DevBroker, topic: str, admin: AdminClient
+    offsets: Command, broker: DevBroker, topic: str, admin: AdminClient
 ) -> None:
     group, servers = f"g-{topic}", broker.bootstrap_servers
     stand(servers, group, topic, 0, 5, done=DONE)
@@ -90,7 +86,7 @@ def test_what_a_group_has_committed_and_done_is_listed_and_what_is_odd_is_said(
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_group_with_members_is_listed_with_them_and_is_not_moved(
-    offsets: Offsets, broker: DevBroker, topic: str, protocol: str
+    offsets: Command, broker: DevBroker, topic: str, protocol: str
 ) -> None:
     group, servers = f"g-{topic}", broker.bootstrap_servers
     stand(servers, group, topic, 0, 5, done=DONE)
@@ -124,8 +120,8 @@ def test_a_group_with_members_is_listed_with_them_and_is_not_moved(
     ],
     ids=lambda value: " ".join(value) if isinstance(value[0], str) else "",
 )
-def test_a_reset_does_what_its_dry_run_shows(
-    offsets: Offsets, broker: DevBroker, topic: str, to: tuple[str, ...], expected: tuple[list[str], object]
+def test_a_reset_does_what_its_dry_run_shows_and_an_app_handles_what_is_not_done_then(
+    offsets: Command, broker: DevBroker, topic: str, to: tuple[str, ...], expected: tuple[list[str], Standing]
 ) -> None:
     row, after = expected
     group, servers = f"g-{topic}", broker.bootstrap_servers
@@ -134,40 +130,45 @@ def test_a_reset_does_what_its_dry_run_shows(
     tried = offsets("reset", group, "--to", *to, "--topic", f"{topic}:0", "--dry-run")
     between = stands(servers, group, topic)
     done = offsets("reset", group, "--to", *to, "--topic", f"{topic}:0")
+    standing = stands(servers, group, topic)
+    handled: list[int] = []
+    app = penstock.App(group, bootstrap_servers=servers, commit_interval=0.1)
+    app.handler(topic)(lambda message: handled.append(message.offset))
+    with app.start():
+        wait_until(lambda: stands(servers, group, topic) == (20, ()))
 
     assert (tried.code, done.code) == (0, 0), (tried, done)
     assert rows(tried.out) == rows(done.out) == [[topic, "0", *row]]
     assert "a dry run: nothing was changed" in tried.out
     assert between == (5, DONE)
     assert f"group {group}: the offsets of 1 partition are written" in done.out
-    assert stands(servers, group, topic) == after
+    assert standing == after
+    offset, done_above = after
+    assert sorted(handled) == [n for n in range(offset, 20) if not any(n in run for run in done_above)]
 
 
-@pytest.mark.parametrize(("offset", "after"), [(5, (6, DONE)), (6, (5, (range(6, 9), DONE[1])))])
-def test_one_message_is_skipped_and_gets_a_dead_letter(
-    offsets: Offsets, broker: DevBroker, topic: str, offset: int, after: object
-) -> None:
+def test_one_message_is_skipped_and_gets_a_dead_letter(offsets: Command, broker: DevBroker, topic: str) -> None:
     group, servers = f"g-{topic}", broker.bootstrap_servers
     stand(servers, group, topic, 0, 5, done=DONE)
 
-    tried = offsets("skip", group, f"{topic}:0@{offset}", "--dry-run")
+    tried = offsets("skip", group, f"{topic}:0@6", "--dry-run")
     between = stands(servers, group, topic)
-    done = offsets("skip", group, f"{topic}:0@{offset}")
-    again = offsets("skip", group, f"{topic}:0@{offset}")
+    done = offsets("skip", group, f"{topic}:0@6")
+    again = offsets("skip", group, f"{topic}:0@6")
 
     assert (tried.code, done.code, again.code) == (0, 0, 1), (tried, done, again)
     assert between == (5, DONE)
-    assert stands(servers, group, topic) == after
+    assert stands(servers, group, topic) == (5, (range(6, 9), DONE[1]))
     (letter,) = read_all(servers, f"dlq.{topic}")
-    assert (letter.key(), letter.value()) == (b"k", b"%d" % offset)
+    assert (letter.key(), letter.value()) == (b"k", b"6")
     told = dict(letter.headers() or [])
-    assert (told["__dlq.errors.topic"], told["__dlq.errors.offset"]) == (topic.encode(), b"%d" % offset)
+    assert (told["__dlq.errors.topic"], told["__dlq.errors.offset"]) == (topic.encode(), b"6")
     assert told["penstock-exception-class"] == b"penstock.errors.GivenUpError"
     assert "is done already; nothing was changed" in again.err
 
 
 def test_members_that_run_give_the_message_up_that_is_to_be_skipped(
-    offsets: Offsets, broker: DevBroker, topic: str, new_name: Callable[..., str]
+    offsets: Command, broker: DevBroker, topic: str, new_name: Callable[..., str]
 ) -> None:
     commands = penstock.CommandSettings(new_name("commands"), new_name("audit"))
     app = penstock.App(topic, bootstrap_servers=broker.bootstrap_servers, commands=commands, commit_interval=0.1)
@@ -193,7 +194,7 @@ def test_members_that_run_give_the_message_up_that_is_to_be_skipped(
 
 
 def test_a_reset_to_a_time_finds_its_first_message_and_one_to_the_end_passes_over_no_open_transaction(
-    offsets: Offsets, broker: DevBroker, new_topic: NewTopic
+    offsets: Command, broker: DevBroker, new_topic: NewTopic
 ) -> None:
     # Brokers delete records of more than seven days whenever they look, every five minutes.
     servers, topic = broker.bootstrap_servers, new_topic(2, {"retention.ms": "-1"})
@@ -222,41 +223,28 @@ def test_a_reset_to_a_time_finds_its_first_message_and_one_to_the_end_passes_ove
     assert (while_open, uncommitted) == ((6, ()), (7, ()))
 
 
-def test_what_cannot_be_meant_is_refused_and_changes_nothing(offsets: Offsets, broker: DevBroker, topic: str) -> None:
-    group, servers = f"g-{topic}", broker.bootstrap_servers
-    stand(servers, group, topic, 0, 5, done=DONE)
-
-    wrong = {
-        ("--to", "21"): (2, f"{topic}:0 cannot begin at 21: its log begins at 0 and ends at 20"),
-        ("--to", "-6"): (2, f"{topic}:0 cannot begin at -1"),
-        ("--to", "yesterday"): (2, "is no place in a log"),
-        ("--to", "earliest", "--topic", "no-such-topic"): (1, "no such topic"),
-        ("--to", "earliest", "--topic", f"{topic}:2"): (2, "has no partition 2; its 2 are 0 to 1"),
-    }
-    refused = {arguments: offsets("reset", group, *arguments) for arguments in wrong}
-
-    for arguments, (code, says) in wrong.items():
-        assert refused[arguments].code == code, refused[arguments]
-        assert says in refused[arguments].err
-    assert stands(servers, group, topic) == (5, DONE)
-
-
-def test_a_group_that_is_not_there_is_an_error_and_can_be_given_offsets(
-    offsets: Offsets, broker: DevBroker, topic: str
+def test_a_group_that_is_not_there_is_an_error_and_can_be_given_offsets_that_its_log_has(
+    offsets: Command, broker: DevBroker, topic: str
 ) -> None:
     group = f"new-{topic}"
     absent = [offsets("ls", group), offsets("reset", group, "--to", "earliest")]
+    unknown = offsets("reset", group, "--to", "earliest", "--topic", "no-such-topic")
+    outside = offsets("reset", group, "--to", "21", "--topic", topic)
     given = offsets("reset", group, "--to", "latest", "--topic", topic)
 
     for outcome in absent:
         assert outcome.code == 1
         assert f"group {group} has no members, and no offsets" in outcome.err
+    assert (unknown.code, "no such topic" in unknown.err) == (1, True)
+    said = f"{topic}:0 cannot begin at 21: its log begins at 0 and ends at 20"
+    assert (outside.code, said in outside.err) == (2, True)
     assert given.code == 0, given
+    assert rows(given.out)[0][:4] == [topic, "0", "-", "20"], "the refused ones changed nothing"
     assert stands(broker.bootstrap_servers, group, topic) == (20, ())
 
 
 def test_offsets_of_an_open_transaction_are_waited_for(
-    offsets: Offsets, broker: DevBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+    offsets: Command, broker: DevBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group, servers = f"g-{topic}", broker.bootstrap_servers
     monkeypatch.setattr("penstock.group_offsets.group._RETRY_BUDGET_S", 0.5)

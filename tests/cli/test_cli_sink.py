@@ -129,16 +129,13 @@ def test_what_cannot_be_done_is_refused(
     assert SqlSink(url, "orders").ledger()["shop"] == ORDERS
 
 
-def test_a_ledger_in_kafka_is_changed(
-    penstock_command: Command, broker: DevBroker, new_topic: Callable[..., str]
-) -> None:
+def test_a_ledger_in_kafka_is_changed(on_broker: Command, broker: DevBroker, new_topic: Callable[..., str]) -> None:
     servers, topic, ledger = broker.bootstrap_servers, new_topic(), new_topic(partitions=16)
     sink = KafkaSink(servers, name=f"{topic}'s copy", ledger_topic=ledger)
     sink.write_ledger(sink.name, {(topic, 0): LedgerEntry(1, None, None, "query", 3)})
 
     def penstock(*arguments: str) -> Any:
-        options = ("--kafka", "--ledger-topic", ledger, "--bootstrap-servers", servers, "--json")
-        return json.loads(penstock_command("sink", *arguments, *options).out)
+        return json.loads(on_broker("sink", *arguments, "--kafka", "--ledger-topic", ledger, "--json").out)
 
     (listed,) = penstock("ls")["queries"]
     (changed,) = penstock("reset", sink.name, "--to", f"{topic}:0@4")["partitions"]
