@@ -1,33 +1,17 @@
-"""What makes the command line pleasant: an app that starts again, tables that fit, names that complete."""
+"""What makes the command line pleasant: an app that starts again, settings of its options, names that complete."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from commands import Command
-from penstock.cli.output import Result, Table, show
 from penstock.cli.run import run_again_on_change
 from settings_tools import clean_settings
-
-
-def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return the lines that were printed, without what makes them bold."""
-    return re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
-
-
-ROWS = [("orders-of-the-year", "1000", "17"), ("a", "2", "")]
-
-
-def print_rows(rows: Sequence[Sequence[str]]) -> None:
-    names = ("topic", "committed", "done_above")
-    show(Result([Table("partitions", [dict(zip(names, row, strict=True)) for row in rows])]), as_json=False)
 
 
 def test_what_starts_an_app_again_and_how_it_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -73,25 +57,6 @@ def test_the_command_line_sets_options_of_the_app(
     assert "('b:2', 3, 'x')" in outcome.err
     assert "the command line: worker is no setting; did you mean workers?" in wrong.err
     assert "PENSTOCK_COMMAND_LINE" not in os.environ
-
-
-def test_a_table_fits_the_terminal_and_a_row_into_a_pipe_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    print_rows([("x" * 300, "1", "y z " * 100)])
-    piped = printed(capsys)
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    monkeypatch.setenv("NO_COLOR", "1")
-    shown = {}
-    for columns in (100, 40, 25):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        print_rows(ROWS)
-        shown[columns] = printed(capsys)
-
-    assert len(piped) == 2
-    assert all(len(line) <= columns for columns in (100, 40) for line in shown[columns])
-    assert shown[25][:3] == ["topic       orders-of-the-year", "committed   1000", "done above  17"]
 
 
 def test_commands_complete(penstock_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

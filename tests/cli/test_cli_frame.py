@@ -13,6 +13,7 @@ import typer.main
 from commands import Command
 from penstock.cli import main
 from penstock.cli.frame import frame
+from penstock.cli.options import client_settings
 from penstock.devbroker import KAFKA_VERSION, DevBroker
 from penstock.errors import BrokerConnectionError, ConfigurationError, DevBrokerError, WorkersBlockedError
 from settings_tools import clean_settings
@@ -70,27 +71,17 @@ def test_the_help_of_every_command_ends_with_an_example(penstock_command: Comman
 
 
 def test_the_same_option_has_the_same_name_and_meaning_everywhere() -> None:
-    texts: dict[str, set[str]] = {}
-    for command in COMMANDS.values():
-        for option in command.params:
-            for name in {"--bootstrap-servers", "--config", "--config-file", "--connect-timeout", "--json"} & {
-                *option.opts
-            }:
-                texts.setdefault(name, set()).add(option.help or "")
-
-    assert {name: len(found) for name, found in texts.items()} == {
+    options = [option for command in COMMANDS.values() for option in command.params]
+    meanings = {
         "--bootstrap-servers": 2,  # an app names brokers itself
         "--config": 1,
         "--config-file": 1,
         "--connect-timeout": 1,
         "--json": 1,
     }
-    assert not [
-        name
-        for name, command in COMMANDS.items()
-        for it in command.params
-        if it.required and it.opts[0] == "--bootstrap-servers"
-    ]
+
+    assert {name: len({it.help for it in options if name in it.opts}) for name in meanings} == meanings
+    assert not [it for it in options if it.required and it.opts[0] == "--bootstrap-servers"]
 
 
 def test_the_version_is_printed_and_help_names_tables_as_they_are_written(
@@ -207,6 +198,24 @@ def test_with_json_an_error_is_one_json_object_on_standard_error(
     assert (outcome.code, outcome.out) == (code, "")
     assert (said["kind"], said["exit_code"], sorted(said)) == (kind, code, ["exit_code", "kind", "text"])
     assert said["text"]
+
+
+def test_the_command_line_goes_before_the_file_and_the_file_before_the_environment_which_may_be_json(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment = '{"client.id": "environment", "client.rack": " a\\nb\\"c ", "socket.keepalive.enable": true}'
+    monkeypatch.setenv("PENSTOCK_CONFIG", environment)
+    file = tmp_path / "client.properties"
+    file.write_text("# a comment\n\nclient.id = file\nsasl.password=p #=1; \n", encoding="utf-8")
+
+    assert client_settings(["client.id=line"], file) == {
+        "client.id": "line",
+        "sasl.password": "p #=1;",
+        "client.rack": ' a\nb"c ',
+        "socket.keepalive.enable": "true",
+    }
+    assert client_settings(None, file)["client.id"] == "file"
+    assert client_settings()["client.id"] == "environment"
 
 
 def test_doctor_reports_packages_java_and_a_broker_that_answers(penstock_command: Command, broker: DevBroker) -> None:

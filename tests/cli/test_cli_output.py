@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -95,6 +96,26 @@ def test_what_was_found_is_printed_before_its_failure_is_raised(
 
     assert "up" in capsys.readouterr().out
     assert left.value.exit_code == 1
+
+
+def test_a_table_fits_the_terminal_and_a_row_into_a_pipe_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(columns: int, *rows: tuple[str, str, str]) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        cells = [dict(zip(("topic", "committed", "done_above"), row, strict=True)) for row in rows]
+        show(Result([Table("partitions", cells)]), as_json=False)
+        return re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out).splitlines()  # without what makes them bold
+
+    piped = printed(20, ("x" * 300, "1", "y z " * 100))
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    rows = ("orders-of-the-year", "1000", "17"), ("a", "2", "")
+    shown = {columns: printed(columns, *rows) for columns in (100, 40, 25)}
+
+    assert len(piped) == 2
+    assert all(len(line) <= columns for columns in (100, 40) for line in shown[columns])
+    assert shown[25][:3] == ["topic       orders-of-the-year", "committed   1000", "done above  17"]
 
 
 def test_a_place_is_read_as_it_is_printed() -> None:
