@@ -10,6 +10,7 @@ import pytest
 
 from penstock.supervisor import child as child_module
 from penstock.supervisor.child import Child
+from support.processes import alive
 from waiting import wait_until
 
 #: A process of many threads, all of them at work.
@@ -19,10 +20,6 @@ for _ in range(8):
     threading.Thread(target=lambda: [sum(range(1000)) for _ in iter(int, 1)], daemon=True).start()
 threading.Event().wait()
 """
-
-
-def gone(pid: int) -> bool:
-    return not Path(f"/proc/{pid}").exists()
 
 
 def states(pid: int) -> list[str]:
@@ -47,19 +44,7 @@ def test_a_child_ends_with_the_code_or_the_signal_of_its_command(tmp_path: Path,
     assert (tmp_path / "log").read_text() == "hello\n"
 
 
-def test_a_signal_reaches_the_child() -> None:
-    child = started("sleep", "600")
-
-    early = child.wait(0)
-    child.signal(signal.SIGTERM)
-    code = child.wait(20)
-    child.close()
-
-    assert early is None
-    assert code == -signal.SIGTERM
-
-
-def test_a_suspended_child_stands_still_with_all_its_threads_before_the_call_returns() -> None:
+def test_a_suspended_child_stands_still_with_all_its_threads_before_the_call_returns_and_can_be_killed() -> None:
     child = started(sys.executable, "-c", BUSY)
     pid = child.pid
     assert pid is not None
@@ -71,32 +56,31 @@ def test_a_suspended_child_stands_still_with_all_its_threads_before_the_call_ret
         stopped = states(pid)
         told += [child.resume(), child.resume()]
         seen.append((told, stopped, states(pid)))
+    runs, suspended = child.wait(0), child.suspend()
+    child.signal(signal.SIGKILL)
+    code = child.wait(20)
+    after = child.suspend(), child.resume()
     child.close()
 
     for told, stopped, resumed in seen:
         assert told == [True] * 4
         assert set(stopped) == {"T"}
         assert "T" not in resumed
+    assert (runs, suspended, code) == (None, True, -signal.SIGKILL)
+    assert after == (False, True)
 
 
-def test_a_child_that_has_ended_cannot_be_suspended_and_a_suspended_one_can_be_killed() -> None:
-    child = started("sleep", "600")
-
-    suspended = child.suspend()
-    child.signal(signal.SIGKILL)
-    code = child.wait(20)
-    suspended_again, resumed = child.suspend(), child.resume()
-    child.close()
-
-    assert suspended
-    assert code == -signal.SIGKILL
-    assert (suspended_again, resumed) == (False, True)
+def waiting_child(folder: Path, at_sigterm: str, grace_s: int) -> tuple[Child, int]:
+    """Start a child that does this at SIGTERM; return it, with its process id, once it hears."""
+    program = f"trap '{at_sigterm}' TERM; touch {folder}/ready; while :; do sleep 0.01; done"
+    child = started("sh", "-c", program, grace_s=grace_s)
+    wait_until((folder / "ready").exists)
+    assert child.pid is not None
+    return child, child.pid
 
 
 def test_closing_ends_a_child_in_order_where_it_has_a_grace_even_while_it_stands_still(tmp_path: Path) -> None:
-    in_order = f"trap 'touch {tmp_path}/ended; exit 0' TERM; touch {tmp_path}/ready; while :; do sleep 0.01; done"
-    child = started("sh", "-c", in_order, grace_s=60)
-    wait_until((tmp_path / "ready").exists)
+    child, _ = waiting_child(tmp_path, f"touch {tmp_path}/ended; exit 0", grace_s=60)
     child.suspend()
 
     child.close()
@@ -107,25 +91,21 @@ def test_closing_ends_a_child_in_order_where_it_has_a_grace_even_while_it_stands
 
 @pytest.mark.parametrize("grace_s", [0, 1])
 def test_closing_kills_a_child_that_does_not_end(tmp_path: Path, grace_s: int) -> None:
-    child = started("sh", "-c", f"trap '' TERM; touch {tmp_path}/ready; while :; do sleep 0.01; done", grace_s=grace_s)
-    wait_until((tmp_path / "ready").exists)
-    pid = child.pid
+    child, pid = waiting_child(tmp_path, "", grace_s)
 
     child.close()
 
-    assert pid is not None
-    assert gone(pid)
+    assert not alive(pid)
 
 
-def test_a_program_that_is_not_there_says_so_and_ends(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("wb") as log:
-        child = Child([str(tmp_path / "nothing")], stdout=log, stderr=log)
+@pytest.mark.parametrize("grace_s", [0, 60])
+def test_a_killed_guard_takes_the_child_along_at_once(tmp_path: Path, grace_s: int) -> None:
+    child, pid = waiting_child(tmp_path, "", grace_s)
 
-    code = child.wait(20)
+    child._guard.kill()
+
+    wait_until(lambda: not alive(pid))
     child.close()
-
-    assert code == 127
-    assert "nothing could not be started: [Errno 2]" in (tmp_path / "log").read_text()
 
 
 def test_a_command_hears_of_its_children_though_this_process_ignores_its_own(tmp_path: Path) -> None:
@@ -161,26 +141,13 @@ def test_a_killed_parent_takes_the_child_along_even_where_its_fork_holds_the_pip
             os.kill(parent.pid, signal.SIGKILL)
             parent.wait(20)
 
-            wait_until(lambda: gone(pid))
+            wait_until(lambda: not alive(pid))
             wait_until(lambda: not folder.exists())
-            fork_lives = not gone(fork)
+            fork_lives = alive(fork)
         finally:
             os.kill(fork, signal.SIGKILL)
 
     assert fork_lives
-
-
-@pytest.mark.parametrize("grace_s", [0, 60])
-def test_a_killed_guard_takes_the_child_along_at_once(tmp_path: Path, grace_s: int) -> None:
-    child = started("sh", "-c", f"trap '' TERM; touch {tmp_path}/ready; while :; do sleep 0.01; done", grace_s=grace_s)
-    wait_until((tmp_path / "ready").exists)
-    pid = child.pid
-    assert pid is not None
-
-    child._guard.kill()
-
-    wait_until(lambda: gone(pid))
-    child.close()
 
 
 def test_a_process_that_cannot_be_killed_holds_no_close(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +13,20 @@ from typing import Any
 
 import pytest
 
+from penstock.options import PROCESS_VARIABLE
 from penstock.supervisor.processes import Processes, RestartPolicy
+from penstock.supervisor.stopping import StopRequests
 from support.processes import alive
 from waiting import wait_until
 
-#: Seconds before another signal: sooner, it is the same request.
-LATER_S = 0.1
+TERM, INT = signal.SIGTERM, signal.SIGINT
 
-CHILD = Path(__file__).with_name("members_child.py")
+#: A run of processes, in a process of its own: `python -c RUN COUNT PROGRAM`.
+RUN = """
+import sys
+from penstock.supervisor.processes import Processes
+sys.exit(Processes([sys.executable, "-c", sys.argv[2]], int(sys.argv[1])).run())
+"""
 
 #: Writes down that it began, as "NUMBER PID"; the current folder is the test's own.
 BEGUN = """
@@ -33,22 +37,31 @@ with begun.open("a") as file:
     file.write(f"{number} {os.getpid()}\\n")
 """
 
+#: Ends at SIGTERM, and notes that it ended in order; it is ready when it hears that.
+IN_ORDER = """
+def end(*_):
+    pathlib.Path(f"in order {number}").touch()
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+pathlib.Path(f"ready {number}").touch()
+while True:  # until it is told to end
+    time.sleep(0.05)
+"""
+
 #: Writes down each signal with its name, and ends at the second; begins only when it hears them.
-TWO_SIGNALS = """
-import os, pathlib, signal, sys, time
-number = os.environ["PENSTOCK_PROCESS"]
+TWO_SIGNALS = f"""
+import pathlib, signal, sys
 heard = 0
 def hear(signal_, _):
     global heard
     heard += 1
-    pathlib.Path(f"{signal.Signals(signal_).name}-{number}").touch()
-    pathlib.Path(f"heard-{number}-{heard}").touch()
+    pathlib.Path(f"{{signal.Signals(signal_).name}}-{{number}}").touch()
+    pathlib.Path(f"heard-{{number}}-{{heard}}").touch()
     if heard == 2:
         sys.exit(0)
 signal.signal(signal.SIGTERM, hear)
 signal.signal(signal.SIGINT, hear)
-with pathlib.Path("begun").open("a") as file:
-    file.write(f"{number} {os.getpid()}\\n")
+{BEGUN}
 while True:  # until it is told to end
     time.sleep(0.05)
 """
@@ -74,9 +87,8 @@ def begun() -> list[tuple[str, int]]:
 @contextmanager
 def run_of(program: str, count: int = 2) -> Iterator[subprocess.Popen[bytes]]:
     """Run members below a process of their own; none is left behind."""
-    process = subprocess.Popen(
-        [sys.executable, CHILD, str(count), program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    command = [sys.executable, "-c", RUN, str(count), program]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         yield process
     finally:
@@ -115,7 +127,8 @@ def test_every_line_of_a_member_has_its_number_before_it_and_all_of_it_is_printe
     assert err.splitlines() == ["[1] wrong"]
 
 
-def test_a_process_that_a_member_left_behind_does_not_hold_up_the_run() -> None:
+def test_a_process_that_a_member_left_behind_does_not_hold_up_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.supervisor.processes._LAST_LINES_S", 0.2)
     program = BEGUN + "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, file=open('left', 'w'))"
 
     try:
@@ -178,56 +191,43 @@ def test_a_member_that_dies_too_often_ends_the_run_with_code_1_and_the_others_in
     # The first dies only when the second can hear, so that "in order" can be seen.
     program = BEGUN + (
         "if number == '1':\n"
-        "    while not pathlib.Path('ready').exists(): time.sleep(0.01)\n"
-        "    sys.exit(5)\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('in order').touch(), sys.exit(0)))\n"
-        "pathlib.Path('ready').touch()\n"
-        "while True: time.sleep(0.05)"
+        "    while not pathlib.Path('ready 2').exists(): time.sleep(0.01)\n"
+        f"    sys.exit(5)\n{IN_ORDER}"
     )
 
     code = members(program, count=2, max_restarts=2).run()
 
     assert code == 1
     assert [number for number, _ in begun()].count("1") == 3
-    assert Path("in order").exists()
+    assert Path("in order 2").exists()
 
 
-def test_a_program_that_is_not_there_is_tried_again_and_given_up(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_started_is_tried_again_and_given_up(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = RestartPolicy(1, 60.0, 0.01, 0.01)
 
     code = Processes(["/no/such/program"], 1, policy).run()
+    monkeypatch.setattr("sys.executable", "/no/such/python")  # so that no process can be made
+    code_without_process = Processes(["true"], 1, policy).run()
 
-    assert code == 1
+    assert (code, code_without_process) == (1, 1)
     assert capfd.readouterr().err.count("[1] /no/such/program could not be started") == 2
-
-
-def test_a_process_that_cannot_be_made_is_tried_again_and_given_up(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.executable", "/no/such/python")
-
-    with caplog.at_level(logging.WARNING):
-        code = Processes(["true"], 1, RestartPolicy(1, 60.0, 0.01, 0.01)).run()
-
-    assert code == 1
     assert sum("could not be started" in record.getMessage() for record in caplog.records) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("is_deaf", [False, True])
-def test_two_signals_reach_every_member_and_a_third_kills_those_that_answer_none(
-    number: signal.Signals, is_deaf: bool
-) -> None:
+def test_two_signals_reach_every_member_and_a_third_kills_those_that_answer_none(*, is_deaf: bool) -> None:
     with run_of(TWO_SIGNALS.replace("if heard == 2:", "if False:") if is_deaf else TWO_SIGNALS) as process:
         wait_until(lambda: len(begun()) == 2)
-        for count in (1, 2):
+        # In turns: the same one soon after would be the same request.
+        for count, number in ((1, signal.SIGINT), (2, signal.SIGTERM)):
             assert all(alive(pid) for _, pid in begun())
             process.send_signal(number)
             wait_until(lambda count=count: Path(f"heard-1-{count}").exists() and Path(f"heard-2-{count}").exists())
-            time.sleep(LATER_S)
         if is_deaf:
             assert process.poll() is None
-            process.send_signal(number)
+            process.send_signal(signal.SIGINT)
 
         code = process.wait(60)
 
@@ -248,36 +248,12 @@ def test_a_signal_ends_a_run_whose_members_wait_for_their_next_start() -> None:
     assert len(begun()) == count
 
 
-def test_members_end_in_order_when_the_process_that_started_them_is_killed() -> None:
-    program = BEGUN + (
-        "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path(f'in order {number}').touch(), os._exit(0)))\n"
-        "pathlib.Path(f'ready {number}').touch()\n"
-        "while True: time.sleep(0.05)"
-    )
-    with run_of(program) as process:
-        wait_until(lambda: Path("ready 1").exists() and Path("ready 2").exists())
-        pids = [pid for _, pid in begun()]
-        assert all(alive(pid) for pid in pids)
-
-        process.kill()
-        wait_until(lambda: not any(alive(pid) for pid in pids))
-
-    assert Path("in order 1").exists()
-    assert Path("in order 2").exists()
-
-
 def test_members_end_at_the_same_time_after_a_failure_of_the_run_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = BEGUN + (
-        "def end(*_):\n"
+    waits_for_the_other = (
         "    pathlib.Path(f'ending {number}').touch()\n"
         "    while len(list(pathlib.Path().glob('ending *'))) < 2: time.sleep(0.01)\n"
-        "    pathlib.Path(f'in order {number}').touch()\n"
-        "    os._exit(0)\n"
-        "signal.signal(signal.SIGTERM, end)\n"
-        "pathlib.Path(f'ready {number}').touch()\n"
-        "while True: time.sleep(0.05)"
     )
-    run = members(program, count=2)
+    run = members(BEGUN + IN_ORDER.replace("def end(*_):\n", f"def end(*_):\n{waits_for_the_other}"), count=2)
     tend = run._tend
 
     def fail_when_they_run(*arguments: Any) -> None:
@@ -290,3 +266,28 @@ def test_members_end_at_the_same_time_after_a_failure_of_the_run_itself(monkeypa
         run.run()
 
     assert len(list(Path().glob("in order *"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("heard", "count", "is_member"),
+    [
+        ([(TERM, 100.0)], 1, False),
+        ([(TERM, 100.0), (TERM, 100.01)], 1, False),  # `timeout` signals its child and then the child's group
+        ([(TERM, 100.0), (TERM, 100.1)], 2, False),
+        ([(INT, 100.0), (INT, 100.1)], 2, False),
+        ([(TERM, 100.0), (INT, 100.0)], 2, False),
+        ([(TERM, 100.0), (TERM, 100.1), (TERM, 100.2)], 3, False),
+        ([(TERM, 100.0), (TERM, 100.2), (INT, 100.21)], 2, True),  # a busy supervisor may pass one on late
+    ],
+)
+def test_the_same_signal_twice_at_once_is_one_request(
+    heard: list[tuple[int, float]], count: int, *, is_member: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_member:
+        monkeypatch.setenv(PROCESS_VARIABLE, "1")
+    requests = StopRequests()
+
+    added = [requests.add(number, now) for number, now in heard]
+
+    assert requests.count == count
+    assert added.count(True) == count
