@@ -39,11 +39,6 @@ READING = SimpleNamespace(
 )
 
 
-def changed(**changes: Any) -> SimpleNamespace:
-    """Return the same, but for the changes."""
-    return SimpleNamespace(**{**vars(READING), **changes})
-
-
 class Recorded:
     """A pair of providers and what they were given."""
 

@@ -7,11 +7,14 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import penstock
+from kafka_tools import produce
+from penstock.devbroker import DevBroker
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -29,32 +32,46 @@ class Refusal:
 sys.meta_path.insert(0, Refusal())
 """
 LIBRARY = """
+import threading
 import penstock
 from penstock.consumer import handler
 from penstock.testing import TestApp
 
-app = penstock.App("shop", bootstrap_servers="127.0.0.1:9092")
-handled = []
+servers, topic = sys.argv[1:]
+done = threading.Event()
 
-@app.handler("orders")
+def app_of(servers):
+    app = penstock.App(topic, bootstrap_servers=servers, commit_interval=0.1)
+    app.handler(topic, on_failure="dead_letter", retry=penstock.retry(attempts=2, wait=lambda _: 0.01))(ship)
+    return app
+
 def ship(order: penstock.Message) -> None:
-    handled.append(order.value)
+    if order.value == b"bad":
+        raise ValueError
+    if order.value == b"last":
+        done.set()
 
-with TestApp(app) as test:
-    test.send("orders", b"order 1", key=b"alice")
+with TestApp(app_of("127.0.0.1:9092")) as test:
+    test.send(topic, b"order 1", key=b"alice")
     test.settle()
+    print(test.statistics().handled)
 consumer = penstock.LitePushConsumer("shop", {"orders": handler(ship)}, bootstrap_servers="127.0.0.1:9092")
-producer = penstock.TransactionalProducer("till", bootstrap_servers="127.0.0.1:9092")
 coordinator = penstock.Coordinator(bootstrap_servers="127.0.0.1:9092")
-print(handled, app.effective["workers"])
+app = app_of(servers)
+with app.start() as running:
+    assert done.wait(60)
+    with penstock.TransactionalProducer(topic, bootstrap_servers=servers, prefix=f"store.{topic}") as producer:
+        producer.send(topic, value=b"in a transaction")
+found = running.statistics()
+print(found.handled, found.retried, found.dead_letters, found.commits > 0, app.effective["workers"])
 """
 
 
-def run_alone(program: str) -> subprocess.CompletedProcess[str]:
+def run_alone(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program as if only penstock's dependencies were installed."""
     names = {"penstock", *(re.split(r"[^\w-]", one)[0].replace("-", "_") for one in PROJECT["dependencies"])}
     return subprocess.run(
-        [sys.executable, "-c", f"NAMES = {names}\n{ALONE}\n{program}"],
+        [sys.executable, "-c", f"NAMES = {names}\n{ALONE}\n{program}", *arguments],
         env={**os.environ, "PENSTOCK_WORKERS": "3"},
         capture_output=True,
         text=True,
@@ -73,10 +90,15 @@ def test_a_library_user_installs_four_packages() -> None:
     assert names == {"confluent-kafka", "sortedcontainers", "tenacity", "xxhash"}
 
 
-def test_apps_producers_coordinators_and_settings_need_no_extra() -> None:
-    done = run_alone(LIBRARY)
+def test_apps_producers_coordinators_and_settings_need_no_extra(
+    broker: DevBroker, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"k", b"first"), (b"k", b"bad"), (b"k", b"last")])
 
-    assert done.stdout == "[b'order 1'] 3\n", done.stderr
+    done = run_alone(LIBRARY, broker.bootstrap_servers, topic)
+
+    assert done.stdout.splitlines() == ["1", "2 1 1 True 3"], done.stderr
 
 
 @pytest.mark.parametrize(

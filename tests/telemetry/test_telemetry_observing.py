@@ -142,28 +142,7 @@ def test_a_consumer_closed_while_it_is_read_does_not_wait_for_the_reader(
     assert recorded.points("penstock.lane.count") == []
 
 
-def test_consumers_of_several_groups_are_shown_beside_each_other(recorded: Recorded) -> None:
-    consumers = [ConsumerTelemetry(recorded.telemetry(), group) for group in ("a", "b")]
-    consumers[0].observe(lambda: reading(lanes=1))
-    consumers[1].observe(lambda: reading(lanes=2))
-
-    shown = {
-        point.attributes["messaging.consumer.group.name"]: point.value
-        for point in recorded.points("penstock.lane.count")
-    }
-    assert shown == {"a": 1, "b": 2}
-
-
-def test_two_consumers_of_one_group_are_added_up(recorded: Recorded) -> None:
-    for part in (partition(0, 5), partition(1, 6)):
-        consumer = ConsumerTelemetry(recorded.telemetry(), "billing")
-        consumer.observe(lambda part=part: reading(lanes=100, partitions=[part]))  # type: ignore[misc] # as above
-
-    assert recorded.values("penstock.lane.count") == {frozenset(): 200}
-    assert sorted(recorded.values("penstock.partition.lag").values()) == [5, 6]
-
-
-def test_a_consumer_that_cannot_be_read_does_not_hide_the_others(
+def test_consumers_of_a_group_are_added_up_and_one_that_cannot_be_read_hides_nobody(
     recorded: Recorded, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[int] = []
@@ -172,14 +151,21 @@ def test_a_consumer_that_cannot_be_read_does_not_hide_the_others(
         asked.append(1)
         raise RuntimeError("a defect")
 
-    reads: list[tuple[str, Callable[[], SimpleNamespace]]] = [("broken", fail), ("sound", reading)]
+    reads: list[tuple[str, Callable[[], SimpleNamespace]]] = [
+        ("broken", fail),
+        ("a", lambda: reading(lanes=100, partitions=[partition(0, 5)])),
+        ("a", lambda: reading(lanes=100, partitions=[partition(1, 6)])),
+        ("b", lambda: reading(lanes=2, partitions=[])),
+    ]
     for group, read in reads:
         ConsumerTelemetry(recorded.telemetry(), group).observe(read)
 
     with caplog.at_level(logging.ERROR, logger="penstock"):
-        groups = {point.attributes["messaging.consumer.group.name"] for point in recorded.points("penstock.commits")}
+        shown = recorded.metrics()
 
-    assert groups == {"sound"}
+    lanes = shown["penstock.lane.count"].data.data_points
+    assert {point.attributes["messaging.consumer.group.name"]: point.value for point in lanes} == {"a": 200, "b": 2}
+    assert sorted(point.value for point in shown["penstock.partition.lag"].data.data_points) == [5, 6]
     assert asked == [1]
     assert len(caplog.records) == 1
 

@@ -3,13 +3,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from opentelemetry import context as context_api
 from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -32,53 +33,34 @@ class HandlerError(Exception):
     pass
 
 
-def test_a_message_is_handled_in_a_span_with_the_conventions_attributes(
-    recorded: Recorded, consumer: ConsumerTelemetry
-) -> None:
-    handle = consumer.processing.around(lambda given: given.offset + 1)
-
-    answer = handle(message(7))
-
-    span = recorded.span("process orders")
-    assert answer == 8
-    assert span.kind is SpanKind.CONSUMER
-    assert dict(span.attributes or {}) == {**PLACE, "messaging.kafka.offset": 7}
-    assert span.status.status_code is StatusCode.UNSET
-
-
-def test_the_span_is_a_root_linked_to_the_producer_whatever_is_current(
-    recorded: Recorded, consumer: ConsumerTelemetry
-) -> None:
-    handle = consumer.processing.around(lambda _: None)
-
-    with recorded.tracer_provider.get_tracer("user").start_as_current_span("around the worker"):
-        handle(message(headers=[traceparent(), ("tracestate", b"vendor=1")]))
-
-    span = recorded.span("process orders")
-    (link,) = span.links
-    assert span.parent is None
-    assert trace.format_trace_id(link.context.trace_id) == TRACE
-    assert trace.format_span_id(link.context.span_id) == SPAN
-    assert link.context.is_remote
-    assert link.context.trace_state["vendor"] == "1"
-    assert span.context is not None
-    assert trace.format_trace_id(span.context.trace_id) != TRACE
-
-
-def test_spans_of_the_handler_are_children_and_the_context_is_left_afterwards(
+def test_a_message_is_handled_in_a_root_span_with_the_conventions_attributes_linked_to_its_producer(
     recorded: Recorded, consumer: ConsumerTelemetry
 ) -> None:
     tracer = recorded.tracer_provider.get_tracer("user")
 
-    def call(_: Message) -> None:
+    def call(given: Message) -> int:
         with tracer.start_as_current_span("query"):
-            pass
+            return given.offset + 1
 
-    before = context_api.get_current()
-    consumer.processing.around(call)(message())
+    with tracer.start_as_current_span("around the worker"):
+        before = context_api.get_current()
+        headers = [traceparent(), ("tracestate", b"vendor=1")]
+        answer = consumer.processing.around(call)(message(7, headers=headers))
+        assert context_api.get_current() == before
 
-    assert recorded.span("query").parent == recorded.span("process orders").context
-    assert context_api.get_current() == before
+    span = recorded.span("process orders")
+    (link,), (point,) = span.links, recorded.points("messaging.process.duration")
+    assert answer == 8
+    assert (span.kind, span.parent, span.status.status_code) == (SpanKind.CONSUMER, None, StatusCode.UNSET)
+    assert dict(span.attributes or {}) == {**PLACE, "messaging.kafka.offset": 7}
+    assert span.context is not None
+    assert trace.format_trace_id(span.context.trace_id) != TRACE
+    assert trace.format_trace_id(link.context.trace_id) == TRACE
+    assert trace.format_span_id(link.context.span_id) == SPAN
+    assert link.context.is_remote
+    assert link.context.trace_state["vendor"] == "1"
+    assert recorded.span("query").parent == span.context
+    assert [exemplar.span_id for exemplar in point.exemplars] == [span.context.span_id]
 
 
 def test_a_context_the_handler_left_attached_does_not_reach_the_next_message(consumer: ConsumerTelemetry) -> None:
@@ -93,19 +75,6 @@ def test_a_context_the_handler_left_attached_does_not_reach_the_next_message(con
     handle(message(2))
 
     assert seen == [None, None]
-
-
-def test_keys_and_values_are_in_no_span_or_metric_by_default(recorded: Recorded, consumer: ConsumerTelemetry) -> None:
-    def fail(given: Message) -> None:
-        raise HandlerError(f"cannot book {given.key!r} {given.value!r}")
-
-    with pytest.raises(HandlerError):
-        consumer.processing.around(fail)(message(key=b"account-42", value=b"secret value"))
-
-    told = recorded.span("process orders").to_json() + str(recorded.metrics())
-    assert "HandlerError" in told
-    assert "account-42" not in told
-    assert "secret value" not in told
 
 
 @pytest.mark.parametrize(
@@ -170,15 +139,6 @@ def test_the_duration_is_measured_in_the_conventions_buckets(recorded: Recorded)
         "messaging.destination.name": "orders",
         "messaging.consumer.group.name": "billing",
     }
-
-
-def test_a_measurement_points_to_its_span(recorded: Recorded, consumer: ConsumerTelemetry) -> None:
-    consumer.processing.around(lambda _: None)(message())
-
-    (point,) = recorded.points("messaging.process.duration")
-    span = recorded.span("process orders")
-    assert span.context is not None
-    assert [one.trace_id for one in point.exemplars] == [span.context.trace_id]
 
 
 def test_a_batch_is_one_span_with_a_link_for_each_distinct_context(
@@ -279,31 +239,13 @@ def test_a_span_ends_where_its_time_cannot_be_recorded(
     assert [span.name for span in recorded.spans()] == ["process orders"]
 
 
-class _BrokenProcessor(SpanProcessor):
-    """A span processor of somebody else's that raises at one of its two calls."""
-
-    def __init__(self, *, at_start: bool) -> None:
-        self.at_start = at_start
-        self.raised = 0
-
-    def on_start(self, span: object, parent_context: object = None) -> None:  # noqa: ARG002 - the SDK's signature
-        if self.at_start:
-            self._break()
-
-    def on_end(self, span: ReadableSpan) -> None:  # noqa: ARG002 - the SDK's signature
-        if not self.at_start:
-            self._break()
-
-    def _break(self) -> None:
-        self.raised += 1
-        raise RuntimeError("a defect of the processor")
-
-
-@pytest.mark.parametrize("at_start", [True, False])
-def test_a_broken_span_processor_costs_no_message(caplog: pytest.LogCaptureFixture, at_start: bool) -> None:
-    broken = _BrokenProcessor(at_start=at_start)
+@pytest.mark.parametrize("call", ["on_start", "on_end"])
+def test_a_broken_span_processor_costs_no_message(caplog: pytest.LogCaptureFixture, call: str) -> None:
+    processor = Mock(spec=SpanProcessor)
+    broken = getattr(processor, call)
+    broken.side_effect = RuntimeError("a defect of the processor")
     provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(broken)
+    provider.add_span_processor(processor)
     consumer = ConsumerTelemetry(Telemetry(provider, MeterProvider([InMemoryMetricReader()])), "billing")
     handle = consumer.processing.around(lambda given: given.offset)
 
@@ -315,6 +257,6 @@ def test_a_broken_span_processor_costs_no_message(caplog: pytest.LogCaptureFixtu
 
     assert answers == [0, 1, 2]
     assert headers[0] == ("a", b"1")
-    assert broken.raised == 6
+    assert broken.call_count == 6
     assert not trace.get_current_span().get_span_context().is_valid
-    assert len([one for one in caplog.records if one.name.startswith("penstock")]) == 1
+    assert len([record for record in caplog.records if record.name.startswith("penstock")]) == 1

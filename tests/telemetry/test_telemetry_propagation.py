@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import App
 from penstock.message import Message
-from penstock.telemetry import extract, inject
+from penstock.telemetry import TraceIds, extract, inject
 from penstock.telemetry.consumer import ConsumerTelemetry
 from penstock.telemetry.propagation import context_of
+from penstock.testing import TestApp
 from telemetry_tools import SPAN, TRACE, Recorded, message, traceparent
 
 GOOD = f"00-{TRACE}-{SPAN}-01".encode()
@@ -109,3 +111,23 @@ def test_injecting_takes_the_place_of_a_received_context(recorded: Recorded) -> 
     context = extract(injected)
     assert context is not None
     assert context.span_id == span.get_span_context().span_id
+
+
+def test_what_a_handler_logs_carries_the_ids_of_its_message_s_span(
+    recorded: Recorded, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, ids = logging.getLogger("a.users.log"), TraceIds()
+    app = App("orders", bootstrap_servers="in-memory:1", telemetry=recorded.telemetry())
+    app.handler("orders")(lambda _: log.warning("in the handler"))
+    caplog.handler.addFilter(ids)
+
+    with TestApp(app) as running:
+        running.send("orders", value=b"v")
+        running.settle()
+    log.warning("outside")
+    caplog.handler.removeFilter(ids)
+
+    span = recorded.span("process orders").context
+    within, outside = ((it.trace_id, it.span_id) for it in caplog.records if it.name == log.name)  # type: ignore[attr-defined] # the filter sets them
+    assert within == (f"{span.trace_id:032x}", f"{span.span_id:016x}")
+    assert outside == ("", "")

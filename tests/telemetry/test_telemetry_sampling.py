@@ -19,18 +19,30 @@ def left_out(recorded: Recorded) -> Telemetry:
     return Telemetry(recorded.tracer_provider, recorded.meter_provider, sample_ratio=0.0)
 
 
-def test_only_messages_whose_sender_was_sampled_are_traced_and_timed(recorded: Recorded, left_out: Telemetry) -> None:
-    consumer = ConsumerTelemetry(left_out, "billing")
-    handle = consumer.processing.around(lambda given: given.offset)
+def test_only_messages_whose_sender_was_sampled_are_handled_within_a_span_and_timed(
+    recorded: Recorded, left_out: Telemetry
+) -> None:
+    around = ConsumerTelemetry(left_out, "billing").processing.around
     headers = [[], [traceparent(flags="00")], [traceparent(flags="01")], [("traceparent", b"garbage-01")]]
+    messages = [message(number, headers=given) for number, given in enumerate(headers)]
 
-    assert [handle(message(number, headers=given)) for number, given in enumerate(headers)] == [0, 1, 2, 3]
+    async def bare(given: Message) -> tuple[str, int]:
+        return "bare", given.offset
 
-    processed = recorded.span("process orders")
-    assert (processed.attributes or {})["messaging.kafka.offset"] == 2
-    assert [f"{link.context.span_id:016x}" for link in processed.links] == [SPAN]
+    async def within(given: Message) -> tuple[str, int]:
+        return "within", given.offset
+
+    plain = around(lambda given: ("bare", given.offset), within=lambda given: ("within", given.offset))
+    tasks = around(bare, within=within, is_async=True)
+
+    expected = [("bare", 0), ("bare", 1), ("within", 2), ("bare", 3)]
+    assert [plain(given) for given in messages] == expected
+    assert [asyncio.run(tasks(given)) for given in messages] == expected
+    spans = recorded.spans("process orders")
+    assert [(span.attributes or {})["messaging.kafka.offset"] for span in spans] == [2, 2]
+    assert [f"{link.context.span_id:016x}" for span in spans for link in span.links] == [SPAN, SPAN]
     (timed,) = recorded.points("messaging.process.duration")
-    assert timed.count == 1
+    assert timed.count == 2
 
 
 def test_what_is_left_out_is_counted_all_the_same_and_keeps_its_headers(
@@ -56,22 +68,3 @@ def test_a_message_sent_within_a_sampled_trace_goes_on_with_it(recorded: Recorde
     assert context is not None
     assert context.trace_id == outer.get_span_context().trace_id
     assert recorded.span("send orders").context.span_id == context.span_id
-
-
-def test_what_is_left_out_is_handed_to_the_handler_itself_and_what_is_chosen_to_what_is_done_within_the_span(
-    recorded: Recorded, left_out: Telemetry
-) -> None:
-    around = ConsumerTelemetry(left_out, "billing").processing.around
-    within = around(lambda _: "bare", within=lambda _: "with results")
-
-    async def bare(_given: Message) -> str:
-        return "bare"
-
-    async def with_results(_given: Message) -> str:
-        return "with results"
-
-    tasks = around(bare, within=with_results, is_async=True)
-    sampled = message(1, headers=[traceparent()])
-
-    assert [within(message(0)), within(sampled)] == ["bare", "with results"]
-    assert [asyncio.run(tasks(message(0))), asyncio.run(tasks(sampled))] == ["bare", "with results"]

@@ -8,12 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock import App
 from penstock.devbroker import DevBroker
 from penstock.telemetry.observed import TRANSACTION_METRICS, CoordinatorTelemetry
 from penstock.telemetry.sending import PublicationSpans
 from penstock.transactions import Coordinator, SqlStore, TransactionalProducer
-from telemetry_tools import READING, TRACE, Recorded, changed, traceparent
+from telemetry_tools import READING, TRACE, Recorded, traceparent
 from waiting import wait_until
 
 
@@ -54,31 +56,24 @@ def test_every_number_of_a_coordinator_is_shown(recorded: Recorded) -> None:
     assert values(recorded) == {}
 
 
-def test_what_a_store_cannot_tell_is_not_shown_as_nothing(recorded: Recorded) -> None:
-    telemetry = CoordinatorTelemetry(recorded.telemetry(), "penstock", lambda: changed(forged=None, lost=None))
-
-    assert {one.name for one in TRANSACTION_METRICS} - set(recorded.metrics()) == {
-        "penstock.transactions.forged",
-        "penstock.transactions.lost",
-    }
-    telemetry.close()
-
-
+@pytest.mark.parametrize("kind", ["kafka", "sqlite"])
 def test_one_trace_leads_from_the_sender_over_its_decision_and_its_publication_to_the_handler(
-    broker: DevBroker, new_topic: Callable[..., str], recorded: Recorded
+    broker: DevBroker, new_topic: Callable[..., str], recorded: Recorded, tmp_path: Path, kind: str
 ) -> None:
-    topic = new_topic()
-    settings: dict[str, Any] = {
-        "bootstrap_servers": broker.bootstrap_servers,
-        "prefix": f"store.{topic}",
-        "telemetry": recorded.telemetry(),
-    }
-    app = App(topic, **settings)
+    topic, telemetry = new_topic(), recorded.telemetry()
+    where: dict[str, Any] = {"bootstrap_servers": broker.bootstrap_servers, "prefix": f"store.{topic}"}
+    if kind == "sqlite":
+        where = {"store": SqlStore(f"sqlite:///{tmp_path}/store.db", **where)}
+    app = App(topic, bootstrap_servers=broker.bootstrap_servers, telemetry=telemetry)
     handled = threading.Event()
     app.handler(topic)(lambda _: handled.set())
     tracer = recorded.tracer_provider.get_tracer("test")
 
-    with Coordinator(**settings), TransactionalProducer("orders", **settings) as producer, app.start():
+    with (
+        Coordinator(**where, telemetry=telemetry),
+        TransactionalProducer("orders", **where, telemetry=telemetry) as producer,
+        app.start(),
+    ):
         with tracer.start_as_current_span("an order"):
             producer.send(topic, value=b"v")
             with suppress(ZeroDivisionError), producer.transaction(topic, value=b"rolled back"):
@@ -102,25 +97,6 @@ def test_one_trace_leads_from_the_sender_over_its_decision_and_its_publication_t
     assert (published.attributes or {})["messaging.operation.name"] == "publish"
     assert sent.start_time <= settled.start_time
     assert published.end_time <= processed.start_time + 5e9
-
-
-def test_a_database_s_coordinator_adds_the_publication_to_the_trace_of_the_sender(
-    broker: DevBroker, new_topic: Callable[..., str], recorded: Recorded, tmp_path: Path
-) -> None:
-    topic = new_topic()
-    store = SqlStore(f"sqlite:///{tmp_path}/store.db", bootstrap_servers=broker.bootstrap_servers)
-    telemetry = recorded.telemetry()
-
-    with (
-        Coordinator(store=store, telemetry=telemetry) as coordinator,
-        TransactionalProducer("orders", store=store, telemetry=telemetry) as producer,
-    ):
-        producer.send(topic, value=b"v")
-        wait_until(lambda: coordinator.statistics().committed == 1, 60)
-
-    sent, published = recorded.span(f"send {topic}"), recorded.span(f"publish {topic}")
-    assert published.parent is not None
-    assert published.parent.span_id == sent.context.span_id
 
 
 def test_what_was_not_committed_or_not_sampled_was_not_published(recorded: Recorded) -> None:
