@@ -1,55 +1,64 @@
-"""A server of actions, and requests to it."""
+"""Requests to any server of the fleet, and a server of actions."""
 
 from __future__ import annotations
 
-import asyncio
+import http.client
 import json
-import threading
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-import uvicorn
-from starlette.applications import Starlette
-
+from penstock.fleet import Address, AppEndpoints
 from penstock.fleet.actions import Surroundings, routes
+from penstock.fleet.server import serving
 from penstock.fleet.visitors import Visitors
-from waiting import wait_until
 
 TOKEN, OF_COMMANDS = "right" * 5, "right" * 6
+
+
+class Answer(NamedTuple):
+    """What a server answered; names of headers in small letters."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    @property
+    def content(self) -> Any:
+        """What its JSON holds."""
+        return json.loads(self.text)
+
+
+def request(address: object, path: str, body: object = None, **headers: str) -> Answer:
+    """Return what an address answers; a body is posted, as JSON unless it is bytes."""
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    connection = http.client.HTTPConnection(str(address).removeprefix("http://"), timeout=100)
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    try:
+        connection.request("GET" if data is None else "POST", path, data, given)
+        answer = connection.getresponse()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        return Answer(answer.status, found, answer.read().decode())
+    finally:
+        connection.close()
 
 
 @contextmanager
 def served(around: Surroundings, token: str | None = TOKEN, visitors: Visitors | None = None) -> Iterator[str]:
     """Serve the routes of actions; the block gets the address."""
-    app = Starlette(routes=routes(around, token, visitors))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
-    thread.start()
-    try:
-        wait_until(lambda: server.started, 60)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
-
-
-def request(address: str, path: str, body: object = None, **headers: str) -> tuple[int, dict[str, Any]]:
-    """Return the status and what was answered; a body is posted, as JSON unless it is bytes."""
-    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    given = {name.replace("_", "-"): value for name, value in headers.items()}
-    asked = urllib.request.Request(f"{address}{path}", data, given)  # noqa: S310 - this machine's
-    try:
-        with urllib.request.urlopen(asked, timeout=100) as answer:  # noqa: S310 - as above
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
+    with Address("127.0.0.1", 0).listen() as listener, serving(listener, routes(around, token, visitors)):
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 def act(address: str, name: str, token: str = TOKEN, **parameters: object) -> tuple[int, dict[str, Any]]:
-    return request(
-        address, f"/api/actions/{name}", parameters, Authorization=f"Bearer {token}", Content_Type="application/json"
-    )
+    """Ask for an action; return the status and what was answered."""
+    to = f"/api/actions/{name}"
+    answer = request(address, to, parameters, Authorization=f"Bearer {token}", Content_Type="application/json")
+    return answer.status, answer.content
+
+
+def reasons(endpoints: AppEndpoints, path: str) -> str:
+    """Return why a process does not live or is not ready, and nothing where all is well."""
+    answer = request(endpoints.address, path)
+    assert answer.status == (503 if answer.content["reasons"] else 200)
+    return "; ".join(answer.content["reasons"])

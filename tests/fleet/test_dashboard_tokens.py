@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,41 +20,39 @@ from penstock.fleet_member import Outcome
 
 #: Nobody listens there: what comes so far was let in.
 NOWHERE = "127.0.0.1:1"
+#: A request that is as it should be.
+ASKED = {"group": "sms", "topic": "orders", "dry_run": True}
+GOOD = {"Authorization": f"Bearer {TOKEN}", "Content_Type": "application/json"}
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+def status_at(address: str, body: object = ASKED, name: str = "pause", **headers: str) -> int:
+    """Return the status of the answer to a request that is otherwise as it should be."""
+    return request(address, f"/api/actions/{name}", body, **{**GOOD, **headers}).status
 
 
 def test_the_answer_to_a_wrong_token_waits_longer_each_time_and_a_client_is_forgotten() -> None:
-    clock = Clock()
-    guard = TokenGuard(TOKEN, clock)
-    delays = []
+    now, delays = [0.0], []
+    guard = TokenGuard(TOKEN, lambda: now[0])
     for _ in range(8):
         delays.append(guard.judge("a", "wrong"))
         guard.answered("a")
 
-    clock.now += 301
+    now[0] += 301
     assert delays == [1, 2, 4, 8, 16, 30, 30, 30]
     assert guard.judge("a", "wrong") == 1.0
 
 
 def test_one_client_may_have_few_wrong_tokens_waiting_and_keeps_nobody_else_out() -> None:
-    guard = TokenGuard(TOKEN, Clock())
+    guard = TokenGuard(TOKEN, lambda: 0.0)
     first = [guard.judge("a", "wrong") for _ in range(4)]
-    for number in range(100):
-        guard.judge(f"guesser {number}", "wrong")
+    guessers = [f"guesser {number}" for number in range(100)]
+    for guesser in guessers:
+        guard.judge(guesser, "wrong")
 
     assert all(first)
-    assert guard.judge("a", TOKEN) is None
-    assert guard.judge("guesser 1", TOKEN) is None
-    assert guard.judge("b", TOKEN) == 0
-    guard.answered("a")
-    for number in range(100):
-        guard.answered(f"guesser {number}")
+    assert [guard.judge(client, TOKEN) for client in ("a", "guesser 1", "b")] == [None, None, 0]
+    for client in ("a", *guessers):
+        guard.answered(client)
     assert guard.judge("a", TOKEN) == 0
 
 
@@ -79,17 +76,11 @@ def test_a_token_stands_in_the_environment_or_in_a_file_and_is_not_short(
 
 
 def test_only_a_page_of_this_address_may_ask_and_only_as_it_should() -> None:
-    asked = {"group": "sms", "topic": "orders", "dry_run": True}
-    good = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     with served(Surroundings(NOWHERE)) as address:
-
-        def status(body: object = asked, name: str = "pause", **headers: str) -> int:
-            given = {**good, **{one.replace("_", "-"): value for one, value in headers.items()}}
-            return request(address, f"/api/actions/{name}", body, **given)[0]
-
-        names = request(address, "/api/actions")[1]
+        status = partial(status_at, address)
+        names = request(address, "/api/actions").content
         assert (names["enabled"], len(names["actions"])) == (True, 8)
-        assert request(address, "/api/actions", Host="evil.example")[0] == 403
+        assert request(address, "/api/actions", Host="evil.example").status == 403
         assert status() == 200
         assert status(Origin=address) == 200
         assert status(Host="evil.example") == 403
@@ -99,18 +90,18 @@ def test_only_a_page_of_this_address_may_ask_and_only_as_it_should() -> None:
         assert status(Content_Type="text/plain") == 415
         assert status(name="shut-down") == 404
         assert status(Authorization="Basic abc") == 401
-        assert status(b"[]") == 422
-        assert status(b"{") == 422
-        assert status(b"[" * 10_000) == 422
-        assert status(b'{"group": NaN}') == 422
         assert status(b" " * 20_000) == 413
-        assert status({**asked, "topci": "orders"}) == 422
-        assert status({**asked, "partition": -1}) == 422
-        assert status({**asked, "partition": True}) == 422
-        assert status({**asked, "topic": "x" * 501}) == 422
+        for body in (b"[]", b"{", b"[" * 10_000, b'{"group": NaN}'):
+            assert status(body) == 422
+        settle = {"group": "shop", "transaction_id": "018f4e9c-5c1e-7abc-8def-0123456789ab", "decision": "commit"}
+        for wrong, given in (("member", {}), ("transaction_id", {"member": "a", "transaction_id": "1 or 2"})):
+            refused = request(address, "/api/actions/settle", settle | given, **GOOD)
+            assert (refused.status, f"{wrong} must be" in refused.text) == (422, True)
+        for given in ({"topci": "orders"}, {"partition": -1}, {"partition": True}, {"topic": "x" * 501}):
+            assert status(ASKED | given) == 422
 
     with served(Surroundings(NOWHERE), None) as address:
-        assert request(address, "/api/actions") == (200, {"enabled": False, "actions": []})
+        assert request(address, "/api/actions").content == {"enabled": False, "actions": []}
         off, told = act(address, "pause", group="sms", topic="orders")
     assert (off, "actions are off" in told["said"]) == (403, True)
 
@@ -120,24 +111,18 @@ def test_behind_a_proxy_its_address_counts_as_the_pages_own_and_each_client_is_s
 ) -> None:
     monkeypatch.setattr("penstock.fleet.actions.tokens._FIRST_DELAY_S", 0.3)
     visitors = Visitors(is_loopback=True, public_url="https://ops.example/penstock/")
-    asked = {"group": "sms", "topic": "orders", "dry_run": True}
-    json_body = {"Content-Type": "application/json"}
-    good = {"Authorization": f"Bearer {TOKEN}", **json_body}
     with served(Surroundings(NOWHERE), visitors=visitors) as address:
-
-        def status(**headers: str) -> int:
-            return request(address, "/api/actions/pause", asked, **{**good, **headers})[0]
-
+        status = partial(status_at, address)
         assert status(Origin="https://ops.example") == 200
         assert status(Origin="https://ops.example", Host="ops.example") == 200
         assert status(Origin="http://ops.example") == 403
         assert status(Origin="https://evil.example") == 403
         assert status(Host="evil.example") == 403
         with ThreadPoolExecutor(5) as guesses:
-            wrong = {"Authorization": "Bearer wrong", "X-Forwarded-For": "10.0.0.1, 10.0.0.66"}
+            wrong = {"Authorization": "Bearer wrong", "X_Forwarded_For": "10.0.0.1, 10.0.0.66"}
             found = list(guesses.map(lambda _: status(**wrong), range(5)))
         assert 429 in found
-        assert status(**{"X-Forwarded-For": "10.0.0.66, 10.0.0.7"}) == 200
+        assert status(X_Forwarded_For="10.0.0.66, 10.0.0.7") == 200
 
     with pytest.raises(ConfigurationError, match=r"--public-url 'ops\.example' is no address of a page"):
         Visitors(is_loopback=True, public_url="ops.example")
@@ -146,20 +131,14 @@ def test_behind_a_proxy_its_address_counts_as_the_pages_own_and_each_client_is_s
 def test_what_is_planted_in_parameters_comes_back_escaped() -> None:
     planted = "<script>alert(1)</script>\r\nSet-Cookie: a=b\x1b[31m"
     with served(Surroundings(NOWHERE)) as address:
-        asked = urllib.request.Request(  # noqa: S310 - this machine's
-            f"{address}/api/actions/pause",
-            b'{"group":"sms","dry_run":true,"topic":%s}' % json.dumps(planted).encode(),
-            {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(asked) as answer:  # noqa: S310 - this machine's
-            text, headers = answer.read(), answer.headers
+        answer = request(address, "/api/actions/pause", {**ASKED, "topic": planted}, **GOOD)
 
-    assert b"<script" not in text
-    assert b"\\u003cscript\\u003ealert(1)" in text
-    assert b"\x1b" not in text
-    assert "Set-Cookie" not in headers
-    assert headers["X-Content-Type-Options"] == "nosniff"
-    assert headers["Content-Security-Policy"] == "default-src 'none'"
+    assert "<script" not in answer.text
+    assert "\\u003cscript\\u003ealert(1)" in answer.text
+    assert "\x1b" not in answer.text
+    assert "set-cookie" not in answer.headers
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["content-security-policy"] == "default-src 'none'"
 
 
 def test_an_action_without_brokers_or_beyond_the_limit_says_that_nothing_was_done(

@@ -1,0 +1,66 @@
+"""A process whose topic or broker goes away says so, and goes on by itself; rights are in tests/security."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+
+from action_tools import reasons
+from confluent_kafka.admin import AdminClient
+
+from kafka_proxy import KafkaProxy
+from penstock import App
+from penstock.clients.answers import answered
+from penstock.devbroker import DevBroker
+from penstock.errors import PenstockError
+from penstock.fleet import Address, AppEndpoints
+from penstock.fleet.commands.command import Command
+from penstock.fleet.commands.sender import CommandSender
+from penstock.fleet.reports.reader import ReportReader
+from penstock.fleet_member import CommandSettings, Outcome, ReportSettings
+from waiting import wait_until
+
+
+def test_a_process_reports_hears_commands_and_is_ready_again_when_its_topic_or_its_broker_is_back(
+    broker: DevBroker, admin: AdminClient, new_topic: Callable[..., str]
+) -> None:
+    topic, reports = new_topic(), new_topic()
+    commands = CommandSettings(f"commands.{topic}", f"audit.{topic}")
+
+    def sequence() -> int:
+        """Return the number of the last report; 0 where there is none."""
+        with suppress(PenstockError), ReportReader(broker.bootstrap_servers, None, reports) as reader:
+            return max((member.report.sequence for group in reader.groups() for member in group.members), default=0)
+        return 0
+
+    def pauses() -> bool:
+        pause = Command("pause", topic, None, {"topic": topic})
+        with suppress(PenstockError), CommandSender(broker.bootstrap_servers, {}, commands) as sender:
+            return [answer.outcome for answer in sender.ask(pause, timeout=5.0)] == [Outcome.DONE]
+        return False
+
+    with ExitStack() as reachable:
+        proxy = reachable.enter_context(KafkaProxy(broker.bootstrap_servers))
+        report, stop = ReportSettings(reports, interval=0.5), {"revoke_timeout": 0.5, "stop_timeout": 1.0}
+        app = App(topic, bootstrap_servers=proxy.bootstrap_servers, report=report, commands=commands, **stop)
+        app.handler(topic)(lambda _: None)
+        with AppEndpoints(app, Address("127.0.0.1", 0)) as endpoints, app.start() as running:
+            endpoints.watch(running)
+            wait_until(lambda: sequence() and not reasons(endpoints, "/readyz"))
+
+            answered(admin.delete_topics([reports])[reports], 60)
+            wait_until(lambda: not sequence(), 120)
+            wait_until(sequence, 120)
+
+            reachable.close()
+            why = wait_until(lambda: reasons(endpoints, "/readyz"), 60)
+            alive, before = reasons(endpoints, "/healthz") == "", sequence()
+
+            with KafkaProxy(broker.bootstrap_servers, proxy.own_port):
+                wait_until(lambda: sequence() > before and not reasons(endpoints, "/readyz"), 120)
+                wait_until(pauses, 120)
+
+    # Its partition stands still, or was lost because the session has ended.
+    assert topic in why
+    assert "brokers" in why or "Connection refused" in why
+    assert alive, "no reason to restart it"
