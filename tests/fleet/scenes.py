@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from hypothesis import strategies as st
 from starlette.routing import BaseRoute
 
 from penstock.consumer.latencies import BUCKETS
@@ -17,8 +18,12 @@ from penstock.fleet.reports.group_state import Group, Member
 from penstock.fleet.reports.report import Report, decode_report, encode_report
 from penstock.fleet_member import Sender
 
-STACK = (
-    '  File "shop/charge.py", line 41, in charge\n    bank.post(order)\n  File "http/client.py", line 310, in read\n'
+STACK = '  File "shop/charge.py", line 41, in charge\n    bank.post(order)\n'
+#: What somebody who forges a record may put anywhere.
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=10,
 )
 
 
@@ -38,6 +43,27 @@ def report(group: str, member: str, uptime_s: float = 600.0, sequence: int = 1, 
 def alone(group: str, member: str = "vm-1", **told: Any) -> Group:
     """Return a group of one member, which reported a second ago."""
     return Group(group, [Member(report(group, member, **told), 1.0, is_silent=False)])
+
+
+def planted(text: str) -> Group:
+    """Return a group in which everything that a stranger may write is this text."""
+    part = partition(text, 1, handler=text, state=text, worker=text, detail=text, trouble=text, paused=text, stack=text)
+    part |= {"key_hash": text, "blocking_offset": 3, "attempt": 2, "age": 9.0}
+    stuck = partition(text, 2, handler=text, state="in handler", worker=text, stack=text, blocking_offset=3, age=9.0)
+    message = {"topic": text, "partition": 1, "offset": 3}
+    pending = {"id": text, "prefix": text, "group": text, "topics": text, "age": 99.0, "waits_for": text}
+    told = report(
+        text,
+        text,
+        partitions=[part, stuck],
+        counts={text: 1, "handled": 5, "pauses": {text: 3}},
+        parked=[message | {"handler": text, "state": text, "key_hash": text, "attempt": 1}],
+        sinks=[{"name": text, "state": text, "last_error": text, "batches": 2, "batch_seconds": 1.0}],
+        dead_letters=[message | {"dead_letter_topic": text, "error": text, "count": 2}],
+        lanes={text: {"depth": [1], "age": [0.5]}},
+        coordinator={"counts": {"pending": 1}, "waits": [text], "transactions": [pending]},
+    )
+    return Group(text, [Member(told, 1.0, is_silent=False), Member(told, 60.0, is_silent=True)])
 
 
 class Scene:
@@ -66,17 +92,8 @@ class Scene:
         counts = {"handled": handled, "failed": 3, "busy_workers": 11, "workers": 16, "in_flight": 214}
         usual = {"counts": counts, "latencies": {"handler": latencies, "done": latencies}, "commands": True}
         mails = [partition("mails", number, state="queued", lag=3) for number in range(3)]
-        sinks = [
-            {
-                "name": "orders_to_lake",
-                "state": "running",
-                "batch_id": 7,
-                "batches": 7,
-                "rows": 9,
-                "batch_seconds": 1.9,
-            },
-            {"name": "refunds_to_pg", "state": "waiting", "batches": 12, "restarts": 3, "last_error": "it refused"},
-        ]
+        lake = {"name": "orders_to_lake", "state": "running", "batch_id": 7, "batches": 7, "batch_seconds": 1.9}
+        refunds = {"name": "refunds_to_pg", "state": "waiting", "batches": 12, "last_error": "it refused"}
         silent = report("shop", "vm-7f23-9e", 431.0, 200, partitions=[partition("orders", number) for number in (6, 7)])
         shop = [
             Member(report("shop", "vm-7f21-a4", **at, **usual, **_orders()), 0.6, is_silent=False),
@@ -84,7 +101,7 @@ class Scene:
             Member(silent, 41.0, is_silent=True),
         ]
         mailer = alone("mailer", "vm-7f21-b0", **at, **usual, partitions=mails)
-        return [Group("shop", shop), mailer, alone("lake", "spark-01-77", **at, sinks=sinks, rates={})]
+        return [Group("shop", shop), mailer, alone("lake", "spark-01-77", **at, sinks=[lake, refunds], rates={})]
 
 
 def _orders() -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Callable
@@ -13,18 +12,19 @@ import pytest
 from action_tools import TOKEN
 from playwright.sync_api import expect
 from reverse_proxy import free_port, proxied
-from scenes import Scene, alone, partition, report, serving
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from scenes import Scene, alone, planted, serving
 
 from kafka_tools import produce
 from penstock import App
 from penstock.devbroker import DevBroker
 from penstock.fleet import Address, AppEndpoints
 from penstock.fleet.actions import Surroundings, routes
-from penstock.fleet.reports.group_state import Group, Member
+from penstock.fleet.commands.audit import Answer
+from penstock.fleet.commands.command import Command
+from penstock.fleet.reports.group_state import Group
 from penstock.fleet.visitors import Visitors
+from penstock.fleet_member import Outcome
+from penstock.transactions import new_id
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -43,35 +43,6 @@ PLANTED = [
     "{{constructor.constructor('return 1')()}}",
     "half \ud83d pair",
 ]
-
-
-def planted(text: str) -> Group:
-    """Return a group in which everything that a stranger may write is this text."""
-    part = partition(text, 1, handler=text, state=text, worker=text, detail=text, trouble=text, paused=text, stack=text)
-    part |= {"key_hash": text, "blocking_offset": 3, "attempt": 2, "age": 9.0}
-    stuck = partition(text, 2, handler=text, state="in handler", worker=text, stack=text, blocking_offset=3, age=9.0)
-    told = report(
-        text,
-        text,
-        partitions=[part, stuck],
-        counts={text: 1, "handled": 5, "pauses": {text: 3}},
-        parked=[
-            {"topic": text, "partition": 1, "offset": 3, "handler": text, "state": text, "key_hash": text, "attempt": 1}
-        ],
-        sinks=[{"name": text, "state": text, "last_error": text, "batches": 2, "batch_seconds": 1.0}],
-        dead_letters=[
-            {"topic": text, "dead_letter_topic": text, "error": text, "count": 2, "partition": 1, "offset": 4}
-        ],
-        lanes={text: {"depth": [1], "age": [0.5]}},
-        coordinator={
-            "counts": {"pending": 1},
-            "waits": [text],
-            "transactions": [
-                {"id": text, "prefix": text, "group": text, "topics": text, "age": 99.0, "waits_for": text}
-            ],
-        },
-    )
-    return Group(text, [Member(told, 1.0, is_silent=False), Member(told, 60.0, is_silent=True)])
 
 
 def test_what_is_planted_in_names_keys_and_errors_is_text_and_runs_nowhere(open_page: OpenPage) -> None:
@@ -122,20 +93,27 @@ def test_from_a_group_to_the_cause_in_two_clicks_and_no_button_nor_stack_unless_
         expect(page.get_by_role("dialog")).to_contain_text("bank.post(order)")
 
 
-def test_keys_lead_through_the_page(open_page: OpenPage) -> None:
-    with serving(Scene()) as url:
+def test_keys_lead_through_the_page_and_a_broker_and_a_dashboard_that_are_gone_are_shown(open_page: OpenPage) -> None:
+    scene = Scene()
+    with serving(scene) as url:
         page = open_page(url)
-        expect(page.get_by_role("link", name="mailer", exact=True)).to_be_visible()
+        mailer = page.get_by_role("link", name="mailer", exact=True)
+        expect(mailer).to_be_visible()
         page.keyboard.press("/")
         page.keyboard.type("shop")
-        expect(page.get_by_role("link", name="mailer", exact=True)).to_have_count(0)
+        expect(mailer).to_have_count(0)
         page.keyboard.press("Escape")
-        expect(page.get_by_role("link", name="mailer", exact=True)).to_be_visible()
-        page.get_by_role("link", name="mailer", exact=True).focus()
+        expect(mailer).to_be_visible()
+        mailer.focus()
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", level=1, name="mailer")).to_be_visible()
         page.locator("body").press("Escape")
         expect(page.get_by_role("heading", name="All groups")).to_be_visible()
+
+        expect(page.get_by_text("live", exact=True)).to_be_visible()
+        scene.trouble = "no broker answers"
+        expect(page.get_by_role("alert")).to_contain_text("no broker answers")
+    expect(page.get_by_text("The dashboard does not answer")).to_be_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.thorough)])
@@ -154,57 +132,50 @@ def test_a_phone_shows_all_without_scrolling_sideways_in_light_and_dark(open_pag
     assert all((colour == "rgb(15, 21, 27)") == (scheme == "dark") for _, colour in sizes)
 
 
-def test_a_broker_and_a_dashboard_that_are_gone_are_told(open_page: OpenPage) -> None:
-    scene = Scene()
-    with serving(scene) as url:
-        page = open_page(url)
-        expect(page.get_by_text("live", exact=True)).to_be_visible()
-        scene.trouble = "no broker answers"
-        expect(page.get_by_role("alert")).to_contain_text("no broker answers")
-    expect(page.get_by_text("The dashboard does not answer")).to_be_visible()
+IDS = {name: new_id() for name in ("kafka", "sql", "file")}
 
 
-class Backend:
-    """Answers as the actions' routes do."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-
-    @property
-    def routes(self) -> list[Route]:
-        async def which(_: Request) -> Response:
-            names = ["pause", "resume", "stacks", "give-up", "offsets", "settle", "resume-transaction"]
-            return JSONResponse({"enabled": True, "actions": names})
-
-        return [Route("/api/actions", which), Route("/api/actions/{name}", self.act, methods=["POST"])]
-
-    async def act(self, request: Request) -> Response:
-        if request.headers.get("authorization") != "Bearer the token":
-            return JSONResponse({"said": "the token is wrong"}, 401)
-        body = json.loads(await request.body())
-        self.asked.append((request.path_params["name"], body))
-        if body.pop("dry_run", False):
-            return JSONResponse({"said": f"would {request.path_params['name']} <b>{body.get('topic')}</b>"})
-        if body.get("offset") == 48_228:
-            return JSONResponse({"said": "payments:1@48228 is in its handler"}, 409)
-        return JSONResponse({"id": "a-17", "outcome": "done", "said": "paused orders in 2 members", "details": "stack"})
+def stores() -> list[Group]:
+    """Return three coordinators: of a store in Kafka, of one that hears commands, and of one that does not."""
+    hears = {"store": "other", "group": "sql.coordinator", "member": "vm-1"}
+    found = []
+    for name, operator in (("kafka", {"store": "kafka"}), ("sql", hears), ("file", {"store": "other"})):
+        pending = {"id": IDS[name], "prefix": name, "group": "shop", "topics": "orders", "age": 9.0, "checks": 1}
+        told = {"counts": {"pending": 1}, "waits": [], "transactions": [pending], "operator": operator}
+        found.append(alone(name, coordinator=told))
+    return found
 
 
-def test_an_action_asks_for_the_token_then_once_more_and_names_what_was_done(open_page: OpenPage) -> None:
-    backend = Backend()
-    with serving(Scene(), actions=backend.routes) as url:
+def test_an_action_asks_for_the_token_then_once_more_and_names_what_was_done_and_who_settles_transactions(
+    open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, Command]] = []
+
+    def plan(command: Command, _: object) -> Answer:
+        asked.append(("would", command))
+        return Answer(Outcome.DONE, f"would {command.name} <b>{command.place}</b>")
+
+    def perform(command: Command, _: object) -> Answer:
+        asked.append(("done", command))
+        if command.name == "give-up":
+            return Answer(Outcome.REFUSED, "payments:1@48228 is in its handler")
+        return Answer(Outcome.DONE, "paused orders in 2 members")
+
+    monkeypatch.setattr("penstock.fleet.actions.endpoints.plan", plan)
+    monkeypatch.setattr("penstock.fleet.actions.endpoints.perform", perform)
+    actions, shop = routes(Surroundings("127.0.0.1:1"), TOKEN), Scene()
+    given_up = {"group": "shop", "member": "vm-7f22-1c", "topic": "payments", "partition": 1, "offset": 48_228}
+    coordinator = {"group": "sql.coordinator", "member": "vm-1"}
+    with serving(Scene(lambda: [*shop.groups(), *stores()]), actions=actions) as url:
         page = open_page(f"{url}/#/shop")
         page.get_by_role("button", name="Pause …").click()
         dialog = page.get_by_role("dialog")
-        dialog.get_by_label("Topic").select_option("orders")
-        dialog.get_by_label("Token").fill("wrong")
-        dialog.get_by_role("button", name="Go on").click()
-        expect(dialog).to_contain_text("the token is wrong")
-        dialog.get_by_label("Topic").select_option("orders")
-        dialog.get_by_label("Token").fill("the token")
-        dialog.get_by_role("button", name="Go on").click()
-        expect(dialog).to_contain_text("would pause <b>orders</b>")
-        assert len(backend.asked) == 1
+        for token, said in (("wrong", "the token is wrong"), (TOKEN, "would pause <b>orders</b>")):
+            dialog.get_by_label("Topic").select_option("orders")
+            dialog.get_by_label("Token").fill(token)
+            dialog.get_by_role("button", name="Go on").click()
+            expect(dialog).to_contain_text(said)
+        assert len(asked) == 1
         dialog.get_by_role("button", name="Pause").click()
         expect(dialog).to_contain_text(re.compile("done.*paused orders in 2 members"))
         dialog.get_by_role("button", name="Close").click()
@@ -213,10 +184,28 @@ def test_an_action_asks_for_the_token_then_once_more_and_names_what_was_done(ope
         expect(dialog).to_contain_text("would give-up")
         dialog.get_by_role("button", name="Give up").click()
         expect(dialog).to_contain_text("payments:1@48228 is in its handler")
+        page.keyboard.press("Escape")
 
-    assert backend.asked[1] == ("pause", {"group": "shop", "topic": "orders"})
-    given = {"group": "shop", "member": "vm-7f22-1c", "topic": "payments", "partition": 1, "offset": 48_228}
-    assert backend.asked[-1] == ("give-up", given)
+        for name in ("kafka", "sql"):
+            page.goto(f"{url}/#/{name}")
+            page.get_by_role("button", name="Settle …").click()
+            dialog.get_by_label("Decision").select_option("commit")
+            dialog.get_by_role("button", name="Go on").click()
+            expect(dialog).to_contain_text("would settle")
+            page.keyboard.press("Escape")
+            expect(dialog).not_to_be_visible()
+            expect(page.get_by_role("button", name="Resume a discarded one …")).to_have_count(1)
+        page.goto(f"{url}/#/file")
+        expect(page.locator("tr", has_text=IDS["file"])).to_be_visible()
+        assert page.get_by_role("button", name=re.compile("Settle|Resume")).count() == 0
+
+    assert [(how, command.name, command.asked) for how, command in asked[1:]] == [
+        ("done", "pause", {"group": "shop", "topic": "orders"}),
+        ("would", "give-up", given_up),
+        ("done", "give-up", given_up),
+        ("would", "settle", {"prefix": "kafka", "transaction_id": IDS["kafka"], "decision": "commit"}),
+        ("would", "settle", {**coordinator, "transaction_id": IDS["sql"], "decision": "commit"}),
+    ]
 
 
 def test_behind_a_proxy_under_a_path_the_page_and_its_actions_work_where_its_address_is_given(
@@ -241,46 +230,6 @@ def test_behind_a_proxy_under_a_path_the_page_and_its_actions_work_where_its_add
 
     assert (answers[0][0], "would" in answers[0][1]) == (200, True)
     assert (answers[1][0], "--public-url" in answers[1][1]) == (403, True)
-
-
-def stores() -> list[Group]:
-    """Return three coordinators: of a store in Kafka, of one that hears commands, and of one that does not."""
-    hears = {"store": "other", "group": "sql.coordinator", "member": "vm-1"}
-    found = []
-    for name, operator in (("kafka", {"store": "kafka"}), ("sql", hears), ("file", {"store": "other"})):
-        pending = {"id": f"tx-{name}", "prefix": name, "group": "shop", "topics": "orders", "age": 9.0, "checks": 1}
-        told = {"counts": {"pending": 1}, "waits": [], "transactions": [pending], "operator": operator}
-        found.append(alone(name, coordinator=told))
-    return found
-
-
-@pytest.mark.thorough
-def test_a_transaction_is_settled_in_kafka_or_by_its_coordinator_and_not_where_nobody_hears(
-    open_page: OpenPage,
-) -> None:
-    backend = Backend()
-    with serving(Scene(stores), actions=backend.routes) as url:
-        page = open_page(f"{url}/#/kafka")
-        for name in ("kafka", "sql"):
-            page.goto(f"{url}/#/{name}")
-            page.locator("tr", has_text=f"tx-{name}").get_by_role("button", name="Settle …").click()
-            dialog = page.get_by_role("dialog")
-            dialog.get_by_label("Decision").select_option("commit")
-            if name == "kafka":
-                dialog.get_by_label("Token").fill("the token")
-            dialog.get_by_role("button", name="Go on").click()
-            expect(dialog).to_contain_text("would settle")
-            page.keyboard.press("Escape")
-            expect(dialog).not_to_be_visible()
-            expect(page.get_by_role("button", name="Resume a discarded one …")).to_have_count(1)
-        page.goto(f"{url}/#/file")
-        expect(page.locator("tr", has_text="tx-file")).to_be_visible()
-        assert page.get_by_role("button", name=re.compile("Settle|Resume")).count() == 0
-
-    assert [body for _, body in backend.asked] == [
-        {"prefix": "kafka", "transaction_id": "tx-kafka", "decision": "commit"},
-        {"group": "sql.coordinator", "member": "vm-1", "transaction_id": "tx-sql", "decision": "commit"},
-    ]
 
 
 def test_one_process_shows_itself_and_the_message_in_its_way_to_whom_that_is_switched_on(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any
 
 import pytest
@@ -66,7 +67,9 @@ def test_half_an_hour_is_kept_and_the_rest_forgotten() -> None:
     assert (len(lag), lag[0], lag[-1]) == (POINTS, 40.0, POINTS + 39.0)
 
 
-def test_a_flood_of_members_groups_and_queries_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_of_members_groups_and_queries_stays_bounded_and_groups_keep_their_rings_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("penstock.fleet.page.history._MOST_RINGS", 20)
     history = History()
     for number in range(200):
@@ -77,10 +80,6 @@ def test_a_flood_of_members_groups_and_queries_stays_bounded(monkeypatch: pytest
     assert len(history._rings) == 20
     assert len([name for name in history.series("g199") if name.startswith("batch ")]) == 16
 
-
-def test_where_members_are_too_many_for_rings_groups_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.fleet.page.history._MOST_RINGS", 20)
-    history = History()
     for sequence in (1, 2):
         members = [report("shop", f"m{n}", 5.0 * sequence, sequence, **counted(100 * sequence)) for n in range(40)]
         history.add([Group("shop", [Member(each, 0.0, is_silent=False) for each in members])])
@@ -102,8 +101,8 @@ def test_each_batch_of_a_query_is_drawn_once() -> None:
 @given(st.lists(st.floats(0.0, 400.0), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.99]))
 def test_a_quantile_lies_in_the_bucket_of_the_true_one(seconds: list[float], part: float) -> None:
     counts = [0] * BUCKETS
-    for one in seconds:
-        counts[next((n for n, end in enumerate(BOUNDARIES_S) if one <= end), BUCKETS - 1)] += 1
+    for duration in seconds:
+        counts[bisect_left(BOUNDARIES_S, duration)] += 1
     true = sorted(seconds)[max(0, -(-int(part * 100) * len(seconds) // 100) - 1)]
 
     found = quantile(counts, part)
@@ -111,5 +110,5 @@ def test_a_quantile_lies_in_the_bucket_of_the_true_one(seconds: list[float], par
     assert found is not None
     assert quantile([], part) is quantile([0.0] * BUCKETS, part) is None
     ends = (0.0, *BOUNDARIES_S)
-    bucket = next((n for n, end in enumerate(BOUNDARIES_S) if true <= end), BUCKETS - 1)
+    bucket = bisect_left(BOUNDARIES_S, true)
     assert ends[bucket] - 1e-9 <= found <= ends[min(bucket + 1, BUCKETS - 1)] + 1e-9

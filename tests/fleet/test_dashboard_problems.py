@@ -11,6 +11,10 @@ from penstock.fleet.page.problems import Problem, problems_of, seconds
 from penstock.fleet.reports.group_state import Group, Member
 
 HELD = {"blocking_offset": 17, "handler": "charge", "in_flight": 4}
+IN_HANDLER = {"state": "in handler", "age": 9.0, "worker": "w"}
+PARKED = {"state": "parked", "due_in": 8.5}
+CALL = "in handler charge on w for"
+BEHIND = "behind an earlier call of the same key, in charge on w for 61.0 s"
 
 
 def told(*partitions: dict[str, Any], **more: Any) -> list[Problem]:
@@ -20,31 +24,11 @@ def told(*partitions: dict[str, Any], **more: Any) -> list[Problem]:
 @pytest.mark.parametrize(
     ("level", "sentence", "extra"),
     [
-        (
-            "warn",
-            "Offset 17, in handler charge on w for 9.0 s, and has not returned. 3 messages taken in wait with it.",
-            {"state": "in handler", "age": 9.0, "worker": "w"},
-        ),
-        ("bad", "charge on w for 900.0 s, and has not", {"state": "in handler", "age": 900.0, "worker": "w"}),
-        (
-            "warn",
-            "for 9.0 s, over its time limit, 3 times, and has not returned.",
-            {"state": "in handler", "age": 9.0, "worker": "w", "over_time_limit": 3},
-        ),
-        (
-            "bad",
-            "Offset 17, queued behind an earlier call of the same key, in charge on w for 61.0 s.",
-            {
-                "state": "behind a call",
-                "age": 61.0,
-                "detail": "behind an earlier call of the same key, in charge on w for 61.0 s",
-            },
-        ),
-        (
-            "warn",
-            "Offset 17, parked (charge) after 1 failed tries, next try in 8.5 s. Other keys go on.",
-            {"state": "parked", "attempt": 1, "due_in": 8.5},
-        ),
+        ("warn", f"Offset 17, {CALL} 9.0 s, and has not returned. 3 messages taken in wait with it.", IN_HANDLER),
+        ("bad", f"{CALL} 900.0 s, and has not", IN_HANDLER | {"age": 900.0}),
+        ("warn", "for 9.0 s, over its time limit, 3 times, and has not", IN_HANDLER | {"over_time_limit": 3}),
+        ("bad", f"Offset 17, queued {BEHIND}.", {"state": "behind a call", "age": 61.0, "detail": BEHIND}),
+        ("warn", "parked (charge) after 1 failed tries, next try in 8.5 s. Other keys go on.", PARKED | {"attempt": 1}),
         ("bad", "after 5 failed tries: its tries are exhausted. Fix the cause", {"state": "held", "attempt": 5}),
         ("bad", "A message was given up: dlq.o is gone.", {"state": "dead letter", "detail": "dlq.o is gone"}),
         ("warn", "for 20.0 s, and its completion has not come.", {"state": "put off", "age": 20.0}),
@@ -95,21 +79,19 @@ def test_a_silent_member_is_told_and_nothing_else_of_it() -> None:
 
 
 def test_transactions_and_queries_are_told() -> None:
-    transactions = [
-        {"id": "a", "prefix": "penstock", "group": "checkout", "topics": "orders", "age": 50.0, "checks": 4},
-        {"id": "b", "group": "checkout", "topics": "orders", "age": 1.0},
-        {"id": "c", "group": "checkout", "topics": "orders", "age": 99.0, "decided": "COMMIT"},
-    ]
+    undecided = {"id": "a", "prefix": "penstock", "group": "checkout", "topics": "orders", "age": 50.0, "checks": 4}
+    transactions = [undecided, {**undecided, "age": 1.0}, {**undecided, "age": 99.0, "decided": "COMMIT"}]
     coordinator = {"counts": {"pending": 3}, "waits": ["orders takes nothing"], "transactions": transactions}
     sinks = [{"name": "lake", "state": "failed", "last_error": "no space"}, {"name": "pg", "state": "running"}]
 
-    found = {one.kind + one.level: one for one in told(coordinator=coordinator, sinks=sinks)}
+    waits, pending = sorted(told(coordinator=coordinator), key=lambda problem: problem.age or 0.0)
+    [failed] = told(sinks=sinks)
 
-    assert found["sinkbad"].text == "Its query failed: no space; it is not started again."
-    texts = [one.text for one in told(coordinator=coordinator)]
-    assert "Orders takes nothing." in texts
-    assert any("has no decision after 50.0 s and 4 checks" in text for text in texts)
-    assert len(texts) == 2
+    assert (failed.kind, failed.level) == ("sink", "bad")
+    assert failed.text == "Its query failed: no space; it is not started again."
+    assert waits.text == "Orders takes nothing."
+    assert "has no decision after 50.0 s and 4 checks" in pending.text
+    assert pending.count == 1
 
 
 def test_durations_are_written_as_people_do() -> None:

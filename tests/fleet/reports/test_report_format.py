@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scenes import JSON, partition, planted, report
 
 from penstock.cli.output import Result, show
 from penstock.cli.status import explained, group_lines
@@ -17,39 +18,38 @@ from penstock.consumer.poll.explain import Explanation
 from penstock.errors import ConfigurationError, MessageFormatError
 from penstock.fleet.page.problems import problems_of
 from penstock.fleet.reports.group_state import Group, GroupStates, Member
-from penstock.fleet.reports.report import (
-    MOST_BYTES,
-    Report,
-    decode_report,
-    encode_report,
-    key_hash,
-    read_key,
-)
+from penstock.fleet.reports.report import MOST_BYTES, decode_report, encode_report, key_hash, read_key
 from penstock.fleet.reports.reporter import hashed
 from penstock.fleet.wire import NewerRecordError
 from penstock.fleet_member import ReportSettings, Sender, report_settings
 
 SENDER = Sender("sms", "host-1", "host", 4711)
 NUMBERS = {"sequence": 1, "interval_s": 2.0, "uptime_s": 5.0}
-ESCAPES = "\x1b[31m\r\n\x9b<script>\u202e'; DROP TABLE"
 
 
-def partition(number: int, **extra: Any) -> dict[str, Any]:
-    known = {"watermark": 1_000_000, "position": 1_000_050, "in_flight": 50, "parked": 0, "bytes_in_flight": 5_000}
-    return {"topic": "orders", "partition": number, **known, "lag": 10, "paused": None, "handler": "store", **extra}
+def report_of_member(name: str, *numbers: int, sequence: int = 1, **told: object) -> tuple[bytes, bytes]:
+    """Return the record of a report of a member of `sms` that has these partitions."""
+    sender = Sender("sms", name, "host", 1)
+    description = {"partitions": [partition("orders", number) for number in numbers], **told}
+    return sender.key, encode_report(sender, description, {}, {**NUMBERS, "sequence": sequence})
 
 
-def report_of(*partitions: dict[str, Any], sender: Sender = SENDER, **beside: Any) -> Report:
-    value = encode_report(sender, {"partitions": partitions, **beside}, {}, NUMBERS)
-    return decode_report(sender.key, value)
+def printed(group: Group) -> list[str]:
+    """Return what `penstock status` prints below its table, and `penstock explain --reports`."""
+    lines = [*group_lines(group, problems_of(group)), *(line for member in group.members for line in explained(member))]
+    with redirect_stdout(StringIO()) as out:
+        show(Result(lines=lines), as_json=False)
+    return out.getvalue().splitlines()
 
 
 def test_what_was_told_is_read_again() -> None:
     pending = {"id": "0" * 36, "prefix": "shop", "group": "checkout", "topics": "orders, payments", "checks": 3}
     pending |= {"age": 9.5, "waits_for": "topic refunds, which does not exist"}
     operator = {"store": "other", "group": "shop.coordinator", "member": "vm-1"}
-    said = report_of(
-        partition(3, blocking_offset=1_000_000, state="in handler", age=12.3456, worker="penstock-worker-sms-1"),
+    said = report(
+        "sms",
+        "host-1",
+        partitions=[partition("orders", 3, blocking_offset=48_262, state="in handler", age=12.3456)],
         counts={"handled": 7, "pauses": {"byte limit": 2}},
         parked=[{"topic": "orders", "partition": 3, "offset": 9, "handler": "store", "state": "held", "attempt": 5}],
         sinks=[{"name": "lake", "state": "running", "batch_id": 3, "rows": 10, "lag": None, "partitions": ()}],
@@ -62,7 +62,7 @@ def test_what_was_told_is_read_again() -> None:
     )
 
     [told] = said.partitions
-    assert (told["age"], told["state"], told["gaps"], told["lag"]) == (12.346, "in handler", 0, 10)
+    assert (told["age"], told["state"], told["parked"], told["lag"]) == (12.346, "in handler", 0, 12)
     assert (said.counts, said.pauses, said.coordinator) == ({"handled": 7}, {"byte limit": 2}, {"pending": 50})
     assert (len(said.transactions), said.operator) == (50, operator)
     assert (said.parked[0]["attempt"], said.sinks[0]["batch_id"], said.waits) == (5, 3, ["topic x takes nothing"])
@@ -72,16 +72,16 @@ def test_every_field_of_an_explanation_is_in_a_report() -> None:
     whole = Explanation("orders", 3, 5, 9, 4, 1, 400, 7, "by the app", "store", 2, 5, "parked", None, 2, 1.5, 0.5, 10.0)
     fields = {name: getattr(whole, name) for name in Explanation.__slots__}
 
-    [told] = report_of(fields | {"topic": "orders", "partition": 3}).partitions
+    [told] = report("sms", "host-1", partitions=[fields | {"topic": "orders", "partition": 3}]).partitions
 
     assert set(Explanation.__dataclass_fields__) - {"key"} == set(told) - {"key_hash", "stack"}
 
 
 def test_a_report_of_a_thousand_partitions_is_bounded_and_says_what_was_left_out() -> None:
-    worst = partition(999, state="dead letter", blocking_offset=1, detail="d" * 10_000, age=3.0)
-    missing = partition(998, trouble="t" * 10_000)
+    worst = partition("orders", 999, state="dead letter", blocking_offset=1, detail="d" * 10_000, age=3.0)
+    missing = partition("orders", 998, trouble="t" * 10_000)
     parked = [{"topic": "orders", "partition": 1, "offset": n, "key": "k" * 999} for n in range(5_000)]
-    described = {"partitions": [*(partition(n) for n in range(998)), worst, missing], "parked": parked}
+    described = {"partitions": [*(partition("orders", n) for n in range(998)), worst, missing], "parked": parked}
 
     value = encode_report(SENDER, hashed(described, "sms"), {}, NUMBERS)
 
@@ -90,15 +90,16 @@ def test_a_report_of_a_thousand_partitions_is_bounded_and_says_what_was_left_out
     assert [one["partition"] for one in said.partitions[:2]] == [998, 999]
     assert len(said.partitions) > 200
     assert said.left_out["partitions"] == 1_000 - len(said.partitions)
-    assert (said.partition_count, said.lag) == (1_000, 10_000)
-    assert f"{said.left_out['partitions']:.0f} partitions more" in "\n".join(lines_of(said))
+    assert (said.partition_count, said.lag) == (1_000, 12_000)
+    shown = printed(Group("sms", [Member(said, 0.5, is_silent=False)]))
+    assert f"{said.left_out['partitions']:.0f} partitions more" in "\n".join(shown)
 
 
 @pytest.mark.parametrize("count", [0, 30])
 @pytest.mark.parametrize("text", ["", "long" * 3_000, "\U0001f600" * 5_000, "\ud800" * 5_000, '"\\\x00' * 2_000])
 def test_no_texts_make_a_report_larger_than_its_limit(text: str, count: int) -> None:
     described = {
-        "partitions": [partition(n, topic=text, detail=text, trouble=text, stack=text) for n in range(count)],
+        "partitions": [partition(text, n, detail=text, trouble=text, stack=text) for n in range(count)],
         "sinks": [{"name": text, "state": text, "last_error": text}] * count,
         "coordinator": {"counts": {}, "waits": [text] * count},
     }
@@ -111,7 +112,7 @@ def test_no_texts_make_a_report_larger_than_its_limit(text: str, count: int) -> 
 
 
 def test_keys_are_hashed_and_never_told() -> None:
-    described = {"partitions": [partition(1, key="a secret key")], "parked": []}
+    described = {"partitions": [partition("orders", 1, key="a secret key")], "parked": []}
 
     value = encode_report(SENDER, hashed(described, "sms"), {}, NUMBERS)
 
@@ -120,12 +121,9 @@ def test_keys_are_hashed_and_never_told() -> None:
     assert key_hash("a secret key", "sms") != key_hash("a secret key", "another")
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=10,
+VALID = encode_report(
+    SENDER, {"partitions": [partition("orders", 1)], "parked": [], "counts": {"handled": 1}}, {}, NUMBERS
 )
-VALID = encode_report(SENDER, {"partitions": [partition(1)], "parked": [], "counts": {"handled": 1}}, {}, NUMBERS)
 
 
 @given(st.dictionaries(st.sampled_from([*json.loads(VALID), "sinks", "coordinator", "waits", "left_out"]), JSON))
@@ -140,15 +138,6 @@ def test_a_forged_report_is_read_or_refused_and_can_be_shown(forged: dict[str, A
     assert all(line.isprintable() for line in shown)
 
 
-@given(st.none() | st.binary(max_size=200), st.none() | st.binary(max_size=300))
-def test_garbage_breaks_no_reader(key: bytes | None, value: bytes | None) -> None:
-    states = GroupStates()
-
-    states.take(key, value, 1.0, 1.0)
-
-    assert states.groups(1.0) == []
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -159,6 +148,10 @@ def test_garbage_breaks_no_reader(key: bytes | None, value: bytes | None) -> Non
         VALID.replace(b'"uptime_s":5.0', b'"uptime_s":NaN'),
         VALID.replace(b'"partition":1', b'"partition":' + b"9" * 5_000),
         b"9" * 5_000,
+        *(
+            json.dumps({**json.loads(VALID), "operator": forged}).encode()
+            for forged in ([], "x", {"store": 5}, dict.fromkeys(map(str, range(99)), "x"), {"store": "x" * 9_000})
+        ),
     ],
 )
 def test_what_is_no_report_of_its_key_is_refused(value: bytes) -> None:
@@ -166,76 +159,57 @@ def test_what_is_no_report_of_its_key_is_refused(value: bytes) -> None:
         decode_report(SENDER.key, value)
 
 
-def test_a_report_of_a_later_version_is_counted_apart_and_new_fields_are_passed_over() -> None:
-    states = GroupStates()
-    newer = json.dumps(json.loads(VALID) | {"version": 2}).encode()
+def test_a_key_of_a_report_names_group_and_member_or_is_refused() -> None:
+    assert read_key(SENDER.key) == ("sms", "host-1")
+    for key in (None, b"\xff", b"{}", b'["sms"]', b'["sms", 5]', b"[" * 9_000):
+        with pytest.raises(MessageFormatError):
+            read_key(key)
 
-    states.take(SENDER.key, newer, 1.0, 1.0)
-    states.take(SENDER.key, b"garbage", 1.0, 1.0)
 
-    assert states.ignored == {"newer version": 1, "unreadable": 1}
-    with pytest.raises(NewerRecordError):
-        decode_report(SENDER.key, newer)
+def test_a_report_of_a_later_version_is_refused_by_its_own_error_and_new_fields_are_passed_over() -> None:
     said = json.loads(VALID)
+    with pytest.raises(NewerRecordError):
+        decode_report(SENDER.key, json.dumps(said | {"version": 2}).encode())
+
     said["partitions"][0]["new"] = said["new"] = {"deep": [1]}
     assert decode_report(SENDER.key, json.dumps(said).encode()) == decode_report(SENDER.key, VALID)
 
 
 def test_what_a_terminal_might_obey_is_escaped() -> None:
-    sender = Sender(f"g{ESCAPES}", f"m{ESCAPES}", f"h{ESCAPES}", 1)
-    bad = partition(
-        1, topic=f"t{ESCAPES}", state="dead letter", blocking_offset=1, detail=ESCAPES, stack=f"one\n{ESCAPES}"
-    )
-    said = report_of(
-        bad,
-        sender=sender,
-        counts={"pauses": {ESCAPES: 1}},
-        parked=[{"topic": ESCAPES, "partition": 1, "offset": 1, "handler": ESCAPES, "key_hash": ESCAPES}],
-        sinks=[{"name": ESCAPES, "state": "failed", "last_error": ESCAPES}],
-        coordinator={"counts": {}, "waits": [ESCAPES]},
-    )
-
-    shown = lines_of(said)
+    shown = printed(planted("\x1b[31m\r\n\x9b<script>\u202e'; DROP TABLE"))
 
     assert all(line.isprintable() for line in shown)
     assert sum("<script>" in line for line in shown) >= 5
 
 
-def lines_of(said: Report) -> list[str]:
-    return printed(Group(said.group, [Member(said, 0.5, is_silent=False)]))
-
-
-def printed(group: Group) -> list[str]:
-    """Return what `penstock status` prints below its table, and `penstock explain --reports`."""
-    lines = [*group_lines(group, problems_of(group)), *(line for member in group.members for line in explained(member))]
-    with redirect_stdout(StringIO()) as out:
-        show(Result(lines=lines), as_json=False)
-    return out.getvalue().splitlines()
-
-
-def test_a_member_is_silent_by_the_brokers_clock_and_its_own_interval() -> None:
+def test_a_member_is_silent_by_the_brokers_clock_and_its_own_interval_and_not_while_no_broker_is_heard() -> None:
     states = GroupStates()
-    other = Sender("sms", "host-2", "host", 1)
-    states.take(SENDER.key, VALID, 1_000.0, 50.0)
-    states.take(other.key, encode_report(other, {}, {}, NUMBERS), 1_005.0, 50.1)
+
+    def silent(at: float) -> list[bool]:
+        return [member.is_silent for group in states.groups(at) for member in group.members]
+
+    states.take(*report_of_member("one"), 1_000.0, 50.0)
+    states.take(*report_of_member("two"), 1_005.0, 50.1)
     states.caught_up(50.1)
+    assert (silent(50.1), states.is_settled(50.1)) == ([False, False], False)
 
-    assert [one.is_silent for one in states.groups(50.1)[0].members] == [False, False]
-    assert not states.is_settled(50.1)
+    states.take(*report_of_member("two"), 1_007.5, 52.6)
+    assert (silent(52.6), states.is_settled(52.6)) == ([True, False], True)
+    assert states.groups(52.6)[0].members[0].age_s == pytest.approx(7.5)
 
-    states.take(other.key, encode_report(other, {}, {}, NUMBERS), 1_007.5, 52.6)
-    silent, living = states.groups(52.6)[0].members
-    assert (silent.is_silent, living.is_silent) == (True, False)
-    assert silent.age_s == pytest.approx(7.5)
-    assert states.is_settled(52.6)
+    assert silent(900.0) == [True, False]
+    states.heard(900.0)
+    assert silent(900.0) == [True, True]
+    # After a day it is forgotten, and at once where it takes itself out.
+    states.heard(50.0 + 25 * 3600)
+    assert states.groups(50.0 + 25 * 3600) == []
+    key, value = report_of_member("one")
+    states.take(key, value, 200_000.0, 200_000.0)
+    states.take(key, None, 200_001.0, 200_001.0)
+    assert states.groups(200_001.0) == []
 
 
 def test_a_silent_member_is_missed_until_the_living_have_all_that_it_had() -> None:
-    def report_of_member(name: str, *numbers: int, **told: object) -> tuple[bytes, bytes]:
-        sender = Sender("sms", name, "host", 1)
-        description = {"partitions": [partition(number) for number in numbers], **told}
-        return sender.key, encode_report(sender, description, {}, NUMBERS)
-
     states = GroupStates()
     lake = {"sinks": [{"name": "lake", "state": "running"}]}
     for key, value in (report_of_member("dead", 1, 2, **lake), report_of_member("idle")):
@@ -253,31 +227,14 @@ def test_a_silent_member_is_missed_until_the_living_have_all_that_it_had() -> No
     assert missed(99.0, report_of_member("three", 3)) == ["dead", "one", "two"]  # "idle" had nothing
 
 
-def test_nobody_falls_silent_while_no_broker_is_heard_and_a_tombstone_or_a_day_of_silence_takes_a_member_out() -> None:
-    states = GroupStates()
-    states.take(SENDER.key, VALID, 1_000.0, 50.0)
-    states.caught_up(50.0)
-
-    assert [one.is_silent for one in states.groups(1_000.0)[0].members] == [False]
-    states.heard(1_000.0)
-    assert [one.is_silent for one in states.groups(1_000.0)[0].members] == [True]
-    states.heard(50.0 + 25 * 3600)
-    assert states.groups(50.0 + 25 * 3600) == []
-    states.take(SENDER.key, VALID, 200_000.0, 200_000.0)
-    states.take(SENDER.key, None, 200_001.0, 200_001.0)
-    assert states.groups(200_001.0) == []
-
-
 def test_a_flood_of_members_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.fleet.reports.group_state._MOST_MEMBERS", 10)
     states = GroupStates()
     for number in range(25):
-        sender = Sender("sms", f"m{number}", "host", 1)
-        states.take(sender.key, encode_report(sender, {}, {}, NUMBERS), 1.0, 1.0)
+        states.take(*report_of_member(f"m{number}"), 1.0, 1.0)
 
     assert (len(states.groups(1.0)[0].members), states.ignored["too many"]) == (10, 15)
-    first = Sender("sms", "m0", "host", 1)
-    states.take(first.key, encode_report(first, {}, {}, {**NUMBERS, "sequence": 2}), 2.0, 2.0)
+    states.take(*report_of_member("m0", sequence=2), 2.0, 2.0)
     assert states.groups(2.0)[0].members[0].report.sequence == 2
 
 
@@ -289,12 +246,3 @@ def test_wrong_settings_are_refused() -> None:
             ReportSettings(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError):
         report_settings("yes")  # type: ignore[arg-type]
-    assert read_key(SENDER.key) == ("sms", "host-1")
-
-
-@pytest.mark.parametrize(
-    "forged", [[], "x", {"store": 5}, dict.fromkeys(map(str, range(99)), "x"), {"store": "x" * 9_000}]
-)
-def test_a_forged_operator_is_refused(forged: object) -> None:
-    with pytest.raises(MessageFormatError):
-        decode_report(SENDER.key, json.dumps({**json.loads(VALID), "operator": forged}).encode())
