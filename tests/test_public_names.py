@@ -67,7 +67,7 @@ def test_importing_penstock_loads_no_engine() -> None:
     assert done.stdout.strip() == "['penstock']"
 
 
-def test_an_app_a_producer_and_a_coordinator_load_nothing_of_an_extra() -> None:
+def test_an_app_a_producer_and_a_coordinator_load_nothing_of_an_extra_and_what_reports_no_web_server() -> None:
     heavy = (
         "pyspark",
         "pyarrow",
@@ -81,12 +81,14 @@ def test_an_app_a_producer_and_a_coordinator_load_nothing_of_an_extra() -> None:
     )
     program = (
         "import sys, penstock; penstock.App, penstock.TransactionalProducer, penstock.Coordinator\n"
-        f"print([name for name in {heavy} if name in sys.modules])"
+        f"print([name for name in {heavy} if name in sys.modules])\n"
+        "import penstock.fleet.reports.reporter, penstock.fleet.commands.listener\n"
+        "print([name for name in ('starlette', 'uvicorn', 'typer') if name in sys.modules])"
     )
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.split() == ["[]", "[]"]
 
 
 def signatures(package: str) -> Iterator[tuple[str, str, set[str]]]:

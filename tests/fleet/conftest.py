@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-
-from support.debian import libraries_in, unpacked
+from reverse_proxy import program_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 #: Names under which systems install it.
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-def chromium() -> tuple[str, dict[str, str]]:
-    """Return a Chromium and its environment: by CHROMIUM, on the path, or Debian's from the cache; skips without."""
-    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is not None:
-        return found, dict(os.environ)
-    try:
-        root = unpacked("chromium", "chromium", deep=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"no Chromium can be had: {error}; apt-get install chromium, or name one by CHROMIUM=/path/to/it")
-    return str(root / "usr/lib/chromium/chromium"), {**os.environ, **libraries_in(root)}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +25,9 @@ def browser() -> Iterator[Browser]:
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=120_000)
-    program, environment = chromium()
+    # One that is named by CHROMIUM comes first.
+    names = (os.environ.get("CHROMIUM", ""), *_NAMES)
+    program, environment = program_of("chromium", "usr/lib/chromium/chromium", *names, deep=True)
     with sync_playwright() as started:
         # As root, as in a container, it runs without its own sandbox only.
         arguments = ["--no-sandbox", "--disable-gpu"]

@@ -1,4 +1,4 @@
-"""An nginx before a page, under a path of its own: the one that is installed, or Debian's package from the cache."""
+"""Programs around a page, installed or from Debian's packages in the cache, and one of them: an nginx before it."""
 
 from __future__ import annotations
 
@@ -31,6 +31,19 @@ http {{
 """
 
 
+def program_of(package: str, inside: str, *names: str, deep: bool = False) -> tuple[str, dict[str, str]]:
+    """Return a program by the names under which systems install it, or of a package, and its environment; or skip."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin"
+    found = next((found for name in names if (found := shutil.which(name, path=path))), None)
+    if found is not None:
+        return found, dict(os.environ)
+    try:
+        root = unpacked(package, package, deep=deep)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"no {package} can be had: {error}; apt-get install {package}")
+    return str(root / inside), {**os.environ, **libraries_in(root)}
+
+
 def free_port() -> int:
     """Return a port that was free a moment ago."""
     with socket.socket() as probe:
@@ -41,14 +54,7 @@ def free_port() -> int:
 @contextmanager
 def proxied(behind: str, port: int, folder: Path) -> Iterator[str]:
     """Serve an address under `/penstock/` of a port; the block gets the new one. Skips where no nginx can be had."""
-    environment = dict(os.environ)
-    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if program is None:
-        try:
-            root = unpacked("nginx", "nginx")
-        except (OSError, subprocess.SubprocessError) as error:
-            pytest.skip(f"no nginx can be had: {error}")
-        program, environment = str(root / "usr/sbin/nginx"), environment | libraries_in(root)
+    program, environment = program_of("nginx", "usr/sbin/nginx", "nginx")
     (folder / "nginx.conf").write_text(_CONFIG.format(folder=folder, port=port, behind=behind), encoding="utf-8")
     server = subprocess.Popen([program, "-e", "stderr", "-p", folder, "-c", folder / "nginx.conf"], env=environment)
     try:
