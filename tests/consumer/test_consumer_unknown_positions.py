@@ -126,32 +126,15 @@ def test_a_member_whose_position_falls_below_the_start_of_the_log_goes_on_at_the
         test.send("first", b"x", key=b"k")
         test.advance(5)
         test.pause("first")
-        write_and_delete(broker)
+        for _ in range(200):
+            broker.produce("first", b"x", key=b"k")
+        broker.delete_records("first", 0, 101)
         test.resume("first")
         test.advance(5)
 
     assert [offset for _, offset in seen] == [0, *range(101, 201)]
     assert broker.committed("group")["first", 0].offset == 201
     assert "first:0 stood at offset 1, and its log begins at 101 by now" in caplog.text
-
-
-def test_where_all_is_deleted_the_group_is_committed_at_the_start_of_the_log() -> None:
-    broker, seen = TestBroker(0), Seen()
-    broker.create_topic("first", 1)
-    with TestApp(app_of(seen, **{"auto.offset.reset": "latest"}), broker) as test:
-        test.send("first", b"x", key=b"k")
-        test.advance(5)
-    write_and_delete(broker, before=201)
-    with TestApp(app_of(seen, **{"auto.offset.reset": "latest"}), broker) as test:
-        test.advance(5)
-        assert test.committed("first") == {0: 201}
-
-
-def write_and_delete(broker: TestBroker, before: int = 101) -> None:
-    """Write 200 messages behind the first, and have the log begin at an offset."""
-    for _ in range(200):
-        broker.produce("first", b"x", key=b"k")
-    broker.delete_records("first", 0, before)
 
 
 @pytest.mark.parametrize(("end", "lag"), [(None, None), (0, 0), (7, None)])

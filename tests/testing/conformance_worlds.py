@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kafka_tools import produce, transactional
@@ -122,17 +122,21 @@ class Client:
         self.events.append(("lost", tuple(sorted(one.partition for one in partitions))))
         self.client.incremental_unassign(partitions)
 
+    def _poll(self) -> Message | None:
+        """Return a message, if one comes, and keep an error that comes in its place."""
+        message = self.client.poll(0.1)
+        if message is not None and (error := message.error()) is not None:
+            self.errors.append((error.name(), message.topic(), message.partition(), message.offset()))
+            return None
+        return message
+
     def take(self, number: int) -> Seen:
         """Return offset and value of so many messages, of one call each."""
         found: Seen = []
 
         def enough() -> bool:
-            if len(found) < number:
-                message = self.client.poll(0.1)
-                if message is not None and (error := message.error()) is not None:
-                    self.errors.append((error.name(), message.topic(), message.partition(), message.offset()))
-                elif message is not None:
-                    found.append((message.partition(), message.offset(), message.value(), len(message)))
+            if len(found) < number and (message := self._poll()) is not None:
+                found.append((message.partition(), message.offset(), message.value(), len(message)))
             return len(found) >= number
 
         wait_until(enough)
@@ -142,26 +146,15 @@ class Client:
         """Poll until something has come about; messages are not expected."""
 
         def come_about() -> bool:
-            message = self.client.poll(0.1)
-            if message is not None:
-                error = message.error()
-                assert error is not None, "a message came where none was expected"
-                name = message.topic()
-                self.errors.append((error.name(), name, message.partition(), message.offset()))
+            assert self._poll() is None, "a message came where none was expected"
             return condition()
 
         wait_until(come_about)
 
     def idle(self, polls: int = 5) -> Seen:
         """Return the messages that come in a few polls; for what must not come."""
-        found: Seen = []
-        for _ in range(polls):
-            message = self.client.poll(0.1)
-            if message is not None and (error := message.error()) is not None:
-                self.errors.append((error.name(), message.topic(), message.partition(), message.offset()))
-            elif message is not None:
-                found.append((message.offset(), message.value()))
-        return found
+        found = [self._poll() for _ in range(polls)]
+        return [(message.offset(), message.value()) for message in found if message is not None]
 
     def position(self, partition: int = 0) -> int:
         return self.client.position([TopicPartition(self.topic, partition)])[0].offset

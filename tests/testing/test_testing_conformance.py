@@ -7,6 +7,7 @@ returns what was seen. It is run on both, and both are compared with each other:
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -97,6 +98,13 @@ def pausing(world: World) -> Seen:
     seen += [client.position(), client.idle()]
     client.client.resume([place])
     seen += [client.take(8), client.position()]
+    client.client.pause([place])
+    client.client.incremental_unassign([place])
+    client.client.incremental_assign([TopicPartition(world.topic, 0, 8)])
+    # The new assignment is paused as the old one was.
+    seen += [client.idle(20), client.position()]
+    client.client.resume([place])
+    seen += [client.take(2), client.position()]
     seen += [refusal(lambda: client.client.incremental_assign([TopicPartition(world.topic, 0, 0)]))]
     seen += [refusal(lambda: client.client.incremental_unassign([TopicPartition(world.topic, 5)]))]
     seen += [[one.offset for one in client.client.position([TopicPartition(world.topic, 9)])]]
@@ -106,29 +114,14 @@ def pausing(world: World) -> Seen:
     return seen
 
 
-def a_pause_and_a_new_assignment(world: World) -> Seen:
-    world.produce(*(b"%d" % number for number in range(4)))
-    client, place = Client(world), TopicPartition(world.topic, 0)
-    seen: Seen = [client.take(1)]
-    client.client.pause([place])
-    client.client.incremental_unassign([place])
-    client.client.incremental_assign([TopicPartition(world.topic, 0, 2)])
-    # The new assignment is paused as the old one was.
-    seen += [client.idle(20), client.position()]
-    client.client.resume([place])
-    seen += [client.take(2), client.position()]
-    client.client.close()
-    return seen
-
-
-def offsets_below_the_log(world: World) -> Seen:
+def offsets_outside_of_the_log(world: World) -> Seen:
     world.produce(*(b"%d" % number for number in range(5)))
     world.delete_before(3)
     seen: Seen = []
-    for reset in ("earliest", "latest", "error"):
-        group = f"{world.group}-{reset}"
+    for offset, reset in product((1, 99), ("earliest", "latest", "error")):
+        group = f"{world.group}-{reset}-{offset}"
         outside = Client(world, join=False, group=group)
-        outside.commit(1)
+        outside.commit(offset)
         outside.client.close()
         client = Client(world, group=group, auto_offset_reset=reset)
         if reset == "earliest":
@@ -136,17 +129,8 @@ def offsets_below_the_log(world: World) -> Seen:
         else:
             client.until(lambda client=client: bool(client.events))  # type: ignore[misc] # bound now
             seen += client.idle(20)
-        seen += [reset, client.position(), [one for one in client.errors if one[2] == 0]]
+        seen += [reset, client.position(), client.committed(), [one for one in client.errors if one[2] == 0]]
         client.client.close()
-    return seen
-
-
-def offsets_above_the_log(world: World) -> Seen:
-    world.produce(b"0", b"1")
-    Client(world, join=False).commit(99)
-    client = Client(world)
-    seen = [client.take(2), client.position(), client.committed()]
-    client.client.close()
     return seen
 
 
@@ -221,9 +205,7 @@ _SCENARIOS = [
     offsets_and_metadata,
     metadata_limit,
     pausing,
-    a_pause_and_a_new_assignment,
-    offsets_below_the_log,
-    offsets_above_the_log,
+    offsets_outside_of_the_log,
     no_offset_and_no_policy,
     a_second_member,
     pytest.param(an_evicted_member, marks=pytest.mark.thorough),  # it waits for a session of a real broker to end
