@@ -9,7 +9,7 @@ import pytest
 from penstock.clients import factory as making
 from penstock.clients import producer
 from penstock.clients.client_log import EVERY_S, ClientLog
-from penstock.clients.factory import Consumer, Producer
+from penstock.clients.factory import AdminClient, Consumer, Producer
 from waiting import wait_until
 
 LINE = "%s [%s] %s"
@@ -67,6 +67,11 @@ def test_clients_come_back_soon_after_a_brokers_return_unless_the_user_says_othe
     assert settings({"reconnect.backoff.max.ms": 5})["reconnect.backoff.max.ms"] == 5
     # The client library refuses a first wait that is longer than the longest.
     assert "reconnect.backoff.max.ms" not in settings({"reconnect.backoff.ms": 2000})
+
+
+def test_an_admin_client_that_waits_for_a_broker_which_is_down_connects_to_it_with_pauses() -> None:
+    # With sparse connections it has none, and uses a core.
+    assert making.settings(AdminClient, "127.0.0.1:9092", {})["enable.sparse.connections"] is False
 
 
 def test_a_producer_waits_ten_seconds_for_a_broker_that_froze_and_a_transactional_one_as_its_transactions() -> None:

@@ -4,28 +4,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Producer
 
 from penstock import clients
-from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts
+from penstock.clients.topics import partition_counts
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, DevBrokerError
 from waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def own_broker() -> Iterator[DevBroker]:
-    """A broker that the tests of this file may kill, started by a thread that ends at once."""
-    broker = DevBroker()
-    starter = threading.Thread(target=broker.start)
-    starter.start()
-    starter.join()
-    yield broker
-    broker.stop()
 
 
 def topics(broker: DevBroker) -> set[str]:
@@ -34,34 +23,12 @@ def topics(broker: DevBroker) -> set[str]:
     return {name for name in names if not name.startswith("__")}
 
 
-def create(broker: DevBroker, name: str) -> None:
-    address = broker.bootstrap_servers
-    ensure_topics(clients.admin(address, {}), address, [TopicSpec(name, 1)])
-
-
-def answers(broker: DevBroker) -> bool:
-    try:
-        return bool(clients.admin(broker.bootstrap_servers, {}).list_topics(timeout=5).brokers)
-    except KafkaException:
-        return False
-
-
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return False
     return state != "Z"
-
-
-@pytest.mark.thorough
-def test_a_broker_outlives_the_thread_that_started_it(own_broker: DevBroker) -> None:
-    assert own_broker.running
-    assert answers(own_broker)
-
-
-def test_topics_of_the_fixture_have_names_of_their_own(new_topic: Callable[..., str]) -> None:
-    assert new_topic() != new_topic(3)
 
 
 def test_a_missing_topic_is_not_created_by_writing_to_it(broker: DevBroker) -> None:
@@ -79,34 +46,28 @@ def test_a_missing_topic_is_not_created_by_writing_to_it(broker: DevBroker) -> N
 
 
 @pytest.mark.thorough
-def test_a_killed_broker_comes_back_on_its_port_with_its_topics(own_broker: DevBroker) -> None:
-    create(own_broker, "survivor")
-    address, first_pid = own_broker.bootstrap_servers, own_broker.pid
-
-    own_broker.kill()
-    gone = not own_broker.running and not alive(first_pid)
-    with pytest.raises(DevBrokerError, match=r"has ended.*restart\(\) brings it back"):
-        own_broker.freeze()
-    own_broker.restart()
-
-    assert gone
-    assert own_broker.bootstrap_servers == address
-    assert own_broker.pid != first_pid
-    assert "survivor" in topics(own_broker)
-
-
-@pytest.mark.thorough
-def test_a_suspended_broker_answers_nothing_until_it_is_resumed(own_broker: DevBroker) -> None:
-    admin = clients.admin(own_broker.bootstrap_servers, {})
-
-    own_broker.freeze()
+def test_a_broker_outlives_the_thread_that_started_it_and_once_killed_comes_back_on_its_port_with_its_topics() -> None:
+    broker = DevBroker()
+    starter = threading.Thread(target=broker.start)
+    starter.start()
+    starter.join()
     try:
-        with pytest.raises(KafkaException):
-            admin.list_topics(timeout=0.5)
-    finally:
-        own_broker.thaw()
+        broker.create_topic("survivor")
+        was_running, address, first_pid = broker.running, broker.bootstrap_servers, broker.pid
 
-    assert wait_until(lambda: answers(own_broker))
+        broker.kill()
+        gone = not broker.running and not alive(first_pid)
+        with pytest.raises(DevBrokerError, match=r"has ended.*restart\(\) brings it back"):
+            broker.freeze()
+        broker.restart()
+
+        assert was_running
+        assert gone
+        assert broker.bootstrap_servers == address
+        assert broker.pid != first_pid
+        assert "survivor" in topics(broker)
+    finally:
+        broker.stop()
 
 
 @pytest.mark.thorough
@@ -120,7 +81,7 @@ def test_a_broker_that_cannot_start_shows_its_last_lines_and_leaves_its_folder_t
     assert not refused.running
 
     with DevBroker(data_dir=folder) as first:
-        create(first, "kept")
+        first.create_topic("kept")
         with pytest.raises(DevBrokerError, match="another embedded broker uses the data folder"):
             DevBroker(data_dir=folder).start()
 
@@ -155,13 +116,22 @@ def test_a_broker_that_takes_too_long_is_given_up() -> None:
     assert not slow.running
 
 
-def test_what_the_embedded_broker_holds_itself_cannot_be_set() -> None:
-    with pytest.raises(ConfigurationError, match=r"log\.dirs"):
-        DevBroker(config={"log.dirs": "elsewhere"})
-    with pytest.raises(ConfigurationError, match="port"):
-        DevBroker(port=70_000)
-    with pytest.raises(ConfigurationError, match="start_timeout"):
-        DevBroker(start_timeout=0)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"config": {"log.dirs": "elsewhere"}}, r"log\.dirs"),
+        ({"port": 70_000}, "port"),
+        ({"start_timeout": 0}, "start_timeout"),
+        ({"security": "tls"}, "security must be one of"),
+        ({"acls": True}, "give security= too"),
+        ({"config": {"super.users": "User:me"}}, "admin_config"),
+    ],
+)
+def test_options_that_are_wrong_or_contradict_each_other_are_refused_before_anything_starts(
+    options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        DevBroker(**options)
 
 
 def test_a_broker_that_is_not_started_says_so() -> None:

@@ -48,31 +48,25 @@ def start(folder: Path, traces: Path, go: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", PROGRAM, str(folder), str(traces), str(go)])
 
 
-def test_a_whole_cache_is_used_as_it_is(tmp_path: Path) -> None:
-    folder = tmp_path / "cache" / "kafka"
-    cached(folder, fill)
-
-    cached(folder, refuse)
-
-    assert {jar.name for jar in folder.glob("*.jar")} == {"one.jar", "two.jar"}
-
-
-@pytest.mark.parametrize("harm", ["truncated", "deleted", "no list"])
-def test_a_cache_with_a_damaged_file_is_resolved_again(tmp_path: Path, harm: str) -> None:
-    folder = cached(tmp_path / "kafka", fill)
+@pytest.mark.parametrize("harm", ["none", "truncated", "deleted", "no list"])
+def test_a_whole_cache_is_used_as_it_is_and_one_with_a_damaged_file_is_resolved_again(
+    tmp_path: Path, harm: str
+) -> None:
+    folder = cached(tmp_path / "cache" / "kafka", fill)
     match harm:
         case "truncated":
             (folder / "two.jar").write_bytes(b"2")
         case "deleted":
             (folder / "one.jar").unlink()
-        case _:
+        case "no list":
             (folder / "files.txt").unlink()
     was_whole = is_whole(folder)
 
-    cached(folder, fill)
+    cached(folder, refuse if harm == "none" else fill)
 
-    assert not was_whole
+    assert was_whole == (harm == "none")
     assert is_whole(folder)
+    assert {jar.name for jar in folder.glob("*.jar")} == {"one.jar", "two.jar"}
 
 
 def test_two_processes_with_a_cold_cache_resolve_once(tmp_path: Path, traces: Path) -> None:

