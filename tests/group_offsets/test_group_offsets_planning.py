@@ -43,17 +43,14 @@ def test_a_message_that_is_skipped_is_done_and_nothing_else_changes(before: Posi
     assert (change.again, change.skipped) == (0, 1)
 
 
-@given(OFFSETS, OFFSETS)
-def test_what_two_lists_of_ranges_share_is_what_sets_share(runs: tuple[range, ...], others: tuple[range, ...]) -> None:
-    both = {offset for run in runs for offset in run} & {offset for run in others for offset in run}
+@given(OFFSETS, OFFSETS, st.integers(0, 60), st.integers(0, 60))
+def test_what_lists_of_ranges_share_and_what_is_left_when_they_are_clipped_is_what_sets_say(
+    runs: tuple[range, ...], others: tuple[range, ...], start: int, stop: int
+) -> None:
+    these, those = ({offset for run in given for offset in run} for given in (runs, others))
+    inside = {offset for offset in these if start <= offset < stop}
 
-    assert shared(runs, others) == len(both)
-
-
-@given(OFFSETS, st.integers(0, 60), st.integers(0, 60))
-def test_clipped_ranges_are_those_of_sets(runs: tuple[range, ...], start: int, stop: int) -> None:
-    inside = {offset for run in runs for offset in run if start <= offset < stop}
-
+    assert shared(runs, others) == len(these & those)
     assert runs_of(inside) == clipped(runs, start, stop)
     assert total(clipped(runs, start, stop)) == len(inside)
 
@@ -85,27 +82,22 @@ def test_a_reset_tells_exactly_what_is_handled_again_and_what_is_skipped(
     assert change.cut == 0
 
 
-@given(positions(), st.integers(-5, 70))
-def test_an_offset_outside_of_the_log_is_refused_with_its_range(before: Position, offset: int) -> None:
-    log = before.log
-
-    if log.start <= offset <= log.stop:
-        assert change_of(before, offset).offset == offset
-    else:
-        with pytest.raises(ConfigurationError, match=rf"orders:0.* begins at {log.start} and ends at {log.stop}"):
-            change_of(before, offset)
-
-
-def test_all_that_lies_outside_is_named_and_nothing_is_planned() -> None:
-    before = [Position(TOPIC, number, 5, range(10)) for number in range(3)]
-    wanted = [Wanted(position, offset) for position, offset in zip(before, (11, 4, -1), strict=True)]
+@given(positions(0), positions(1), st.integers(-5, 70))
+def test_all_offsets_outside_of_their_logs_are_refused_with_their_ranges(
+    first: Position, second: Position, offset: int
+) -> None:
+    wanted = [Wanted(before, offset) for before in (first, second)]
+    outside = [before for before in (first, second) if not before.log.start <= offset <= before.log.stop]
+    if not outside:
+        assert [change.offset for change in plan(GROUP, wanted)] == [offset, offset]
+        return
 
     with pytest.raises(ConfigurationError) as refused:
         plan(GROUP, wanted)
 
-    assert "orders:0 cannot begin at 11" in str(refused.value)
-    assert "orders:1" not in str(refused.value)
-    assert "orders:2 cannot begin at -1" in str(refused.value)
+    for before in (first, second):
+        says = f"{before.place} cannot begin at {offset}: its log begins at {before.log.start} and ends at "
+        assert (f"{says}{before.log.stop}" in str(refused.value)) == (before in outside)
 
 
 def test_targets_are_found_by_partition() -> None:
