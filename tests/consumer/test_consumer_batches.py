@@ -29,12 +29,15 @@ class Batches:
 
     def __init__(self, fail: Callable[[Values], BaseException | None] = lambda _: None) -> None:
         self.calls: list[Values] = []
+        #: The attempts that the messages of each call showed.
+        self.attempts: list[list[int]] = []
         self._fail = fail
 
     def __call__(self, messages: list[Message]) -> None:
         """Take a batch."""
         values = [message.value for message in messages]
         self.calls.append(values)
+        self.attempts.append([message.attempt for message in messages])
         error = self._fail(values)
         if error is not None:
             raise error
@@ -324,6 +327,7 @@ def test_of_a_batch_that_fails_whole_to_the_end_only_what_fails_alone_is_given_u
     assert seen.calls[:3] == [values(range(10))] * 3
     # Then each for itself; the bad one by the policy.
     assert seen.calls[3:11] == [[b"0"], [b"1"], [b"2"], [b"3"], [b"4"], [b"5"], [b"5"], [b"5"]]
+    assert seen.attempts[2:12] == [[3] * 10, *[[4]] * 6, [5], [6], [4]]
     assert stepped.deliveries.sent == [("dlq.t", b"5")]
     assert seen.calls[11:] == [[b"6"], [b"7"], [b"8"], [b"9"], values(range(10, 20)), values(range(20, 30))]
     assert stepped.of("t").tracker.in_flight == 0
@@ -448,23 +452,17 @@ def test_what_waits_for_more_of_its_batch_is_not_overtaken_by_another_handler_of
 
 
 def test_of_a_batch_that_comes_again_smaller_the_rest_keeps_its_tries() -> None:
-    tries: list[list[int]] = []
-
-    def fail(messages: list[Message]) -> None:
-        tries.append([message.attempt for message in messages])
-        if messages[0].value == b"0":
-            raise ValueError
-
-    stepped = SteppedEngine({"t": handler(fail, batch=4, rate=1, retry=ONCE_A_SECOND, on_failure="drop")})
+    seen = Batches(lambda batch: ValueError() if b"0" in batch else None)
+    stepped = SteppedEngine({"t": handler(seen, batch=4, rate=1, retry=ONCE_A_SECOND, on_failure="drop")})
     bucket = stepped.engine.routes["t"].token_bucket
     # There is a token for the first alone when it is tried again.
     for rate in (None, 1, None):
         bucket.rate = rate
-        if not tries:
+        if not seen.calls:
             stepped.feed("t", *of_one_key(4))
         stepped.pass_time(1)
 
-    assert tries == [[1] * 4, [2], [3], [2] * 3]
+    assert seen.attempts == [[1] * 4, [2], [3], [2] * 3]
 
 
 def test_what_came_behind_a_batch_that_failed_and_fails_itself_holds_its_own_key_alone() -> None:

@@ -111,11 +111,6 @@ FORMS = [
 ]
 
 
-def every(seconds: float, attempts: int = 3) -> penstock.RetryPolicy:
-    """Tries with so many seconds in between."""
-    return penstock.retry(attempts=attempts, wait=lambda _: seconds)
-
-
 @pytest.mark.parametrize("form", [*FORMS, "note", "__call__"])
 def test_a_handler_of_any_form_is_given_a_context(form: str) -> None:
     app, notes = app_of(), Notes()
@@ -136,47 +131,6 @@ def test_a_handler_of_any_form_is_given_a_context(form: str) -> None:
     assert message.value == b"v"
     assert context == penstock.Context(app=app, state="state", group="app")
     assert published == ("generator" in form)
-
-
-def test_attempts_are_counted_from_one_over_retries_and_retry_topics() -> None:
-    app, seen = app_of(), []
-
-    @app.handler("t", retry=every(1, attempts=2), retry_delays=[60], on_failure="drop")
-    def note(message: penstock.Message) -> None:
-        seen.append(message.attempt)
-        raise ValueError
-
-    with TestApp(app) as test:
-        test.send("t", "v")
-        test.advance(120)
-
-    assert seen == [1, 2, 3, 4]
-
-
-def test_the_messages_of_a_batch_count_each_for_itself() -> None:
-    app, seen = app_of(), list[list[tuple[bytes | None, int]]]()
-
-    @app.handler("t", batch=3, retry=every(1, attempts=2), on_failure="drop")
-    def handle(messages: list[penstock.Message]) -> None:
-        seen.append([(message.value, message.attempt) for message in messages])
-        if any(message.value == b"1" for message in messages):
-            raise ValueError
-
-    with TestApp(app) as test:
-        for number in range(4):
-            test.send("t", str(number), key="k")
-        test.advance(20)
-
-    assert seen == [
-        [(b"0", 1), (b"1", 1), (b"2", 1)],
-        [(b"0", 2), (b"1", 2), (b"2", 2)],
-        # The policy gave the batch up: now each alone.
-        [(b"0", 3)],
-        [(b"1", 3)],
-        [(b"1", 4)],
-        [(b"2", 3)],
-        [(b"3", 1)],
-    ]
 
 
 def test_the_state_is_that_of_each_start() -> None:

@@ -6,7 +6,7 @@ import pytest
 import tenacity
 
 from penstock import App, OnFailure, PenstockError, retry
-from penstock.errors import RetryLater
+from penstock.errors import RetryLater, StoppedError
 from penstock.message import Message
 from penstock.testing import TestApp
 from support.consumers import Handled, PoisonError, app_of
@@ -117,14 +117,15 @@ def test_without_a_choice_the_app_stops_and_keeps_the_offset(given: object) -> N
     with TestApp(app) as test:
         test.send("t", "poison")
         with pytest.raises(
-            PenstockError, match="correct the handler, or choose on_failure='dead_letter', 'drop' or 'hold'"
-        ):
+            PenstockError,
+            match=r"failed t:0@0 2 times.* correct the handler, or choose on_failure='dead_letter', 'drop' or 'hold'",
+        ) as stopped:
             test.advance(5)
+        with pytest.raises(StoppedError, match="does not run"):
+            test.settle()
 
+    assert isinstance(stopped.value.__cause__, PoisonError)
     assert test.committed("t").get(0, 0) == 0
-
-
-QUICK = retry(attempts=3, wait=tenacity.wait_fixed(0.05))
 
 
 def test_the_delays_are_what_tenacity_says() -> None:

@@ -185,13 +185,14 @@ def test_filter_decoder_and_middlewares_see_a_retry_with_the_place_of_its_origin
     assert {value[2:] for value in seen if value[0] == "handler 1"} == {(1, 1)}
 
 
-def test_a_dead_letter_counts_the_tries_of_all_rounds_and_a_forged_count_is_not_believed() -> None:
-    app = app_of()
+def test_tries_of_all_rounds_count_from_one_for_the_handler_and_its_dead_letter_and_a_forged_count_does_not() -> None:
+    app, attempts = app_of(), list[int]()
 
     @app.handler(
         "t", retry=retry(attempts=3, wait=tenacity.wait_fixed(1)), retry_delays=(10, 20), on_failure="dead_letter"
     )
-    def fail(_message: Message) -> None:
+    def fail(message: Message) -> None:
+        attempts.append(message.attempt)
         raise PoisonError
 
     with TestApp(app) as test:
@@ -199,6 +200,7 @@ def test_a_dead_letter_counts_the_tries_of_all_rounds_and_a_forged_count_is_not_
         test.advance(60)
         (letter,) = test.dead_letters("t")
 
+    assert attempts == list(range(1, 10))
     assert letter.header("__dlq.errors.delivery.count") == b"9"
     assert [tries_before(record((TRIES, text)), "t") for text in (b"7", b"-1", b"x", b"9" * 40)] == [7, 0, 0, 0]
     assert tries_before(record((TRIES, b"7"), topic="t"), "t") == 0

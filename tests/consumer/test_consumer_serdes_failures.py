@@ -27,12 +27,7 @@ from penstock.consumer import handler
 from penstock.errors import ConfigurationError
 from penstock.testing import TestApp
 from registries import AVRO, http_registry, mock_registry, serdes_of
-from support.consumers import app_of
-
-
-def every(seconds: float, attempts: int = 3, **options: Any) -> penstock.RetryPolicy:
-    """Tries with so many seconds in between."""
-    return penstock.retry(attempts=attempts, wait=lambda _: seconds, **options)
+from support.consumers import app_of, every
 
 
 def reasons(test: TestApp, topic: str) -> list[bytes | None]:
@@ -145,42 +140,33 @@ async def asynchronous() -> tuple[object, object]:
     return await AsyncAvroDeserializer(registry), await AsyncAvroSerializer(registry, AVRO)
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        (AvroDeserializer, "the class: give AvroDeserializer"),
-        (StringSerializer(), "which StringSerializer is not; that one is for encoder="),
-        (AvroSerializer, "which AvroSerializer is not; that one is for encoder="),
-        (AvroDeserializerBuilder(), "give what it builds"),
-        (
-            asyncio.run(asynchronous())[0],
-            "which AsyncAvroDeserializer is not; nobody would await it: give AvroDeserializer",
-        ),
-    ],
-    ids=lambda given: given if isinstance(given, str) else type(given).__name__,
-)
-def test_what_cannot_decode_is_refused(given: Any, why: str) -> None:
-    with pytest.raises(ConfigurationError, match=why):
-        handler(print, decoder=given)
-
-
 async def awaited(value: object) -> bytes:
     return str(value).encode()
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("option", "given", "why"),
     [
-        (AvroSerializer, "the class: give AvroSerializer"),
-        (StringDeserializer(), "which StringDeserializer is not; that one is for decoder="),
+        ("decoder", AvroDeserializer, "the class: give AvroDeserializer"),
+        ("decoder", StringSerializer(), "which StringSerializer is not; that one is for encoder="),
+        ("decoder", AvroSerializer, "which AvroSerializer is not; that one is for encoder="),
+        ("decoder", AvroDeserializerBuilder(), "give what it builds"),
         (
+            "decoder",
+            asyncio.run(asynchronous())[0],
+            "which AsyncAvroDeserializer is not; nobody would await it: give AvroDeserializer",
+        ),
+        ("encoder", AvroSerializer, "the class: give AvroSerializer"),
+        ("encoder", StringDeserializer(), "which StringDeserializer is not; that one is for decoder="),
+        (
+            "encoder",
             asyncio.run(asynchronous())[1],
             "which AsyncAvroSerializer is not; nobody would await it: give AvroSerializer",
         ),
-        (awaited, "encoder is an `async def`, which nothing awaits"),
+        ("encoder", awaited, "encoder is an `async def`, which nothing awaits"),
     ],
     ids=lambda given: given if isinstance(given, str) else type(given).__name__,
 )
-def test_what_cannot_encode_is_refused(given: Any, why: str) -> None:
+def test_what_cannot_decode_or_encode_is_refused(option: str, given: Any, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
-        handler(print, encoder=given)
+        handler(print, **{option: given})

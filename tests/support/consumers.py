@@ -23,6 +23,11 @@ NewTopic = Callable[..., str]
 ONCE = retry(attempts=1)
 
 
+def every(seconds: float, attempts: int = 3) -> penstock.RetryPolicy:
+    """Return a policy of so many tries, so many seconds apart."""
+    return retry(attempts=attempts, wait=lambda _: seconds)
+
+
 class PoisonError(Exception):
     """What a poison message raises."""
 

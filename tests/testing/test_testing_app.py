@@ -11,19 +11,8 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigurationError, PenstockError, StoppedError
-from penstock.testing import TestApp, TestBroker
-
-Values = list[bytes | None]
-
-
-def app_of(**options: object) -> penstock.App:
-    """An app that nobody's broker sees."""
-    return penstock.App("app", bootstrap_servers="memory:0", **options)  # type: ignore[arg-type] # the test's own
-
-
-def every(seconds: float, attempts: int = 3) -> penstock.RetryPolicy:
-    """Tries so many seconds apart."""
-    return penstock.retry(attempts=attempts, wait=lambda _: seconds)
+from penstock.testing import TestApp
+from support.consumers import app_of, every
 
 
 def test_messages_are_handled_in_the_order_of_their_keys_in_this_thread() -> None:
@@ -51,18 +40,14 @@ def test_messages_are_handled_in_the_order_of_their_keys_in_this_thread() -> Non
 TENANT: ContextVar[str] = ContextVar("tenant", default="nobody")
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_context_variable_that_one_message_sets_is_not_seen_by_the_next(is_async: bool) -> None:
+def test_a_context_variable_that_one_message_sets_on_the_loop_is_not_seen_by_the_next() -> None:
     app, seen = app_of(), list[str]()
 
-    def plain(_: penstock.Message) -> None:
+    @app.handler("t")
+    async def handle(_: penstock.Message) -> None:
         seen.append(TENANT.get())
         TENANT.set("somebody")
 
-    async def task(message: penstock.Message) -> None:
-        plain(message)
-
-    app.handler("t")(task if is_async else plain)
     with TestApp(app) as test:
         for number in range(5):
             test.send("t", str(number), key="k")
@@ -93,9 +78,14 @@ def test_time_stands_while_an_app_settles_and_moves_as_far_as_it_is_told() -> No
     assert times == pytest.approx([0, 10, 20])
 
 
-def test_commits_go_by_the_clock_and_a_stop_makes_the_last() -> None:
-    app = app_of(commit_interval=5.0)
-    app.handler("t")(lambda _: None)
+def test_commits_go_by_the_clock_and_a_stop_drains_by_it_and_makes_the_last() -> None:
+    app, seen = app_of(commit_interval=5.0, stop_timeout=30.0), list[bytes | None]()
+
+    @app.handler("t", retry=every(5), on_failure="dead_letter")
+    def handle(message: penstock.Message) -> None:
+        seen.append(message.value)
+        if seen.count(b"later") == 1:
+            raise ValueError
 
     with TestApp(app) as test:
         test.settle()
@@ -104,10 +94,11 @@ def test_commits_go_by_the_clock_and_a_stop_makes_the_last() -> None:
         at_once = test.committed("t")
         test.advance(6)
         in_time = test.committed("t")
-        test.send("t", "x")
+        test.send("t", "later")
         test.settle()
         assert test.stop()
 
+    assert seen == [b"x", b"later", b"later"]
     assert (at_once, in_time, test.committed("t")) == ({}, {0: 1}, {0: 2})
 
 
@@ -159,24 +150,6 @@ def test_an_async_app_inside_a_running_loop_is_refused() -> None:
     asyncio.run(inside())
 
 
-def test_a_failure_that_stops_the_app_is_raised_with_its_cause() -> None:
-    app = app_of()
-
-    @app.handler("t", retry=every(1, 2))
-    def fail(message: penstock.Message) -> None:
-        raise KeyError("why")
-
-    with TestApp(app) as test:
-        test.send("t", "x")
-        test.settle()
-        with pytest.raises(PenstockError, match="failed t:0@0 2 times") as stopped:
-            test.advance(1)
-        with pytest.raises(StoppedError, match="does not run"):
-            test.settle()
-
-    assert isinstance(stopped.value.__cause__, KeyError)
-
-
 def test_a_crash_repeats_what_was_not_committed_and_a_restart_does_not() -> None:
     app, seen = app_of(), []
     app.handler("t")(lambda message: seen.append(message.value))
@@ -200,20 +173,8 @@ def test_a_crash_repeats_what_was_not_committed_and_a_restart_does_not() -> None
     assert seen == [b"1", b"2", b"2"]
 
 
-def test_lifespans_middlewares_and_worker_resources_are_those_of_the_app() -> None:
-    events: list[str] = []
-
-    def around(message: penstock.Message, call_next: penstock.CallNext) -> None:
-        events.append("before")
-        call_next(message)
-        events.append("after")
-
-    async def around_async(message: penstock.Message, call_next: penstock.CallNext) -> None:
-        events.append("before")
-        await call_next(message)
-        events.append("after")
-
-    app = app_of(middlewares=[penstock.Middleware(plain=around, async_=around_async)])
+def test_lifespans_and_worker_resources_are_those_of_the_app() -> None:
+    app, events = app_of(), list[str]()
 
     @app.lifespan
     def outer() -> Iterator[None]:
@@ -245,45 +206,7 @@ def test_lifespans_middlewares_and_worker_resources_are_those_of_the_app() -> No
         test.send("t", "x")
         test.settle()
 
-    assert events == ["up", "async up", "before", "open", "session", "after", "close", "async down", "down"]
-
-
-def test_a_stop_drains_what_waits_by_the_clock() -> None:
-    app, seen = app_of(stop_timeout=30.0), []
-
-    @app.handler("t", retry=every(5), on_failure="dead_letter")
-    def handle(message: penstock.Message) -> None:
-        seen.append(message.value)
-        if len(seen) == 1:
-            raise ValueError
-
-    with TestApp(app) as test:
-        test.send("t", "x")
-        test.settle()
-        drained = test.stop()
-
-    assert drained
-    assert seen == [b"x", b"x"]
-    assert test.committed("t") == {0: 1}
-
-
-def test_two_apps_share_a_group_on_one_broker() -> None:
-    broker, seen = TestBroker(), []
-    app = app_of()
-    app.handler("t")(lambda message: seen.append(message.value))
-
-    with TestApp(app, broker, partitions=2) as one, TestApp(app, broker, partitions=2) as other:
-        for _ in range(3):
-            one.settle()
-            other.settle()
-        for number in range(10):
-            one.send("t", str(number), key=str(number))
-        one.settle()
-        other.settle()
-
-        assert {one.statistics().handled, other.statistics().handled} != {0, 10}
-
-    assert sorted(seen) == [b"%d" % number for number in range(10)]
+    assert events == ["up", "async up", "open", "session", "close", "async down", "down"]
 
 
 def test_an_app_that_feeds_itself_does_not_come_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
