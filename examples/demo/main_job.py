@@ -1,36 +1,31 @@
-"""`run`: the main job from the first line of the CSV to the verdict."""
+"""`run`: the main job from the flights to the verdict."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from demo.book import FlightBook
-from demo.display import display, page
-from demo.flights import Columns, Flight, read_csv, read_package, write_schedule
-from demo.fold import FlightFold, plain_states, plain_totals
-from demo.schedule import Plan, left_unknown, plan
-from demo.stage import ATTEMPTS, DEAD_LETTERS, PARTITIONS, TOPIC, Stage
-from demo.topics import read_to_end
-from demo.totals import read_totals
-from demo.verdict import Row, differing, equal, kept, rate, table
+from demo.aircraft import Fleet
+from demo.airline import TOPIC, connect, create_database
+from demo.flights import Flight, write_schedule
+from demo.plan import Plan, plan
+from demo.stage import Stage, StalledError
+from demo.totals import query_runs, read_totals
+from demo.verdict import Evidence, Row, judge, kept, rate, read_topic, table
+from penstock import PenstockError
 from penstock.devbroker import DevBroker
-from penstock.errors import ConfigurationError, PenstockError
-from penstock.supervisor.stopping import until_signal
 
-#: Seconds the default input may take in all, and the number of flights it has: larger inputs get more.
-_LIMIT_S = 165.0
-_LIMIT_FLIGHTS = 27_004
+_PARTITIONS = 4
 
 _INTERRUPTED = 130
 
@@ -38,62 +33,40 @@ _INTERRUPTED = 130
 _FILE_WIDTH = 120
 
 
-@dataclass(frozen=True, slots=True)
-class DemoOptions:
-    """The options of the demo."""
-
-    whole_year: bool = False
-    #: A CSV file of the user, instead of the flights.
-    input: Path | None = None
-    columns: Columns = field(default_factory=Columns)
-    #: Whether the SQLite files, the broker's data and the logs stay in a folder here, which is named.
-    keep: bool = False
-    #: Chooses the poison flight.
-    seed: int = 2013
-    #: Whether the Spark query takes part.
-    spark: bool = True
-    #: Whether the page is served meanwhile.
-    page: bool = True
-    #: Flights that the app's handler takes without folding them; for a test that wants a red verdict.
-    ignored: frozenset[int] = frozenset()
-
-    def __post_init__(self) -> None:
-        """Refuse options that contradict each other, with `ConfigurationError`."""
-        if self.whole_year and self.input is not None:
-            raise ConfigurationError("--all and --input exclude each other: --all is about the built-in flights")
-
-    def flights(self) -> list[Flight]:
-        """Read the flights these options name, in schedule order; `ConfigurationError` when that cannot be."""
-        if self.input is not None:
-            return read_csv(self.input, self.columns)
-        return read_package(whole_year=self.whole_year)
-
-
-def run(options: DemoOptions, console: Console | None = None) -> int:
+def run(flights: Sequence[Flight], console: Console, *, seed: int, spark: bool, page: bool, keep: bool) -> int:
     """Run the demo and return its exit code: 0 every promise kept, 1 not, 130 interrupted.
 
-    Starts an embedded broker and child processes, and ends them whatever happens. Call it from the main thread. Input
-    or options that make no sense are a `ConfigurationError`; then nothing was started.
+    Starts an embedded broker and processes, and ends them whatever happens. Call it from the main thread.
+
+    Args:
+        flights: all flights, in schedule order; `ConfigurationError` where they are too few.
+        console: gets the progress and the verdict.
+        seed: chooses the poison flight.
+        spark: whether Spark takes part.
+        page: whether the dashboard is served meanwhile.
+        keep: whether the databases, the broker's data and the logs stay in a folder here, which is named.
     """
-    console = console or Console()
     if not console.is_terminal:
         console.width = max(console.width, _FILE_WIDTH)
-    flights = options.flights()
-    chosen = plan(flights, options.seed)
-    rows: list[Row] = []
+    chosen = plan(flights, seed)
+    title = f"{len(flights):,} flights in the CSV, {sum(flight.departed for flight in flights):,} departed"
+    console.print(f"{title}. Starting an embedded Kafka{' and Spark' if spark else ''} ...", soft_wrap=True)
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it in order, as Ctrl-C does
     try:
-        with until_signal(), _folder(console, keep=options.keep) as folder, _log_file(folder / "demo.log"):
-            rows = _perform(options, flights, chosen, folder, console)
-    except ConfigurationError:
-        raise
+        with _folder(console, keep=keep) as folder:
+            # Tries of the poison flight are expected, and not for the screen.
+            logging.basicConfig(filename=folder / "demo.log", format="%(asctime)s %(threadName)s %(name)s: %(message)s")
+            rows = _perform(flights, chosen, folder, console, spark=spark, page=page)
     except PenstockError as error:
         console.print(Text(f"The demo failed: {error}", style="red"), soft_wrap=True)
         return 1
-    if not rows:
+    except KeyboardInterrupt:
         console.print("Interrupted: every process of the demo has ended.")
         return _INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, former)
     aircraft = len({flight.tail for flight in flights if flight.departed and flight.tail})
-    console.print(table(f"{_departures(flights)}, {aircraft:,} aircraft", rows))
+    console.print(table(f"{title}, {aircraft:,} aircraft", rows))
     if kept(rows):
         console.print(Text("Every promise was kept.", style="green"))
         return 0
@@ -102,105 +75,68 @@ def run(options: DemoOptions, console: Console | None = None) -> int:
 
 
 def _perform(
-    options: DemoOptions, flights: Sequence[Flight], chosen: Plan, folder: Path, console: Console
+    flights: Sequence[Flight], chosen: Plan, folder: Path, console: Console, *, spark: bool, page: bool
 ) -> list[Row]:
-    """Start everything, wait until all is settled, and return the verdict."""
+    """Start everything, let the first sender die, wait until all is settled, and return the verdict."""
+    write_schedule(folder, flights)
+    create_database(folder)
+    fleet = Fleet(chosen.poison)
     departed = sum(flight.departed for flight in flights)
-    parts = "an embedded Kafka and Spark" if options.spark else "an embedded Kafka"
-    console.print(f"{_departures(flights)}. Starting {parts} ...", soft_wrap=True)
-    fold = FlightFold(chosen.poison, options.ignored)
-    limit_s = _LIMIT_S * max(1.0, len(flights) / _LIMIT_FLIGHTS)
-    with contextlib.ExitStack() as stack:
-        broker = stack.enter_context(DevBroker(data_dir=folder / "kafka"))
+    totals = {"sent": len(flights), "published": departed, "handled": departed}
+    totals |= {"in Spark's table": departed} if spark else {}
+    rates: list[Row] = []
+    with DevBroker(data_dir=folder / "kafka") as broker:
         servers = broker.bootstrap_servers
-        broker.create_topic(TOPIC, PARTITIONS)
-        write_schedule(folder, flights)
-        book = stack.enter_context(FlightBook(folder))
-        stack.enter_context(page(console, servers, wanted=options.page))
-        shown = stack.enter_context(display(console, flights=len(flights), departed=departed, spark=options.spark))
-        stage = Stage(servers, folder, fold, shown, limit_s, wants_spark=options.spark, reports=options.page)
-        stack.enter_context(stage)
-
-        stage.start_senders(chosen)
-        begun = time.monotonic()
-        stage.until(lambda _: bool(stage.senders[0].report("standing")), "the first sender stands at its flight")
-        transaction_id = str(stage.senders[0].report("standing")["transaction_id"])
-        killed = stage.restart_sender(0) == -signal.SIGKILL
-
-        stage.until(lambda _: stage.sent_all(), "the senders have sent every flight")
-        sent_s = time.monotonic() - begun
-        stage.until(
-            lambda counts: not counts.pending and counts.published >= book.count(), "every transaction is settled"
+        broker.create_topic(TOPIC, _PARTITIONS)
+        with Stage(servers, folder, fleet, console, totals) as stage:
+            if page:
+                address = _free_address()
+                stage.start("page", "penstock", "dashboard", "--bootstrap-servers", servers, "--http", address)
+                console.print(f"The page: http://{address}", soft_wrap=True)
+            if spark:
+                stage.start("spark", "demo.totals", servers)
+                # Nothing else is busy meanwhile: Spark fails to start when it is starved of time.
+                stage.until(lambda _: query_runs(folder), "Spark's query runs")
+            begun = time.monotonic()
+            other = stage.start("sender-1", "demo.airline", servers, "1")
+            dying = stage.start("sender-0", "demo.airline", servers, "0", str(chosen.killed), ends_with=-signal.SIGKILL)
+            try:
+                stage.until(lambda _: dying.exit_code() is not None, "a sender died between local commit and decision")
+                again = stage.start("sender-0", "demo.airline", servers, "0")
+                stage.until(lambda _: again.exit_code() == other.exit_code() == 0, "every flight is sent")
+                rates.append(rate("transactions sent", len(flights), time.monotonic() - begun))
+                stage.until(lambda counts: not counts["pending"], "every transaction is settled")
+                published = len(read_topic(servers, TOPIC))
+                stage.until(lambda counts: counts["handled"] >= published, "the app has handled every message")
+                rates.append(rate("messages handled", published, time.monotonic() - begun))
+                if spark:
+                    stored = "Spark has stored every message"
+                    stage.until(lambda counts: counts["in Spark's table"] >= published, stored)
+                    rates.append(rate("rows through Spark", published, time.monotonic() - begun))
+            except StalledError as error:  # the verdict shows what is missing
+                console.print(Text(str(error), style="red"), soft_wrap=True)
+            pending = stage.counts()["pending"]
+        # All has ended now, and nothing changes any more.
+        with closing(connect(folder)) as connection:
+            recorded = [sequence for (sequence,) in connection.execute("SELECT sequence FROM flights")]
+        evidence = Evidence(
+            recorded=recorded,
+            published=read_topic(servers, TOPIC),
+            dead_letters=read_topic(servers, f"dlq.{TOPIC}"),
+            fleet=fleet,
+            totals=read_totals(folder) if spark else None,
+            pending=pending,
+            killed=dying.exit_code() == -signal.SIGKILL,
         )
-        published = read_to_end(servers, TOPIC)
-        stage.until(lambda counts: counts.handled >= len(published), "the app has handled every message")
-        handled_s = time.monotonic() - begun
-        stage.until(
-            lambda counts: counts.spark_rows is None or counts.spark_rows >= len(published),
-            "Spark has stored every message",
-        )
-        if stage.app is not None:
-            stage.app.stop()  # drains: its handler runs no more
-
-        dead_letters = [flight.sequence for flight in read_to_end(servers, DEAD_LETTERS)]
-        asked = sum(map(left_unknown, flights)) + 1  # the killed sender's
-        answers = book.answers()
-        states = differing(plain_states(flights, chosen.poison), fold.states())
-        return [
-            equal("rows in the flights table", departed, book.count()),
-            equal("messages in the topic", departed, len(published)),
-            equal("handled + dead letters", departed, fold.folded + len(dead_letters)),
-            *(_spark_rows(flights, folder) if options.spark else ()),
-            equal("aircraft in a wrong state", 0, states),
-            equal("cancelled flights seen", 0, fold.cancelled_seen),
-            equal("duplicates", 0, fold.duplicates),
-            equal("order violations", 0, fold.order_violations),
-            Row(
-                "dead letters",
-                f"flight {chosen.poison}",
-                ", ".join(f"flight {sequence}" for sequence in dead_letters) or "none",
-                dead_letters == [chosen.poison],
-            ),
-            equal("tries of the planted flight", ATTEMPTS, fold.poison_attempts),
-            equal("undecided transactions", 0, stage.counts().pending),
-            Row("transactions settled by checks", f"at least {asked:,}", f"{answers:,}", answers >= asked),
-            equal("senders killed before their decision", 1, int(killed)),
-            _killed_flight(chosen.killed, transaction_id, book, published),
-            rate("transactions sent", len(flights) / sent_s),
-            rate("messages handled", fold.finished / handled_s),
-            *(rate("rows through Spark", rows) for rows in (stage.spark_rate(),) if rows is not None),
-        ]
+    return [*judge(flights, chosen, evidence), *rates]
 
 
-def _spark_rows(flights: Sequence[Flight], folder: Path) -> list[Row]:
-    """Return the lines of Spark's table: the sum of its flights, and aircraft whose totals differ from the loop's."""
-    wanted, found = plain_totals(flights), read_totals(folder)
-    departed = sum(flight.departed for flight in flights)
-    return [
-        equal("messages in Spark's table", departed, sum(flights for flights, _ in found.values())),
-        equal("aircraft with wrong totals in Spark", 0, differing(wanted, found)),
-    ]
+def _free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def _killed_flight(sequence: int, transaction_id: str, book: FlightBook, published: Sequence[Flight]) -> Row:
-    """Return the line of the flight whose sender was killed between its local commit and its decision."""
-    recorded = book.transaction_of(sequence) == transaction_id
-    checked = book.answered(transaction_id)
-    times = sum(flight.sequence == sequence for flight in published)
-    found = [
-        "recorded" if recorded else "not recorded",
-        "checked" if checked else "not checked",
-        {0: "never published", 1: "published once"}.get(times, f"published {times}x"),
-    ]
-    right = recorded and checked and times == 1
-    return Row(f"its flight {sequence}", "recorded, checked, published once", ", ".join(found), right)
-
-
-def _departures(flights: Sequence[Flight]) -> str:
-    return f"{len(flights):,} flights in the CSV, {sum(flight.departed for flight in flights):,} departed"
-
-
-@contextlib.contextmanager
+@contextmanager
 def _folder(console: Console, *, keep: bool) -> Iterator[Path]:
     """Yield the folder of this run: one that stays, in the current folder, or a temporary one."""
     if keep:
@@ -213,19 +149,3 @@ def _folder(console: Console, *, keep: bool) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="penstock-demo-", ignore_cleanup_errors=True) as name:
         yield Path(name)
-
-
-@contextlib.contextmanager
-def _log_file(path: Path) -> Iterator[None]:
-    """Send the log of the engines to a file: retries of a poison message are expected here, and not for the screen."""
-    log = logging.getLogger("penstock")
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(threadName)s %(name)s: %(message)s"))
-    propagated, log.propagate = log.propagate, False
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.propagate = propagated
-        handler.close()

@@ -1,99 +1,78 @@
-"""The Spark part, a process of its own: totals of each aircraft, upserted into SQLite by `SqlSink`.
+"""Totals of each aircraft, in a table that Spark keeps: a process of its own, with Spark inside.
 
-    python examples/demo totals BOOTSTRAP_SERVERS TOPIC FOLDER REPORT_INTERVAL
+    python -m demo.totals BOOTSTRAP_SERVERS
 
-Reports `session` when Spark runs, and `rows` as batches are done. Ends at SIGTERM.
+`SqlSink` stores the rows of a batch and the place it has reached in one SQL transaction: each flight counts once.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from demo.children import Reporter
-from demo.fold import Totals
-from penstock import App, ReportSettings
+from demo.airline import TOPIC
+from demo.flights import Flight
+from penstock import App
+from penstock.devbroker import spark_environment
+from penstock.spark_sink import SqlSink
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-TABLE = "aircraft"
+_DATABASE, _TABLE, _CHECKPOINT = "totals.sqlite", "aircraft", "checkpoint"
 
-#: Seconds between two reports.
-_REPORT_S = 0.3
+#: A small Spark, for a machine that runs everything else, too.
+_SPARK = (
+    "--master local[2] --driver-memory 1g --conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2 "
+    "--conf spark.driver.host=127.0.0.1 --conf spark.driver.bindAddress=127.0.0.1 --conf spark.local.dir=spark "
+    "--conf spark.python.unix.domain.socket.enabled=true pyspark-shell"
+)
+
+#: What the table holds of one aircraft: how many departed flights, and their minutes of delay.
+Totals = tuple[int, int]
+
+
+def plain_totals(flights: Iterable[Flight]) -> dict[str, Totals]:
+    """Return the totals of each aircraft; flights without one stand together under the empty name."""
+    totals: dict[str, Totals] = {}
+    for flight in flights:
+        if flight.departed:
+            count, delay = totals.get(flight.tail or "", (0, 0))
+            totals[flight.tail or ""] = count + 1, delay + flight.delay
+    return totals
 
 
 def read_totals(folder: Path) -> dict[str, Totals]:
-    """Return the totals that stand in Spark's table; none where Spark has stored no batch yet."""
-    path = _path(folder)
-    if not path.exists():
-        return {}
-    with closing(sqlite3.connect(path, timeout=30)) as connection:
-        known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (TABLE,)).fetchone()
-        rows = connection.execute(f"SELECT tail, flights, delay FROM {TABLE}").fetchall() if known else []  # noqa: S608 - a constant
+    """Return the totals in Spark's table; none where Spark has stored no batch yet."""
+    with closing(sqlite3.connect(folder / _DATABASE, timeout=30)) as connection:
+        known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (_TABLE,)).fetchone()
+        rows = connection.execute(f"SELECT tail, flights, delay FROM {_TABLE}").fetchall() if known else []  # noqa: S608 - a constant
     return {tail: (flights, delay) for tail, flights, delay in rows}
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the sink until the parent wants the end."""
-    from penstock import spark_sink
-
-    bootstrap_servers, topic, folder = arguments[0], arguments[1], Path(arguments[2])
-    report = ReportSettings(interval=float(arguments[3])) if arguments[3] else False
-    reporter = Reporter()
-    spark = _session(folder)
-    reporter.report("session")
-    app = App("aircraft-totals", bootstrap_servers=bootstrap_servers, report=report)
-    sink = spark_sink.SqlSink(f"sqlite:///{_path(folder)}", table=TABLE, key=["tail"], sum_columns=["flights", "delay"])
-    checkpoint = str(folder / "spark" / "checkpoint")
-    app.sink(topic, sink=sink, trigger="1 second", name="aircraft-totals", checkpoint_location=checkpoint)(_rows)
-    batch_id, busy_s = None, 0.0
-    with app.start() as running:
-        while not reporter.ending.wait(_REPORT_S) and not running.wait(0):
-            (statistics,) = running.sinks()
-            if statistics.batch_id != batch_id:
-                batch_id, busy_s = statistics.batch_id, busy_s + statistics.batch_seconds
-            stored = sum(flights for flights, _ in read_totals(folder).values())
-            reporter.report("rows", count=stored, busy_s=busy_s)
-    spark.stop()
-    return 0
-
-
-def _path(folder: Path) -> Path:
-    return folder / "totals.sqlite"
-
-
-def _session(folder: Path) -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    return (
-        SparkSession.builder.master("local[2]")
-        .appName("penstock-demo")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .config("spark.sql.warehouse.dir", str(folder / "spark" / "warehouse"))
-        .config("spark.local.dir", str(folder / "spark" / "local"))
-        .getOrCreate()
-    )
+def query_runs(folder: Path) -> bool:
+    """Tell whether Spark's query has started: it then has a checkpoint."""
+    return (folder / _CHECKPOINT / "metadata").exists()
 
 
 def _rows(messages: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as f
+    """Make a row of each message; topic, partition and offset are for the sink, which counts each row once."""
+    from pyspark.sql import functions as F  # noqa: N812 - Spark's customary name
 
-    flight = f.from_json(f.col("value").cast("string"), "tail STRING, delay BIGINT")
-    return messages.select(
-        "topic",
-        "partition",
-        "offset",
-        f.coalesce(flight["tail"], f.lit("")).alias("tail"),
-        f.lit(1).cast("bigint").alias("flights"),
-        flight["delay"].alias("delay"),
-    )
+    flight = F.from_json(F.col("value").cast("string"), "tail STRING, delay BIGINT")
+    tail = F.coalesce(flight["tail"], F.lit("")).alias("tail")
+    flights = F.lit(1).cast("bigint").alias("flights")
+    return messages.select("topic", "partition", "offset", tail, flights, flight["delay"].alias("delay"))
+
+
+if __name__ == "__main__":
+    os.environ.update(spark_environment(), PYSPARK_SUBMIT_ARGS=_SPARK)
+    app = App("aircraft-totals", bootstrap_servers=sys.argv[1], report=True)
+    sink = SqlSink(f"sqlite:///{_DATABASE}", table=_TABLE, key=["tail"], sum_columns=["flights", "delay"])
+    app.sink(TOPIC, sink=sink, trigger="1 second", name="aircraft-totals", checkpoint_location=_CHECKPOINT)(_rows)
+    app.run()

@@ -80,7 +80,7 @@ def test_a_missing_column_is_named_with_the_ones_that_are_there(tmp_path: Path) 
     ("text", "complaint"),
     [
         ("", "no header at all"),
-        (HEADER + "m1,1,1,ok\n", "line 2: 4 fields where the header names 6"),
+        (HEADER + "m1,1,1,ok\n", "line 2: the header names 6 fields"),
         (HEADER + "m1,1,1,ok,soon,A\n", "line 2: column waited must hold minutes"),
         (HEADER + "m1,1,1,ok,inf,A\n", "line 2: column waited must hold minutes"),
         (HEADER + 'm1,1,1,ok,0,"A\n', "is not a CSV file"),

@@ -1,60 +1,54 @@
-"""The demo end to end on a small input, on its own embedded broker: once kept, once broken on purpose."""
+"""The demo end to end on a few flights, on its own embedded broker: once kept, once broken on purpose."""
 
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
-from demo.flights import Columns
-from demo.main_job import DemoOptions, run
+from demo.aircraft import Fleet
+from demo.flights import Flight
+from demo.main_job import run
 from rich.console import Console
 
-COLUMNS = Columns(key="machine", order=("hour", "minute"), status="state", delay="waited", place="hall")
-ROWS = 300
+from penstock import Message
+
+#: 12 aircraft; every 9th flight is cancelled, every 25th without an aircraft.
+FLIGHTS = [
+    Flight(number, f"N{number * 7 % 12}" if number % 25 else None, f"A{number % 4}", number % 5 - 2, number % 9 != 0)
+    for number in range(300)
+]
 
 
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    """300 jobs of 12 machines: every 9th scrapped, every 25th without a machine."""
-    lines = ["machine,hour,minute,state,waited,hall"]
-    for number in range(ROWS):
-        machine = "" if number % 25 == 0 else f"m{number * 7 % 12}"
-        state = "" if number % 9 == 0 else "done"
-        lines.append(f"{machine},{number // 60},{number % 60},{state},{number % 5 - 2},H{number % 4}")
-    path = tmp_path / "jobs.csv"
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def run_and_print(options: DemoOptions) -> tuple[int, str]:
+def run_and_print() -> tuple[int, str]:
     file = io.StringIO()
-    code = run(options, Console(file=file, width=160))
+    code = run(FLIGHTS, Console(file=file, width=160), seed=1, spark=False, page=False, keep=False)
     return code, file.getvalue()
 
 
-def broken(text: str) -> list[str]:
-    return [line for line in text.splitlines() if "BROKEN" in line and "│" in line]
-
-
 @pytest.mark.thorough
-def test_a_small_input_of_the_user_keeps_every_promise(rows: Path) -> None:
-    code, text = run_and_print(DemoOptions(input=rows, columns=COLUMNS, spark=False))
+def test_a_few_flights_keep_every_promise() -> None:
+    code, text = run_and_print()
 
     assert code == 0, text
-    assert broken(text) == []
+    assert "BROKEN" not in text
     assert "Every promise was kept." in text
-    assert "recorded, checked, published once" in text
+    assert "recorded, published 1x" in text
 
 
 @pytest.mark.chaos
-def test_a_lost_message_turns_its_rows_red_and_the_exit_code_to_1(rows: Path) -> None:
-    code, text = run_and_print(
-        DemoOptions(input=rows, columns=COLUMNS, spark=False, ignored=frozenset({ROWS // 2 + 1}))
-    )
+def test_a_message_handled_twice_turns_its_rows_red_and_the_exit_code_to_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = Fleet.handle
+
+    def handle_one_twice(fleet: Fleet, message: Message) -> None:
+        handle(fleet, message)
+        if Flight.from_json(message.value).sequence == FLIGHTS[-1].sequence:
+            handle(fleet, message)
+
+    monkeypatch.setattr(Fleet, "handle", handle_one_twice)
+
+    code, text = run_and_print()
 
     assert code == 1, text
-    red = broken(text)
-    assert len(red) == 2, text
-    assert "handled + dead letters" in red[0]
-    assert "aircraft in a wrong state" in red[1]
+    red = [line for line in text.splitlines() if "BROKEN" in line and "│" in line]
+    assert ["duplicates" in line for line in red].count(True) == 1, text
+    assert "A promise was BROKEN: see the red rows." in text

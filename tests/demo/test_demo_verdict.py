@@ -3,31 +3,107 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from dataclasses import replace
 
-from demo.verdict import differing, equal, kept, rate, table
+import pytest
+from demo.aircraft import Fleet, PoisonFlightError
+from demo.flights import Flight
+from demo.plan import plan
+from demo.totals import plain_totals
+from demo.verdict import Evidence, judge, kept, table
 from rich.console import Console
 
+from penstock import Message
 
-def test_a_count_that_differs_breaks_the_verdict_and_a_rate_does_not() -> None:
-    right = [equal("duplicates", 0, 0), rate("messages handled", 12.5)]
+FLIGHTS = [Flight(number, f"N{number % 3}", f"A{number % 4}", number % 5 - 2, number % 9 != 0) for number in range(60)]
+PLAN = plan(FLIGHTS, seed=1)
+DEPARTED = [flight for flight in FLIGHTS if flight.departed]
 
-    assert kept(right)
-    assert not kept([*right, equal("messages in the topic", 980, 981)])
-    assert not kept([*right, equal("messages in the topic", 980, 979)])
+
+def seen(flights: list[Flight]) -> Fleet:
+    """Return what the app makes of messages that come in this order."""
+    fleet = Fleet(PLAN.poison)
+    for flight in flights:
+        message = Message.of(flight.to_json())
+        if flight.sequence == PLAN.poison:
+            with pytest.raises(PoisonFlightError):
+                fleet.handle(message)
+        else:
+            fleet.handle(message)
+    return fleet
+
+
+def evidence(fleet: Fleet) -> Evidence:
+    """Return what is found where everything is as promised."""
+    return Evidence(
+        recorded=[flight.sequence for flight in DEPARTED],
+        published=DEPARTED,
+        dead_letters=[flight for flight in FLIGHTS if flight.sequence == PLAN.poison],
+        fleet=fleet,
+        totals=plain_totals(FLIGHTS),
+        pending=0,
+        killed=True,
+    )
+
+
+def broken(found: Evidence) -> list[str]:
+    return [row.name for row in judge(FLIGHTS, PLAN, found) if not row.holds]
+
+
+def test_what_is_found_as_promised_is_kept() -> None:
+    rows = judge(FLIGHTS, PLAN, evidence(seen(DEPARTED)))
+
+    assert kept(rows)
+    assert all(row.holds for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [
+        (lambda: DEPARTED[:-1], ["handled + dead letters", "aircraft in a wrong state"]),
+        (
+            lambda: [*DEPARTED, DEPARTED[-1]],
+            ["handled + dead letters", "aircraft in a wrong state", "duplicates", "order violations"],
+        ),
+        (lambda: [*DEPARTED[3:], *DEPARTED[:3]], ["aircraft in a wrong state", "order violations"]),
+        (
+            lambda: FLIGHTS,
+            ["handled + dead letters", "aircraft in a wrong state", "cancelled flights seen"],
+        ),
+    ],
+    ids=["lost", "doubled", "out of order", "cancelled"],
+)
+def test_what_reaches_the_app_otherwise_breaks_its_rows(order: Callable[[], list[Flight]], names: list[str]) -> None:
+    assert broken(evidence(seen(order()))) == names
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"recorded": [PLAN.killed]}, ["rows in the flights table"]),
+        ({"published": [*DEPARTED, DEPARTED[0]]}, ["messages in the topic"]),
+        ({"dead_letters": []}, ["handled + dead letters", "dead letters"]),
+        ({"totals": {}}, ["messages in Spark's table", "aircraft with wrong totals in Spark"]),
+        ({"pending": 1}, ["undecided transactions"]),
+        ({"killed": False}, ["senders killed before their decision"]),
+        (
+            {"published": [flight for flight in DEPARTED if flight.sequence != PLAN.killed]},
+            ["messages in the topic", f"its flight {PLAN.killed}"],
+        ),
+    ],
+    ids=str,
+)
+def test_what_stands_elsewhere_otherwise_breaks_its_rows(change: dict[str, object], names: list[str]) -> None:
+    assert broken(replace(evidence(seen(DEPARTED)), **change)) == names  # type: ignore[arg-type]  # fields by name
 
 
 def test_a_broken_promise_is_printed_in_red_and_in_words() -> None:
     console = Console(file=io.StringIO(), width=160, color_system="standard", force_terminal=True)
-    console.print(table("title", [equal("undecided transactions", 0, 0), equal("duplicates", 0, 1)]))
+    console.print(table("title", judge(FLIGHTS, PLAN, replace(evidence(seen(DEPARTED)), pending=1))))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO was given above
 
-    (broken,) = [line for line in lines if "BROKEN" in line]
-    assert "duplicates" in broken
-    assert "\x1b[1;31m" in broken
-    assert not any("\x1b[1;31m" in line for line in lines if "undecided" in line)
-
-
-def test_a_key_that_only_one_side_has_differs() -> None:
-    assert differing({"a": 1, "b": 2}, {"a": 1, "b": 2}) == 0
-    assert differing({"a": 1, "b": 2}, {"a": 1, "c": 2}) == 2
-    assert differing({"a": 1}, {"a": 2}) == 1
+    (red,) = [line for line in lines if "BROKEN" in line]
+    assert "undecided transactions" in red
+    assert "\x1b[1;31m" in red
+    assert not any("\x1b[1;31m" in line for line in lines if "duplicates" in line)

@@ -39,22 +39,25 @@ def demo(
 
     Exit codes: 0 every promise was kept, 1 one was not, 2 wrong use.
     """
+    if whole_year and input_file is not None:
+        raise ConfigurationError("--all and --input exclude each other: --all is about the built-in flights")
     sys.path.insert(0, str(_examples()))
-    from demo.flights import Columns
-    from demo.main_job import DemoOptions, run
+    from demo.flights import Columns, read_csv, read_package
+    from demo.main_job import run
+    from rich.console import Console
 
-    names = tuple(name.strip() for name in order.split(",") if name.strip())
-    columns = Columns(key, names, status, delay, place)
-    options = DemoOptions(
-        whole_year=whole_year, input=input_file, columns=columns, keep=keep, seed=seed, spark=spark, page=page
-    )
-    raise typer.Exit(run(options))
+    if input_file is None:
+        flights = read_package(whole_year=whole_year)
+    else:
+        names = tuple(name.strip() for name in order.split(",") if name.strip())
+        flights = read_csv(input_file, Columns(key, names, status, delay, place))
+    raise typer.Exit(run(flights, Console(), seed=seed, spark=spark, page=page, keep=keep))
 
 
 def _examples() -> Path:
     """Return the folder `examples` of the checkout that penstock is installed from, or of the current folder."""
     for checkout in (Path(penstock.__file__).parents[2], Path.cwd()):
-        if (checkout / "examples" / "demo" / "__main__.py").is_file():
+        if (checkout / "examples" / "demo" / "main_job.py").is_file():
             return checkout / "examples"
     raise ConfigurationError(
         "the demo is not in the installed package: it is the folder examples/demo of penstock's repository. "
