@@ -16,8 +16,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from penstock.clients.bounded_calls import CLOSE_S, end_within
 from penstock.clients.factory import consumer as new_consumer
 from penstock.clients.gc_pause import collection_put_off
-from penstock.clients.kafka_errors import ErrorKind, kind_of, reason
+from penstock.clients.kafka_errors import ErrorKind, code_of, kind_of, reason
+from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.options import ClientConfig
+from penstock.places import place_text
 
 #: Client settings, by prefix, that only mean something to a member of a consumer group, or to the user's own clients.
 _OF_A_MEMBER = (
@@ -71,6 +73,8 @@ Failed = Callable[[ErrorKind, KafkaError, Place], object]
 
 _POLL_S = 0.1
 _RECORDS = 1_000
+#: Who reads one record: the client wants a group; nothing is asked of it.
+_ONE_RECORD = "penstock-one-record"
 #: Seconds after an error: they come back at once, and without a pause this would spin.
 _RETRY_DELAY_S = 0.1
 #: The least time a question has, in seconds.
@@ -300,3 +304,29 @@ def take(consumer: Consumer, timeout_s: float, most: int) -> list[Message]:
         return []
     with collection_put_off():
         return [first, *(consumer.consume(most - 1, 0) if most > 1 else ())]
+
+
+def read_record(bootstrap_servers: str, config: ClientConfig, place: Place, offset: int, limit_s: float) -> Message:
+    """Return the one record at an offset, for a reader of the user's `isolation.level`; arguments as `PartitionReader`.
+
+    Raises:
+        PenstockError: there is none.
+        BrokerConnectionError: it did not come within `limit_s` seconds.
+    """
+    text = place_text(*place, offset)
+    isolation = config.get("isolation.level", "read_committed")
+    with PartitionReader(bootstrap_servers, config, _ONE_RECORD, isolation=isolation) as reader:
+        deadline = time.monotonic() + limit_s
+        try:
+            # A client that reads a topic which it may not see, or that is not there, says nothing in this time.
+            reader.bounds(place[0], [place[1]], limit_s)
+            record = reader.record_at(place, offset, deadline - time.monotonic())
+        except KafkaException as error:
+            is_hidden = code_of(error) == KafkaError._UNKNOWN_PARTITION  # noqa: SLF001 - the library's public constants look so
+            why = "there is no such partition, or this user may not see it" if is_hidden else reason(error)
+            raise BrokerConnectionError(f"{text} did not come: {reader.trouble or why}") from error
+        except NotReadInTimeError as error:
+            raise BrokerConnectionError(f"{text} did not come: {reader.trouble or 'no answer'}") from error
+    if record is None:
+        raise PenstockError(f"there is no message at {text}: it was deleted, or is not committed")
+    return record
