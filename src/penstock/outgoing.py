@@ -58,12 +58,6 @@ def require_topic_name(option: str, name: object) -> None:
         )
 
 
-def colliding(name: str, topics: Iterable[str]) -> str | None:
-    """Return a topic for which Kafka creates none of that name: its metrics take dots and underscores for the same."""
-    alike = name.replace(".", "_")
-    return next((topic for topic in topics if topic != name and topic.replace(".", "_") == alike), None)
-
-
 def require_place(topic: object, partition: object) -> None:
     """Raise `ConfigurationError` unless a message can go there; None stands for any partition."""
     if not isinstance(topic, str) or not is_topic_name(topic):

@@ -33,7 +33,7 @@ from penstock.consumer.retry_topics import retry_topics
 from penstock.dead_letters.headers import DeadLetterFormat, default_topic
 from penstock.errors import ConfigurationError
 from penstock.option_list import takes_options
-from penstock.outgoing import colliding, is_topic_name, require_topic_name
+from penstock.outgoing import require_topic_name
 
 #: Called with a message, or with a list of messages where `batch` is more than one, and with a `Context` where its
 #: second parameter is annotated so; may be an `async def`.
@@ -172,11 +172,7 @@ def ordering_of(handler: Handler, lanes: int, numbers: SpaceNumbers, *, together
 
 
 def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:
-    """Raise `ConfigurationError` where handlers would feed each other what they give up, or themselves.
-
-    Or where Kafka would not create a topic for it, for its name.
-    """
-    _require_names_of_outputs(group, handlers)
+    """Raise `ConfigurationError` where handlers would feed each other what they give up, or themselves."""
     for topic, handler in handlers.items():
         if handler.to == topic:
             raise ConfigurationError(
@@ -200,27 +196,3 @@ def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:
             if at in way:
                 break  # a round that does not pass here is found from one of its own topics
             way.append(at)
-
-
-def _require_names_of_outputs(group: str, handlers: Mapping[str, Handler]) -> None:
-    changes: dict[str, str] = {}
-    for topic, handler in handlers.items():
-        for name in retry_topics(group, topic, handler.retry_delays):
-            changes[name] = (
-                f"it is where messages of {topic} wait for their retry: give the app another name than {group!r}, or "
-                f"leave retry_delays out of handler {handler.name}"
-            )
-        if handler.on_failure is OnFailure.DEAD_LETTER:
-            name = handler.dead_letter_topic.replace("{topic}", topic)
-            changes[name] = f"it takes dead letters of {topic}: give handler {handler.name} another dead_letter_topic"
-    for name, change in changes.items():
-        if not is_topic_name(name):
-            raise ConfigurationError(
-                f"Kafka takes no topic of the name {name!r}, which has {len(name)} characters, but 1 to 249 letters, "
-                f"digits, dots, underscores and hyphens; {change}"
-            )
-        if other := colliding(name, (*handlers, *changes)):
-            raise ConfigurationError(
-                f"Kafka creates no topic {name} where there is {other}: its metrics name both alike, for dots and "
-                f"underscores are the same there; {change}"
-            )
