@@ -30,13 +30,11 @@ class FakeConsumer:
     def __init__(self, position: int) -> None:
         self.at = position
         self.sent: list[int] = []
-        #: What the group has, how long it was waited for at each question, and whether it answers none.
-        self.group: list[TopicPartition] = []
+        #: How long the group was waited for at each question, and whether it answers none.
         self.asked: list[float] = []
         self.silent = False
-        #: The metadata of each commit, and how many characters of it are taken.
+        #: The metadata of each commit.
         self.metadata: list[str] = []
-        self.takes = 4095
         self.fails = False
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
@@ -51,14 +49,12 @@ class FakeConsumer:
             raise KafkaException(KafkaError(KafkaError.NOT_COORDINATOR))
         self.metadata.append(offsets[0].metadata)
         self.sent.append(offsets[0].offset)
-        if len(offsets[0].metadata) <= self.takes:
-            self.group = offsets
 
     def committed(self, asked: list[TopicPartition], timeout: float) -> list[TopicPartition]:
         self.asked.append(timeout)
         if self.silent:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return self.group or asked
+        return asked
 
 
 def client(position: int) -> Any:
@@ -213,18 +209,6 @@ def test_where_the_broker_refuses_a_map_commits_go_on_without_maps(caplog: pytes
     assert [len(text) > 100 for text in consumer.metadata] == [True, False, False]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "offset.metadata.max.bytes" in caplog.text
-
-
-def test_a_revocation_that_is_the_first_to_send_a_map_commits_where_the_broker_refuses_it() -> None:
-    consumer = client(position=15)
-    consumer.takes = 0
-    commits, assignment = commits_of()
-    assignment.tracker.complete(scattered(assignment), (0,))
-
-    commits.commit_revoked(consumer, [assignment], 5.0)
-
-    assert [bool(text) for text in consumer.metadata] == [True, False]
-    assert [point.offset for point in consumer.group] == [assignment.tracker.commit_point(0).offset]
 
 
 def test_a_commit_of_a_revocation_that_is_not_answered_in_time_is_said_to_be_unknown(

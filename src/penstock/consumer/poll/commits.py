@@ -148,17 +148,7 @@ class ConsumerCommits(Commits):
         sent = self._commit(client, assignments, self._clock.monotonic())
         try:
             if sent:
-                found = client.committed([TopicPartition(each.topic, each.partition) for each in sent], wait_s)
-                # It may be the map that is refused. The answer that says so comes too late here.
-                self._send(
-                    client,
-                    [
-                        TopicPartition(each.topic, each.partition, each.committed.offset, metadata="")
-                        for each, has in zip(sent, found, strict=True)
-                        if each.committed.metadata and has.offset < each.committed.offset
-                    ],
-                    self._clock.monotonic(),
-                )
+                client.committed([TopicPartition(each.topic, each.partition) for each in sent], wait_s)
         except KafkaException as error:
             _log.warning(
                 "the group is not known to have the commit of %s, which were revoked, within %.1f s: %s; where it does "
