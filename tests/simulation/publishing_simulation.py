@@ -132,9 +132,8 @@ class PublishingSimulation(Simulation):
         self._writers: dict[Instance, MemoryTransactionalWriter] = {}
         # The offsets of a partition are not told before the transaction of its former owner has ended.
         self._brokers_s += 2 * (TIMEOUT_S + LOOK_S)
-        #: Whether offset maps have no room. Messages of several logs, or of a batch, would wait for each other then.
-        (first, *others) = app.handlers.values()
-        self.has_one_log = partitions == 1 and not others and first.batch == 1 and not first.retry_delays
+        #: Whether offset maps have no room. Messages of a batch would wait for those between them then.
+        self.has_no_map = partitions == 1 and all(handler.batch == 1 for handler in app.handlers.values())
         self._parked = 0
         self._allow_parked(self.settings.max_in_flight)
         #: How often what happened that a run should meet.
@@ -218,7 +217,7 @@ class PublishingSimulation(Simulation):
 
     def _watch(self, outbox: Any) -> None:
         """Let others work while a transaction is put together, and note what seldom happens to one."""
-        if self.has_one_log:
+        if self.has_no_map:
             # What is done above the watermark must wait: no map tells of it.
             outbox._map_chars = _NO_MAP_CHARS
         changed, take, split = outbox.changed, outbox._take, outbox._split

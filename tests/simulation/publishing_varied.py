@@ -81,7 +81,7 @@ class PublishingDriver(RandomDriver):
         mine = (_PUBLISHING | _RARE) if is_exact else {"fatal": 0.7, "refused results": 1.0}
         if not is_exact or self._chance.random() < 0.3:
             mine.pop("closed topic", None)
-        if simulation.has_one_log:
+        if simulation.has_no_map:
             # What is refused is tried again behind what waits for room above it.
             mine = {name: weight for name, weight in mine.items() if name not in ("closed topic", "refused results")}
         self.actions += mine

@@ -377,7 +377,7 @@ def commits_offsets_before_their_results(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(TransactionalOutbox, "submit", complete)
     patch.setattr(transactional_outbox, "places_of", lambda inside: {})
-    patch.setattr(transactional_outbox, "without_room", lambda *_: [])
+    patch.setattr(transactional_outbox, "note_full", lambda *_: False)
 
 
 def publishes_a_result_twice(patch: pytest.MonkeyPatch) -> None:
@@ -457,7 +457,9 @@ def puts_what_is_done_again_behind_the_rest(patch: pytest.MonkeyPatch) -> None:
 
 def lets_results_pass_what_waits_for_a_silent_topic(patch: pytest.MonkeyPatch) -> None:
     """What is behind a result that waits for its topic goes on."""
-    patch.setattr(transactional_outbox, "waits_behind", lambda held, submission: False)
+    take = TransactionalOutbox._take
+    nothing = type("Nothing", (set,), {"add": lambda self, lane: None})
+    patch.setattr(TransactionalOutbox, "_take", lambda self, aside, _, full: take(self, aside, nothing(), full))
 
 
 def takes_silence_for_a_refusal(patch: pytest.MonkeyPatch) -> None:
@@ -502,7 +504,7 @@ def commits_offsets_of_what_waits(patch: pytest.MonkeyPatch) -> None:
 
 def publishes_what_the_map_has_no_room_for(patch: pytest.MonkeyPatch) -> None:
     """A result is in a transaction whose offset map was cut before its offset."""
-    patch.setattr(transactional_outbox, "without_room", lambda *_: [])
+    patch.setattr(transactional_outbox, "note_full", lambda *_: False)
 
 
 # Planted defects, at least once

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.consumer.assignments import Assignment, ConsumerLane, require_key
+from penstock.consumer.assignments import Assignment
 from penstock.consumer.outbox.outbox import Submission
 from penstock.offsets import Block, CommitPoint, decode
 
 #: Places in blocks of offsets.
 Places = dict[Block, list[int]]
-#: Lanes in which something is kept, so that what comes later in them waits; nothing waits for a parked message. None:
-#: for a silent topic, behind which all waits. Else it waits for room in the offset map, and only its keys do. What is
-#: of the partition named there and below the offset passes: it was refused before, and what is kept needs its room.
-Held = dict[ConsumerLane | None, dict[Hashable, tuple[Assignment, int]] | None]
+#: Of partitions whose offset map has no room for all that would be done: the lowest offset that it does not tell of.
+Full = dict[Assignment, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -42,60 +40,33 @@ def places_of(inside: Iterable[Submission]) -> dict[Assignment, Places]:
     return found
 
 
-def waits_behind(held: Held, submission: Submission) -> bool:
-    """Tell whether a submission must stay behind an earlier one of its lane that is kept."""
-    if submission.lane not in held:
-        return False
-    keys, own = held[submission.lane], submission.assignment
-    return keys is None or any(
-        key in keys and (keys[key][0] is not own or offset >= keys[key][1]) for key, offset in _keyed(submission)
-    )
+def note_full(full: Full, places: Mapping[Assignment, Places], positions: Mapping[Assignment, CommitPoint]) -> bool:
+    """Note the partitions whose positions do not tell of all these places; return whether there are such.
 
-
-def hold(held: Held, submission: Submission, *, is_silent: bool = False) -> None:
-    """Have what comes later wait behind a submission that is kept."""
-    if submission.lane is None:
-        return
-    keys, own = None if is_silent else held.setdefault(submission.lane, {}), submission.assignment
-    if keys is None:
-        held[submission.lane] = None
-        return
-    for key, offset in _keyed(submission):
-        assignment, lowest = keys.get(key, (own, offset))
-        if assignment is own:
-            keys[key] = own, min(offset, lowest)
-
-
-def without_room(
-    inside: Sequence[Submission],
-    places: Mapping[Assignment, Places],
-    positions: Mapping[Assignment, CommitPoint],
-    held: Held,
-) -> list[Submission]:
-    """Return those whose offsets the positions do not tell, with what must stay behind them; those are held.
-
-    `places` are those of all that is inside. An offset map that is too long is cut at its end. A message whose offset
-    was cut off would be visible, and written again by the next owner.
+    An offset map that is too long is cut at its end. A message whose offset was cut off would be visible, and written
+    again by the next owner.
     """
-    done_below = {assignment: _done_below(assignment, point) for assignment, point in positions.items()}
-    # By fetch first: as a rule there is room for all.
-    if all(
-        block.offsets[max(indexes)] < done_below.get(assignment, 0)
-        for assignment, blocks in places.items()
-        for block, indexes in blocks.items()
-    ):
-        return []
-    without: list[Submission] = []
-    for submission in inside:
-        last = max(fetch.block.offsets[index] for fetch, index, _ in submission.items)
-        if last >= done_below.get(submission.assignment, 0) or waits_behind(held, submission):
-            without.append(submission)
-            hold(held, submission)
-    return without
+    found = {}
+    for assignment, blocks in places.items():
+        point = positions.get(assignment)
+        below = 0 if point is None else _done_below(assignment, point)
+        # By fetch first: as a rule there is room for all.
+        if beyond := [block for block, indexes in blocks.items() if block.offsets[max(indexes)] >= below]:
+            offsets = (block.offsets[index] for block in beyond for index in blocks[block])
+            lowest = min(offset for offset in offsets if offset >= below)
+            found[assignment] = min(lowest, full.get(assignment, lowest))
+    full |= found
+    return bool(found)
 
 
-def _keyed(submission: Submission) -> list[tuple[Hashable, int]]:
-    return [(require_key(item), item[0].block.offsets[item[1]]) for item in submission.items]
+def has_no_room(full: Full, submission: Submission) -> bool:
+    """Tell whether a submission waits for room in the offset map of its partition.
+
+    So does all that is above it there. What is below passes, for it gives the room: also of the same key, as a message
+    that is done again after a refusal.
+    """
+    below = full.get(submission.assignment)
+    return below is not None and max(fetch.block.offsets[index] for fetch, index, _ in submission.items) >= below
 
 
 def _done_below(assignment: Assignment, point: CommitPoint) -> int:

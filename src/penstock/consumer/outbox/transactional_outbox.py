@@ -8,7 +8,7 @@ What was in a transaction that was aborted is written again, from the messages a
 is called for it. One in doubt is settled first: a successor under the same id has ended it, so that the group's
 committed offsets tell whether it was committed. Offsets are done in their trackers once the transaction is committed;
 its positions are taken from the trackers as if they were. A submission goes in only with its offset: one that the
-offset map has no room for waits, with what is behind it of its keys.
+offset map has no room for waits, with what is above it in its partition.
 
 A transaction that fails for what is in it is *split*: the next has half of it, so that the one submission which a
 broker refuses, or which is too large to be delivered in time, is alone in the end; then it is refused. Topics that do
@@ -38,9 +38,9 @@ from penstock.clients.kafka_errors import code_of, concerns_a_group, is_rebalanc
 from penstock.clients.ration import once_in, rationed
 from penstock.clients.transactional.end_watch import SURE_S, UnknownEndError
 from penstock.clients.transactional.faults import GivenUpError, IdLostError, NotOpenedError
-from penstock.consumer.assignments import Assignment, Assignments
+from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane
 from penstock.consumer.outbox.outbox import Outbox, Submission
-from penstock.consumer.outbox.transaction import Held, Places, Transaction, hold, places_of, waits_behind, without_room
+from penstock.consumer.outbox.transaction import Full, Places, Transaction, has_no_room, note_full, places_of
 from penstock.consumer.outbox.transaction_runner import Steps, TooSlowError, TransactionRunner
 from penstock.offsets import MAX_METADATA_CHARS, CommitPoint
 
@@ -201,14 +201,15 @@ class TransactionalOutbox(Outbox):
     def _next(self) -> Transaction:
         """Return the next transaction: what is first in the queue, may go, and has its offset in the positions."""
         aside: list[Submission] = []
-        held: Held = {}
+        lanes: set[ConsumerLane] = set()
+        full: Full = {}
         while True:
-            inside, kept = self._take(aside, held)
+            inside, kept = self._take(aside, lanes, full)
             positions = self.changed(places := places_of(inside))
-            while without := without_room(inside, places, positions, held):
-                inside = [submission for submission in inside if submission not in without]
+            while note_full(full, places, positions):
                 # In front of what was kept, which is behind it where both are of one key.
-                kept = [*without, *kept]
+                kept = [*(submission for submission in inside if has_no_room(full, submission)), *kept]
+                inside = [submission for submission in inside if not has_no_room(full, submission)]
                 positions = self.changed(places := places_of(inside))
             aside += kept
             # What has no room gets it from what is below it, which may stand behind it in the queue.
@@ -217,22 +218,26 @@ class TransactionalOutbox(Outbox):
                 self._put_back(aside, inside)
                 return Transaction(inside, places, positions)
 
-    def _take(self, aside: Sequence[Submission], held: Held) -> tuple[list[Submission], list[Submission]]:
-        """Take from the queue what may be in one transaction; and what is to be kept: for silent topics, or behind it.
+    def _take(
+        self, aside: Sequence[Submission], lanes: set[ConsumerLane], full: Full
+    ) -> tuple[list[Submission], list[Submission]]:
+        """Take from the queue what may be in one transaction; and what is to be kept.
 
-        What was put aside before stays so.
+        That is for silent topics, or behind such in one of these lanes, or waits for room. What was put aside before
+        stays so.
         """
         inside: list[Submission] = []
         gone: list[Submission] = []
         kept: list[Submission] = []
-        keeps, now, size_bytes = bool(self._silent or held), self._clock.monotonic(), 0
+        keeps, now, size_bytes = bool(self._silent or full), self._clock.monotonic(), 0
         self._is_trial = False
         queue, most = self._queue, self._most
         while queue and len(inside) < most and not self._is_trial:
             submission = queue[0]
             # Until when nothing is written to one of its topics; 0 where none of them is silent.
             until = max([0.0, *(self._silent.get(to.topic, 0.0) for to in submission.messages)]) if keeps else 0.0
-            is_kept = keeps and (until > now or waits_behind(held, submission))
+            is_silent = keeps and (until > now or submission.lane in lanes)
+            is_kept = is_silent or (keeps and has_no_room(full, submission))
             # One of a topic that was silent is tried alone: it would fail all others.
             if inside and not is_kept and (until or size_bytes + submission.size_bytes > _MOST_BYTES):
                 break
@@ -241,7 +246,8 @@ class TransactionalOutbox(Outbox):
                 gone.append(submission)
             elif is_kept:
                 kept.append(submission)
-                hold(held, submission, is_silent=until > now)
+                if is_silent and submission.lane is not None:
+                    lanes.add(submission.lane)
             else:
                 inside.append(submission)
                 size_bytes += submission.size_bytes
