@@ -22,8 +22,8 @@ from penstock.consumer.handlers import call_guard
 from penstock.consumer.handlers.call_guard import CallGuard
 from penstock.consumer.handlers.route import Failed
 from penstock.consumer.inspect.details import lane_depths
-from penstock.consumer.inspect.watchdog import GRACE_S
 from penstock.consumer.lanes.slot import ExecutionSlot
+from penstock.consumer.poll.watchdog import GRACE_S
 from penstock.consumer.run import handler_calls
 from penstock.consumer.run.handler_calls import call
 from penstock.errors import HandlerTimeLimitError, NotGivenUpError, WorkersBlockedError

@@ -8,7 +8,7 @@ from itertools import accumulate
 from confluent_kafka import KafkaError
 
 from penstock.consumer.handlers.options import OnFailure
-from penstock.consumer.inspect.watchdog import GRACE_S
+from penstock.consumer.poll.watchdog import GRACE_S
 from penstock.testing.memory import codes
 from simulation.group_simulation import Simulation
 from simulation.instance import Instance, State

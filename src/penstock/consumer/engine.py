@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.clients.cluster import Clock
 from penstock.clients.rights import THIS_CLIENT
 from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, Fetch
+from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.environment import MiddlewareSpec
 from penstock.consumer.handlers.functions import Context
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.registry import TopicPatterns
 from penstock.consumer.handlers.route import Routes
 from penstock.consumer.inspect.statistics import ConsumerStatistics, longest_in_handler, partition_statistics
-from penstock.consumer.inspect.watchdog import Watchdog
 from penstock.consumer.lanes.plan import LanePlan
 from penstock.consumer.lanes.processor import LaneProcessor
 from penstock.consumer.lanes.slot import ExecutionSlot, complete_finished
@@ -51,6 +51,7 @@ class PollCounts:
     lost: int = 0
     commits: int = 0
     failed_commits: int = 0
+    stalls: int = 0
     #: By reason.
     pauses: dict[str, int] = field(default_factory=dict)
 
@@ -99,6 +100,8 @@ class Engine:
         self.assignments = Assignments()
         self.timers = Timers()
         self.counts = PollCounts()
+        #: Calls that were abandoned and have not returned. Replaced as a whole by the poll thread: any thread reads it.
+        self.abandoned: tuple[AbandonedCall, ...] = ()
         #: Where a key function is being called. Written by the poll thread.
         self.poll_slot = ExecutionSlot(Kind.THREAD, f"penstock-poll-{group}")
         self.outbox: Outbox = PlainOutbox()
@@ -143,18 +146,6 @@ class Engine:
         )
         for topic, handler in handlers.items():
             self.routes.add(topic, handler)
-        self.watchdog = Watchdog(
-            group,
-            settings.stall_after,
-            has_limits=self.lane_plan.has_threads
-            and any(
-                limit is not None for limit in (settings.time_limit, *(one.time_limit for one in self.all_handlers))
-            ),
-            slots=self.slots,
-            executor=lambda: self.executor,
-            give_ups=self.processor.give_ups,
-            restart=partial(self.stop_request.fail, drains=True),
-        )
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -194,7 +185,7 @@ class Engine:
         """Return the counts of this moment, from live state, with so many worker threads. Any thread."""
         self.complete_finished()
         slots, scheduler, publisher = self.slots(), self.scheduler, self.dead_letter_publisher
-        now, abandoned = self.clock.monotonic(), self.watchdog.abandoned
+        now, abandoned = self.clock.monotonic(), self.abandoned
         longest = longest_in_handler(slots, now)
         partitions = tuple(partition_statistics(assignment) for assignment in self.assignments.all())
         of_slots: dict[str, Any] = {name: sum(getattr(slot, name) for slot in slots) for name in _COUNTED_IN_SLOTS}
@@ -217,7 +208,6 @@ class Engine:
                 for parked in lane.parked.copy().values()  # in one step: the holder changes the dictionary meanwhile
             ),
             deferred=len(self.processor.deferred),
-            stalls=self.watchdog.stalls,
             workers=workers,
             busy_workers=sum(slot.record is not None for slot in slots),
             lanes=len(scheduler.lanes),

@@ -20,10 +20,10 @@ from penstock.consumer.handlers.options import RetryPolicy, check_rates, policy_
 from penstock.consumer.handlers.registry import TopicPatterns
 from penstock.consumer.inspect.details import ConsumerDetails, details_of
 from penstock.consumer.inspect.statistics import LOOP_BUDGET_S, ConsumerStatistics, Liveness, longest_in_handler
-from penstock.consumer.inspect.watchdog import stack_of, stack_of_thread
 from penstock.consumer.poll.explain import Explanation
 from penstock.consumer.poll.loop import PollLoop
 from penstock.consumer.poll.topics import Needs, needs_of
+from penstock.consumer.poll.watchdog import stack_of, stack_of_thread
 from penstock.consumer.run.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.settings import UNCHANGED, UNCHANGED_SETTINGS, ConsumerSettings, LiveSettings, Unchanged
 from penstock.errors import ConfigurationError, StoppedError
@@ -301,7 +301,7 @@ class LitePushConsumer:
         """Return since when its threads have not come round, and the message that is in a handler for longest."""
         engine, loop, now = self._engine, self._loop, self._engine.clock.monotonic()
         is_polling = not loop.membership.leaving.is_set()
-        turned_at = engine.watchdog.turned_at if is_polling else None
+        turned_at = loop.watchdog.turned_at if is_polling else None
         return Liveness(
             turned_s=None if turned_at is None else max(0.0, now - turned_at),
             # A revocation waits for handlers and then for its commit.
@@ -333,7 +333,7 @@ class LitePushConsumer:
         workers = None if workers is None else set(workers)
         busy = {slot.name: slot for slot in self._engine.slots() if slot.record is not None}
         stacks = {name: "".join(stack_of(slot)) for name, slot in busy.items() if workers is None or name in workers}
-        for call in self._engine.watchdog.abandoned:
+        for call in self._engine.abandoned:
             if workers is None or call.worker in workers:
                 stacks[call.worker] = "".join(stack_of_thread(call.thread_id))
         return stacks

@@ -1,1 +1,1 @@
-"""What a consumer shows of itself: statistics, details, the explain server, the watchdog."""
+"""What a consumer shows of itself: statistics, details, the explain server."""

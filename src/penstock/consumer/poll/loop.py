@@ -22,6 +22,7 @@ from penstock.consumer.poll.membership import Membership
 from penstock.consumer.poll.positions import Positions
 from penstock.consumer.poll.refusals import Refusals
 from penstock.consumer.poll.topics import Topics, output_topics, prepare_topics, result_topics
+from penstock.consumer.poll.watchdog import Watchdog
 from penstock.errors import raised
 from penstock.routing import KeyState
 
@@ -58,7 +59,10 @@ class PollLoop:
         self.positions = Positions(engine)
         self.topics = Topics(engine, self.refusals)
         self._explainer = Explainer(engine, self.topics, self.refusals, self.positions, self.app_pauses)
-        self.membership = Membership(engine, self.commits, self.back_pressure, self.positions, self.refusals)
+        self.watchdog = Watchdog(engine)
+        self.membership = Membership(
+            engine, self.commits, self.back_pressure, self.positions, self.refusals, watchdog=self.watchdog
+        )
         if isinstance(engine.outbox, TransactionalOutbox):
             engine.outbox.generation = self.membership.generation
             engine.outbox.note_refusal = partial(self.refusals.note_missing_right, topic=None)
@@ -142,7 +146,7 @@ class PollLoop:
         self.positions.note_ends(client, now)
         self.membership.check(now)
         self._workers_wanted = engine.executor.wake_idle()
-        engine.watchdog.check(now)
+        self.watchdog.check(now)
 
     def _poll_timeout(self, now: float) -> float:
         """Return the seconds that may be spent waiting for a message."""

@@ -25,6 +25,7 @@ from penstock.consumer.poll.back_pressure import BackPressure
 from penstock.consumer.poll.commits import Commits
 from penstock.consumer.poll.positions import Positions, names
 from penstock.consumer.poll.refusals import Refusals
+from penstock.consumer.poll.watchdog import Watchdog
 from penstock.offsets import decode, owner_of
 
 _log = logging.getLogger(__name__)
@@ -54,7 +55,14 @@ class Membership:
     _leaves_its_name: bool
 
     def __init__(
-        self, engine: Engine, commits: Commits, back_pressure: BackPressure, positions: Positions, refusals: Refusals
+        self,
+        engine: Engine,
+        commits: Commits,
+        back_pressure: BackPressure,
+        positions: Positions,
+        refusals: Refusals,
+        *,
+        watchdog: Watchdog,
     ) -> None:
         self._engine = engine
         self._clock = engine.clock
@@ -62,6 +70,7 @@ class Membership:
         self._back_pressure = back_pressure
         self._positions = positions
         self._refusals = refusals
+        self._watchdog = watchdog
         # The group's metadata as it last was while this member had an id.
         self._generation: Any = None
         #: Set when nothing is left to do but to leave the group.
@@ -196,7 +205,7 @@ class Membership:
         """Return the names of what holds messages of these assignments: slots, completions, the outbox."""
         # Done here in a revocation: nobody else would learn of what brokers acknowledge meanwhile.
         engine, outbox = self._engine, self._engine.outbox
-        engine.watchdog.check(self._clock.monotonic())
+        self._watchdog.check(self._clock.monotonic())
         engine.complete_finished()
         busy = engine.processor.busy_with(engine.slots(), assignments)
         outbox.serve()

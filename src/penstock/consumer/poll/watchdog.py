@@ -18,17 +18,15 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Sequence
 
 from penstock.consumer.assignments import Fetch
+from penstock.consumer.engine import Engine
 from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
 from penstock.consumer.inspect.statistics import in_handler, under_way
-from penstock.consumer.lanes.parking import GiveUps
 from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall, complete_finished
-from penstock.consumer.run.executor import Executor
 from penstock.errors import HandlerTimeLimitError, WorkersBlockedError
 
 _log = logging.getLogger(__name__)
@@ -39,52 +37,41 @@ _MAX_FRAMES = 12
 GRACE_S = 5.0
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Watchdog:
-    """Watches the slots of a consumer. On the poll thread only, save where it says otherwise."""
+    """Watches the slots of an engine. On the poll thread only, save where it says otherwise."""
 
-    #: The consumer group, for messages to the user.
-    group: str
-    stall_after: float
-    _: KW_ONLY
-    #: Whether a plain handler may have a time limit.
-    has_limits: bool
-    slots: Callable[[], Iterable[ExecutionSlot]]
-    #: What calls the handlers.
-    executor: Callable[[], Executor]
-    #: The messages that somebody wants to be given up.
-    give_ups: GiveUps
-    #: Stops the consumer, after a drain, because of an error.
-    restart: Callable[[BaseException], None]
-    #: How many messages were reported as stalled.
-    stalls: int = field(default=0, init=False)
-    #: When the poll thread last came by, on the engine's clock; None before its first turn. Any thread reads it.
-    turned_at: float | None = field(default=None, init=False)
-    #: Calls that were abandoned and have not returned. Replaced as a whole: any thread reads it.
-    abandoned: tuple[AbandonedCall, ...] = field(default=(), init=False)
-    _next: float = field(default=0.0, init=False)
-    _watched: dict[ExecutionSlot, SeenCall] = field(default_factory=dict, init=False)
-    _has_interrupted: bool = field(default=False, init=False)
-    _loop_reported: bool = field(default=False, init=False)
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._stall_after = engine.settings.stall_after
+        # Whether a plain handler may have a time limit.
+        limits = (engine.settings.time_limit, *(handler.time_limit for handler in engine.all_handlers))
+        self._has_limits = engine.lane_plan.has_threads and any(limit is not None for limit in limits)
+        #: When the poll thread last came by, on the engine's clock; None before its first turn. Any thread reads it.
+        self.turned_at: float | None = None
+        self._next = 0.0
+        self._watched: dict[ExecutionSlot, SeenCall] = {}
+        self._has_interrupted = False
+        self._loop_reported = False
 
     def check(self, now: float) -> None:
         """Report, interrupt and abandon what is due."""
         self.turned_at = now
-        if self.abandoned:
-            self.abandoned = tuple(call for call in self.abandoned if not call.has_ended)
+        engine = self._engine
+        if engine.abandoned:
+            engine.abandoned = tuple(call for call in engine.abandoned if not call.has_ended)
         is_time = now >= self._next
         if is_time:
-            self._next = now + min(_INTERVAL_S, self.stall_after / 2)
+            self._next = now + min(_INTERVAL_S, self._stall_after / 2)
             self._check_loop()
         # A request may be taken back and come again: how long its call has had to return stays known.
-        looks_at_all = is_time or bool(self.give_ups) or self._has_interrupted
-        if not (looks_at_all or self.has_limits):
+        looks_at_all = is_time or bool(engine.processor.give_ups) or self._has_interrupted
+        if not (looks_at_all or self._has_limits):
             return
         former = self._watched
         if looks_at_all:
             self._watched = {}
         # Tasks may be thousands, and their limits are their own.
-        slots = (slot for slot in self.slots() if looks_at_all or slot.kind is Kind.THREAD)
+        slots = (slot for slot in engine.slots() if looks_at_all or slot.kind is Kind.THREAD)
         for slot, fetch, record in under_way(slots):
             call = former.get(slot)
             if call is None or call.record is not record or call.started != slot.started:
@@ -98,10 +85,10 @@ class Watchdog:
     def _report_stall(self, call: SeenCall, fetch: Fetch, now: float) -> None:
         """Report a call that takes long, and again each time that has doubled."""
         age = now - call.started
-        if age < max(self.stall_after, 2 * call.reported_s):
+        if age < max(self._stall_after, 2 * call.reported_s):
             return
         call.reported_s = age
-        self.stalls += 1
+        self._engine.counts.stalls += 1
         complete_finished((call.slot,))
         watermark = fetch.assignment.tracker.watermark
         _log.warning(
@@ -114,8 +101,8 @@ class Watchdog:
         )
 
     def _check_loop(self) -> None:
-        lag = self.executor().loop_lag()
-        blocked = lag.seconds >= self.stall_after
+        lag = self._engine.executor.loop_lag()
+        blocked = lag.seconds >= self._stall_after
         if blocked and not self._loop_reported:
             _log.warning(
                 "the event loop has been blocked for %.1f s: a handler calls something that waits without `await`, and "
@@ -127,22 +114,22 @@ class Watchdog:
 
     def _check_call(self, call: SeenCall, fetch: Fetch, now: float) -> None:
         """Interrupt a call that is over its limit, or whose message is to be given up; later abandon it."""
-        route, slot, executor = fetch.assignment.route, call.slot, self.executor()
+        engine, route, slot = self._engine, fetch.assignment.route, call.slot
         where = (fetch.assignment.topic, fetch.assignment.partition, call.record.offset())
         place, name, limit = f"{fetch.assignment}@{where[2]}", route.handler.name, route.time_limit
         # Of this incarnation of its partition or another. A copy, made in one step: others ask and take meanwhile.
-        if any((wanted.topic, wanted.partition, offset) == where for wanted, offset in list(self.give_ups)):
+        if any((wanted.topic, wanted.partition, offset) == where for wanted, offset in list(engine.processor.give_ups)):
             why = "is to be given up"
         elif limit is not None and slot.kind is Kind.THREAD and now - call.since >= limit:
             why = f"is over its time limit of {limit:g} s"
         else:
             return
         if call.interrupted_at is None:
-            if executor.interrupt(call):
+            if engine.executor.interrupt(call):
                 call.interrupted_at = now
                 _log.warning("%s in %s on %s %s: it is interrupted", place, name, slot.name, why)
             return
-        if now - call.interrupted_at < GRACE_S or len(self.abandoned) >= executor.worker_count:
+        if now - call.interrupted_at < GRACE_S or len(engine.abandoned) >= engine.executor.worker_count:
             return
         error = HandlerTimeLimitError(
             f"{name} did not return within {now - call.since:.1f} s, though it was interrupted {GRACE_S:g} s before "
@@ -150,10 +137,10 @@ class Watchdog:
         )
         abandoned = AbandonedCall(where, name, f"{slot.name} (abandoned)", slot.thread_id, call.since)
         stack = _stack_text(slot)
-        if not executor.abandon(call, Failed(error, permanent=True, call=abandoned)):
+        if not engine.executor.abandon(call, Failed(error, permanent=True, call=abandoned)):
             return
         del self._watched[slot]
-        self.abandoned += (abandoned,)
+        engine.abandoned += (abandoned,)
         _log.error(
             "%s is given up: %s. Its key waits until the call returns, and another thread takes the place of %s. The "
             "handler's stack:\n%s",
@@ -162,14 +149,13 @@ class Watchdog:
             slot.name,
             stack,
         )
-        if 2 * len(self.abandoned) >= executor.worker_count:
-            self.restart(
-                WorkersBlockedError(
-                    f"{len(self.abandoned)} of {executor.worker_count} worker threads of {self.group} are in handlers "
-                    "that do not return: start the process again; their messages are given up and do not come again. "
-                    "Give what these handlers wait for a time-out of its own"
-                )
+        if 2 * len(engine.abandoned) >= engine.executor.worker_count:
+            blocked = WorkersBlockedError(
+                f"{len(engine.abandoned)} of {engine.executor.worker_count} worker threads of {engine.group} are in "
+                "handlers that do not return: start the process again; their messages are given up and do not come "
+                "again. Give what these handlers wait for a time-out of its own"
             )
+            engine.stop_request.fail(blocked, drains=True)
 
 
 def _stack_text(slot: ExecutionSlot) -> str:
