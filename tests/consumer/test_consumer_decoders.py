@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NewType
 
 import pydantic
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import example, given, settings, strategies
 from stepped_engine import SteppedEngine
 
 from penstock.consumer import handler
-from penstock.consumer.handlers.serialization import decoder_of
+from penstock.consumer.handlers.serialization import decoder_of, encoder_of
 from penstock.errors import ConfigurationError
 from penstock.message import Message
 from penstock.testing import TestApp
@@ -108,6 +108,7 @@ BODY = b'{"number": 7}'
         (dict[str, int], BODY, {"number": 7}),
         (Order | None, BODY, Order(7)),
         (int, b"12", 12),
+        (NewType("Renamed", Order), BODY, Order(7)),
         (bytes.decode, b"\xc3\xa9", "é"),
     ],
     ids=repr,
@@ -129,15 +130,30 @@ def test_a_struct_is_decoded_by_the_package_it_comes_from(monkeypatch: pytest.Mo
         def decode(self, value: bytes) -> tuple[type, bytes]:
             return self._struct, value
 
-    monkeypatch.setitem(sys.modules, "msgspec", SimpleNamespace(json=SimpleNamespace(Decoder=Decoder)))
+    package = SimpleNamespace(Decoder=Decoder, schema=repr, encode=repr)
+    monkeypatch.setitem(sys.modules, "msgspec", SimpleNamespace(json=package))
 
     decode = decoder_of(Struct)
 
     assert decode is not None
     assert decode(b"x") == (Struct, b"x")
+    assert encoder_of(Struct) is repr
 
 
-@pytest.mark.parametrize("given", [str, bool, dict, list, tuple, set])
+def test_a_class_that_the_packages_have_no_schema_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def schema(given: type) -> object:
+        raise TypeError(f"there is no schema of {given.__name__}")
+
+    # msgspec makes a decoder of any class, which then takes no value.
+    package = SimpleNamespace(Decoder=lambda _: SimpleNamespace(decode=print), schema=schema, encode=repr)
+    monkeypatch.setitem(sys.modules, "msgspec", SimpleNamespace(json=package))
+
+    for option in ("decoder", "encoder"):
+        with pytest.raises(ConfigurationError, match=f"{option}=Struct needs .*there is no schema of Struct"):
+            handler(print, **{option: Struct})
+
+
+@pytest.mark.parametrize("given", [str, bytes, bytearray, bool, dict, list, tuple, set])
 def test_a_type_that_makes_anything_of_bytes_is_refused_with_what_to_write(given: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"give 'json' .*, bytes\.decode for text"):
         handler(print, decoder=given)

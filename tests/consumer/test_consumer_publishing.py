@@ -108,12 +108,21 @@ class Model:
         return json.dumps({"number": self.number})
 
 
+@dataclass
+class Plain:
+    """A dataclass, which JSON is made of."""
+
+    number: int
+
+
 @pytest.mark.parametrize(
     ("encoder", "value", "bytes_"),
     [
         (Model, Model(3), b'{"number": 3}'),
         (lambda number: b"%d" % number, 4, b"4"),
         (str, 5, b"5"),
+        (Plain, Plain(6), b'{"number":6}'),
+        (list[Plain], [Plain(7)], b'[{"number":7}]'),
         ("json", ["a", "é"], '["a","é"]'.encode()),
         ("json", b"as it is", b"as it is"),
         ("json", "text", b'"text"'),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -131,10 +132,25 @@ def test_a_value_without_a_truth_value_is_no_failure() -> None:
         assert (test.statistics().handled, len(tries)) == (1, 1)
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_a_number_that_json_does_not_have_fails_its_message(number: float) -> None:
+@dataclass
+class Order:
+    """What an encoder is of."""
+
+    number: int
+
+
+@pytest.mark.parametrize(
+    ("encoder", "value", "error"),
+    [
+        ("json", {"n": [float("nan")]}, b"ValueError"),
+        ("json", {"n": [float("inf")]}, b"ValueError"),
+        ("json", {"n": [-float("inf")]}, b"ValueError"),
+        (Order, ["no order"], b"PydanticSerializationError"),
+    ],
+)
+def test_what_json_does_not_have_or_its_type_is_not_fails_its_message(encoder: Any, value: Any, error: bytes) -> None:
     app = app_of()
-    app.handler("in", to="out", encoder="json", on_failure="dead_letter")(lambda _: {"n": [number]})
+    app.handler("in", to="out", encoder=encoder, on_failure="dead_letter")(lambda _: value)
 
     with TestApp(app) as test:
         test.send("in", b"v")
@@ -142,7 +158,7 @@ def test_a_number_that_json_does_not_have_fails_its_message(number: float) -> No
         (dead,) = test.dead_letters("in")
         assert test.published("out") == []
 
-    assert b"cannot be encoded: ValueError" in (dict(dead.headers)["__dlq.errors.message"] or b"")
+    assert b"cannot be encoded: " + error in (dict(dead.headers)["__dlq.errors.message"] or b"")
 
 
 def test_json_that_was_taken_is_written_again_with_its_lone_surrogates() -> None:

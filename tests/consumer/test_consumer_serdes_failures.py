@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -144,6 +145,10 @@ async def awaited(value: object) -> bytes:
     return str(value).encode()
 
 
+def yielding(value: object) -> Iterator[bytes]:
+    yield str(value).encode()
+
+
 @pytest.mark.parametrize(
     ("option", "given", "why"),
     [
@@ -164,6 +169,7 @@ async def awaited(value: object) -> bytes:
             "which AsyncAvroSerializer is not; nobody would await it: give AvroSerializer",
         ),
         ("encoder", awaited, "encoder is an `async def`, which nothing awaits"),
+        ("encoder", yielding, "encoder yields, and nothing takes what it yields"),
     ],
     ids=lambda given: given if isinstance(given, str) else type(given).__name__,
 )

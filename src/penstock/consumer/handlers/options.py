@@ -6,6 +6,7 @@ Here are also the checks that look at several options, or at more than a type an
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -151,6 +152,8 @@ def check_plain(functions: Mapping[str, object]) -> None:
     for option, given in functions.items():
         if callable(given) and is_async(given):
             raise ConfigurationError(f"{option} is an `async def`, which nothing awaits; make it a plain function")
+        if inspect.isgeneratorfunction(given):
+            raise ConfigurationError(f"{option} yields, and nothing takes what it yields; have it return its answer")
 
 
 def check_batch(batch: int, linger: float) -> None:

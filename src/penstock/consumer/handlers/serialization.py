@@ -12,9 +12,10 @@ import sys
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
+from functools import partial
 from importlib import import_module
 from types import UnionType
-from typing import Any, get_origin
+from typing import Any, NewType, get_origin
 from weakref import WeakValueDictionary
 
 from confluent_kafka.serialization import (
@@ -176,8 +177,8 @@ Decoder = Decode | RecordDecoder
 #: A name, a type that JSON is checked against, a deserializer of confluent-kafka, or a callable of bytes.
 DecoderSpec = str | type | UnionType | Decode | None
 
-#: Types whose name says nothing of what is in the JSON.
-_NO_DECODERS = (str, bool, dict, list, tuple, set, frozenset)
+#: Types whose name says nothing of what is in the JSON, or is taken for the value as it stands.
+_NO_DECODERS = (str, bytes, bytearray, bool, dict, list, tuple, set, frozenset)
 
 _scan = json.JSONDecoder().raw_decode
 
@@ -206,7 +207,7 @@ def decoder_of(given: DecoderSpec) -> Decoder | None:
         return _decode_json
     if _is_one("decoder", given, Deserializer):
         return RecordDecoder(given)  # type: ignore[arg-type] # asked
-    if isinstance(given, type) or get_origin(given) is not None:
+    if _is_type(given):
         return _decode_as(given)
     if isinstance(given, str) or not callable(given):
         raise ConfigurationError(
@@ -223,22 +224,35 @@ def _decode_as(given: object) -> Decode:
             f"decoder={_name_of(given)} tells nothing of what is in a value; give 'json' for what JSON holds, "
             "bytes.decode for text, or a function of bytes"
         )
+    decode: Decode = _knowing("decoder", given)[0]
+    return decode
+
+
+def _is_type(given: object) -> bool:
+    """Tell whether it names what JSON holds: a class, `list[Model]`, or a new name for such a type."""
+    return isinstance(given, type | NewType) or get_origin(given) is not None
+
+
+def _knowing(option: str, given: Any) -> tuple[Decode, Encode]:
+    """Return what makes a type of JSON, and JSON of it, by the first of the user's packages that knows it."""
     why = []
     for name in ("pydantic", "msgspec"):
         try:
             module = import_module(name)
-            decode: Decode = (
-                module.TypeAdapter(given).validate_json if name == "pydantic" else module.json.Decoder(given).decode
-            )
+            if name == "pydantic":
+                adapter = module.TypeAdapter(given)
+                # Else it would write a value of another type, too, with a warning.
+                return adapter.validate_json, partial(adapter.dump_json, warnings="error")
+            # It takes any class, and refuses each value of one that it does not know; for that it has no schema.
+            module.json.schema(given)
+            return module.json.Decoder(given).decode, module.json.encode
         except ImportError:
             why.append(f"{name} is not installed")
         except Exception as error:  # noqa: BLE001 - each has its own for a type that it does not know
             why.append(f"{name} says: {(str(error).splitlines() or [type(error).__name__])[0]}")
-        else:
-            return decode
     raise ConfigurationError(
-        f"decoder={_name_of(given)} needs pydantic or msgspec to be decoded from JSON ({'; '.join(why)}); install one "
-        "of them, or give 'json' or a function of bytes"
+        f"{option}={_name_of(given)} needs pydantic or msgspec, for a type of JSON ({'; '.join(why)}); install one of "
+        "them, or give 'json' or a function"
     )
 
 
@@ -254,16 +268,16 @@ Encode = Callable[[Any], bytes | str | None]
 #: What a handler encodes with: the value alone, or the value for a topic, with headers.
 Encoder = Encode | RecordEncoder
 #: A name, a model class, a serializer of confluent-kafka, or a callable of an object.
-EncoderSpec = str | type | Encode | None
+EncoderSpec = str | type | UnionType | Encode | None
 
 
 def encoder_of(given: EncoderSpec) -> Encoder | None:
     """Return the function that encodes a value, or None.
 
     Args:
-        given: "json"; a pydantic model (known by `model_dump_json`); a msgspec struct (known by `__struct_fields__`,
-            encoded as JSON); a serializer of confluent-kafka, which gets the topic and the headers; or any callable
-            of an object that returns bytes or text.
+        given: "json"; a pydantic model (known by `model_dump_json`); another type that JSON is made of, by pydantic or
+            msgspec; a serializer of confluent-kafka, which gets the topic and the headers; or any callable of an object
+            that returns bytes or text, `str` among them.
 
     Raises:
         ConfigurationError: it is none of these.
@@ -273,19 +287,28 @@ def encoder_of(given: EncoderSpec) -> Encoder | None:
     if given == "json":
         return _json
     dump: Encode | None = getattr(given, "model_dump_json", None)
-    if dump is not None:
-        return dump
-    if hasattr(given, "__struct_fields__"):
-        encode: Encode = import_module("msgspec").json.encode  # the user's own package: a struct of it was given
-        return encode
+    if dump is not None and isinstance(given, type):
+        return dump  # of the class of each value, which may have more fields
     if _is_one("encoder", given, Serializer):
         return _encoders.setdefault(id(given), RecordEncoder(given))  # type: ignore[arg-type] # asked
+    if _is_type(given) and given is not str:
+        return _encode_as(given)
     if isinstance(given, str) or not callable(given):
         raise ConfigurationError(
-            "encoder must be 'json', a pydantic model, a msgspec struct, a serializer of confluent-kafka or a callable "
-            f"of an object, but is {given!r}"
+            "encoder must be 'json', a pydantic model, a dataclass, a msgspec struct, a serializer of confluent-kafka "
+            f"or a callable of an object, but is {_name_of(given)}"
         )
     return given
+
+
+def _encode_as(given: object) -> Encode:
+    """Return what makes JSON of a type."""
+    if given is bytes or given is bytearray:
+        raise ConfigurationError(
+            f"encoder={_name_of(given)} makes zero bytes of a number; leave it out where the handler returns bytes, or "
+            "give a function"
+        )
+    return _knowing("encoder", given)[1]
 
 
 def _json(value: object) -> bytes:
