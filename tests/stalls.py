@@ -62,7 +62,9 @@ def running(folder: Path, target: str = "shop:app", *options: str) -> Iterator[s
 @contextmanager
 def open_transaction(bootstrap_servers: str, topic: str) -> Iterator[None]:
     """Keep a transaction open that has written to a topic."""
-    producer = clients.producer(bootstrap_servers, {"transactional.id": f"{topic}-foreign"})
+    # The broker would abort it after a minute, which is less than a busy machine may take to name it.
+    settings = {"transactional.id": f"{topic}-foreign", "transaction.timeout.ms": 600_000}
+    producer = clients.producer(bootstrap_servers, settings)
     producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce(topic, b"not committed yet")
