@@ -16,11 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from commands import Command
 from kafka_tools import produce
 from penstock.clients.cluster import TOPIC_IDS_S
 from penstock.consumer.inspect import explain_server
 from penstock.consumer.poll.topics import WATCH_EVERY_S
 from penstock.devbroker import DevBroker
+from stalls import running
 from waiting import wait_until
 
 APP = """
@@ -47,7 +49,7 @@ def test_a_process_answers_explain_and_http_and_names_what_holds_a_partition(
     broker: DevBroker,
     new_topic: Callable[..., str],
     tmp_path: Path,
-    penstock_command: Callable[..., tuple[object, ...]],
+    on_broker: Command,
 ) -> None:
     topic = new_topic(partitions=1)
     produce(broker.bootstrap_servers, topic, [(b"the key", b"x"), (b"another", b"x")])
@@ -55,40 +57,38 @@ def test_a_process_answers_explain_and_http_and_names_what_holds_a_partition(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [sys.executable, "-m", "penstock", "run", "shop:app", "--http", address]
-    with subprocess.Popen(command, cwd=tmp_path) as process:
-        try:
-            wait_until((tmp_path / "begun").exists, 120)
-            wait_until(lambda: status(address, "/readyz") == 200, 120)
-            served = [status(address, path) for path in ("/healthz", "/metrics", "/")]
-            wait_until(lambda: len(list(explain_server.folder().glob("*.sock"))) == 1)
-            code, out, _ = penstock_command("explain", topic)
-            _, with_keys, _ = penstock_command("explain", "--keys")
-            _, as_json, _ = penstock_command("explain", "--json")
-            others_code, _, others = penstock_command("explain", "another-group")
-            os.kill(process.pid, signal.SIGSTOP)
-            wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-            silent_code, _, silent = penstock_command("explain")
-            os.kill(process.pid, signal.SIGCONT)
-        finally:
-            (tmp_path / "go on").touch()
-            process.terminate()
-            ended = process.wait(60)
-    gone_code, _, gone = penstock_command("explain")
+    with running(tmp_path, "shop:app", "--http", address, "--report") as process:
+        wait_until((tmp_path / "begun").exists, 120)
+        wait_until(lambda: status(address, "/readyz") == 200, 120)
+        served = [status(address, path) for path in ("/healthz", "/metrics", "/")]
+        wait_until(lambda: len(list(explain_server.folder().glob("*.sock"))) == 1)
+        wait_until(lambda: f"{topic}: 1 member, 1 partition, lag 2" in on_broker("status", topic).out)
+        code, out, _ = on_broker("explain", topic)
+        _, with_keys, _ = on_broker("explain", "--keys")
+        _, as_json, _ = on_broker("explain", "--json")
+        others_code, _, others = on_broker("explain", "another-group")
+        os.kill(process.pid, signal.SIGSTOP)
+        wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        silent_code, _, silent = on_broker("explain")
+        os.kill(process.pid, signal.SIGCONT)
+    gone_code, _, gone = on_broker("explain")
+    after = on_broker("status", topic)
 
-    first, partition = str(out).splitlines()
+    first, partition = out.splitlines()
     assert (code, first) == (0, f"{topic}, process {process.pid}: 1 partition")
     assert f"{topic}:0: lag" in partition
     assert "held by offset 0, in handler handle on penstock-worker-" in partition
     assert "the key" not in out
-    assert ", key the key" in str(with_keys)
-    (said,) = json.loads(str(as_json))["processes"]
+    assert ", key the key" in with_keys
+    (said,) = json.loads(as_json)["processes"]
     assert (said["process"], said["group"], said["partitions"][0]["blocking_offset"]) == (process.pid, topic, 0)
-    assert (others_code, "no app called another-group" in str(others)) == (1, True)
-    assert (silent_code, f"process {process.pid} did not answer" in str(silent)) == (1, True)
-    assert (ended, served, status(address, "/healthz")) == (0, [200, 200, 200], None)
-    assert (gone_code, "no app of this user's answers" in str(gone)) == (1, True)
+    assert (others_code, "no app called another-group" in others) == (1, True)
+    assert (silent_code, f"process {process.pid} did not answer" in silent) == (1, True)
+    assert (process.returncode, served, status(address, "/healthz")) == (0, [200, 200, 200], None)
+    assert (gone_code, "no app of this user's answers" in gone) == (1, True)
     assert list(explain_server.folder().glob("*.sock")) == []
+    # One that was stopped takes its report back.
+    assert (after.code, f"no member of {topic} reports to" in after.err) == (1, True)
 
 
 def status(address: str, path: str) -> int | None:
