@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -13,17 +14,13 @@ from penstock.offsets import decode, encode, owner_of
 Standing = tuple[int, tuple[range, ...]]
 
 
-def commit(bootstrap: str, group: str, topic: str, partition: int, offset: int, *, metadata: str = "") -> None:
-    """Commit as somebody who is no member of the group."""
-    bare = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
-    bare.commit(offsets=[TopicPartition(topic, partition, offset, metadata=metadata)], asynchronous=False)
-    bare.close()
-
-
-def stand(bootstrap: str, group: str, topic: str, partition: int, offset: int, *, done: Sequence[range] = ()) -> None:
-    """Commit as an app does: with an offset map."""
-    metadata = encode(offset, done, owner=owner_of(group, topic, partition))
-    commit(bootstrap, group, topic, partition, offset, metadata=metadata)
+def stand(
+    bootstrap: str, group: str, topic: str, partition: int, offset: int, *, done: Sequence[range] = (), text: str = ""
+) -> None:
+    """Commit as an app does, with an offset map of what is done above; or with this text, as somebody else does."""
+    metadata = text or encode(offset, done, owner=owner_of(group, topic, partition))
+    with closing(Consumer({"bootstrap.servers": bootstrap, "group.id": group})) as bare:
+        bare.commit(offsets=[TopicPartition(topic, partition, offset, metadata=metadata)], asynchronous=False)
 
 
 def stands(bootstrap: str, group: str, topic: str, partition: int = 0) -> Standing:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from offsets_tools import commit, rows, stand
+from offsets_tools import rows, stand
 
 from commands import Command
 from kafka_tools import produce, transactional, wait_for_markers
@@ -48,8 +48,8 @@ def test_the_oldest_message_that_is_not_done_is_found_behind_what_is_done_and_wh
     produce_hours_ago(2, 3, 2)
     stand(servers, group, topic, 2, 1, done=[range(2, 3)])
     # Nothing, and what no reader of committed messages sees; of the last partition nothing is committed.
-    commit(servers, group, topic, 3, 0)
-    commit(servers, group, topic, 4, 0)
+    stand(servers, group, topic, 3, 0)
+    stand(servers, group, topic, 4, 0)
     for _ in range(2):
         producer.begin_transaction()
         producer.produce(topic, b"v", partition=4)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from offsets_tools import Standing, commit, rows, stand, stands
+from offsets_tools import Standing, rows, stand, stands
 
 import penstock
 from commands import Command
@@ -40,32 +40,14 @@ def topic(broker: DevBroker, new_topic: NewTopic) -> str:
     return name
 
 
-@contextmanager
-def member(broker: DevBroker, group: str, topic: str, **config: str) -> Iterator[Consumer]:
-    """Have a member in the group that has partitions."""
-    settings = {"bootstrap.servers": broker.bootstrap_servers, "group.id": group, "enable.auto.commit": False}
-    consumer = Consumer({**settings, "client.id": "counter", **config})
-    consumer.subscribe([topic])
-
-    def has_partitions() -> bool:
-        consumer.poll(0.1)
-        return bool(consumer.assignment())
-
-    try:
-        wait_until(has_partitions)
-        yield consumer
-    finally:
-        consumer.close()
-
-
 def test_what_a_group_has_committed_and_done_is_listed_and_what_is_odd_is_said(
     offsets: Command, broker: DevBroker, topic: str, admin: AdminClient
 ) -> None:
     group, servers = f"g-{topic}", broker.bootstrap_servers
     stand(servers, group, topic, 0, 5, done=DONE)
     code, listed, _ = offsets("ls", group)
-    commit(servers, group, topic, 0, 5, metadata="leader of the flock")
-    commit(servers, group, topic, 1, 5)
+    stand(servers, group, topic, 0, 5, text="leader of the flock")
+    stand(servers, group, topic, 1, 5)
     _, foreign, _ = offsets("ls", group)
     for future in admin.delete_records([TopicPartition(topic, 0, 9)]).values():
         future.result(30)
@@ -92,8 +74,11 @@ def test_a_group_with_members_is_listed_with_them_and_is_not_moved(
     stand(servers, group, topic, 0, 5, done=DONE)
     known = Group(servers, {}, group)
     before = known.state([f"{topic}:0"])
+    settings = {"bootstrap.servers": servers, "group.id": group, "client.id": "counter", "group.protocol": protocol}
 
-    with member(broker, group, topic, **{"group.protocol": protocol}):
+    with closing(Consumer({**settings, "enable.auto.commit": False})) as member:
+        member.subscribe([topic])
+        wait_until(lambda: member.poll(0.1) is None and member.assignment())
         listed = offsets("ls", group)
         refused = offsets("reset", group, "--to", "earliest")
         tried = offsets("reset", group, "--to", "earliest", "--dry-run")

@@ -89,23 +89,18 @@ def test_closing_ends_a_child_in_order_where_it_has_a_grace_even_while_it_stands
     assert (tmp_path / "ended").exists()
 
 
-@pytest.mark.parametrize("grace_s", [0, 1])
-def test_closing_kills_a_child_that_does_not_end(tmp_path: Path, grace_s: int) -> None:
+@pytest.mark.parametrize(("grace_s", "guard_dies"), [(0, False), (1, False), (0, True), (60, True)])
+def test_a_child_that_does_not_end_is_killed_when_it_is_closed_and_at_once_when_its_guard_is_killed(
+    tmp_path: Path, *, grace_s: int, guard_dies: bool
+) -> None:
     child, pid = waiting_child(tmp_path, "", grace_s)
 
+    if guard_dies:
+        child._guard.kill()
+        wait_until(lambda: not alive(pid))
     child.close()
 
     assert not alive(pid)
-
-
-@pytest.mark.parametrize("grace_s", [0, 60])
-def test_a_killed_guard_takes_the_child_along_at_once(tmp_path: Path, grace_s: int) -> None:
-    child, pid = waiting_child(tmp_path, "", grace_s)
-
-    child._guard.kill()
-
-    wait_until(lambda: not alive(pid))
-    child.close()
 
 
 def test_a_command_hears_of_its_children_though_this_process_ignores_its_own(tmp_path: Path) -> None:
