@@ -1,10 +1,11 @@
-"""Transactions of stores that lie where their coordinator runs: in its reports, and settled by it when told to."""
+"""Transactions of each kind of store: in their coordinator's reports, and settled over HTTP, by it or by who asks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,17 +13,17 @@ from action_tools import OF_COMMANDS, act, served
 
 from penstock import Coordinator, TransactionalProducer, TransactionState
 from penstock.devbroker import DevBroker
-from penstock.errors import ConfigurationError
 from penstock.fleet.actions import Surroundings
 from penstock.fleet.commands.audit_log import audit_records
 from penstock.fleet.reports.reader import ReportReader
 from penstock.fleet.reports.report import Report
 from penstock.fleet.reports.reporter import coordinator_reporter
-from penstock.fleet_member import CommandSettings, ReportSettings
+from penstock.fleet_member import CommandSettings, Outcome, ReportSettings
 from penstock.transactions import FileStore, SqlStore
 from penstock.transactions.operator.audit import read_audit
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.stores import coordinator as store_coordinator
+from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
 
@@ -35,177 +36,142 @@ _NONE = "018f4e9c-5c1e-7abc-8def-0123456789ab"
 class Store:
     """A store with its coordinator, a producer that leaves all undecided, and where actions are asked for."""
 
-    broker: DevBroker
+    servers: str
     kind: str
-    prefix: str
     topic: str
     producer: TransactionalProducer
     coordinator: Coordinator
-    commands: CommandSettings
-    reports: ReportSettings
     address: str
     administration: Any
 
-    def leave_undecided(self, value: bytes) -> str:
-        with self.producer.transaction(self.topic, key=b"1", value=value) as pending:
+    def leave_undecided(self) -> str:
+        with self.producer.transaction(self.topic, key=b"1", value=b"left alone") as pending:
             pending.unknown()
         return pending.transaction_id
 
-    def act(self, name: str, **parameters: object) -> tuple[int, dict[str, Any]]:
-        at = {"group": self.coordinator.group, "member": self.coordinator.member}
-        return act(self.address, name, **at, **parameters)
+    def act(self, name: str, transaction_id: str, **parameters: object) -> tuple[int, dict[str, Any]]:
+        whom = {"group": self.coordinator.group, "member": self.coordinator.member}
+        if self.kind == "kafka":
+            whom = {"prefix": self.coordinator.prefix}
+        return act(self.address, name, transaction_id=transaction_id, **whom, **parameters)
 
-    def report(self, is_wanted: Callable[[Report], object]) -> Report:
-        """Return a report of the coordinator that is as wanted."""
-        with ReportReader(self.broker.bootstrap_servers, topic=self.reports.topic) as reader:
+    def report(self, transactions: int) -> Report:
+        """Return a report of the coordinator that has so many transactions."""
+        with ReportReader(self.servers, topic=f"reports.{self.topic}") as reader:
 
-            def found() -> Sequence[Report]:
+            def found() -> list[Report]:
                 reader.follow(1.0)
-                members = [one.report for group in reader.groups() for one in group.members]
-                return [one for one in members if is_wanted(one)]
+                reports = [member.report for group in reader.groups() for member in group.members]
+                return [report for report in reports if len(report.transactions) == transactions]
 
             return wait_until(found, 90)[0]  # type: ignore[no-any-return] # a report
 
-    def acts(self, transaction_id: str) -> list[str]:
-        """Return what the store's own audit has of a transaction; that of a store in files is in Kafka."""
-        if self.kind == "sqlite":
-            return [one.act.what for one in self.administration.acts(transaction_id)]
-        inspection = Inspection(self.broker.bootstrap_servers, {}, StoreTopics(self.prefix))
-        return [one.act.what for one in read_audit(inspection, f"{self.prefix}.audit", transaction_id)]
+    def acts(self, transaction_id: str) -> list[tuple[str, str]]:
+        """Return what was done to a transaction, by whom and why; a store in files has its audit in Kafka."""
+        if self.kind == "file":
+            inspection = Inspection(self.servers, {}, StoreTopics(self.coordinator.prefix))
+            audited = read_audit(inspection, f"{self.coordinator.prefix}.audit", transaction_id)
+        else:
+            audited = self.administration.acts(transaction_id)
+        return [(each.act.what, ": ".join(filter(None, (each.act.who, each.act.why)))) for each in audited]
 
-    def told(self, identity: str) -> list[tuple[str, str]]:
-        """Return what the audit tells of an action: kinds of records, and by whom."""
-        every = audit_records(self.broker.bootstrap_servers, {}, self.commands.audit_topic, 1000)
-        return [(one.kind.value, one.by) for one in every if one is not None and one.id == identity]
+    def audited(self, identity: str) -> list[tuple[str, str, Outcome | None]]:
+        """Return what the audit tells of an action: kinds of records, by whom, and what came of it."""
+        every = audit_records(self.servers, {}, f"audit.{self.topic}", 1000)
+        return [(each.kind.value, each.by, each.outcome) for each in every if each is not None and each.id == identity]
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("file", marks=pytest.mark.thorough)])
+@pytest.fixture(
+    params=[
+        "sqlite",
+        "kafka by its coordinator",
+        pytest.param("file", marks=pytest.mark.thorough),
+        pytest.param("kafka", marks=pytest.mark.thorough),
+    ]
+)
 def store(
-    request: pytest.FixtureRequest,
-    broker: DevBroker,
-    topic_numbers: Iterator[int],
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
 ) -> Iterator[Store]:
-    number, folder = next(topic_numbers), tmp_path_factory.mktemp("store")
-    prefix, topic = f"desk-{number}", f"desk-orders-{number}"
-    commands = CommandSettings(f"desk-commands-{number}", f"desk-audit-{number}", OF_COMMANDS)
-    reports = ReportSettings(f"desk-reports-{number}", interval=0.5)
-    servers = broker.bootstrap_servers
-    made: SqlStore | FileStore
+    topic, servers = new_topic(), broker.bootstrap_servers
+    prefix = f"store.{topic}"
+    broker.create_topic(f"reports.{topic}")
+    commands = CommandSettings(f"commands.{topic}", f"audit.{topic}", OF_COMMANDS)
+    reports = ReportSettings(f"reports.{topic}", interval=0.5)
+    where: dict[str, Any] = {"bootstrap_servers": servers, "prefix": prefix}
     if request.param == "sqlite":
-        made = SqlStore(f"sqlite:///{folder}/store.db", bootstrap_servers=servers, prefix=prefix)
-    else:
-        made = FileStore(folder / "files", bootstrap_servers=servers, prefix=prefix)
-    for name in (topic, reports.topic):
-        broker.create_topic(name)
+        where = {"store": SqlStore(f"sqlite:///{tmp_path}/store.db", **where)}
+    elif request.param == "file":
+        where = {"store": FileStore(tmp_path / "files", **where)}
     with ExitStack() as parts:
         parts.enter_context(pytest.MonkeyPatch.context()).setattr(store_coordinator, "_EFFECT_BUDGET_S", _EFFECT_S)
-        coordinator = parts.enter_context(
-            # Nobody is asked meanwhile, so that what is undecided stays so.
-            Coordinator(store=made, commands=commands, transaction_timeout=600.0)
-        )
-        producer = parts.enter_context(
-            TransactionalProducer("shop", store=made, check=lambda _: TransactionState.UNKNOWN)
-        )
+        # Nobody is asked meanwhile, so that what is undecided stays so.
+        coordinator = parts.enter_context(Coordinator(**where, commands=commands, transaction_timeout=600.0))
+        producer = parts.enter_context(TransactionalProducer("shop", **where, check=lambda _: TransactionState.UNKNOWN))
         reporter = coordinator_reporter(coordinator.group, coordinator, servers, {}, reports)
         parts.callback(reporter.stop)
         reporter.start()
         assert coordinator._listener is not None
         assert coordinator._listener.is_listening.wait(60)
         address = parts.enter_context(served(Surroundings(servers, {}, commands, answer_s=_ANSWER_S)))
-        shown = (producer, coordinator, commands, reports, address, made.administration())
-        yield Store(broker, request.param, prefix, topic, *shown)
+        if "store" in where:
+            administration = where["store"].administration()
+        else:
+            administration = parts.enter_context(KafkaAdministration(servers, prefix, {}))
+        yield Store(servers, request.param, topic, producer, coordinator, address, administration)
 
 
-@pytest.mark.thorough
-def test_a_report_names_pending_transactions_and_by_whom_they_are_settled_over_http_and_both_audits_tell(
+def test_transactions_are_reported_settled_discarded_and_brought_back_over_http_and_both_audits_tell(
     store: Store,
 ) -> None:
-    ids = [store.leave_undecided(b"1"), store.leave_undecided(b"2")]
-    named, before = store.coordinator, store.coordinator.statistics()
+    named, by = store.coordinator, "127.0.0.1 by the dashboard"
+    ids = [store.leave_undecided() for _ in range(3)]
+    first, second, third = ids
 
-    report = store.report(lambda one: len(one.transactions) == 2)
-    would = store.act("settle", transaction_id=ids[0], decision="commit", dry_run=True)
-    answers = [
-        store.act("settle", transaction_id=pending, decision=decision)
-        for pending, decision in zip(ids, ("commit", "rollback"), strict=True)
+    report = store.report(3)
+    would = store.act("settle", first, decision="commit", dry_run=True)[1]["said"]
+    assert named.statistics().committed == 0
+    committed = store.act("settle", first, decision="commit")
+    rolled_back = store.act("settle", second, decision="rollback")
+    discarded = store.act("settle", third, decision="discard")
+    would_resume = store.act("resume-transaction", third, dry_run=True)[1]["said"]
+    resumed = store.act("resume-transaction", third)
+    still = store.administration.show(third)
+    refused = [
+        store.act("settle", second, decision="commit"),
+        store.act("settle", _NONE, decision="commit"),
+        store.act("resume-transaction", second),
     ]
-    again = store.act("settle", transaction_id=ids[1], decision="commit")
-    others = [
-        store.act("settle", transaction_id=_NONE, decision="commit"),
-        store.act("resume-transaction", transaction_id=ids[1]),
-    ]
+    ended = store.act("settle", third, decision="rollback")
 
-    assert [one["id"] for one in report.transactions] == ids
-    for told in report.transactions:
-        assert (told["prefix"], told["group"], told["topics"]) == (store.prefix, "shop", store.topic)
-    assert report.operator == {"store": "other", "group": named.group, "member": named.member}
     assert (report.group, report.member) == (named.group, named.member)
-    assert would[1]["said"].startswith(f"transaction {ids[0]} (commit) would be decided by ")
-    by = "127.0.0.1 by the dashboard"
-    for pending, decision, (status, settled) in zip(ids, ("commit", "rollback"), answers, strict=True):
+    kind = "kafka" if named.is_in_kafka else "other"
+    assert report.operator == {"store": kind, "group": named.group, "member": named.member}
+    assert sorted(pending["id"] for pending in report.transactions) == sorted(ids)
+    for pending in report.transactions:
+        assert (pending["prefix"], pending["group"], pending["topics"]) == (named.prefix, "shop", store.topic)
+    if store.kind == "kafka":
+        assert would.startswith(f"COMMIT would be stored for transaction {first} of shop in {named.prefix}")
+        assert would_resume.startswith(f"1 message of transaction {third} would be brought back to {named.prefix}")
+        answers = []
+    else:
+        assert would.startswith(f"transaction {first} (commit) would be decided by {named.member} of ")
+        assert would_resume.startswith(f"transaction {third} would be brought back by {named.member} of ")
+        answers = [("answer", named.member, Outcome.DONE)]
+    for (status, settled), end in (
+        (committed, f"{first}: committed: visible"),
+        (rolled_back, f"{second}: rolled back"),
+        (discarded, f"{third}: moved to the discarded topic"),
+        (resumed, f"{third} was brought back, undecided; its group is asked again"),
+        (ended, f"{third}: rolled back"),
+    ):
         assert (status, settled["outcome"]) == (200, "done"), settled
-        assert store.administration.show(pending) is None
-        assert store.told(settled["id"]) == [("asked", by), ("answer", named.member), ("outcome", by)]
-        assert store.acts(pending)[0] == decision  # then come the refused ones
-    for status, told in (again, *others):
-        assert (status, told["outcome"]) == (409, "refused")
-
-    def counted() -> bool:
-        after = store.coordinator.statistics()
-        return (after.committed, after.rolled_back) == (before.committed + 1, before.rolled_back + 1)
-
-    wait_until(counted)
-
-
-def test_a_transaction_is_discarded_and_brought_back_by_http(store: Store) -> None:
-    pending = store.leave_undecided(b"left alone")
-    assert store.act("settle", transaction_id=pending, decision="discard")[1]["outcome"] == "done"
-
-    would = store.act("resume-transaction", transaction_id=pending, dry_run=True)
-    status, resumed = store.act("resume-transaction", transaction_id=pending)
-
-    assert "would be brought back by" in would[1]["said"]
-    assert (status, resumed["outcome"]) == (200, "done"), resumed
-    assert "undecided; its group is asked again" in resumed["said"]
-    assert store.administration.show(pending).decided is None
-    assert store.acts(pending) == ["discard", "resume"]
-    assert store.act("settle", transaction_id=pending, decision="commit")[1]["outcome"] == "done"
-
-
-def test_what_is_for_members_is_refused_by_a_coordinator_and_one_coordinator_must_be_named(store: Store) -> None:
-    stacks = store.act("stacks")
-    unnamed = act(store.address, "settle", group="shop", transaction_id=_NONE, decision="commit")
-    unread = store.act("settle", transaction_id="1 or 2", decision="commit")
-
-    assert (stacks[0], stacks[1]["outcome"]) == (409, "refused")
-    assert "is for a member with handlers" in stacks[1]["said"]
-    assert (unnamed[0], "member must be" in unnamed[1]["said"]) == (422, True)
-    assert (unread[0], "transaction_id must be" in unread[1]["said"]) == (422, True)
-
-
-def test_a_coordinator_of_a_store_in_kafka_settles_by_command_too(broker: DevBroker, new_topic: Any) -> None:
-    topic = new_topic()
-    servers, commands = broker.bootstrap_servers, CommandSettings(f"{topic}-commands", f"{topic}-audit")
-    with ExitStack() as parts:
-        parts.enter_context(pytest.MonkeyPatch.context()).setattr(store_coordinator, "_EFFECT_BUDGET_S", _EFFECT_S)
-        kafka: dict[str, Any] = {"bootstrap_servers": servers, "prefix": topic}
-        coordinator = parts.enter_context(Coordinator(**kafka, commands=commands, transaction_timeout=600.0))
-        producer = parts.enter_context(TransactionalProducer("shop", **kafka))
-        address = parts.enter_context(served(Surroundings(servers, {}, commands, answer_s=_ANSWER_S)))
-        assert coordinator._listener is not None
-        assert coordinator._listener.is_listening.wait(60)
-        with producer.transaction(topic, value=b"paid?") as pending:
-            pending.unknown()
-        named = {"group": f"{topic}.coordinator", "member": coordinator.member}
-
-        status, settled = act(address, "settle", **named, transaction_id=pending.transaction_id, decision="commit")
-
-        assert (status, settled["outcome"]) == (200, "done"), settled
-        assert coordinator.statistics().committed == 1
-
-
-def test_a_coordinator_hears_commands_only_where_it_was_asked_to() -> None:
-    assert not Coordinator(bootstrap_servers="b:1").hears_commands
-    with pytest.raises(ConfigurationError, match="commands must be True, False or"):
-        Coordinator(bootstrap_servers="b:1", commands="yes")  # type: ignore[arg-type] # wrong on purpose
+        assert settled["said"].endswith(f"transaction {end}")
+        assert store.audited(settled["id"]) == [("asked", by, None), *answers, ("outcome", by, Outcome.DONE)]
+    assert still.decided is None
+    assert [(status, answer["outcome"]) for status, answer in refused] == [(409, "refused")] * 3
+    assert store.acts(first) == [("commit", f"{by}: {committed[1]['id']}")]
+    assert store.acts(second)[0][0] == "rollback"  # then come the refused ones
+    assert [what for what, _ in store.acts(third)] == ["discard", "resume", "rollback"]
+    assert store.acts(third)[1][1] == f"{by}: {resumed[1]['id']}"
+    assert [store.administration.show(transaction_id) for transaction_id in ids] == [None] * 3
+    wait_until(lambda: (named.statistics().committed, named.statistics().rolled_back) == (1, 2))

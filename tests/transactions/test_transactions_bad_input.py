@@ -129,6 +129,7 @@ def test_stores_in_files_and_databases_refuse_a_prefix_that_names_no_topics(pref
         ({"discard": "keep"}, "discard"),
         ({"discard": check_async}, "discard must be a plain function"),
         ({"telemetry": True}, "telemetry must be a Telemetry"),
+        ({"commands": "yes"}, "commands must be True, False or"),
     ],
 )
 def test_a_wrong_option_of_the_coordinator_is_named(

@@ -15,16 +15,6 @@ SETTLE = Command("settle", "shop.coordinator", None, {"transaction_id": "t1", "d
 RESUME = Command("resume-transaction", "shop.coordinator", None, {"transaction_id": "t1"}, "somebody")
 
 
-def test_a_coordinator_settles_and_resumes_with_who_asked_and_the_id_of_the_command() -> None:
-    settle, resume = Mock(return_value=(Outcome.DONE, "decided")), Mock(return_value="brought back")
-
-    answers = [carry_out(one, StoreOperator(settle, resume)) for one in (SETTLE, RESUME)]
-
-    assert [(one.outcome, one.said) for one in answers] == [(Outcome.DONE, "decided"), (Outcome.DONE, "brought back")]
-    settle.assert_called_once_with("t1", "commit", "somebody", SETTLE.id)
-    resume.assert_called_once_with("t1", "somebody", RESUME.id)
-
-
 @pytest.mark.parametrize(
     ("raised", "outcome"),
     [
@@ -50,4 +40,5 @@ def test_a_member_settles_nothing_and_a_coordinator_does_nothing_to_handlers() -
 
     assert {one.outcome for one in (*of_member, *of_store)} == {Outcome.REFUSED}
     assert "for a coordinator that hears commands" in of_member[0].said
+    assert "is for a member with handlers" in of_store[0].said
     calls.assert_not_called()
