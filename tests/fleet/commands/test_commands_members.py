@@ -6,16 +6,15 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
-from unittest.mock import Mock
+from functools import partial
+from typing import Any
 
 import pytest
 from tenacity import wait_fixed
 
 import penstock
-from kafka_proxy import KafkaProxy
 from kafka_tools import produce
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
@@ -29,9 +28,6 @@ from penstock.fleet_member import CommandSettings, Member, Outcome
 from raw_produce import produce_raw
 from waiting import wait_until
 
-TOKEN = "signed" * 4
-RunApp = Callable[..., penstock.RunningApp]
-
 
 @pytest.fixture
 def settings(broker: DevBroker, topic_numbers: Iterator[int]) -> CommandSettings:
@@ -39,65 +35,70 @@ def settings(broker: DevBroker, topic_numbers: Iterator[int]) -> CommandSettings
     return CommandSettings(f"commands-{number}", f"audit-{number}")
 
 
-@pytest.fixture
-def run_app(broker: DevBroker, settings: CommandSettings) -> Iterator[RunApp]:
-    """Return a function that starts an app whose handler fails for "bad", and that hears commands."""
-    with ExitStack() as running:
-
-        def run(name: str, topic: str, given: CommandSettings | None = settings, **options: object) -> object:
-            app = penstock.App(
-                name,
-                bootstrap_servers=broker.bootstrap_servers,
-                commands=given or False,
-                commit_interval=0.2,
-                **options,  # type: ignore[arg-type] # the test's
-            )
-
-            @app.handler(topic, retry=penstock.retry(attempts=99, wait=wait_fixed(600)))
-            def handle(message: penstock.Message) -> None:
-                if message.value == b"bad":
-                    raise ValueError("no good")
-
-            started = running.enter_context(app.start())
-            if started._listener is not None:
-                assert started._listener.is_listening.wait(60)
-            wait_until(lambda: started.statistics().partitions, 60)
-            return started
-
-        yield run  # type: ignore[misc] # as above
-
-
 def asked(broker: DevBroker, settings: CommandSettings, command: Command, **options: object) -> list[AuditRecord]:
     with CommandSender(broker.bootstrap_servers, {}, settings) as sender:
         return sender.ask(command, **options)  # type: ignore[arg-type] # the test's
 
 
-def command(name: str, group: str, **fields: object) -> Command:
-    member = cast("str | None", fields.pop("member", None))
+def command(name: str, group: str, member: str | None = None, **fields: object) -> Command:
     return Command(name, group, member, fields, "a test", int(time.time() * 1000))
 
 
-@pytest.mark.parametrize("exactly_once", [False, True])
-def test_a_message_that_holds_its_partition_is_given_up_by_command(
-    broker: DevBroker, new_topic: Callable[..., str], settings: CommandSettings, run_app: RunApp, exactly_once: bool
+@contextmanager
+def listening(
+    servers: str, settings: CommandSettings, name: str = "one", give_up: Callable[..., str] = str, **options: Any
+) -> Iterator[tuple[CommandListener, list[str]]]:
+    """Hear commands as a member of `sms`; the block gets it, and the topics that were paused."""
+    paused: list[str] = []
+    doing = Member(lambda topic, _: paused.append(topic), lambda *_: None, give_up, dict)
+    made = CommandListener("sms", name, doing, bootstrap_servers=servers, config={}, settings=settings, **options)
+    made.start()
+    try:
+        assert made.is_listening.wait(60)
+        yield made, paused
+    finally:
+        made.stop()
+
+
+def test_a_message_that_is_parked_and_one_that_hangs_are_given_up_by_command_and_stacks_name_the_handler(
+    broker: DevBroker, new_topic: Callable[..., str], settings: CommandSettings
 ) -> None:
-    topic = new_topic()
-    running = run_app(topic, topic, exactly_once=exactly_once)
-    produce(broker.bootstrap_servers, topic, [(b"1", b"bad"), (b"1", b"next")])
-    wait_until(lambda: running.explain()[0].state == "parked", 60)
+    topic, hang = new_topic(), threading.Event()
+    app = penstock.App(topic, bootstrap_servers=broker.bootstrap_servers, commands=settings, exactly_once=True)
 
-    give_up = command("give-up", topic, topic=topic, partition=0, offset=0)
-    [answer] = asked(broker, settings, give_up)
+    @app.handler(topic, retry=penstock.retry(attempts=99, wait=wait_fixed(600)))
+    async def picky_handler(message: penstock.Message) -> None:
+        if message.value == b"bad":
+            raise ValueError("no good")
+        if message.value == b"hangs":
+            await asyncio.to_thread(hang.wait, 200)
 
-    assert (answer.outcome, answer.said) == (
-        Outcome.DONE,
-        f"{topic}:0@0 was given up: dlq.{topic} has it, and its key goes on",
-    )
-    wait_until(lambda: running.explain()[0].lag == 0 and running.explain()[0].watermark == 2, 60)
-    assert running._listener is not None
-    to_it = {"member": running._listener._member}
-    [again] = asked(broker, settings, command("give-up", topic, topic=topic, partition=0, offset=0, **to_it))
+    def give_up(offset: int) -> AuditRecord:
+        named = command("give-up", topic, topic=topic, partition=0, offset=offset, member=listener._member)
+        [answer] = asked(broker, settings, named)
+        return answer
+
+    with app.start() as running:
+        listener: Any = running._listener
+        assert listener.is_listening.wait(60)
+        produce(broker.bootstrap_servers, topic, [(b"1", b"bad"), (b"1", b"next")])
+        wait_until(lambda: [part.state for part in running.explain()] == ["parked"], 60)
+        parked = give_up(0)
+        wait_until(lambda: running.explain()[0].lag == 0 and running.explain()[0].watermark == 2, 60)
+        again = give_up(0)
+        produce(broker.bootstrap_servers, topic, [(b"1", b"hangs")])
+        wait_until(lambda: running.explain()[0].state == "in handler", 60)
+        [told] = asked(broker, settings, command("stacks", topic))
+        hung = give_up(2)
+        hang.set()
+
+    for answer, offset in ((parked, 0), (hung, 2)):
+        said = f"{topic}:0@{offset} was given up: dlq.{topic} has it, and its key goes on"
+        assert (answer.outcome, answer.said) == (Outcome.DONE, said)
     assert (again.outcome, "nothing does" in again.said) == (Outcome.REFUSED, True)
+    assert told.details is not None
+    assert "picky_handler" in told.details
+    assert "to_thread(" not in told.details
 
 
 def test_who_gives_a_message_up_is_waited_for_though_others_refuse_at_once(
@@ -114,89 +115,46 @@ def test_who_gives_a_message_up_is_waited_for_though_others_refuse_at_once(
         assert refused.wait(60)
         return "dlq.orders"
 
-    listeners = [
-        CommandListener(
-            "shop",
-            name,
-            Member(Mock(), Mock(), does, Mock()),
-            bootstrap_servers=broker.bootstrap_servers,
-            config={},
-            settings=settings,
-        )
-        for name, does in (("one", refuse), ("two", give_up))
-    ]
-    try:
-        for listener in listeners:
-            listener.start()
-            assert listener.is_listening.wait(60)
-        asks = command("give-up", "shop", topic="orders", partition=0, offset=0)
+    asks = command("give-up", "sms", topic="orders", partition=0, offset=0)
+    servers = broker.bootstrap_servers
+    with listening(servers, settings, give_up=refuse), listening(servers, settings, "two", give_up=give_up):
         answers = asked(broker, settings, asks, timeout=60.0)
-    finally:
-        for listener in listeners:
-            listener.stop()
 
     assert summary(asks, answers)[0] is Outcome.DONE
 
 
-def test_the_stacks_name_a_handler_that_hangs_and_its_message_is_given_up(
-    broker: DevBroker, new_topic: Callable[..., str], settings: CommandSettings
-) -> None:
-    topic, hang = new_topic(), threading.Event()
-    app = penstock.App(topic, bootstrap_servers=broker.bootstrap_servers, commands=settings)
-
-    @app.handler(topic)
-    async def hanging_handler(message: penstock.Message) -> None:
-        await asyncio.to_thread(hang.wait, 200)
-
-    with app.start() as running:
-        assert running._listener is not None
-        assert running._listener.is_listening.wait(60)
-        produce(broker.bootstrap_servers, topic, [(b"1", b"good")])
-        wait_until(lambda: [one.state for one in running.explain()] == ["in handler"], 60)
-
-        give_up = command("give-up", topic, topic=topic, partition=0, offset=0)
-        [told] = asked(broker, settings, command("stacks", topic))
-        [given] = asked(broker, settings, give_up)
-        hang.set()
-
-    assert given.outcome is Outcome.DONE
-    assert f"dlq.{topic} has it" in given.said
-    assert told.details is not None
-    assert "hanging_handler" in told.details
-    assert "to_thread(" not in told.details
-
-
 def test_what_is_no_command_for_a_member_costs_nothing_and_the_next_one_is_done(
-    broker: DevBroker, new_topic: Callable[..., str], settings: CommandSettings, run_app: RunApp
+    broker: DevBroker, settings: CommandSettings
 ) -> None:
-    topic, signed = new_topic(), replace(settings, token=TOKEN)
-    running = run_app(topic, topic, signed)
-    listener = running._listener
-    assert listener is not None
-    pause = command("pause", topic, topic=topic)
+    signed, servers = replace(settings, token="signed" * 4), broker.bootstrap_servers
+
+    def by_its_token(value: bytes) -> list[tuple[str, bytes]]:
+        return [(SIGNATURE, signature(str(signed.token), signed.topic, value))]
+
+    pause = command("pause", "sms", topic="orders")
     value, key = encode_command(pause), pause.key
-    good = [(SIGNATURE, signature(TOKEN, signed.topic, value))]
     old = encode_command(replace(pause, id="0" * 32, asked_ms=pause.asked_ms - 400_000))
     planted = [
-        (b"\xff" * 100, good),
-        (b"[" * 5000, good),
+        (b"\xff" * 100, by_its_token(value)),
+        (b"[" * 5000, by_its_token(value)),
         (value, []),
         (value, [(SIGNATURE, b"0" * 64)]),
         (None, []),
-        (old, [(SIGNATURE, signature(TOKEN, signed.topic, old))]),
-        (value, good),
-        (value, good),
+        (old, by_its_token(old)),
+        (value, by_its_token(value)),
+        (value, by_its_token(value)),
     ]
-    # The client cannot show its headers: whoever may write to the topic can send that.
-    produce_raw(broker.bootstrap_servers, signed.topic, [(topic.encode(), [(b"\xff", b"v")])])
-    for body, headers in planted:
-        produce(broker.bootstrap_servers, signed.topic, [(key, body)], headers=headers)
-    produce(broker.bootstrap_servers, signed.topic, [(b"another group", value)], headers=good)
+    with listening(servers, signed) as (listener, _):
+        # The client cannot show its headers: whoever may write to the topic can send that.
+        produce_raw(servers, signed.topic, [(key, [(b"\xff", b"v")])])
+        for body, headers in planted:
+            produce(servers, signed.topic, [(key, body)], headers=headers)
+        produce(servers, signed.topic, [(b"another group", value)], headers=by_its_token(value))
 
-    [told] = asked(broker, signed, command("resume", topic, topic=topic))
+        [told] = asked(broker, signed, command("resume", "sms", topic="orders"))
 
-    every = [one for one in audit_records(broker.bootstrap_servers, {}, signed.audit_topic, 100) if one is not None]
-    answers = [(one.name, one.outcome) for one in every]
+    every = [record for record in audit_records(servers, {}, signed.audit_topic, 100) if record is not None]
+    answers = [(record.name, record.outcome) for record in every]
     assert answers == [("pause", Outcome.REFUSED), ("pause", Outcome.DONE), ("resume", Outcome.DONE)]
     assert "it is a copy, or the clock of who asked is wrong" in every[0].said
     assert told.outcome is Outcome.DONE
@@ -210,44 +168,11 @@ def test_a_command_that_is_heard_too_late_or_has_no_time_of_the_brokers_is_refus
     """The second topic was made without `message.timestamp.type=LogAppendTime`."""
     said = []
     for given, ahead_s in ((settings, 61), (CommandSettings(new_topic(), settings.audit_topic), 0)):
-        with listening(broker.bootstrap_servers, given, clock=lambda ahead_s=ahead_s: time.time() + ahead_s) as done:
+        ahead = partial(lambda seconds: time.time() + seconds, ahead_s)
+        with listening(broker.bootstrap_servers, given, clock=ahead) as (_, paused):
             [answer] = asked(broker, given, command("pause", "sms", topic="orders"))
         said.append(answer.said)
-        assert (answer.outcome, done) == (Outcome.REFUSED, [])
+        assert (answer.outcome, paused) == (Outcome.REFUSED, [])
 
     assert "s after the broker had it, by this machine's clock, and holds for 60 s" in said[0]
     assert "message.timestamp.type=LogAppendTime" in said[1]
-
-
-@pytest.mark.thorough
-def test_commands_are_heard_again_when_the_broker_is_back_and_a_stop_without_it_ends(
-    broker: DevBroker, settings: CommandSettings
-) -> None:
-    def is_done() -> bool:
-        pause = command("pause", "sms", topic="orders")
-        try:
-            return [one.outcome for one in asked(broker, settings, pause, timeout=5.0)] == [Outcome.DONE]
-        except penstock.PenstockError:
-            return False
-
-    with ExitStack() as reachable:
-        proxy = reachable.enter_context(KafkaProxy(broker.bootstrap_servers))
-        with listening(proxy.bootstrap_servers, settings) as done:
-            reachable.close()
-            with KafkaProxy(broker.bootstrap_servers, proxy.own_port):
-                wait_until(is_done, 120)
-    assert done
-
-
-@contextmanager
-def listening(servers: str, settings: CommandSettings, **options: Any) -> Iterator[list[str]]:
-    """Hear commands as a member of `sms`; the block gets the topics that were paused."""
-    done: list[str] = []
-    doing = Member(lambda topic, _: done.append(topic), lambda *_: None, lambda *_: "", dict)
-    made = CommandListener("sms", "one", doing, bootstrap_servers=servers, config={}, settings=settings, **options)
-    made.start()
-    try:
-        assert made.is_listening.wait(60)
-        yield done
-    finally:
-        made.stop()
