@@ -11,6 +11,15 @@ from penstock.testing import TestBroker
 from penstock.testing.memory.client.consumer_client import MemoryConsumer
 
 
+def broker_of(partitions: int = 1, records: int = 0, **options: Any) -> TestBroker:
+    """Return a broker with the topic `t`, and records with the values 0, 1 and so on in its partitions by turns."""
+    broker = TestBroker(**options)
+    broker.create_topic("t", partitions)
+    for number in range(records):
+        broker.produce("t", b"%d" % number, partition=number % partitions)
+    return broker
+
+
 class Reader(Client):
     """A consumer of topic `t` in group `g`."""
 

@@ -2,87 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from confluent_kafka import KafkaError
-from memory_tools import Reader, settle
+from memory_tools import Reader, broker_of, settle
 
 from penstock.testing import Operation, TestBroker
 
 
-@pytest.fixture
-def memory() -> TestBroker:
-    """A broker with the topic `t` of two partitions."""
-    broker = TestBroker()
-    broker.create_topic("t", 2)
-    return broker
-
-
-@pytest.fixture
-def reader(memory: TestBroker) -> Reader:
-    """The one member of its group."""
+def member_of(memory: TestBroker) -> Reader:
+    """Return the one member of its group."""
     made = Reader(memory, "t")
     settle(made)
     return made
 
 
-@pytest.mark.parametrize("operation", ["commit", "commit_sync", Operation.COMMIT_SYNC])
-def test_a_commit_is_refused_on_demand(memory: TestBroker, reader: Reader, operation: str | Operation) -> None:
-    memory.fail(operation, KafkaError.REBALANCE_IN_PROGRESS, times=2)
-
-    codes = [reader.commit(number) for number in range(3)]
-
-    assert codes == ["REBALANCE_IN_PROGRESS"] * 2 + [None]
-    assert [one.offset for one in memory.commit_log("g")] == [2]
-    assert memory.faults.happened == {Operation.COMMIT_SYNC: 2}
+REFUSAL, REFUSED, LOST = KafkaError.REBALANCE_IN_PROGRESS, "REBALANCE_IN_PROGRESS", "_TRANSPORT"
 
 
-def test_a_fault_of_asynchronous_commits_spares_the_others(memory: TestBroker, reader: Reader) -> None:
-    memory.fail("commit_async", KafkaError.NOT_COORDINATOR)
-
-    assert reader.commit(1) is None
-    reader.commit_async(0, 2)
-    settle(reader)
-
-    assert reader.heard == ["NOT_COORDINATOR"]
-    assert memory.committed("g")["t", 0].offset == 1
-
-
-def test_a_lost_answer_is_an_error_although_the_commit_counts(memory: TestBroker, reader: Reader) -> None:
-    memory.lose_answer("commit", times=2)
-
-    assert reader.commit(1) == "_TRANSPORT"
-    reader.commit_async(0, 2)
-    settle(reader)
-
-    assert reader.heard == ["_TRANSPORT"]
-    assert [one.offset for one in memory.commit_log("g")] == [1, 2]
-
-
-def test_a_late_answer_comes_when_the_clock_gets_there(memory: TestBroker, reader: Reader) -> None:
-    memory.delay_answer("commit_async", 5)
+@pytest.mark.parametrize(
+    ("fault", "heard", "waited_for", "log"),
+    [
+        (lambda memory: memory.fail("commit", REFUSAL, times=2), ([REFUSED], [REFUSED]), (REFUSED, 0), []),
+        (lambda memory: memory.fail("commit_async", REFUSAL), ([REFUSED], [REFUSED]), (None, 0), [2]),
+        (lambda memory: memory.fail(Operation.COMMIT_SYNC, REFUSAL), ([None], [None]), (REFUSED, 0), [1]),
+        # An error although the commit counts.
+        (lambda memory: memory.lose_answer("commit", times=2), ([LOST], [LOST]), (LOST, 0), [1, 2]),
+        (lambda memory: memory.delay_answer("commit_async", 5), ([], [None]), (None, 0), [1, 2]),
+        # It is waited for, but not for ever.
+        (lambda memory: memory.delay_answer("commit_sync", 5), ([None], [None]), (None, 5), [1, 2]),
+        (lambda memory: memory.delay_answer("commit_sync", 100), ([None], [None]), ("_TIMED_OUT", 60), [1, 2]),
+        # It takes the group back.
+        (lambda memory: memory.repeat_request("commit_async", 3), ([None], [None]), (None, 0), [1, 2, 1]),
+    ],
+    ids=["refused", "async refused", "sync refused", "lost", "async late", "late", "too late", "repeated"],
+)
+def test_a_commit_goes_wrong_on_demand(
+    fault: Callable[[TestBroker], None],
+    heard: tuple[list[str | None], ...],
+    waited_for: tuple[str | None, float],
+    log: list[int],
+) -> None:
+    memory = broker_of(2)
+    reader = member_of(memory)
+    fault(memory)
     reader.commit_async(0, 1)
-    memory.advance(4)
     settle(reader)
-    assert (reader.heard, memory.committed("g")["t", 0].offset) == ([], 1)
-
-    memory.advance(1)
+    at_once, begun = reader.heard, memory.clock.monotonic()
+    answer = reader.commit(2)
+    took = memory.clock.monotonic() - begun
+    memory.advance(5)
     settle(reader)
 
-    assert reader.heard == [None]
+    assert (at_once, reader.heard) == heard
+    assert (answer, took) == waited_for
+    assert [one.offset for one in memory.commit_log("g")] == log
+    assert memory.faults.happened
 
 
-def test_a_synchronous_commit_waits_for_its_late_answer_but_not_for_ever(memory: TestBroker, reader: Reader) -> None:
-    begun = memory.clock.monotonic()
-    memory.delay_answer("commit", 5)
-    assert reader.commit(1) is None
-    assert memory.clock.monotonic() - begun == 5
-
-    memory.delay_answer("commit", 100)
-    assert reader.commit(2) == "_TIMED_OUT"
-    assert memory.clock.monotonic() - begun == 65
-
-
-def test_a_late_commit_meets_the_generation_of_its_arrival(memory: TestBroker, reader: Reader) -> None:
+def test_a_late_commit_meets_the_generation_of_its_arrival() -> None:
+    memory = broker_of(2)
+    reader = member_of(memory)
     memory.delay_request("commit_async", 5, times=2)
     reader.commit_async(0, 1)
     memory.rebalance("g", shuffle=False)
@@ -95,24 +76,10 @@ def test_a_late_commit_meets_the_generation_of_its_arrival(memory: TestBroker, r
     assert [one.offset for one in memory.commit_log("g")] == [2]
 
 
-def test_a_repeated_commit_takes_the_group_back(memory: TestBroker, reader: Reader) -> None:
-    memory.repeat_request("commit_async", 3)
-    reader.commit_async(0, 1)
-    settle(reader)
-    assert reader.commit(2) is None
-
-    memory.advance(3)
-
-    assert [one.offset for one in memory.commit_log("g")] == [1, 2, 1]
-    assert reader.heard == [None]
-
-
 def test_faults_by_chance_follow_the_seed_and_end() -> None:
     def outcomes(seed: int) -> list[str | None]:
-        memory = TestBroker(seed)
-        memory.create_topic("t")
-        reader = Reader(memory, "t")
-        settle(reader)
+        memory = broker_of(seed=seed)
+        reader = member_of(memory)
         memory.fail_by_chance("commit", KafkaError.REQUEST_TIMED_OUT, 0.5)
         found = [reader.commit(1) for _ in range(40)]
         memory.fail_by_chance("commit", KafkaError.REQUEST_TIMED_OUT, 0)
@@ -123,6 +90,6 @@ def test_faults_by_chance_follow_the_seed_and_end() -> None:
     assert {*outcomes(1)} == {None, "REQUEST_TIMED_OUT"}
 
 
-def test_an_unknown_operation_is_refused(memory: TestBroker) -> None:
+def test_an_unknown_operation_is_refused() -> None:
     with pytest.raises(ValueError, match="comit"):
-        memory.fail("comit", KafkaError.REQUEST_TIMED_OUT)
+        broker_of().fail("comit", KafkaError.REQUEST_TIMED_OUT)

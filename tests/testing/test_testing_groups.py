@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from confluent_kafka import KafkaError
-from memory_tools import Reader, offsets, settle
+from memory_tools import Reader, broker_of, settle
 
 from penstock.testing import TestBroker
 
@@ -14,58 +12,26 @@ from penstock.testing import TestBroker
 @pytest.fixture
 def memory() -> TestBroker:
     """A broker with the topic `t` of four partitions, with ten records in each."""
-    broker = TestBroker(max_fetch=20)
-    broker.create_topic("t", 4)
-    for number in range(40):
-        broker.produce("t", b"%d" % number, partition=number % 4)
-    return broker
+    return broker_of(4, 40, max_fetch=20)
 
 
 def _share(memory: TestBroker, reader: Reader) -> set[int]:
     return {partition for _, partition in memory.members("g")[reader.client.memberid()]}
 
 
-def test_a_revocation_can_commit_and_the_next_owner_begins_there(memory: TestBroker) -> None:
-    first = Reader(memory, "t")
-    first.on_revoke = lambda: [first.commit(7, partition=number) for number in first.events[-1][1]]
-    settle(first)
-    second = Reader(memory, "t")
-
-    got = settle(first, second)
-
-    moved = _share(memory, second)
-    assert sorted({message.partition() for message in got}) == sorted(moved)
-    assert offsets([message for message in got if message.partition() == min(moved)]) == [7, 8, 9]
-    assert {(one.partition, one.offset) for one in memory.commit_log("g")} == {(number, 7) for number in moved}
-
-
-def test_messages_of_a_revoked_partition_are_not_handed_over_after_the_callback(memory: TestBroker) -> None:
+def test_messages_of_a_revoked_partition_are_not_handed_over_after_the_callback() -> None:
     callbacks_in_the_middle = 0
     for seed in range(40):
-        memory = TestBroker(seed, max_fetch=20)
-        memory.create_topic("t", 2)
-        for number in range(40):
-            memory.produce("t", b"v", partition=number % 2)
-        first = Reader(memory, "t")
+        memory = broker_of(2, 40, seed=seed, max_fetch=20)
+        first, at_callback = Reader(memory, "t"), list[int]()
         first.client.consume(1, 0)
         first.client.consume(5, 0)
         second = Reader(memory, "t")
         before = [first.position(number) for number in (0, 1)]
-        at_callback: list[int] = []
-        revoke = first._revoke
+        first.on_revoke = lambda reader=first, seen=at_callback: seen.extend(map(reader.position, (0, 1)))  # type: ignore[misc] # bound now
 
-        def watched(
-            client: object,
-            partitions: list[object],
-            reader: Reader = first,
-            seen: list[int] = at_callback,
-            inner: Callable[..., None] = revoke,
-        ) -> None:
-            seen.extend(reader.position(number) for number in (0, 1))
-            inner(client, partitions)
-
-        first.client._callbacks["revoke"] = watched
         batch = first.client.consume(10, 0)
+
         (given,) = next(places for kind, places in first.events if kind == "revoke")
         assert given not in {message.partition() for message in batch}
         callbacks_in_the_middle += at_callback != before
@@ -98,11 +64,18 @@ def test_a_member_that_does_not_poll_is_evicted_and_hears_of_it_at_its_next_poll
     assert memory.commit_log("g") == ()
 
 
-def test_a_killed_member_keeps_its_partitions_until_its_session_ends(memory: TestBroker) -> None:
-    dead, alive = Reader(memory, "t", session_timeout_ms=10_000), Reader(memory, "t")
-    settle(dead, alive)
+@pytest.mark.parametrize("is_static", [False, True])
+def test_a_member_that_is_killed_or_static_and_away_keeps_its_partitions_until_its_session_ends(
+    memory: TestBroker, is_static: bool
+) -> None:
+    name = {"group_instance_id": "s"} if is_static else {}
+    gone, alive = Reader(memory, "t", session_timeout_ms=10_000, **name), Reader(memory, "t")
+    settle(gone, alive)
 
-    memory.kill(dead.client)
+    if is_static:
+        gone.client.close()
+    else:
+        memory.kill(gone.client)
     memory.advance(9)
     settle(alive)
     assert len(_share(memory, alive)) == 2
@@ -111,7 +84,7 @@ def test_a_killed_member_keeps_its_partitions_until_its_session_ends(memory: Tes
 
     assert _share(memory, alive) == {0, 1, 2, 3}
     with pytest.raises(RuntimeError, match="closed"):
-        dead.client.poll(0)
+        gone.client.poll(0)
 
 
 def test_a_member_that_is_cut_off_loses_its_partitions_and_comes_back(memory: TestBroker) -> None:
@@ -134,17 +107,6 @@ def test_a_member_that_is_cut_off_loses_its_partitions_and_comes_back(memory: Te
     assert lonely.heard == ["UNKNOWN_MEMBER_ID"]
     assert len(_share(memory, lonely)) == 2
     assert memory.commit_log("g") == ()
-
-
-def test_a_static_member_that_stays_away_is_evicted_when_its_session_ends(memory: TestBroker) -> None:
-    static, other = Reader(memory, "t", group_instance_id="s"), Reader(memory, "t")
-    settle(static, other)
-
-    static.client.close()
-    memory.advance(46)
-    settle(other)
-
-    assert _share(memory, other) == {0, 1, 2, 3}
 
 
 def test_a_forced_rebalance_moves_partitions_one_generation_at_a_time(memory: TestBroker) -> None:
