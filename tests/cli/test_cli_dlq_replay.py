@@ -11,12 +11,12 @@ import pytest
 from confluent_kafka import Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 from dead_letter_tools import origin_headers, put
+from offsets_tools import commit
 
 from commands import Command
 from kafka_tools import committed, read_all
 from penstock.dead_letters.reader import BATCH, REPLAY_GROUP, DeadLetterLog
 from penstock.devbroker import DevBroker
-from penstock.offsets import CommitPoint
 
 Topics = Callable[..., tuple[str, str]]
 
@@ -177,8 +177,7 @@ def test_letters_that_the_topic_no_longer_keeps_are_passed_by_and_so_are_offsets
         future.result(20)
 
     replay(letters)
-    with DeadLetterLog(servers) as log:
-        log.remember(letters, 0, CommitPoint(1000, ""))
+    commit(servers, REPLAY_GROUP, letters, 0, 1000)
     _, out, _ = replay(letters)
 
     assert f"2 sent from {letters} to {original}" in out

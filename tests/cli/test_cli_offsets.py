@@ -18,7 +18,7 @@ from kafka_tools import produce, read_all, transactional, wait_for_markers
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
 from penstock.group_offsets.group import Group
-from penstock.group_offsets.planning import Wanted, plan
+from penstock.group_offsets.planning import change
 from waiting import wait_until
 
 NewTopic = Callable[..., str]
@@ -84,7 +84,7 @@ def test_a_group_with_members_is_listed_with_them_and_is_not_moved(
         tried = offsets("reset", group, "--to", "earliest", "--dry-run")
         # As a member that joins while a command is at work.
         with pytest.raises(PenstockError, match="a member joined meanwhile"):
-            known.write(before, plan(group, [Wanted(before.positions[0], 0)]))
+            known.write(before, [change(group, before.positions[0], 0)])
 
     assert listed.out.count("counter on 127.0.0.1") == 2
     assert f"group {group} is stable, with 1 member\n" in listed.out

@@ -9,9 +9,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.rights import Operation, topic_right
 from penstock.dead_letters.headers import DeadLetterOrigin
-from penstock.dead_letters.reader import DeadLetter, DeadLetterLog, Replayed
+from penstock.dead_letters.reader import DeadLetter, DeadLetterLog
 from penstock.dead_letters.replay import Choice, Replay
 from penstock.errors import PenstockError, TopicNotFoundError
+from penstock.group_offsets.positions import Position
 
 LETTERS = [DeadLetter("dlq", 0, n, b"k", b"v", [], 1, DeadLetterOrigin("orders", 0)) for n in range(2)]
 
@@ -44,7 +45,7 @@ def test_what_was_not_sent_stays_known_where_what_was_sent_cannot_be_written_dow
     monkeypatch.setattr(log, "partitions", lambda _topic: 1)
     monkeypatch.setattr(log, "topics", lambda: ["orders"])
     monkeypatch.setattr(log, "bounds", lambda *_: (0, 2))
-    monkeypatch.setattr(log, "replayed", lambda *_: Replayed(0, None))
+    monkeypatch.setattr(log, "replayed", lambda *_: Position("dlq", 0, None, range(2)))
     monkeypatch.setattr(log, "read", lambda *_: iter([LETTERS]))
     monkeypatch.setattr(log, "remember", refuse)
     monkeypatch.setattr(Replay, "_connect", lambda _self: producer)

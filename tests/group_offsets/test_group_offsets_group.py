@@ -14,7 +14,7 @@ from penstock.clients.rights import MissingRightError
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.group_offsets import group as module
 from penstock.group_offsets.group import Group, GroupState
-from penstock.group_offsets.planning import Wanted, plan
+from penstock.group_offsets.planning import change
 from penstock.group_offsets.positions import Position
 
 PART = ("orders", 0)
@@ -47,7 +47,7 @@ def write(monkeypatch: pytest.MonkeyPatch, *answers: int | None) -> int:
     monkeypatch.setattr(module, "_RETRY_DELAY_S", 0.01)
     group, admin = Group("127.0.0.1:1", {"log_level": 0, "sasl.username": "ops"}, "sms"), FakeAdmin(*answers)
     monkeypatch.setattr(group, "_admin", admin)
-    group.write(GroupState("sms", "empty", (), (BEFORE,)), plan("sms", [Wanted(BEFORE, 3)]))
+    group.write(GroupState("sms", "empty", (), (BEFORE,)), [change("sms", BEFORE, 3)])
     return admin.asked
 
 

@@ -8,24 +8,24 @@ from hypothesis import strategies as st
 from positions_drawn import GROUP, TOPIC, done_of, positions, runs_of
 
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.group_offsets.planning import Change, Wanted, plan, refuse_coordinators, reset_wanted, skip_wanted
-from penstock.group_offsets.positions import Position, clipped, position, shared, total
+from penstock.group_offsets.planning import Change, change, refuse_coordinators, reset, skip
+from penstock.group_offsets.positions import Position, clipped, position, total
 from penstock.group_offsets.targets import Target, To
 from penstock.offsets import MAX_METADATA_CHARS, decode, encode, owner_of
 
 OFFSETS = st.sets(st.integers(0, 60)).map(runs_of)
 
 
-def change_of(before: Position, offset: int, done: tuple[range, ...] = ()) -> Change:
-    [change] = plan(GROUP, [Wanted(before, offset, done)])
-    return change
+def reset_to(to: Target, before: Position, *, keep_done: bool = False) -> Change:
+    [changed] = reset(GROUP, to, [before], {}, keep_done=keep_done)
+    return changed
 
 
-def as_consumer_reads(change: Change) -> set[int]:
+def as_consumer_reads(changed: Change) -> set[int]:
     """Return the offsets of the log that are done for who reads this commit."""
-    log = change.before.log
-    found = decode(change.offset, change.metadata, owner_of(GROUP, *change.before.part))
-    return done_of(log, change.offset, found.done if found else ())
+    log = changed.before.log
+    found = decode(changed.offset, changed.metadata, owner_of(GROUP, *changed.before.part))
+    return done_of(log, changed.offset, found.done if found else ())
 
 
 @given(positions(), st.data())
@@ -34,23 +34,19 @@ def test_a_message_that_is_skipped_is_done_and_nothing_else_changes(before: Posi
     was_done = done_of(log, log.start if before.committed is None else before.committed, before.done)
     offset = data.draw(st.integers(log.start, log.stop))
     try:
-        [change] = plan(GROUP, [skip_wanted(before, offset)])
+        skipped = skip(GROUP, before, offset)
     except PenstockError:
         assert before.committed is None or offset not in log or offset in was_done
         return
 
-    assert as_consumer_reads(change) == was_done | {offset}
-    assert (change.again, change.skipped) == (0, 1)
+    assert as_consumer_reads(skipped) == was_done | {offset}
+    assert (skipped.again, skipped.skipped) == (0, 1)
 
 
-@given(OFFSETS, OFFSETS, st.integers(0, 60), st.integers(0, 60))
-def test_what_lists_of_ranges_share_and_what_is_left_when_they_are_clipped_is_what_sets_say(
-    runs: tuple[range, ...], others: tuple[range, ...], start: int, stop: int
-) -> None:
-    these, those = ({offset for run in given for offset in run} for given in (runs, others))
-    inside = {offset for offset in these if start <= offset < stop}
+@given(OFFSETS, st.integers(0, 60), st.integers(0, 60))
+def test_clipped_ranges_are_those_of_sets(runs: tuple[range, ...], start: int, stop: int) -> None:
+    inside = {offset for run in runs for offset in run if start <= offset < stop}
 
-    assert shared(runs, others) == len(these & those)
     assert runs_of(inside) == clipped(runs, start, stop)
     assert total(clipped(runs, start, stop)) == len(inside)
 
@@ -73,27 +69,27 @@ def test_a_reset_tells_exactly_what_is_handled_again_and_what_is_skipped(
     target = data.draw(st.integers(log.start, log.stop))
     was_done = done_of(log, before.committed, before.done)
 
-    [change] = plan(GROUP, reset_wanted(Target(To.OFFSET, target), [before], {}, keep_done=keep_done))
+    changed = reset_to(Target(To.OFFSET, target), before, keep_done=keep_done)
 
-    is_done = as_consumer_reads(change)
+    is_done = as_consumer_reads(changed)
     assert is_done == done_of(log, target, before.done if keep_done else ())
-    assert change.again == len(was_done - is_done)
-    assert change.skipped == len(is_done - was_done)
-    assert change.cut == 0
+    assert changed.again == len(was_done - is_done)
+    assert changed.skipped == len(is_done - was_done)
+    assert changed.cut == 0
 
 
 @given(positions(0), positions(1), st.integers(-5, 70))
 def test_all_offsets_outside_of_their_logs_are_refused_with_their_ranges(
     first: Position, second: Position, offset: int
 ) -> None:
-    wanted = [Wanted(before, offset) for before in (first, second)]
+    to = Target(To.OFFSET, offset)
     outside = [before for before in (first, second) if not before.log.start <= offset <= before.log.stop]
     if not outside:
-        assert [change.offset for change in plan(GROUP, wanted)] == [offset, offset]
+        assert [it.offset for it in reset(GROUP, to, [first, second], {}, keep_done=False)] == [offset, offset]
         return
 
     with pytest.raises(ConfigurationError) as refused:
-        plan(GROUP, wanted)
+        reset(GROUP, to, [first, second], {}, keep_done=False)
 
     for before in (first, second):
         says = f"{before.place} cannot begin at {offset}: its log begins at {before.log.start} and ends at "
@@ -105,7 +101,7 @@ def test_targets_are_found_by_partition() -> None:
     found = {(TOPIC, 0): 7, (TOPIC, 1): 4}
 
     def offsets(to: Target) -> list[int]:
-        return [one.offset for one in reset_wanted(to, before, found, keep_done=False)]
+        return [one.offset for one in reset(GROUP, to, before, found, keep_done=False)]
 
     assert offsets(Target(To.EARLIEST)) == [2, 3]
     assert offsets(Target(To.LATEST)) == [7, 4]
@@ -117,9 +113,9 @@ def test_targets_are_found_by_partition() -> None:
 def test_a_map_of_a_longer_topic_of_the_same_name_is_kept_no_further_than_the_log() -> None:
     before = Position(TOPIC, 0, 5, range(20), (range(8, 10), range(15, 30)))
 
-    [change] = plan(GROUP, reset_wanted(Target(To.OFFSET, 3), [before], {}, keep_done=True))
+    changed = reset_to(Target(To.OFFSET, 3), before, keep_done=True)
 
-    assert change.done == (range(8, 10), range(15, 20))
+    assert changed.done == (range(8, 10), range(15, 20))
 
 
 def test_what_a_commit_has_no_room_for_is_handled_again_and_said() -> None:
@@ -131,11 +127,11 @@ def test_what_a_commit_has_no_room_for_is_handled_again_and_said() -> None:
         at = done[-1].stop
     before = Position(TOPIC, 0, 1000, range(at), tuple(done))
 
-    change = change_of(before, 500, before.done)
+    changed = change(GROUP, before, 500, before.done)
 
-    assert len(change.metadata) <= MAX_METADATA_CHARS
-    assert change.cut == total(done) - total(change.done) > 0
-    assert change.again == 500 + change.cut
+    assert len(changed.metadata) <= MAX_METADATA_CHARS
+    assert changed.cut == total(done) - total(changed.done) > 0
+    assert changed.again == 500 + changed.cut
 
 
 def test_metadata_that_is_no_map_of_this_group_is_foreign() -> None:

@@ -77,7 +77,7 @@ def show(
     if place is not None and last is not None:
         raise ConfigurationError("name one dead letter by TOPIC:PARTITION@OFFSET, or give --last; not both")
     with _log(cluster) as log:
-        letters = log.newest(name, last or 1) if place is None else [_at(log, name, *place)]
+        letters = log.newest(name, last or 1) if place is None else [log.at(name, *place)]
         rows = [row_of(letter, log.was_replayed(letter), payload=payload) for letter in letters]
     notes = [] if rows else [f"{name} is empty"]
     if rows and not payload:
@@ -131,16 +131,6 @@ def _log(cluster: Reading) -> Iterator[DeadLetterLog]:
     cluster.admin("dead letters cannot be read")
     with DeadLetterLog(cluster.servers, cluster.settings) as log:
         yield log
-
-
-def _at(log: DeadLetterLog, topic: str, partition: int, offset: int) -> DeadLetter:
-    letter = log.at(topic, partition, offset)
-    if letter is None:
-        raise PenstockError(
-            f"there is no message at {place_text(topic, partition, offset)}; `penstock dlq show {topic} --last 10` "
-            "names some that are there"
-        )
-    return letter
 
 
 def _choice(where: list[str] | tuple[()], topic: str, place: tuple[int, int] | None, start: str | None) -> Choice:

@@ -95,22 +95,33 @@ def skip(
     Members that run are asked to give it up: that takes an app with commands on, and a message that holds its
     partition. In a group without members it is marked done, wherever it stands. Ends with 1 where it is refused.
     """
-    from penstock.cli.skipping import Skipping
+    from penstock.cli import skipping
+    from penstock.dead_letters.headers import DeadLetterFormat, default_topic
+    from penstock.fleet.actions.performing import Surroundings
     from penstock.fleet_member import CommandSettings
+    from penstock.group_offsets import planning
     from penstock.places import place_of
 
-    place_of(message)
-    skipping = Skipping(cluster.servers, cluster.settings, group_of(cluster, group), group, message)
-    state = skipping.state()
+    topic, partition, offset = place_of(message)
+    planning.refuse_coordinators(group, [topic])
+    known = group_of(cluster, group)
+    state = known.state([f"{topic}:{partition}"])
+    letters = dead_letter_topic or default_topic(DeadLetterFormat.KAFKA).replace("{topic}", topic)
     if state.members:
         said = f"a dry run: members of {group} run, and would be asked to give {message} up"
         if not dry_run:
-            said = skipping.by_members(CommandSettings(commands_topic, audit_topic))
+            commands = CommandSettings(commands_topic, audit_topic)
+            around = Surroundings(cluster.servers, cluster.settings, commands)
+            said = skipping.given_up_by_members(around, group, topic, partition, offset)
     else:
-        change = skipping.planned(state)
+        change = planning.skip(group, state.positions[0], offset)
         said = f"a dry run: {message} would get a dead letter, and group {group} stand at {change.offset}"
         if not dry_run:
-            letters = skipping.write(change, dead_letter_topic)
+            # What would be refused is refused before the dead letter is written: a second try would write a second one.
+            state = known.state([f"{topic}:{partition}"], to_change=True)
+            part = topic, partition
+            skipping.write_dead_letter(cluster.servers, cluster.settings, group, part, offset, letters=letters)
+            known.write(state, [change])
             said = f"{message} is passed over: {letters} has it, and group {group} stands at {change.offset}"
     facts = {"group": group, "message": message, "dry_run": dry_run, "has_members": bool(state.members)}
     return Result(facts=facts, notes=[said])

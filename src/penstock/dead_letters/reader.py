@@ -1,7 +1,8 @@
 """A dead-letter topic as operators read it: letters by partition, counts by cause, and how far a replay got.
 
 Reading joins no group, so it disturbs nobody. How far a replay got is kept as the offsets of a group without members,
-with the offset map in their metadata: what was sent from above the commit point is known too.
+with the offset map in their metadata, as an app keeps what is done: what was sent from above the commit point is known
+too.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self, cast
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock import clients
 from penstock.clients.answers import CONNECT_TIMEOUT_S
-from penstock.clients.kafka_errors import ErrorKind, concerns_a_group, is_missing_right, is_transient, reason
+from penstock.clients.kafka_errors import ErrorKind, is_missing_right, is_transient, reason
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.rights import (
     MissingRightError,
@@ -29,8 +30,10 @@ from penstock.clients.rights import (
 from penstock.clients.topics import partition_counts, require_topics
 from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, read
 from penstock.errors import BrokerConnectionError, PenstockError, TopicNotFoundError
+from penstock.group_offsets.group import Group, GroupState
+from penstock.group_offsets.planning import Change
+from penstock.group_offsets.positions import Position
 from penstock.message import Record, readable_headers
-from penstock.offsets import CommitPoint, OffsetMap, decode, owner_of
 from penstock.options import ClientConfig
 from penstock.places import place_text
 
@@ -74,20 +77,6 @@ class DeadLetter:
         return is_empty and self.origin.exception is None and read(self.headers) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """How far a partition was replayed."""
-
-    #: All below it was; -1 where nothing was.
-    base: int
-    #: What was above it.
-    above: OffsetMap | None
-
-    def has(self, offset: int) -> bool:
-        """Tell whether the letter at an offset was replayed."""
-        return offset < self.base or (self.above is not None and offset in self.above)
-
-
 class DeadLetterLog:
     """Reads one dead-letter topic after another; a context manager. For one thread.
 
@@ -100,7 +89,9 @@ class DeadLetterLog:
         self.config = config or {}
         self.principal = principal_of(self.config)
         self._reader = PartitionReader(bootstrap_servers, self.config, REPLAY_GROUP, self._not_read)
-        self._replayed: dict[Place, Replayed] = {}
+        self._group = Group(bootstrap_servers, self.config, REPLAY_GROUP)
+        # How far each topic was replayed when that was first asked for.
+        self._replayed: dict[str, GroupState] = {}
 
     @cached_property
     def _counts(self) -> dict[str, int]:
@@ -146,16 +137,20 @@ class DeadLetterLog:
         except NotReadInTimeError as error:
             raise self._unanswered(f"{place_text(*place)} cannot be read", str(error)) from error
 
-    def at(self, topic: str, partition: int, offset: int) -> DeadLetter | None:
-        """Return the letter at an offset, or None where there is none."""
-        if partition >= self.partitions(topic):
-            return None
-        low, high = self.bounds(topic, partition)
-        if not low <= offset < high:  # the client would begin again from the first
-            return None
-        for batch in self.read(topic, partition, offset, offset + 1):
-            return batch[0]
-        return None
+    def at(self, topic: str, partition: int, offset: int) -> DeadLetter:
+        """Return the letter at an offset; `PenstockError` where there is none."""
+        message = None
+        if partition < self.partitions(topic):
+            try:
+                message = self._reader.record_at((topic, partition), offset, CONNECT_TIMEOUT_S)
+            except NotReadInTimeError as error:
+                raise self._unanswered(f"{place_text(topic, partition)} cannot be read", str(error)) from error
+        if message is None:
+            raise PenstockError(
+                f"there is no message at {place_text(topic, partition, offset)}; `penstock dlq show {topic} --last 10` "
+                "names some that are there"
+            )
+        return _letter(message)
 
     def newest(self, topic: str, count: int) -> list[DeadLetter]:
         """Return the last `count` letters of a topic by their time, the newest last."""
@@ -174,37 +169,23 @@ class DeadLetterLog:
 
     def was_replayed(self, letter: DeadLetter) -> bool | None:
         """Tell whether a replay sent a letter; None where this user may not read the offsets of `REPLAY_GROUP`."""
-        if not self._may_know_replays:  # asked first, for the client waits long where it may not
+        if not self._may_know_replays:
             return None
-        place = letter.topic, letter.partition
-        if place not in self._replayed:
-            self._replayed[place] = self.replayed(*place)
-        return self._replayed[place].has(letter.offset)
+        return self.replayed(letter.topic, letter.partition).is_done(letter.offset)
 
-    def replayed(self, topic: str, partition: int) -> Replayed:
-        """Return how far a partition was replayed."""
-        what = f"group {REPLAY_GROUP} does not say what was replayed of {place_text(topic, partition)}"
-        try:
-            (found,) = self._reader.consumer.committed([TopicPartition(topic, partition)], timeout=CONNECT_TIMEOUT_S)
-            _raise_of(found)
-        except KafkaException as error:
-            raise self.failure(error.args[0], what, topic_right(Operation.READ, topic)) from error
-        if found.offset < 0:
-            return Replayed(-1, None)
-        return Replayed(found.offset, decode(found.offset, found.metadata, owner_of(REPLAY_GROUP, topic, partition)))
+    def replayed(self, topic: str, partition: int) -> Position:
+        """Return how far a partition was replayed when this was first asked for: what is done was sent."""
+        if topic not in self._replayed:
+            self._replayed[topic] = self._group.state([topic])
+        return self._replayed[topic].positions[partition]
 
-    def remember(self, topic: str, partition: int, point: CommitPoint) -> None:
-        """Write down what was replayed, durably; an error says where that was not possible."""
-        place = TopicPartition(topic, partition, point.offset, metadata=point.metadata)
-        try:
-            for answer in self._reader.consumer.commit(offsets=[place], asynchronous=False) or ():
-                _raise_of(answer)
-        except KafkaException as error:
-            what = (
-                f"what was sent of {place_text(topic, partition)} could not be written down in group {REPLAY_GROUP}, "
-                f"and the last {BATCH} messages at most are sent again by the next replay"
-            )
-            raise self.failure(error.args[0], what, topic_right(Operation.READ, topic)) from error
+    def remember(self, change: Change) -> None:
+        """Write down what was replayed of a partition, durably. Raises as `Group.write`."""
+        doubt = (
+            f"what was sent of {change.before.place} is not known to be written down in group {REPLAY_GROUP}, and the "
+            f"last {BATCH} messages at most are sent again by the next replay"
+        )
+        self._group.write(self._replayed[change.before.topic], [change], doubt=doubt)
 
     def close(self) -> None:
         """Close the connections."""
@@ -219,8 +200,7 @@ class DeadLetterLog:
     def failure(self, error: KafkaError, what: str, right: Right, remedy: str = _REMEDY) -> PenstockError:
         """Return the error of what could not be done, and what to do: `right` is the one on a topic that it takes."""
         if is_missing_right(error):
-            lacking = group_right(REPLAY_GROUP) if concerns_a_group(error) else right
-            return MissingRightError(what, [lacking], self.principal)
+            return MissingRightError(what, [right], self.principal)
         if error.code() in _DELETED:
             return TopicNotFoundError(f"{what}: {right.name} was deleted meanwhile; {remedy}, and try again")
         if is_transient(error) or error.code() == KafkaError._MSG_TIMED_OUT:  # noqa: SLF001 - the same
@@ -237,12 +217,6 @@ class DeadLetterLog:
         """Raise what does not pass; what was replayed is asked for elsewhere, and says what that lacks."""
         if kind not in {ErrorKind.PASSING, ErrorKind.GROUP}:
             raise self.failure(error, f"{place_text(*place)} cannot be read", topic_right(Operation.READ, place[0]))
-
-
-def _raise_of(answer: TopicPartition) -> None:
-    """Raise the error of an answer on one partition, where it has one."""
-    if answer.error is not None:
-        raise KafkaException(answer.error)
 
 
 def _letter(message: Message) -> DeadLetter:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from itertools import compress, pairwise
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -20,9 +21,11 @@ from penstock.clients.answers import CONNECT_TIMEOUT_S
 from penstock.clients.renewal import cause_of
 from penstock.clients.rights import MissingRightError, Operation, group_right, require_rights, topic_right
 from penstock.dead_letters.headers import replayed
-from penstock.dead_letters.reader import REPLAY_GROUP, DeadLetter, DeadLetterLog, Replayed
+from penstock.dead_letters.reader import REPLAY_GROUP, DeadLetter, DeadLetterLog
 from penstock.errors import ConfigurationError, PenstockError, TopicNotFoundError
-from penstock.offsets import Tracker, decode, owner_of
+from penstock.group_offsets.planning import Change, change
+from penstock.group_offsets.positions import Position
+from penstock.offsets import joined
 
 #: Seconds a message may take to be acknowledged.
 _DELIVERY_S = 30
@@ -56,12 +59,8 @@ class Choice:
     alone: bool = False
 
     def takes(self, letter: DeadLetter) -> bool:
-        """Tell whether a dead letter is meant."""
+        """Tell whether a dead letter is meant, by where it comes from and why it died."""
         origin = letter.origin
-        if self.place is not None:
-            number, offset = self.place
-            if letter.partition != number or letter.offset < offset or (self.alone and letter.offset != offset):
-                return False
         if self.topic not in {None, origin.topic}:
             return False
         name = origin.exception or ""
@@ -174,45 +173,42 @@ class Replay:
 
     def _run_partition(self, number: int) -> None:
         low, high = self._log.bounds(self._topic, number)
-        sent = self._log.replayed(self._topic, number)
-        if not 0 <= sent.base <= high:  # nothing was replayed yet, or the topic was made again since
-            sent = Replayed(low, None)
-        if self._choice.alone and self._choice.place is not None:
-            # Those before it are read all the same: what is written down tells of them, too.
-            high = min(high, self._choice.place[1] + 1)
-        tracker = Tracker(sent.base, sent.above, owner_of(REPLAY_GROUP, self._topic, number))
-        for batch in self._log.read(self._topic, number, low if self._again else max(sent.base, low), high):
-            self._take(tracker, sent, batch)
+        before = replace(self._log.replayed(self._topic, number), log=range(low, high))
+        if before.is_past_the_end:  # the topic was made again since
+            before = Position(self._topic, number, None, before.log)
+        begin = max(low, before.committed or 0)
+        first, end = low if self._again else begin, high
+        if self._choice.place is not None:
+            first = max(low if self._choice.alone else first, self._choice.place[1])
+            end = min(high, first + 1) if self._choice.alone else high
+        done: Sequence[range] = before.done
+        for batch in self._log.read(self._topic, number, first, end):
+            acknowledged, failure = self._take(before, batch)
+            # What lies between letters, as markers of transactions do, counts with the one that follows it.
+            edges = [first, *(letter.offset + 1 for letter in batch)]
+            first = edges[-1]
+            if acknowledged and self._producer is not None:
+                sent = [letter.offset in acknowledged or before.is_done(letter.offset) for letter in batch]
+                done = joined((*done, *(range(*edge) for edge in compress(pairwise(edges), sent))))
+                self._write_down(change(REPLAY_GROUP, before, begin, done), failure)
+            if failure is not None:
+                raise failure
             if self._full:
                 return
 
-    def _take(self, tracker: Tracker, sent: Replayed, batch: Sequence[DeadLetter]) -> None:
-        """Decide on each letter, up to the limit; then send, and write down what was acknowledged."""
-        looked_at: list[int] = []
+    def _take(self, before: Position, batch: Sequence[DeadLetter]) -> tuple[set[int], PenstockError | None]:
+        """Decide on each letter, up to the limit, and send; return as `_send`."""
         chosen: list[tuple[DeadLetter, str]] = []
         room = len(batch) if self._limit is None else self._limit - self.outcome.sent.total()
         for letter in batch:
             if len(chosen) >= room:
                 break
-            if letter.offset >= sent.base:
-                looked_at.append(letter.offset)
-            target = self._decide(letter, before=sent.has(letter.offset))
+            target = self._decide(letter, before=before.is_done(letter.offset))
             if target is not None:
                 chosen.append((letter, target))
         acknowledged, failure = self._send(chosen)
         self.outcome.sent.update(target for letter, target in chosen if letter.offset in acknowledged)
-        if looked_at and self._producer is not None:
-            block = tracker.register(looked_at)
-            new = [i for i, offset in enumerate(looked_at) if offset in acknowledged and not block.done[i]]
-            if new:
-                tracker.complete(block, new)
-                try:
-                    self._write_down(tracker, batch[0].partition)
-                except PenstockError as error:
-                    # The next run meets the other failure again.
-                    raise error from failure or error.__cause__
-        if failure is not None:
-            raise failure
+        return acknowledged, failure
 
     def _decide(self, letter: DeadLetter, *, before: bool) -> str | None:
         """Return where a letter goes, or None; what goes nowhere is counted."""
@@ -298,13 +294,14 @@ class Replay:
             return -1
         return partition
 
-    def _write_down(self, tracker: Tracker, partition: int) -> None:
-        point = tracker.commit_point()
-        self._log.remember(self._topic, partition, point)
-        fits = decode(point.offset, point.metadata, owner_of(REPLAY_GROUP, self._topic, partition))
-        ends = [gap.stop for gap in tracker.gaps()]
-        if ends and (fits is None or fits.end < ends[-1]):
-            self.outcome.forgetful.add(partition)
+    def _write_down(self, what: Change, failure: PenstockError | None) -> None:
+        if what.cut:
+            self.outcome.forgetful.add(what.before.partition)
+        try:
+            self._log.remember(what)
+        except PenstockError as error:
+            # The next run meets the other failure again.
+            raise error from failure or error.__cause__
 
     def _not_sent(self, letter: DeadLetter, target: str, error: KafkaError) -> PenstockError:
         what = f"{letter.place} could not be sent to {target}; what was sent is written down in group {REPLAY_GROUP}"

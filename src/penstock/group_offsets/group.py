@@ -30,7 +30,7 @@ from penstock.clients.rights import (
 )
 from penstock.clients.topics import known_offsets, log_bounds, log_ends, partition_counts, require_topics
 from penstock.errors import BrokerConnectionError, PenstockError
-from penstock.group_offsets.planning import Change, plan, refuse_coordinators, reset_wanted
+from penstock.group_offsets.planning import Change, refuse_coordinators, reset
 from penstock.group_offsets.positions import Member, Part, Position, position
 from penstock.group_offsets.targets import Target, To, chosen, target, topic_choice
 from penstock.options import ClientConfig
@@ -129,12 +129,13 @@ class Group:
         state = self.state(topics, to_change=True)
         parts = [position.part for position in state.positions]
         found = self._find(aim, parts) if aim.to in {To.LATEST, To.TIME} else {}
-        wanted = reset_wanted(aim, state.positions, found, keep_done=keep_done)
-        refuse_coordinators(self._group, [it.before.topic for it in wanted])
-        return state, plan(self._group, wanted)
+        refuse_coordinators(self._group, [topic for topic, _ in parts])
+        return state, reset(self._group, aim, state.positions, found, keep_done=keep_done)
 
-    def write(self, state: GroupState, changes: Sequence[Change]) -> None:
+    def write(self, state: GroupState, changes: Sequence[Change], *, doubt: str = "") -> None:
         """Commit offsets and offset maps for the group, of all these partitions in one request.
+
+        `doubt` is what an error says where no answer came, as the beginning of its sentence.
 
         `BrokerConnectionError` where no answer came: what was written is not known then. `PenstockError` where the
         group has members; that or `MissingRightError` where some were refused: it says which, and how many are written.
@@ -149,7 +150,7 @@ class Group:
         if not changes:
             return
         wanted = [TopicPartition(*change.before.part, change.offset, metadata=change.metadata) for change in changes]
-        what = f"the offsets of group {self._group} are not known to be changed"
+        what = doubt or f"the offsets of group {self._group} are not known to be changed"
         rights = self._rights(Operation.READ, {change.before.topic for change in changes})
 
         def ask() -> list[TopicPartition]:

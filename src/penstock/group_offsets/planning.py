@@ -9,20 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.group_offsets.positions import Part, Position, clipped, shared, total
+from penstock.group_offsets.positions import Part, Position, clipped, total
 from penstock.group_offsets.targets import Target, To
-from penstock.offsets import decode, encode, owner_of
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What one partition is to have."""
-
-    #: Where the group stands now.
-    before: Position
-    offset: int
-    #: What is done above the offset: ranges of the log that rise and lie apart. What lies below it is passed over.
-    done: tuple[range, ...] = ()
+from penstock.offsets import decode, encode, joined, owner_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +33,33 @@ class Change:
     cut: int
 
 
-def reset_wanted(
-    to: Target, positions: Sequence[Position], found: Mapping[Part, int], *, keep_done: bool
-) -> list[Wanted]:
-    """Return what a reset wants of each partition; without those that stay as they are.
+def reset(
+    group: str, to: Target, positions: Sequence[Position], found: Mapping[Part, int], *, keep_done: bool
+) -> list[Change]:
+    """Return the change of each partition that a reset makes; without those that stay as they are.
 
     Args:
+        group: the group.
         to: where the group is to go.
         positions: where it stands, of partitions that exist.
         found: for the latest offset and for a time: the offset that was found for each partition.
         keep_done: whether what is done above the committed offset stays done.
+
+    Raises:
+        ConfigurationError: offsets lie outside of their logs; all are named, with the ranges.
     """
-    offsets = [(position, _target_offset(to, position, found)) for position in positions]
-    return [
-        # A map may tell of a topic that was made again since, and has become shorter.
-        Wanted(position, offset, clipped(position.done, position.log.start, position.log.stop) if keep_done else ())
-        for position, offset in offsets
-        if offset is not None
+    offsets = [(before, _target_offset(to, before, found)) for before in positions]
+    wanted = [(before, offset) for before, offset in offsets if offset is not None]
+    outside = [
+        f"{before.place} cannot begin at {offset}: its log begins at {before.log.start} and ends at {before.log.stop}"
+        for before, offset in wanted
+        if not before.log.start <= offset <= before.log.stop
     ]
+    if outside:
+        raise ConfigurationError(
+            f"nothing was changed: {'; '.join(outside)}; choose offsets in there, or leave these partitions out"
+        )
+    return [change(group, before, offset, before.done if keep_done else ()) for before, offset in wanted]
 
 
 def _target_offset(to: Target, position: Position, found: Mapping[Part, int]) -> int | None:
@@ -77,62 +75,52 @@ def _target_offset(to: Target, position: Position, found: Mapping[Part, int]) ->
             return None if position.committed is None else position.committed + to.number
 
 
-def skip_wanted(position: Position, offset: int) -> Wanted:
-    """Return what a partition is to have so that one message of it is passed over, and nothing else changed.
+def skip(group: str, before: Position, offset: int) -> Change:
+    """Return the change that has a group pass over one message, and changes nothing else.
 
-    `PenstockError` where the group does not stand before it.
+    `PenstockError` where the group does not stand before it, or a commit has no room for it.
     """
-    place, log, committed = f"{position.place}@{offset}", position.log, position.committed
+    place, log, committed = f"{before.place}@{offset}", before.log, before.committed
     if committed is None:
         raise PenstockError(f"{place} cannot be passed over: the group has no offset there; reset it first")
     if offset not in log:
         raise ConfigurationError(f"there is no {place}: the log begins at {log.start} and ends at {log.stop}")
-    if offset < committed or any(offset in run for run in position.done):
+    if before.is_done(offset):
         raise PenstockError(f"{place} is done already; nothing was changed")
-    done = sorted((*position.done, range(offset, offset + 1)), key=lambda run: run.start)
-    return Wanted(position, max(committed, log.start), clipped(done, log.start, log.stop))
-
-
-def plan(group: str, wanted: Sequence[Wanted]) -> list[Change]:
-    """Return the change of each partition for which something is wanted.
-
-    `ConfigurationError` where offsets lie outside of their logs: all are named, with the ranges.
-    """
-    outside = [
-        f"{it.before.place} cannot begin at {it.offset}: its log begins at {it.before.log.start} and ends at "
-        f"{it.before.log.stop}"
-        for it in wanted
-        if not it.before.log.start <= it.offset <= it.before.log.stop
-    ]
-    if outside:
-        raise ConfigurationError(
-            f"nothing was changed: {'; '.join(outside)}; choose offsets in there, or leave these partitions out"
+    changed = change(group, before, max(committed, log.start), (*before.done, range(offset, offset + 1)))
+    if changed.cut:
+        raise PenstockError(
+            f"{place} was not passed over: so much is done above the commit point that a commit has no room for one "
+            "more; let the app go on, and give the message up once it holds its partition"
         )
-    return [_change(group, it) for it in wanted]
+    return changed
 
 
-def _change(group: str, wanted: Wanted) -> Change:
-    before, offset, log = wanted.before, wanted.offset, wanted.before.log
-    for run in wanted.done:
+def change(group: str, before: Position, offset: int, done: Iterable[range] = ()) -> Change:
+    """Return the change of a partition that has a group begin at an offset of its log, with `done` above it."""
+    log = before.log
+    # A map may tell of a topic that was made again since, and has become shorter.
+    runs = joined(clipped(done, log.start, log.stop))
+    for run in runs:
         # A committed offset is not done by definition; where this one is, all up to the end of its range is.
         offset = run.stop if offset in run else offset
-    keep = clipped(wanted.done, offset, log.stop)
+    keep = clipped(runs, offset, log.stop)
     owner = owner_of(group, *before.part)
     metadata = encode(offset, keep, owner=owner)
     found = decode(offset, metadata, owner)
-    done = found.done if found else ()
+    kept = found.done if found else ()
     # Without a committed offset nothing counts as done.
     was_done = _done_in_log(log, log.start if before.committed is None else before.committed, before.done)
-    is_done = _done_in_log(log, offset, done)
-    both = shared(was_done, is_done)
+    is_done = _done_in_log(log, offset, kept)
+    either = total(joined((*was_done, *is_done)))
     return Change(
         before=before,
         offset=offset,
         metadata=metadata,
-        done=done,
-        again=total(was_done) - both,
-        skipped=total(is_done) - both,
-        cut=total(keep) - total(done),
+        done=kept,
+        again=either - total(is_done),
+        skipped=either - total(was_done),
+        cut=total(keep) - total(kept),
     )
 
 

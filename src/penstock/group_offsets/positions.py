@@ -84,6 +84,10 @@ class Position:
         """Offsets that are not done; None where the lag is not known."""
         return None if self.lag is None else self.lag - self.done_above
 
+    def is_done(self, offset: int) -> bool:
+        """Tell whether an offset counts as done."""
+        return self.committed is not None and (offset < self.committed or any(offset in run for run in self.done))
+
     def next_not_done(self, offset: int) -> int:
         """Return the first offset from this one on that the offset map does not call done."""
         return next((run.stop for run in self.done if offset in run), offset)
@@ -102,16 +106,6 @@ def clipped(runs: Iterable[range], start: int, stop: int) -> tuple[range, ...]:
     """Return what of these ranges lies from `start` to before `stop`."""
     inside = (range(max(run.start, start), min(run.stop, stop)) for run in runs)
     return tuple(run for run in inside if run)
-
-
-def shared(runs: Iterable[range], others: Iterable[range]) -> int:
-    """Return how many offsets two lists of ranges both hold; the ranges of each lie apart."""
-    edges = [(edge, step) for run in (*runs, *others) if run for edge, step in ((run.start, 1), (run.stop, -1))]
-    depth = before = found = 0
-    for edge, step in sorted(edges):
-        found += edge - before if depth == 2 else 0  # noqa: PLR2004 - within a range of each
-        depth, before = depth + step, edge
-    return found
 
 
 def total(runs: Iterable[range]) -> int:

@@ -1,6 +1,16 @@
 """Which offsets of a partition are done, what may be committed, and how that is written down. Pure."""
 
-from penstock.offsets.metadata import MAX_METADATA_CHARS, OffsetMap, decode, encode, owner_of
+from penstock.offsets.metadata import MAX_METADATA_CHARS, OffsetMap, decode, encode, joined, owner_of
 from penstock.offsets.tracker import Block, CommitPoint, Tracker
 
-__all__ = ["MAX_METADATA_CHARS", "Block", "CommitPoint", "OffsetMap", "Tracker", "decode", "encode", "owner_of"]
+__all__ = [
+    "MAX_METADATA_CHARS",
+    "Block",
+    "CommitPoint",
+    "OffsetMap",
+    "Tracker",
+    "decode",
+    "encode",
+    "joined",
+    "owner_of",
+]

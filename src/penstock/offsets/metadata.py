@@ -79,7 +79,7 @@ def encode(base: int, done: Sequence[range], max_chars: int = MAX_METADATA_CHARS
 
     Ranges that do not fit into `max_chars` characters are left out from the top. Empty when nothing is done.
     """
-    kept = _joined(done)[:_MAX_RUNS]
+    kept = joined(done)[:_MAX_RUNS]
     while kept:
         text = _smallest(base, kept, owner)
         if len(text) <= max_chars:
@@ -107,14 +107,15 @@ def encode_flags(base: int, flags: bytes | bytearray, max_chars: int = MAX_METAD
     return encode(base, runs_of_done, max_chars, owner)
 
 
-def _joined(done: Sequence[range]) -> list[range]:
-    joined: list[range] = []
-    for run in done:
-        if joined and joined[-1].stop == run.start:
-            joined[-1] = range(joined[-1].start, run.stop)
+def joined(runs: Iterable[range]) -> list[range]:
+    """Return the offsets of ranges, none of them empty, as ranges that rise and lie apart."""
+    found: list[range] = []
+    for run in sorted(runs, key=lambda run: run.start):
+        if found and run.start <= found[-1].stop:
+            found[-1] = range(found[-1].start, max(found[-1].stop, run.stop))
         else:
-            joined.append(run)
-    return joined
+            found.append(run)
+    return found
 
 
 def _smallest(base: int, done: Sequence[range], owner: bytes) -> str:

@@ -119,8 +119,7 @@ def _replay(command: Command, around: Surroundings, *, dry_run: bool) -> Answer:
     """Send one dead letter back to the topic that it came from."""
     topic, partition, offset = (command.parameters[name] for name in ("topic", "partition", "offset"))
     with DeadLetterLog(around.bootstrap_servers, around.config) as log:
-        if log.at(topic, partition, offset) is None:
-            raise PenstockError(f"there is no message at {command.place}; look at the topic again")
+        log.at(topic, partition, offset)
         choice = Choice(place=(partition, offset), alone=True)
         work = Replay(log, topic, choice, limit=1, dry_run=dry_run)
         work.run()
