@@ -33,23 +33,24 @@ def doctor(cluster: Reading) -> Result:
     """
     rows = [*_packages(), _java(), _jars()]
     failure: PenstockError | None = None
-    notes: list[str] = []
     facts: dict[str, object] = {}
-    if cluster.bootstrap_servers is not None:
+    single: list[str] = []
+    if cluster.named_servers is not None:
         from penstock.clients.topics import partition_counts, single_copies
 
         what = f"broker at {cluster.servers}"
         try:
             admin = cluster.admin("the topics cannot be read")
-            facts = {"topics": len(partition_counts(admin, cluster.servers)), "single_copies": single_copies(admin)}
+            count, single = len(partition_counts(admin, cluster.servers)), single_copies(admin)
         except BrokerConnectionError as error:
             rows.append({"state": "missing", "what": what, "found": "no answer"})
             failure = error
         else:
-            rows.append({"state": "ok", "what": what, "found": f"answers, {facts['topics']} topics"})
-            notes = [f"warning: {text}" for text in facts["single_copies"][:_MOST_NAMED]]  # type: ignore[index] # a list
-            if more := len(facts["single_copies"]) - len(notes):  # type: ignore[arg-type] # a list
-                notes.append(f"warning: {more} more topics have one copy; --json names them")
+            rows.append({"state": "ok", "what": what, "found": f"answers, {count} topics"})
+            facts = {"topics": count, "single_copies": single}
+    notes = [f"warning: {text}" for text in single[:_MOST_NAMED]]
+    if more := len(single) - len(notes):
+        notes.append(f"warning: {more} more topics have one copy; --json names them")
     if any(row["state"] == "missing" for row in rows) and failure is None:
         failure = PenstockError("something that penstock requires is missing; install what the report names")
     return Result([Table("found", rows)], facts, notes=notes, failure=failure)

@@ -23,7 +23,7 @@ from penstock.cli.doctor import doctor
 from penstock.cli.explain import explain
 from penstock.cli.lag import lag
 from penstock.cli.new import new
-from penstock.cli.options import as_command, servers_from_settings
+from penstock.cli.options import as_command
 from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
 from penstock.cli.run import run
 from penstock.cli.status import status
@@ -156,7 +156,6 @@ def _print_version(value: bool) -> None:
 
 
 def _options(
-    context: typer.Context,
     debug: Annotated[
         bool, typer.Option("--debug", help=f"Show the stack of an error, and log more (also {DEBUG_VARIABLE}=1).")
     ] = False,
@@ -173,12 +172,3 @@ def _options(
         os.environ[DEBUG_VARIABLE] = "1"
     if profile is not None:
         os.environ[PROFILE_VARIABLE] = profile
-    context.default_map = _defaults(context.command)
-
-
-def _defaults(command: Any) -> dict[str, Any]:
-    """Return, for each command, what it takes from settings where the command line says nothing; read when asked."""
-    return {
-        name: _defaults(subcommand) if hasattr(subcommand, "commands") else {"bootstrap_servers": servers_from_settings}
-        for name, subcommand in command.commands.items()
-    }

@@ -68,24 +68,27 @@ class Cluster:
 
     bootstrap_servers: Annotated[
         str | None,
-        typer.Option(
-            "--bootstrap-servers",
-            envvar=SERVERS_VARIABLE,
-            show_default=False,
-            help="Addresses of the brokers, HOST:PORT, separated by commas.",
-        ),
+        typer.Option("--bootstrap-servers", help="Addresses of the brokers, HOST:PORT, separated by commas."),
     ] = None
     config: ClientSettings = None
     config_file: ConfigFile = None
 
+    @functools.cached_property
+    def named_servers(self) -> str | None:
+        """The addresses of the brokers, from the command line, the environment or a file; None where none names any."""
+        from penstock.settings import outside
+
+        found: str | None = self.bootstrap_servers or outside().get("bootstrap_servers")
+        return found
+
     @property
     def servers(self) -> str:
         """The addresses of the brokers; `ConfigurationError` where nothing names any."""
-        if self.bootstrap_servers is None:
+        if self.named_servers is None:
             raise ConfigurationError(
                 f"--bootstrap-servers is missing: name the brokers there, in {SERVERS_VARIABLE} or in penstock.toml"
             )
-        return self.bootstrap_servers
+        return self.named_servers
 
     @functools.cached_property
     def settings(self) -> dict[str, str]:
@@ -225,13 +228,6 @@ def _on_command_line(given: list[str] | None, file: Path | None) -> dict[str, st
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"--config-file {file} cannot be read: {type(error).__name__}") from error
     return found | dict(name_and_value(text, "--config", number) for number, text in enumerate(given or (), 1))
-
-
-def servers_from_settings() -> Any:
-    """Return the addresses that stand in a file or the environment, or None; asked where a command names none."""
-    from penstock.settings import outside
-
-    return outside().get("bootstrap_servers")
 
 
 def load_app(target: str) -> App:

@@ -59,7 +59,7 @@ class Store(Reading):
 
                 _require_tables(opened)
                 yield SqlAdministration(opened)
-        elif self.bootstrap_servers is None:
+        elif self.named_servers is None:
             raise ConfigurationError(
                 "--bootstrap-servers is missing; or name a store in a database by --sql, or one in a folder by --file"
             )
@@ -139,7 +139,7 @@ class FileReading:
 
     def acts(self, transaction_id: str) -> Sequence[Audited]:
         """Return what operators did to a transaction, oldest first, where it is known which Kafka has that."""
-        if self._store.bootstrap_servers is None:
+        if self._store.named_servers is None:
             return ()
         from penstock.transactions.operator.audit import read_audit
         from penstock.transactions.operator.inspection import Inspection
