@@ -115,7 +115,7 @@ def test_a_table_fits_the_terminal_and_a_row_into_a_pipe_is_one_line(
 
     assert len(piped) == 2
     assert all(len(line) <= columns for columns in (100, 40) for line in shown[columns])
-    assert shown[25][:3] == ["topic       orders-of-the-year", "committed   1000", "done above  17"]
+    assert shown[25][:3] == ["orders-of-the-year", "  committed   1000", "  done above  17"]
 
 
 def test_a_place_is_read_as_it_is_printed() -> None:

@@ -35,7 +35,8 @@ class Table:
         name: the key of the list in JSON.
         rows: mappings or dataclasses, all with the same fields.
         columns: the fields that the printed table shows; all when left out. JSON has all fields.
-        blocks: print each row as a block, a line for each field that has a value, below the first.
+        blocks: print each row as a block, a line for each field that has a value, below the first; as a terminal shows
+            a table that is too wide for it.
         limit: print so many rows at most, and say how many there are.
     """
 
@@ -109,12 +110,10 @@ def _print(result: Result) -> None:
     for table in result.tables:
         rows = [_fields(row) for row in table.rows][: table.limit]
         columns = table.columns or tuple(rows[0] if rows else ())
-        if table.blocks:
+        cells = [[_text(name, row[name]) for name in columns] for row in rows]
+        if table.blocks or not _print_table([_head(name) for name in columns], cells):
             for row in rows:
                 typer.echo("\n".join(_block({name: row[name] for name in columns})))
-        else:
-            cells = [[_text(name, row[name]) for name in columns] for row in rows]
-            _print_table([_head(name) for name in columns], cells)
         if len(rows) < len(table.rows):
             typer.echo(f"{len(table.rows) - len(rows)} more are not shown; see them with --limit {len(table.rows)}")
     for note in result.notes:
@@ -150,35 +149,31 @@ def _block(row: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"  {'' if number else _head(name):<11} {line}" for number, line in enumerate(lines))
 
 
-def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Print rows in columns that fit the terminal; nothing where there is no row.
 
-    Into a pipe or a file each row is one line, however long. On a terminal that is too narrow for the longest words of
-    all columns side by side, a row is a block of lines, `head  value`.
+    Into a pipe or a file each row is one line, however long. Returns False where a terminal is too narrow for the
+    longest words of all columns side by side: then nothing is printed.
     """
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
     if not rows:
-        return
+        return True
     console = Console()
+    longest = [
+        max(len(word) for text in column for word in text.split() or [""]) for column in zip(head, *rows, strict=True)
+    ]
     if not console.is_terminal:
         console = Console(width=_NO_LIMIT)
-    longest = [
-        max(len(word) for row in (head, *rows) for word in (row[column].split() or [""])) for column in range(len(head))
-    ]
-    if console.is_terminal and sum(longest) + 2 * len(head) > console.width:
-        width = max(map(len, head))
-        for row in rows:
-            for name, value in zip(head, row, strict=True):
-                console.print(Text(f"{name:<{width}}  {value}"), soft_wrap=True)
-            console.print()
-        return
+    elif sum(longest) + 2 * len(head) > console.width:
+        return False
     table = RichTable(*head, box=None)
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table)
+    return True
 
 
 def print_error(text: str, *, kind: str = "", exit_code: int = 0, as_json: bool = False) -> None:
