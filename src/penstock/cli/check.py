@@ -48,20 +48,25 @@ def check(
     config, servers = app.effective["config"], app.bootstrap_servers
     user = principal or principal_of(config)
     cluster = Cluster(servers, config)
-    settings = Table("settings", list(_settings(app)))
+    tables, notes = [Table("settings", list(_settings(app)))], list[str]()
+    failure: PenstockError | None
     try:
         there = cluster.topics()
         needs = needs_of_app(app, there)
         rights = _asked(cluster, needs)
     except BrokerConnectionError as error:
-        needs = needs_of_app(app, ())
-        notes = ["The permissions that it needs:", *commands(needs.rights, user, servers)]
-        facts = {"app": app.name, "ok": False, "bootstrap_servers": servers, "principal": user}
-        return Result([settings], facts, lines=[f"app {app.name}"], notes=notes, failure=error)
-    topics = list(_topics(needs, there))
-    named = {row["topic"] for row in topics} | {it.name for it in needs.rights if it.resource is Resource.TOPIC}
-    failure = _failure(app, topics, rights, user)
+        needs, failure = needs_of_app(app, ()), error
+    else:
+        topics = list(_topics(needs, there))
+        named = {row["topic"] for row in topics} | {it.name for it in needs.rights if it.resource is Resource.TOPIC}
+        failure = _failure(app, topics, rights, user)
+        tables += [Table("topics", topics), Table("rights", list(_rights(rights)), ("state", "permission"))]
+        notes.append(f"brokers at {servers} answer, as {user}")
+        notes += [f"warning: {text}" for text in single_copies(clients.admin(servers, config), named)]
+        if rights.unknown:
+            notes.append("unknown: brokers do not say who may use transactional ids, and topics that do not exist yet")
     acls = commands(needs.rights, user, servers)
+    notes += ["The permissions that it needs:", *acls, *(f"# {note}" for note in needs.notes)]
     facts = {
         "app": app.name,
         "ok": failure is None,
@@ -69,20 +74,6 @@ def check(
         "principal": user,
         "commands": acls,
     }
-    warnings = [f"warning: {text}" for text in single_copies(clients.admin(servers, config), named)]
-    notes = [
-        f"brokers at {servers} answer, as {user}",
-        *warnings,
-        *(
-            ["unknown: brokers do not say who may use transactional ids, and topics that do not exist yet"]
-            if rights.unknown
-            else []
-        ),
-        "The permissions that it needs:",
-        *acls,
-        *(f"# {note}" for note in needs.notes),
-    ]
-    tables = [settings, Table("topics", topics), Table("rights", list(_rights(rights)), ("state", "permission"))]
     return Result(tables, facts, lines=[f"app {app.name}"], notes=notes, failure=failure)
 
 

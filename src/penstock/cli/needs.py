@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.clients.rights import Operation, Resource, Right, group_right, topic_right
+from penstock.clients.rights import Operation, Right, group_right, topic_right
 from penstock.spark_sink.queries.sink_specs import group_of_sinks
 
 if TYPE_CHECKING:
@@ -112,16 +112,6 @@ def _covers(right: Right, other: Right) -> bool:
 
 
 def commands(rights: Iterable[Right], principal: str, servers: str) -> list[str]:
-    """Return the lines of `kafka-acls` that give the rights, one for each resource."""
-    grouped: dict[tuple[Resource, str, bool], list[Operation]] = {}
-    for right in rights:
-        grouped.setdefault((right.resource, right.name, right.is_prefix), []).append(right.operation)
-    lines = []
-    for (resource, name, is_prefix), operations in grouped.items():
-        first, *others = [Right(operation, resource, name, is_prefix) for operation in operations]
-        line = first.command(principal).replace("--bootstrap-server ...", f"--bootstrap-server {servers}", 1)
-        option = f"--operation {first.operation.value}"
-        lines.append(
-            line.replace(option, " ".join([option, *(f"--operation {other.operation.value}" for other in others)]))
-        )
-    return lines
+    """Return the lines of `kafka-acls` that give the rights."""
+    server = "--bootstrap-server"
+    return [right.command(principal).replace(f"{server} ...", f"{server} {servers}", 1) for right in rights]
