@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from penstock.fleet.commands.audit import AuditRecord
 
 _LAST = 50
-#: The last moment that a table can show: a record may claim any.
-_MOST_MS = 253_402_300_799_000
 
 
 def audit(
@@ -55,6 +53,6 @@ def _lines(record: AuditRecord, *, details: bool) -> Iterator[str]:
     what = record.kind.value if record.outcome is None else f"{record.kind.value} {record.outcome.value}"
     parameters = " ".join(f"{name}={value}" for name, value in record.parameters.items())
     said = f": {record.said}" if record.said else ""
-    at = time_text(min(record.at_ms, _MOST_MS)).removesuffix(" UTC")
+    at = time_text(record.at_ms).removesuffix(" UTC")
     yield f"{at} {record.id[:8]} {record.name} {what} by {record.by} [{parameters}]{said}"
     yield from (f"    {line}" for line in (record.details or "").splitlines() if details)
