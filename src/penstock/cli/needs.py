@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 #: What topics of a transaction store are for.
 TRANSACTIONS = "transactions"
-#: What contains the right to Describe, by Kafka's rules.
-_WITH_DESCRIBE = frozenset({Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ def needs_of_app(app: App, there: Collection[str]) -> AppNeeds:
     wanted = dict.fromkeys(
         right for right in rights if right.operation is not Operation.CREATE or right.name not in there
     )
-    return AppNeeds(topics, made, outputs, tuple(_without_contained(wanted)), tuple(notes))
+    return AppNeeds(topics, made, outputs, tuple(wanted), tuple(notes))
 
 
 def _of_sink(name: str, sink: Any, topics: Iterable[str], app: App, notes: list[str]) -> list[Right]:
@@ -94,21 +92,6 @@ def _of_coordinator(app: App, there: Collection[str], made: dict[str, str], note
     topics = StoreTopics(app.effective["prefix"])
     made |= dict.fromkeys(sorted(topics.all - {topics.audit}), TRANSACTIONS)
     return topics.coordinator_rights(there)
-
-
-def _without_contained(rights: Iterable[Right]) -> Iterator[Right]:
-    kept = list(rights)
-    for right in kept:
-        others = [other for other in kept if other.operation in _WITH_DESCRIBE and _covers(other, right)]
-        if right.operation is not Operation.DESCRIBE or not others:
-            yield right
-
-
-def _covers(right: Right, other: Right) -> bool:
-    is_named = (
-        other.name.startswith(right.name) if right.is_prefix else (right.name, False) == (other.name, other.is_prefix)
-    )
-    return right.resource is other.resource and is_named
 
 
 def commands(rights: Iterable[Right], principal: str, servers: str) -> list[str]:
