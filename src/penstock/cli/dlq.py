@@ -7,8 +7,6 @@ places alone are: file, line and function.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -124,13 +122,11 @@ def replay(
     return _replayed(work.outcome, name, failure or work.failure(), dry_run=dry_run)
 
 
-@contextmanager
-def _log(cluster: Reading) -> Iterator[DeadLetterLog]:
+def _log(cluster: Reading) -> DeadLetterLog:
     from penstock.dead_letters.reader import DeadLetterLog
 
     cluster.admin("dead letters cannot be read")
-    with DeadLetterLog(cluster.servers, cluster.settings) as log:
-        yield log
+    return DeadLetterLog(cluster.servers, cluster.settings)
 
 
 def _choice(where: list[str] | tuple[()], topic: str, place: tuple[int, int] | None, start: str | None) -> Choice:

@@ -66,21 +66,13 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
     (sink.reset, "sink reset orders --sql sqlite:///shop.db --to orders:0@4711 --dry-run"),
     (sink.rename, "sink rename orders orders-2 --delta /data/orders"),
 )
+#: What the commands of each group are for; its example is that of its first command.
 _GROUPS = {
-    "topics": ("Create the topics that an app needs.", "topics create orders:app --dry-run"),
-    "offsets": (
-        "Look at a group's offsets, move them, or pass over one message.",
-        "offsets ls sms --bootstrap-servers 127.0.0.1:9092",
-    ),
-    "dlq": ("Look at dead letters, and send them back to work.", "dlq ls --all --bootstrap-servers 127.0.0.1:9092"),
-    "tx": (
-        "Look at pending transactions, decide them, bring discarded ones back.",
-        "tx ls --bootstrap-servers 127.0.0.1:9092",
-    ),
-    "sink": (
-        "Look at what Spark sinks have stored of their topics, by their ledgers; store again, or leave out.",
-        "sink ls --sql sqlite:///shop.db",
-    ),
+    "topics": "Create the topics that an app needs.",
+    "offsets": "Look at a group's offsets, move them, or pass over one message.",
+    "dlq": "Look at dead letters, and send them back to work.",
+    "tx": "Look at pending transactions, decide them, bring discarded ones back.",
+    "sink": "Look at what Spark sinks have stored of their topics, by their ledgers; store again, or leave out.",
 }
 
 
@@ -96,14 +88,14 @@ def frame() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    groups = {
-        name: typer.Typer(name=name, help=text, epilog=f"Example: penstock {example}", no_args_is_help=True)
-        for name, (text, example) in _GROUPS.items()
-    }
+    groups: dict[str, typer.Typer] = {}
     for function, example in _COMMANDS:
         first, second, *_ = (*example.split(), "")
+        epilog = f"Example: penstock {example}"
+        if first in _GROUPS and first not in groups:
+            groups[first] = typer.Typer(name=first, help=_GROUPS[first], epilog=epilog, no_args_is_help=True)
         parent, name = (groups[first], second) if first in groups else (app, first)
-        parent.command(name, epilog=f"Example: penstock {example}")(as_command(function))
+        parent.command(name, epilog=epilog)(as_command(function))
     for group in groups.values():
         app.add_typer(group)
     return app
