@@ -18,7 +18,10 @@ _MOST_HEADERS = 50
 
 def read_message(bootstrap_servers: str, config: ClientConfig, topic: str, partition: int, offset: int) -> Any:
     """Return a message as JSON has it. Raises as `read_record`."""
-    message: Any = read_record(bootstrap_servers, config, (topic, partition), offset, _READ_BUDGET_S)
+    return _shown(read_record(bootstrap_servers, config, (topic, partition), offset, _READ_BUDGET_S))
+
+
+def _shown(message: Any) -> dict[str, Any]:
     value = message.value()
     return {
         "key": _text(message.key(), _MOST_KEY),
