@@ -160,11 +160,6 @@ class PartitionReader:
             self.consumer.resume([TopicPartition(*place) for place in again])
             self._paused -= again
 
-    def move(self, place: Place, offset: int) -> None:
-        """Read a partition on from another offset; what was handed over already may lie between."""
-        self.positions[place] = offset
-        self.consumer.seek(TopicPartition(*place, offset))
-
     def pause(self, places: Collection[Place]) -> None:
         """Read no more of these: what else they hold would keep the others' records from coming."""
         if places:

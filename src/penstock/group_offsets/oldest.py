@@ -45,9 +45,7 @@ def oldest_not_done(
     takes `limit_s` seconds at most; what has not arrived by then is a failure. `ConfigurationError` where the client
     library refused a setting.
     """
-    wanted = {position.part: position for position in positions if position.left}
-    #: The offset from which on a record is looked for, by partition.
-    left = {part: _first(position) for part, position in wanted.items()}
+    left = {position.part: position for position in positions if position.left}
     found: dict[Part, Oldest] = {}
     failures: set[str] = set()
 
@@ -63,19 +61,13 @@ def oldest_not_done(
     # this group.
     few = {"queued.min.messages": 1, "fetch.message.max.bytes": 65_536}
     with PartitionReader(bootstrap_servers, config, group, failed, isolation=isolation, given=few) as reader:
-        reader.start(left)
+        reader.start({part: max(position.committed or 0, position.log.start) for part, position in left.items()})
         deadline = time.monotonic() + limit_s
         while left and (rest := deadline - time.monotonic()) > 0:
             before = set(left)
             for message in reader.poll(min(rest, _POLL_S), 100):
                 part, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
-                if part not in left or offset < left[part]:
-                    continue  # fetched before the place was changed
-                following = wanted[part].next_not_done(offset)
-                if following > offset:
-                    left[part] = following
-                    reader.move(part, following)
-                else:
+                if part in left and not left[part].is_done(offset):
                     found[part] = Oldest(offset, timestamp_of(cast("Record", message)))
                     del left[part]
             for part in reader.exhausted & left.keys():  # none is committed
@@ -95,7 +87,3 @@ def _why_unknown(kind: ErrorKind, error: KafkaError, part: Part, config: ClientC
     if kind is ErrorKind.FATAL:
         return f"{place_text(*part)} cannot be read: {reason(error)}; so its age is not known"
     return None
-
-
-def _first(position: Position) -> int:
-    return position.next_not_done(max(position.committed or 0, position.log.start))

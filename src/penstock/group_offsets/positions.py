@@ -88,10 +88,6 @@ class Position:
         """Tell whether an offset counts as done."""
         return self.committed is not None and (offset < self.committed or any(offset in run for run in self.done))
 
-    def next_not_done(self, offset: int) -> int:
-        """Return the first offset from this one on that the offset map does not call done."""
-        return next((run.stop for run in self.done if offset in run), offset)
-
 
 def position(group: str, part: Part, committed: tuple[int, str | None] | None, log: range) -> Position:
     """Return a group's position by its commit: offset and metadata, or None without one."""
