@@ -90,14 +90,8 @@ def _settings(app: App) -> Iterator[dict[str, str]]:
                 yield {"name": f"config[{key!r}]", "value": text, "origin": app.effective.origin(key)}
             continue
         is_default = name not in app.effective.origins and value == defaults[name]
-        text = shown_value(name, value) if isinstance(value, str) else _plain(value)
+        text = "none" if value is None else shown_value(name, value)
         yield {"name": name, "value": text, "origin": "default" if is_default else origin}
-
-
-def _plain(value: object) -> str:
-    if value is None:
-        return "none"
-    return str(value) if isinstance(value, bool | int | float) else f"<{type(value).__name__}>"
 
 
 def _asked(cluster: Any, needs: AppNeeds) -> Rights:
