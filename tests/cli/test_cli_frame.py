@@ -13,7 +13,7 @@ import typer.main
 from commands import Command
 from penstock.cli import main
 from penstock.cli.frame import frame
-from penstock.cli.options import client_settings
+from penstock.cli.options import Cluster
 from penstock.devbroker import KAFKA_VERSION, DevBroker
 from penstock.errors import BrokerConnectionError, ConfigurationError, DevBrokerError, WorkersBlockedError
 from settings_tools import clean_settings
@@ -208,14 +208,14 @@ def test_the_command_line_goes_before_the_file_and_the_file_before_the_environme
     file = tmp_path / "client.properties"
     file.write_text("# a comment\n\nclient.id = file\nsasl.password=p #=1; \n", encoding="utf-8")
 
-    assert client_settings(["client.id=line"], file) == {
+    assert Cluster(config=["client.id=line"], config_file=file).settings == {
         "client.id": "line",
         "sasl.password": "p #=1;",
         "client.rack": ' a\nb"c ',
         "socket.keepalive.enable": "true",
     }
-    assert client_settings(None, file)["client.id"] == "file"
-    assert client_settings()["client.id"] == "environment"
+    assert Cluster(config_file=file).settings["client.id"] == "file"
+    assert Cluster().settings["client.id"] == "environment"
 
 
 def test_doctor_reports_packages_java_and_a_broker_that_answers(penstock_command: Command, broker: DevBroker) -> None:

@@ -92,8 +92,15 @@ class Cluster:
 
     @functools.cached_property
     def settings(self) -> dict[str, str]:
-        """The settings of the Kafka clients: as `client_settings`."""
-        return client_settings(self.config, self.config_file)
+        """The settings of the Kafka clients: those of `penstock.settings`, over them the command line's.
+
+        `ConfigurationError` where one is not NAME=VALUE or a file cannot be read: it repeats nothing that is secret.
+        """
+        from penstock.settings import outside
+        from penstock.settings.text import client_value
+
+        found = {name: client_value(value) for name, value in outside().get("config", {}).items()}
+        return found | _on_command_line(self.config, self.config_file)
 
 
 @dataclass(frozen=True)
@@ -203,18 +210,6 @@ def as_command(function: Callable[..., Any]) -> Callable[..., None]:
     keywords = [it.replace(kind=inspect.Parameter.KEYWORD_ONLY) for it in options]
     run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined] # what typer reads options from
     return run
-
-
-def client_settings(given: list[str] | None = None, file: Path | None = None) -> dict[str, str]:
-    """Return the settings of the Kafka clients: those of `penstock.settings`, over them the command line's.
-
-    `ConfigurationError` where one is not NAME=VALUE or a file cannot be read: it repeats nothing that may be secret.
-    """
-    from penstock.settings import outside
-    from penstock.settings.text import client_value
-
-    found = {name: client_value(value) for name, value in outside().get("config", {}).items()}
-    return found | _on_command_line(given, file)
 
 
 def _on_command_line(given: list[str] | None, file: Path | None) -> dict[str, str]:
