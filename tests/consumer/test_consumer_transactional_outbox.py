@@ -250,6 +250,34 @@ def test_results_of_a_key_stay_in_order_while_another_of_their_lane_waits_for_ro
     assert stepped.runner.committed_values == [b"first", b"quick", b"second"]
 
 
+def test_partitions_that_share_keys_do_not_wait_for_each_others_room_in_the_map() -> None:
+    stepped = Stepped()
+    stepped.outbox._most, stepped.map_chars = 1, 0
+    other = Assignment("other", 0, stepped.assignment.route, start=0)
+
+    def changed(done: Mapping[Assignment, Places] = MappingProxyType({})) -> dict[Assignment, CommitPoint]:
+        points = {
+            place: place.tracker.commit_point(0, with_done=done.get(place, {})) for place in (stepped.assignment, other)
+        }
+        return {place: point for place, point in points.items() if point != place.committed}
+
+    stepped.outbox.changed = changed  # type: ignore[method-assign] # of both partitions
+    block = other.tracker.register([0, 1], 2)
+    first, second = stepped.take_in(b"m"), stepped.take_in(b"k")
+    others = [
+        (Fetch(other, block, 0.0), offset, FixedRecord("other", 0, offset, key, b"v", (), None))
+        for offset, key in enumerate((b"k", b"m"))
+    ]
+    # What is first in each partition is of the key of what waits for room in the other.
+    for value, item in ((b"1", second), (b"other 1", others[1]), (b"0", first), (b"other 0", others[0])):
+        stepped.submit(value, item)
+
+    stepped.transact(9)
+
+    assert sorted(stepped.runner.committed_values) == [b"0", b"1", b"other 0", b"other 1"]
+    assert stepped.outbox.waiting == 0
+
+
 def test_what_is_done_again_for_a_refusal_gives_room_to_a_later_one_of_its_key() -> None:
     stepped = Stepped()
     stepped.outbox._most, stepped.map_chars = 1, 0
