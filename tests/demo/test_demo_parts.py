@@ -13,7 +13,6 @@ from demo.parts import Part
 from penstock import PenstockError
 from waiting import wait_until
 
-EXAMPLES = str(Path(__file__).parents[2] / "examples")
 # A part that prints its process id, and says goodbye at SIGTERM.
 WAITING = """
 import os, signal, sys, time
@@ -27,7 +26,7 @@ while True:
 @pytest.fixture(autouse=True)
 def _waiting_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "waiting_part.py").write_text(WAITING)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), EXAMPLES, os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
 
 
 def test_a_part_gets_sigterm_at_the_end_of_its_block(tmp_path: Path) -> None:

@@ -60,10 +60,7 @@ def test_what_is_found_as_promised_is_kept() -> None:
             ["handled + dead letters", "aircraft in a wrong state", "duplicates", "order violations"],
         ),
         (lambda: [*DEPARTED[3:], *DEPARTED[:3]], ["aircraft in a wrong state", "order violations"]),
-        (
-            lambda: FLIGHTS,
-            ["handled + dead letters", "aircraft in a wrong state", "cancelled flights seen"],
-        ),
+        (lambda: FLIGHTS, ["handled + dead letters", "aircraft in a wrong state", "cancelled flights seen"]),
     ],
     ids=["lost", "doubled", "out of order", "cancelled"],
 )
