@@ -17,7 +17,7 @@ import penstock
 from tenacity import wait_fixed
 
 app = penstock.App(
-    "{name}", bootstrap_servers="{servers}", workers=4, report=penstock.ReportSettings(topic="{reports}", stacks=True),
+    "{name}", bootstrap_servers="{servers}", workers=4, report=penstock.ReportSettings(topic="{reports}"),
     config={{"message.timeout.ms": 1000, "topic.metadata.refresh.interval.ms": 300}},
 )
 

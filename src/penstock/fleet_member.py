@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from importlib import import_module
@@ -39,7 +39,6 @@ class ReportSettings:
     Args:
         topic: name of the topic; created when absent. All whose state is to be seen together share it.
         interval: seconds between two reports; they come less often where making one takes over 0.5 % of that.
-        stacks: whether the stack of a handler that holds a partition is in them; it shows the names of your code.
 
     Raises:
         ConfigurationError: an option is wrong.
@@ -47,7 +46,6 @@ class ReportSettings:
 
     topic: str = REPORTS_TOPIC
     interval: float = 2.0
-    stacks: bool = False
 
     def __post_init__(self) -> None:
         check.not_empty("topic", self.topic)
@@ -164,8 +162,6 @@ class StoreOperator:
 
 #: Returns the description of the process.
 Describe = Callable[[], Mapping[str, Any]]
-#: Returns the stacks of the handlers on the workers of these names.
-Stacks = Callable[[Iterable[str]], Mapping[str, str]]
 
 
 class Service(Protocol):
@@ -196,12 +192,12 @@ class FleetMember:
     report: ReportSettings | None = None
     commands: CommandSettings | None = None
 
-    def reporter(self, describe: Describe, stacks: Stacks) -> Service | None:
+    def reporter(self, describe: Describe) -> Service | None:
         """Return what reports this process, not started; None where it does not report."""
         if self.report is None:
             return None
         reporter = _of_fleet("reports.reporter", "Reporter", "report")
-        made: Service = reporter(self.sender, describe, self.bootstrap_servers, self.config, self.report, stacks=stacks)
+        made: Service = reporter(self.sender, describe, self.bootstrap_servers, self.config, self.report)
         return made
 
     def listener(self, doing: Member | StoreOperator) -> Service | None:

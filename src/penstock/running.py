@@ -79,7 +79,7 @@ class RunningApp:
         # None where it does not report, or is not to be commanded.
         self._reporter = self._listener = None
         if fleet is not None:
-            self._reporter = fleet.reporter(partial(self.explanation, fleet.sender.group), self.stacks)
+            self._reporter = fleet.reporter(partial(self.explanation, fleet.sender.group))
             self._listener = fleet.listener(Member(self.pause, self.resume, self.give_up, self.stacks))
 
     def start(self, name: str) -> None:

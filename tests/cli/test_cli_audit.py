@@ -9,8 +9,7 @@ import pytest
 
 from commands import Command
 from penstock.devbroker import DevBroker
-from penstock.fleet.commands.audit import AuditRecord, Kind
-from penstock.fleet.commands.audit_log import AuditWriter
+from penstock.fleet.commands.audit import AuditRecord, AuditWriter, Kind
 from penstock.fleet_member import CommandSettings, Outcome
 
 PLANTED = "<script>alert(1)</script>\x1b[2J\r\n2026-01-01 forged'; DROP TABLE audit;--"

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from penstock.fleet import Address, AppEndpoints
 from penstock.fleet.actions import Surroundings, routes
-from penstock.fleet.server import serving
-from penstock.fleet.visitors import Visitors
+from penstock.fleet.server import Visitors, serving
 
 TOKEN, OF_COMMANDS = "right" * 5, "right" * 6
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from hypothesis import strategies as st
@@ -12,13 +12,13 @@ from starlette.routing import BaseRoute
 
 from penstock.consumer.latencies import BUCKETS
 from penstock.fleet import Address
+from penstock.fleet.commands.command import ACTIONS
 from penstock.fleet.page.hub import Source
 from penstock.fleet.page.server import PageServer
 from penstock.fleet.reports.group_state import Group, Member
 from penstock.fleet.reports.report import Report, decode_report, encode_report
 from penstock.fleet_member import Sender
 
-STACK = '  File "shop/charge.py", line 41, in charge\n    bank.post(order)\n'
 #: What somebody who forges a record may put anywhere.
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -47,9 +47,9 @@ def alone(group: str, member: str = "vm-1", **told: Any) -> Group:
 
 def planted(text: str) -> Group:
     """Return a group in which everything that a stranger may write is this text."""
-    part = partition(text, 1, handler=text, state=text, worker=text, detail=text, trouble=text, paused=text, stack=text)
+    part = partition(text, 1, handler=text, state=text, worker=text, detail=text, trouble=text, paused=text)
     part |= {"key_hash": text, "blocking_offset": 3, "attempt": 2, "age": 9.0}
-    stuck = partition(text, 2, handler=text, state="in handler", worker=text, stack=text, blocking_offset=3, age=9.0)
+    stuck = partition(text, 2, handler=text, state="in handler", worker=text, blocking_offset=3, age=9.0)
     message = {"topic": text, "partition": 1, "offset": 3}
     pending = {"id": text, "prefix": text, "group": text, "topics": text, "age": 99.0, "waits_for": text}
     told = report(
@@ -83,9 +83,6 @@ class Scene:
         self.looks += 1
         return self.make()
 
-    def close(self) -> None:
-        pass
-
     def _known(self) -> Sequence[Group]:
         at: dict[str, Any] = {"uptime_s": 600.0 + self.looks, "sequence": self.looks}
         handled, latencies = 410 * self.looks, [0, 3, 40, 200, 120, 4, *[0] * (BUCKETS - 6)]
@@ -108,7 +105,7 @@ def _orders() -> dict[str, Any]:
     """A handler that hangs, transactions without an end, and dead letters."""
     orders = [partition("orders", number, lag=900, state="queued") for number in range(6)]
     orders[3] |= {"blocking_offset": 48_262, "state": "in handler", "age": 74.2, "worker": "penstock-worker-shop-3"}
-    orders[3] |= {"handler": "charge", "lag": 8_412, "in_flight": 812, "key_hash": "91c2aa07d4e0f318", "stack": STACK}
+    orders[3] |= {"handler": "charge", "lag": 8_412, "in_flight": 812, "key_hash": "91c2aa07d4e0f318"}
     lanes = {"charge": {"depth": [3] * 64, "age": [0.2] * 64}, "book": {"depth": [1] * 64, "age": [0.01] * 64}}
     lanes["charge"]["depth"][19], lanes["charge"]["age"][19] = 812, 74.0
     undecided = {"id": "5f0c", "prefix": "penstock", "group": "checkout", "topics": "orders", "age": 94.0, "checks": 3}
@@ -139,7 +136,8 @@ class _Served(PageServer):
     """A page with routes of actions."""
 
     def __init__(self, source: Source, actions: Sequence[BaseRoute] = (), **more: Any) -> None:
-        super().__init__(Address("127.0.0.1", 0), source, "penstock.reports", **more)
+        offered, at = tuple(ACTIONS) if actions else (), Address("127.0.0.1", 0)
+        super().__init__(at, lambda: nullcontext(source), "penstock.reports", actions=offered, **more)
         self._more = actions
 
     def routes(self) -> list[BaseRoute]:

@@ -14,8 +14,7 @@ import penstock
 from kafka_tools import produce
 from penstock.devbroker import DevBroker
 from penstock.fleet import Address, Dashboard
-from penstock.fleet.commands.audit import AuditRecord, Kind
-from penstock.fleet.commands.audit_log import audit_records
+from penstock.fleet.commands.audit import AuditRecord, Kind, audit_records
 from penstock.fleet_member import CommandSettings, Outcome
 from waiting import wait_until
 

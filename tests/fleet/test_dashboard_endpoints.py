@@ -97,7 +97,7 @@ def test_a_page_of_another_site_reads_nothing_and_metrics_that_hang_hold_neither
             AppEndpoints(app, endpoints.address)
     go_on.set()
 
-    assert (answer.status, answer.text) == (503, "the metrics did not come within 0.2 s\n")
+    assert (answer.status, answer.text) == (503, '{"said": "the metrics did not come within 0.2 s; try again"}\n')
 
 
 @pytest.mark.parametrize(

@@ -67,18 +67,16 @@ def test_half_an_hour_is_kept_and_the_rest_forgotten() -> None:
     assert (len(lag), lag[0], lag[-1]) == (POINTS, 40.0, POINTS + 39.0)
 
 
-def test_a_flood_of_members_groups_and_queries_stays_bounded_and_groups_keep_their_rings_longest(
+def test_a_flood_of_members_and_groups_stays_bounded_and_groups_keep_their_series_longest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.fleet.page.history._MOST_RINGS", 20)
+    monkeypatch.setattr("penstock.fleet.page.history._MOST_KEPT", 20)
     history = History()
     for number in range(200):
-        sinks = [{"name": f"q{number}-{n}", "state": "running", "batches": n, "batch_seconds": 1.0} for n in range(30)]
-        told = report(f"g{number}", "one", 5.0, 1, sinks=sinks)
+        told = report(f"g{number}", "one", 5.0, 1)
         history.add([Group(f"g{number}", [Member(told, 0.0, is_silent=False)])])
 
-    assert len(history._rings) == 20
-    assert len([name for name in history.series("g199") if name.startswith("batch ")]) == 16
+    assert sum(bool(history.series(f"g{number}")) for number in range(200)) == 10
 
     for sequence in (1, 2):
         members = [report("shop", f"m{n}", 5.0 * sequence, sequence, **counted(100 * sequence)) for n in range(40)]
@@ -87,15 +85,6 @@ def test_a_flood_of_members_groups_and_queries_stays_bounded_and_groups_keep_the
     assert history.series("shop")["handled"] == [None, 800.0]
     assert history.series("shop", "m39")["handled"] == [None, 20.0]
     assert history.series("shop", "m0") == {}
-
-
-def test_each_batch_of_a_query_is_drawn_once() -> None:
-    history = History()
-    for batches in (1, 1, 2):
-        sinks = [{"name": "lake", "state": "running", "batches": batches, "batch_seconds": 1.0 * batches}]
-        history.add([group(1, 5.0, sinks=sinks)])
-
-    assert history.series("shop")["batch lake"] == [1.0, None, 2.0]
 
 
 @given(st.lists(st.floats(0.0, 400.0), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.99]))

@@ -14,7 +14,7 @@ from action_tools import OF_COMMANDS, act, served
 from penstock import Coordinator, TransactionalProducer, TransactionState
 from penstock.devbroker import DevBroker
 from penstock.fleet.actions import Surroundings
-from penstock.fleet.commands.audit_log import audit_records
+from penstock.fleet.commands.audit import audit_records
 from penstock.fleet.reports.reader import ReportReader
 from penstock.fleet.reports.report import Report
 from penstock.fleet.reports.reporter import coordinator_reporter

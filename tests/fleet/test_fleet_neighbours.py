@@ -35,7 +35,8 @@ def test_a_process_reports_hears_commands_and_is_ready_again_when_its_topic_or_i
 
     def pauses() -> bool:
         pause = Command("pause", topic, None, {"topic": topic})
-        with suppress(PenstockError), CommandSender(broker.bootstrap_servers, {}, commands) as sender:
+        with suppress(PenstockError):
+            sender = CommandSender(broker.bootstrap_servers, {}, commands)
             return [answer.outcome for answer in sender.ask(pause, timeout=5.0)] == [Outcome.DONE]
         return False
 

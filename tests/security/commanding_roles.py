@@ -10,8 +10,7 @@ from world import STEP_S, World
 
 from penstock import clients
 from penstock.clients.topics import ensure_topics
-from penstock.fleet.commands.audit import AuditRecord, Kind
-from penstock.fleet.commands.audit_log import audit_spec, commands_spec
+from penstock.fleet.commands.audit import AuditRecord, Kind, audit_spec, commands_spec
 from penstock.fleet.commands.command import Command
 from penstock.fleet.commands.listener import CommandListener
 from penstock.fleet.commands.sender import CommandSender
@@ -50,9 +49,9 @@ def listening(world: World, done: list[str]) -> Iterator[CommandListener]:
 def ask(world: World, timeout: float) -> bool:
     pause = Command("pause", "shop", None, {"topic": "orders"}, "a test", int(time.time() * 1000))
     asked = AuditRecord(Kind.ASKED, pause.id, pause.name, pause.parameters, pause.by, "here", pause.asked_ms)
-    with CommandSender(world.servers, world.config, settings_of(world)) as sender:
-        sender.audit.tell(asked, pause.group)
-        return [one.outcome for one in sender.ask(pause, ["one"], timeout)] == [Outcome.DONE]
+    sender = CommandSender(world.servers, world.config, settings_of(world))
+    sender.tell(asked, pause.group)
+    return [one.outcome for one in sender.ask(pause, ["one"], timeout)] == [Outcome.DONE]
 
 
 def hear_commands(world: World) -> None:

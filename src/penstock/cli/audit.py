@@ -30,7 +30,7 @@ def audit(
     Three records tell of an action, by one id: asked, the answer of each member, and the outcome. With --follow, each
     record is a JSON object of its own.
     """
-    from penstock.fleet.commands.audit_log import audit_records
+    from penstock.fleet.commands.audit import audit_records
 
     cluster.admin(f"the audit in {topic} cannot be read")
     reading = audit_records(cluster.servers, cluster.settings, topic, last, follow=follow)

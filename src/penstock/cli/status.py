@@ -103,7 +103,7 @@ def _shown(groups: Sequence[Group], reader: ReportReader, *, watch: bool = False
     facts = {"problems": [{"group": name, **as_json(it)} for name, found in problems.items() for it in found]}
     lines = [text for group in groups for text in group_lines(group, problems[group.name])]
     notes = []
-    if ignored := reader.states.ignored:
+    if ignored := reader.ignored:
         each = ", ".join(f"{count} {why}" for why, count in sorted(ignored.items()))
         notes.append(f"records that are no reports were passed over: {each}")
     if watch and reader.trouble is not None:
@@ -158,9 +158,9 @@ def explained(member: Member) -> Iterator[str]:
 
 def _sentence(partition: Mapping[str, Any]) -> str:
     """Return the sentence that `penstock explain` prints."""
-    from penstock.consumer.poll.explain import Explanation
+    from penstock.fleet.page.problems import explanation
 
-    return str(Explanation(**{name: value for name, value in partition.items() if name not in {"key_hash", "stack"}}))
+    return str(explanation(partition))
 
 
 def group_lines(group: Group, problems: Sequence[Problem]) -> Iterator[str]:
@@ -179,6 +179,5 @@ def group_lines(group: Group, problems: Sequence[Problem]) -> Iterator[str]:
     )
     for problem in problems[:_MOST_SHOWN]:
         yield f"  {problem.level:<5}{problem.title}: {problem.text}"
-        yield from (f"           {line}" for line in (problem.stack or "").splitlines())
     if len(problems) > _MOST_SHOWN:
         yield f"  and {len(problems) - _MOST_SHOWN} more: see `penstock explain {group.name} --reports`"

@@ -33,7 +33,7 @@ def create(
     from penstock.clients.cluster import Cluster
     from penstock.clients.topics import TopicSpec
     from penstock.consumer.poll.topics import create_outputs
-    from penstock.fleet.commands.audit_log import audit_spec, commands_spec
+    from penstock.fleet.commands.audit import audit_spec, commands_spec
     from penstock.fleet.reports.reporter import topic_spec
     from penstock.transactions.wire.topics import DEFAULT_PARTITIONS, open_topics
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.fleet.address import Address
-    from penstock.fleet.page.dashboard import Dashboard
+    from penstock.fleet.page.server import Dashboard
     from penstock.fleet.probes.endpoints import AppEndpoints, Endpoints, run_with_endpoints
     from penstock.fleet.probes.health import CoordinatorHealth, HealthLimits
     from penstock.fleet.probes.metrics import PrometheusMetrics
@@ -18,7 +18,7 @@ _HOME_OF = {
     "Address": "address",
     "AppEndpoints": "probes.endpoints",
     "CoordinatorHealth": "probes.health",
-    "Dashboard": "page.dashboard",
+    "Dashboard": "page.server",
     "Endpoints": "probes.endpoints",
     "HealthLimits": "probes.health",
     "PrometheusMetrics": "probes.metrics",

@@ -1,10 +1,16 @@
-"""The topics of the fleet: `TopicFollower` follows one from its beginning or its end, `RecordWriter` writes records."""
+"""The topics of the fleet: made, written, followed from their beginning or end, and a thread that serves by one.
+
+The brokers stamp their records: whose clock says how old one is must not be that of whoever writes it.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -13,13 +19,16 @@ from penstock.clients.answers import CONNECT_TIMEOUT_S, asked_until_ready
 from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
 from penstock.clients.reading import PartitionReader, Place
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
-from penstock.clients.topics import require_topics
-from penstock.errors import BrokerConnectionError, PenstockError
-from penstock.fleet.wire import SIGNATURE, signature
+from penstock.clients.topics import TopicSpec, ensure_topics, require_topics
+from penstock.errors import BrokerConnectionError, MessageFormatError, PenstockError
+from penstock.fleet.wire import SIGNATURE, is_signed, signature
+from penstock.message import Record, readable_headers
 from penstock.options import ClientConfig
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
+
+_log = logging.getLogger(__name__)
 
 #: The client wants a group; nothing is asked of it.
 _GROUP = "penstock-fleet"
@@ -39,8 +48,36 @@ _NOT_TAKEN = ("transactional.id", "transaction.timeout.ms", "delivery.timeout.ms
 #: Seconds that a record may take, a little longer than the client tries.
 _WRITE_S = 10.0
 _POLL_S = 0.05
+#: Seconds between two tries of a service after a failure.
+_RETRY_DELAY_S = 5.0
 #: Codes that say that no broker took a record.
 _GONE = {KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # noqa: SLF001 - public codes of the library
+
+
+def stamped_topic(name: str, kept_ms: int, more: Mapping[str, str]) -> TopicSpec:
+    """Return a topic of the fleet as it is created: one partition, kept for so long, stamped by the brokers."""
+    kept = {"cleanup.policy": "delete", "retention.ms": str(kept_ms), "message.timestamp.type": "LogAppendTime"}
+    return TopicSpec(name, 1, {**kept, **more})
+
+
+def make_topics(bootstrap_servers: str, config: ClientConfig, needs: Iterable[tuple[TopicSpec, Operation]]) -> None:
+    """Make the topics that are absent; `MissingRightError` names what this user lacks of what is needed of each."""
+    needs = list(needs)
+    ensure_topics(
+        clients.admin(bootstrap_servers, config),
+        bootstrap_servers,
+        [spec for spec, _ in needs],
+        needs={spec.name: (operation,) for spec, operation in needs},
+        principal=principal_of(config),
+    )
+
+
+def signed_value(message: Message, token: str | None) -> bytes | None:
+    """Return the value of a record; `MessageFormatError` where there is a token and it was not signed with it."""
+    value, record = message.value(), cast("Record", message)
+    if token is None or is_signed(token, message.topic() or "", value or b"", readable_headers(record)):
+        return value
+    raise MessageFormatError("a record that was not signed with the token; it is passed over")
 
 
 class TopicFollower(PartitionReader):
@@ -202,3 +239,71 @@ class RecordWriter:
             raise MissingRightError(f"nothing can be written to {topic}", [right], self._principal)
         kind = BrokerConnectionError if failure.code() in _GONE else PenstockError
         raise kind(f"nothing could be written to {topic}: {reason(failure)}")
+
+
+class TopicService(ABC):
+    """A daemon thread that serves a process by a topic until it is stopped. `start` and `stop` are for one thread.
+
+    Nobody waits for it. Whatever fails, as a topic, a right or a broker that is missing, is logged once until it works
+    again; the app runs on.
+
+    Args:
+        name: of the thread.
+        last_s: seconds that it may take for its last work, in a stop.
+    """
+
+    def __init__(self, name: str, last_s: float = 0.0) -> None:
+        self._last_s = last_s
+        self._stopping = threading.Event()
+        #: Set while it works; written by its thread.
+        self.is_listening = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        # The thread's alone.
+        self._trouble: str | None = None
+
+    @abstractmethod
+    def _work(self) -> None:
+        """Do what there is to do until `_stopping` is set; what it raises is logged, and it is called again."""
+
+    @abstractmethod
+    def _say_failed(self, why: str) -> None:
+        """Log why it fails, once until it works again."""
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, within a second and `last_s`: a call of the client that hangs is abandoned with the thread."""
+        self._stopping.set()
+        if self.is_listening.is_set():
+            self._thread.join(1.0 + self._last_s)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._work()
+            except MissingRightError as error:
+                # Whoever lacks two permissions names the second when the first was given.
+                if str(error) != self._trouble:
+                    self._trouble = None
+                self._failed(str(error))
+            except PenstockError as error:
+                self._failed(str(error))
+            except KafkaException as error:
+                self._failed(reason(error))
+            except Exception as error:  # noqa: BLE001 - what serves the app must never end it
+                self._failed(f"unexpected {type(error).__name__}")
+            self.is_listening.clear()
+            self._stopping.wait(_RETRY_DELAY_S)
+
+    def _works(self) -> None:
+        self.is_listening.set()
+        if self._trouble is not None:
+            _log.info("%s works again, after: %s", self._thread.name, self._trouble)
+            self._trouble = None
+
+    def _failed(self, why: str) -> None:
+        if self._trouble is None:
+            self._say_failed(why)
+        self._trouble = why

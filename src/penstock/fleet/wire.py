@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, get_type_hints
 
 from penstock.errors import MessageFormatError
 
@@ -111,6 +111,11 @@ FLAG = Field("true or false", lambda value: isinstance(value, bool))
 TEXTS = list_of(NAME, _MOST_TEXTS, 1)
 ID = Field("32 hexadecimal digits", lambda value: isinstance(value, str) and _ID.fullmatch(value) is not None)
 FLAT = mapping_of(Field("a text, a number, true, false or a list of texts", _is_plain), _MOST_PARAMETERS)
+
+
+def fields_of(kind: type) -> dict[str, Field]:
+    """Return the fields of a record, as its dataclass annotates them: `name: Annotated[type, field]`."""
+    return {name: hint.__metadata__[0] for name, hint in get_type_hints(kind, include_extras=True).items()}
 
 
 def taken(given: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:

@@ -18,8 +18,7 @@ import penstock
 from kafka_tools import produce
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
-from penstock.fleet.commands.audit import AuditRecord
-from penstock.fleet.commands.audit_log import audit_records
+from penstock.fleet.commands.audit import AuditRecord, audit_records
 from penstock.fleet.commands.command import Command, encode_command
 from penstock.fleet.commands.listener import CommandListener
 from penstock.fleet.commands.sender import CommandSender, summary
@@ -36,8 +35,8 @@ def settings(broker: DevBroker, topic_numbers: Iterator[int]) -> CommandSettings
 
 
 def asked(broker: DevBroker, settings: CommandSettings, command: Command, **options: object) -> list[AuditRecord]:
-    with CommandSender(broker.bootstrap_servers, {}, settings) as sender:
-        return sender.ask(command, **options)  # type: ignore[arg-type] # the test's
+    sender = CommandSender(broker.bootstrap_servers, {}, settings)
+    return sender.ask(command, **options)  # type: ignore[arg-type] # the test's
 
 
 def command(name: str, group: str, member: str | None = None, **fields: object) -> Command:

@@ -19,7 +19,6 @@ from penstock.errors import ConfigurationError, MessageFormatError
 from penstock.fleet.page.problems import problems_of
 from penstock.fleet.reports.group_state import Group, GroupStates, Member
 from penstock.fleet.reports.report import MOST_BYTES, decode_report, encode_report, key_hash, read_key
-from penstock.fleet.reports.reporter import hashed
 from penstock.fleet.wire import NewerRecordError
 from penstock.fleet_member import ReportSettings, Sender, report_settings
 
@@ -74,7 +73,7 @@ def test_every_field_of_an_explanation_is_in_a_report() -> None:
 
     [told] = report("sms", "host-1", partitions=[fields | {"topic": "orders", "partition": 3}]).partitions
 
-    assert set(Explanation.__dataclass_fields__) - {"key"} == set(told) - {"key_hash", "stack"}
+    assert set(Explanation.__dataclass_fields__) - {"key"} == set(told) - {"key_hash"}
 
 
 def test_a_report_of_a_thousand_partitions_is_bounded_and_says_what_was_left_out() -> None:
@@ -83,7 +82,7 @@ def test_a_report_of_a_thousand_partitions_is_bounded_and_says_what_was_left_out
     parked = [{"topic": "orders", "partition": 1, "offset": n, "key": "k" * 999} for n in range(5_000)]
     described = {"partitions": [*(partition("orders", n) for n in range(998)), worst, missing], "parked": parked}
 
-    value = encode_report(SENDER, hashed(described, "sms"), {}, NUMBERS)
+    value = encode_report(SENDER, described, {}, NUMBERS)
 
     said = decode_report(SENDER.key, value)
     assert len(value) <= MOST_BYTES
@@ -99,7 +98,7 @@ def test_a_report_of_a_thousand_partitions_is_bounded_and_says_what_was_left_out
 @pytest.mark.parametrize("text", ["", "long" * 3_000, "\U0001f600" * 5_000, "\ud800" * 5_000, '"\\\x00' * 2_000])
 def test_no_texts_make_a_report_larger_than_its_limit(text: str, count: int) -> None:
     described = {
-        "partitions": [partition(text, n, detail=text, trouble=text, stack=text) for n in range(count)],
+        "partitions": [partition(text, n, detail=text, trouble=text) for n in range(count)],
         "sinks": [{"name": text, "state": text, "last_error": text}] * count,
         "coordinator": {"counts": {}, "waits": [text] * count},
     }
@@ -114,7 +113,7 @@ def test_no_texts_make_a_report_larger_than_its_limit(text: str, count: int) -> 
 def test_keys_are_hashed_and_never_told() -> None:
     described = {"partitions": [partition("orders", 1, key="a secret key")], "parked": []}
 
-    value = encode_report(SENDER, hashed(described, "sms"), {}, NUMBERS)
+    value = encode_report(SENDER, described, {}, NUMBERS)
 
     assert b"a secret key" not in value
     assert decode_report(SENDER.key, value).partitions[0]["key_hash"] == key_hash("a secret key", "sms")

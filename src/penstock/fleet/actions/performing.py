@@ -52,10 +52,6 @@ class Surroundings:
     members: Callable[[str], Collection[str]] = _nobody
     answer_s: float = ANSWER_S
 
-    def sender(self) -> CommandSender:
-        """Return who asks members, and writes to the audit."""
-        return CommandSender(self.bootstrap_servers, self.config, self.commands)
-
     def members_for(self, command: Command) -> Collection[str]:
         """Return the members that are to do it, as far as they are known."""
         return (command.member,) if command.member is not None else self.members(command.group)
@@ -75,20 +71,20 @@ def plan(command: Command, around: Surroundings) -> Answer:
 def perform(command: Command, around: Surroundings) -> Answer:
     """Carry an action out between two records of the audit; return what came of it, whatever it raised."""
     try:
-        with around.sender() as sender:
-            sender.audit.tell(AuditRecord.of(Kind.ASKED, command, command.by), command.subject)
-            answer = answered(command.name, lambda: _done(command, around, sender))
-            _log.warning("%s, asked by %s (%s): %s", command.name, command.by, command.id, one_line(answer.said))
-            try:
-                # Stacks are in the members' own answers.
-                said = Answer(answer.outcome, answer.said)
-                sender.audit.tell(AuditRecord.of(Kind.OUTCOME, command, command.by, said), command.subject)
-            except PenstockError as error:
-                _log.warning("the outcome of %s is not in the audit: %s", command.id, error)
-                return replace(answer, said=f"{answer.said}; the audit lacks this outcome: {error}")
-            return answer
+        sender = CommandSender(around.bootstrap_servers, around.config, around.commands)
+        sender.tell(AuditRecord.of(Kind.ASKED, command, command.by), command.subject)
     except PenstockError as error:
         return Answer(Outcome.FAILED, f"nothing was done, for it cannot be written to the audit: {error}")
+    answer = answered(command.name, lambda: _done(command, around, sender))
+    _log.warning("%s, asked by %s (%s): %s", command.name, command.by, command.id, one_line(answer.said))
+    try:
+        # Stacks are in the members' own answers.
+        said = Answer(answer.outcome, answer.said)
+        sender.tell(AuditRecord.of(Kind.OUTCOME, command, command.by, said), command.subject)
+    except PenstockError as error:
+        _log.warning("the outcome of %s is not in the audit: %s", command.id, error)
+        return replace(answer, said=f"{answer.said}; the audit lacks this outcome: {error}")
+    return answer
 
 
 def _done(command: Command, around: Surroundings, sender: CommandSender) -> Answer:

@@ -1,8 +1,8 @@
 """The token that actions need: where it stands, how it is compared, and how wrong ones are slowed.
 
 The comparison takes the same time whatever is wrong. A wrong token is answered after a delay that grows with each
-failure of its client, and while so many of them wait, further ones of that client are turned away unread. Clients that
-have not failed lately are always read, so nobody who guesses can keep others out.
+failure of its client, and while so many of them wait, further ones of that client are turned away unread: nobody who
+guesses can keep others out.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ LEAST_TOKEN = 16
 #: Seconds that the first wrong token waits for its answer, and any of them at most.
 _FIRST_DELAY_S = 1.0
 _MAX_DELAY_S = 30.0
-#: Wrong tokens that may wait: of one client, and of all.
-_OF_CLIENT = 4
-_OF_ALL = 32
+#: Wrong tokens of one client that may wait.
+_MOST_WAITING = 4
 #: Seconds without a wrong token after which a client is as one that never sent one; clients that are remembered.
 _FORGOTTEN_S = 300.0
 _REMEMBERED = 10_000
@@ -79,22 +78,20 @@ class TokenGuard:
         self._digest = _digest(token)
         self._clock = clock
         self._clients: OrderedDict[str, _Client] = OrderedDict()
-        self._waiting = 0
         #: Wrong tokens so far.
         self.wrong = 0
 
     def judge(self, client: str, given: str) -> float | None:
         """Return 0 for the right token, and for a wrong one the seconds that its answer waits: call `answered` then.
 
-        None: it was not looked at, for too many wrong ones of this client, or of all that have failed, wait for their
-        answer.
+        None: it was not looked at, for too many wrong ones of this client wait for their answer.
         """
         now = self._clock()
         known = self._clients.get(client)
         if known is not None and not known.waiting and now - known.last_s > _FORGOTTEN_S:
             del self._clients[client]
             known = None
-        if known is not None and (known.waiting >= _OF_CLIENT or self._waiting >= _OF_ALL):
+        if known is not None and known.waiting >= _MOST_WAITING:
             return None
         if hmac.compare_digest(_digest(given), self._digest):
             return 0.0
@@ -102,7 +99,6 @@ class TokenGuard:
         known.failures += 1
         known.last_s = now
         known.waiting += 1
-        self._waiting += 1
         self.wrong += 1
         self._clients[client] = known
         self._clients.move_to_end(client)
@@ -112,7 +108,6 @@ class TokenGuard:
 
     def answered(self, client: str) -> None:
         """Note that a wrong token has its answer."""
-        self._waiting -= 1
         if (known := self._clients.get(client)) is not None:
             known.waiting = max(0, known.waiting - 1)
 

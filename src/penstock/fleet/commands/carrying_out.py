@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from traceback import format_stack
 
 from penstock.errors import BrokerConnectionError, DecisionNotStoredError, NotGivenUpError, PenstockError
 from penstock.fleet.commands.audit import MOST_DETAILS, Answer
@@ -63,8 +62,7 @@ def _handle(command: Command, member: Member) -> Answer:
             letters = member.give_up(topic, command.parameters["partition"], command.parameters["offset"])
             said = f"{command.place} was given up: {letters} has it, and its key goes on"
         case _:
-            lines = [*_thread_stacks(), *_task_stacks(member.stacks())]
-            stacks = "\n".join(lines)[:MOST_DETAILS]
+            stacks = "\n".join(_stacks(member.stacks()))[:MOST_DETAILS]
             return Answer(Outcome.DONE, f"the stacks of {threading.active_count()} threads", stacks)
     return Answer(Outcome.DONE, said)
 
@@ -76,26 +74,16 @@ def _operate(command: Command, store: StoreOperator) -> Answer:
     return Answer(Outcome.DONE, store.resume(transaction_id, command.by, command.id))
 
 
-def _thread_stacks() -> Iterator[str]:
-    """Yield the stack of each thread, the call last: files, lines and functions. No values, and no text of the code."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
+def _stacks(of_tasks: Mapping[str, str]) -> Iterator[str]:
+    """Yield the stack of each thread and task, the call last: files, lines, functions; no values, no text of code."""
     frames = sys._current_frames()  # noqa: SLF001 - the documented way to a stack
+    threads = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = [(threads.get(it, "a thread without a name"), format_stack(frame)) for it, frame in frames.items()]
     # Ours first: what does not fit is cut.
-    ours = sorted(frames, key=lambda ident: (not names.get(ident, "").startswith("penstock-"), names.get(ident, "")))
-    for ident in ours:
-        yield f"{names.get(ident, 'a thread without a name')}:"
-        # `walk_stack` begins at the call that is last.
-        walked = traceback.StackSummary.extract(
-            traceback.walk_stack(frames[ident]), limit=_MOST_FRAMES, lookup_lines=False
-        )
-        yield from (f"  {frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(list(walked)))
-
-
-def _task_stacks(stacks: Mapping[str, Any]) -> Iterator[str]:
-    threads = {thread.name for thread in threading.enumerate()}
-    for name, stack in stacks.items():
-        if name in threads:
-            continue
+    found.sort(key=lambda stack: (not stack[0].startswith("penstock-"), stack[0]))
+    found += [(name, stack.splitlines()) for name, stack in of_tasks.items() if name not in threads.values()]
+    for name, calls in found:
         yield f"{name}:"
-        # Without the text of the code, which may hold anything.
-        yield from (f"  {line.strip()}" for line in str(stack).splitlines() if line.startswith('  File "'))
+        # The second line of a call is its code, which may hold anything.
+        places = [call.splitlines()[0].strip() for call in calls if call.startswith('  File "')]
+        yield from (f"  {place}" for place in places[-_MOST_FRAMES:])

@@ -11,10 +11,24 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Annotated, Any
 
 from penstock.errors import MessageFormatError
-from penstock.fleet.wire import FLAG, FLAT, ID, NAME, NUMBER, TEXTS, Field, choice, record, taken, text, written
+from penstock.fleet.wire import (
+    FLAG,
+    FLAT,
+    ID,
+    NAME,
+    NUMBER,
+    TEXTS,
+    Field,
+    choice,
+    fields_of,
+    record,
+    taken,
+    text,
+    written,
+)
 from penstock.transactions.wire.ids import is_id
 
 #: A command is no larger than this.
@@ -82,15 +96,6 @@ ACTIONS: Mapping[str, Action] = {
     ),
 }
 _HEARD = [name for name, action in ACTIONS.items() if action.doer is not Doer.ASKER]
-_RECORD: Mapping[str, Field] = {
-    "id": ID,
-    "name": choice(*_HEARD),
-    "group": NAME,
-    "member": NAME.or_none,
-    "parameters": FLAT,
-    "by": text(200),
-    "asked_ms": NUMBER,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +112,13 @@ class Command:
         id: tells commands apart: a member carries each out once.
     """
 
-    name: str
-    group: str
-    member: str | None = None
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    by: str = ""
-    asked_ms: int = 0
-    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    name: Annotated[str, choice(*_HEARD)]
+    group: Annotated[str, NAME]
+    member: Annotated[str | None, NAME.or_none] = None
+    parameters: Annotated[Mapping[str, Any], FLAT] = field(default_factory=dict)
+    by: Annotated[str, text(200)] = ""
+    asked_ms: Annotated[int, NUMBER] = 0
+    id: Annotated[str, ID] = field(default_factory=lambda: secrets.token_hex(16))
 
     @property
     def is_for_members(self) -> bool:
@@ -147,6 +152,9 @@ class Command:
         place = str(parameters.get("topic", ""))
         place += f":{parameters['partition']}" if "partition" in parameters else ""
         return f"{place}@{parameters['offset']}" if "offset" in parameters else place
+
+
+_RECORD = fields_of(Command)
 
 
 def command_of(name: str, given: Mapping[str, Any], by: str, asked_ms: int) -> Command:

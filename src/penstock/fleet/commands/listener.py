@@ -6,38 +6,35 @@ predecessor. After a failure it begins where it stood: what was asked meanwhile 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
+from penstock.clients.ration import once_in, rationed
 from penstock.clients.reading import Place
 from penstock.errors import MessageFormatError, PenstockError
-from penstock.fleet.commands.audit import Answer, AuditRecord, Kind
-from penstock.fleet.commands.audit_log import AuditWriter, prepare_topics
+from penstock.fleet.commands.audit import Answer, AuditRecord, AuditWriter, Kind, prepare_topics
 from penstock.fleet.commands.carrying_out import carry_out
 from penstock.fleet.commands.command import Command, decode_command
-from penstock.fleet.service import TopicService
-from penstock.fleet.topics import TopicFollower
-from penstock.fleet.wire import is_signed, one_line
+from penstock.fleet.topics import TopicFollower, TopicService, signed_value
+from penstock.fleet.wire import one_line
 from penstock.fleet_member import CommandSettings, Member, Outcome, StoreOperator
-from penstock.message import Record, readable_headers
 from penstock.options import ClientConfig
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-_log = logging.getLogger(__name__)
+_log = rationed(__name__)
 
 #: Seconds for which a command holds, by the broker's clock and this machine's.
 HOLDS_S = 60.0
 #: Seconds that a signed command may lie between the clock of who asked and the broker's: a copy of it is older.
 MOST_SKEW_S = 300.0
 #: Seconds between two log lines about records that are no commands.
-_LOG_AGAIN_S = 60.0
+_LOG_INTERVAL_S = 60.0
 _POLL_S = 0.2
 #: Ids of commands that are remembered: more than come in the time in which one could be repeated.
 _REMEMBERED = 10_000
@@ -78,7 +75,6 @@ class CommandListener(TopicService):
         # All below: the listener's thread's alone.
         self._positions: Mapping[Place, int] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
-        self._passed_over_at = -_LOG_AGAIN_S
         #: Records that were no commands that count: garbage, forged, expired, repeated. Reading one number is safe.
         self.passed_over = 0
 
@@ -106,23 +102,22 @@ class CommandListener(TopicService):
         try:
             command = self._checked(message)
         except MessageFormatError as error:
-            self._pass_over(str(error))
+            self.passed_over += 1
+            _log.warning("in %s: %s", self._settings.topic, error, extra=once_in(_LOG_INTERVAL_S, self._group))
             return
         if command is None:
             return
         late = self._too_late(message, command)
         answer = carry_out(command, self._doing) if late is None else Answer(Outcome.REFUSED, late)
         _log.warning("%s, asked by %s: %s", command.name, one_line(command.by), one_line(answer.said))
-        self._answer(command, answer, writer)
+        try:
+            writer.tell(AuditRecord.of(Kind.ANSWER, command, self._member, answer), self._group)
+        except PenstockError as error:
+            _log.warning("what became of %s (%s) is not in the audit: %s", command.name, command.id, error)
 
     def _checked(self, message: Message) -> Command | None:
         """Return a command for this member; None for one that is another's, or was done."""
-        value, token = message.value() or b"", self._settings.token
-        if token is not None and not is_signed(
-            token, self._settings.topic, value, readable_headers(cast("Record", message))
-        ):
-            raise MessageFormatError("a command that was not signed with this member's token; it is passed over")
-        command = decode_command(value)
+        command = decode_command(signed_value(message, self._settings.token))
         if command.group != self._group or command.member not in {None, self._member}:
             return None
         if command.id in self._seen:
@@ -152,19 +147,6 @@ class CommandListener(TopicService):
                 f"{HOLDS_S:g} s; ask again, and see to the clocks where they differ"
             )
         return None
-
-    def _answer(self, command: Command, answer: Answer, writer: AuditWriter) -> None:
-        try:
-            writer.tell(AuditRecord.of(Kind.ANSWER, command, self._member, answer), self._group)
-        except PenstockError as error:
-            _log.warning("what became of %s (%s) is not in the audit: %s", command.name, command.id, error)
-
-    def _pass_over(self, why: str) -> None:
-        self.passed_over += 1
-        now = time.monotonic()
-        if now - self._passed_over_at >= _LOG_AGAIN_S:
-            self._passed_over_at = now
-            _log.warning("in %s: %s (%d so far)", self._settings.topic, why, self.passed_over)
 
     def _say_failed(self, why: str) -> None:
         _log.warning("%s hears no commands in %s; it is tried on: %s", self._group, self._settings.topic, why)

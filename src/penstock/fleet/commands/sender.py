@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from typing import Self, cast
+from typing import TYPE_CHECKING
 
 from penstock.errors import MessageFormatError
-from penstock.fleet.commands.audit import AuditRecord, Kind, decode_audit
-from penstock.fleet.commands.audit_log import AuditWriter, prepare_topics
+from penstock.fleet.commands.audit import AuditRecord, AuditWriter, Kind, decode_audit, prepare_topics
 from penstock.fleet.commands.command import ACTIONS, Command, Doer, encode_command
-from penstock.fleet.topics import TopicFollower
-from penstock.fleet.wire import is_signed
+from penstock.fleet.topics import TopicFollower, signed_value
 from penstock.fleet_member import CommandSettings, Outcome
-from penstock.message import Record, readable_headers
 from penstock.options import ClientConfig
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
 
 #: Seconds that members have for an answer: giving a message up may take ten.
 ANSWER_S = 12.0
@@ -23,8 +23,8 @@ _OTHER_ANSWERS_S = 1.5
 _POLL_S = 0.1
 
 
-class CommandSender:
-    """Sends commands and follows their answers. For one thread; a context manager. Raises as its parts, on entering.
+class CommandSender(AuditWriter):
+    """Sends commands and follows their answers, and writes to the audit. For one thread. Raises as its parts.
 
     Args:
         bootstrap_servers: addresses of the brokers.
@@ -33,18 +33,11 @@ class CommandSender:
     """
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, settings: CommandSettings) -> None:
-        self._servers = bootstrap_servers
+        settings = settings.with_token()
+        prepare_topics(bootstrap_servers, config, settings, read=False)
+        super().__init__(bootstrap_servers, config, settings)
         self._config = config
-        self._settings = settings.with_token()
-
-    def __enter__(self) -> Self:
-        prepare_topics(self._servers, self._config, self._settings, read=False)
-        #: Writes to the audit, too.
-        self.audit = AuditWriter(self._servers, self._config, self._settings)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is left to be sent."""
+        self._settings = settings
 
     def ask(self, command: Command, members: Collection[str] = (), timeout: float = ANSWER_S) -> list[AuditRecord]:
         """Send a command and return the answers that came in time, the first of each member.
@@ -60,11 +53,11 @@ class CommandSender:
         # Before the command: no answer comes earlier.
         follower = TopicFollower(self._servers, self._config, self._settings.audit_topic)
         try:
-            self.audit.write(self._settings.topic, encode_command(command), command.key)
+            self.write(self._settings.topic, encode_command(command), command.key)
             deadline = time.monotonic() + timeout
             while time.monotonic() < deadline and not (wanted and wanted <= answers.keys()):
                 for message in follower.poll(_POLL_S):
-                    record = self._answer_to(command, cast("Record", message))
+                    record = self._answer_to(command, message)
                     if record is None or record.by in answers:
                         continue
                     answers[record.by] = record
@@ -77,13 +70,9 @@ class CommandSender:
             follower.close()
         return list(answers.values())
 
-    def _answer_to(self, command: Command, message: Record) -> AuditRecord | None:
-        value, token = message.value(), self._settings.token
-        signed_by = None if token is None else readable_headers(message)
-        if token is not None and not is_signed(token, self._settings.audit_topic, value or b"", signed_by):
-            return None
+    def _answer_to(self, command: Command, message: Message) -> AuditRecord | None:
         try:
-            record = decode_audit(value)
+            record = decode_audit(signed_value(message, self._settings.token))
         except MessageFormatError:
             return None
         is_answer = record.kind is Kind.ANSWER and record.id == command.id and record.outcome is not None

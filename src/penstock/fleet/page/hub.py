@@ -1,5 +1,8 @@
 """The hub: one thread that follows a source and keeps its history, and the states that browsers ask for.
 
+A source that cannot be had, as while its topic or its broker is not there, is tried for again; what was known last is
+shown meanwhile, with the reason.
+
 A state is made only where a browser asks, each view once for all that look at it, and that once a second at most. A
 browser asks for the state after the one that it has: one that is slow misses what is in between, and one that is gone
 asks for nothing. The hub's thread waits for no browser.
@@ -8,12 +11,15 @@ asks for nothing. The hub's thread waits for no browser.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self
 
 from penstock.clients.ration import once_in, rationed
+from penstock.errors import PenstockError, TopicNotFoundError
 from penstock.fleet.page.history import STEP_S, History
 from penstock.fleet.page.snapshot import group_view, overview, overview_history, shown_places
 from penstock.fleet.reports.group_state import Group
@@ -26,6 +32,8 @@ _STATE_INTERVAL_S = 1.0
 _NEWS_WAIT_S = 0.25
 _ANSWER_S = 10.0
 _JOIN_S = 2.0
+#: Seconds between two tries to have the source.
+_RETRY_DELAY_S = 1.0
 #: Seconds between two lines of the log that say that states cannot be made.
 _LOG_INTERVAL_S = 60.0
 #: Seconds for which a message may be read after the page named it last: somebody looks at it.
@@ -33,15 +41,18 @@ _READABLE_S = 120.0
 
 
 class Source(Protocol):
-    """Where the page's groups come from. For the hub's thread; nothing here ends it: `trouble` says what is wrong.
+    """Where the page's groups come from. For the hub's thread.
 
-    Attributes:
-        trouble: why nothing newer is known, or None.
-        ignored: records that were passed over, by why.
+    What it raises ends it, and it is opened again.
     """
 
-    trouble: str | None
-    ignored: Mapping[str, int]
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing newer is known, or None."""
+
+    @property
+    def ignored(self) -> Mapping[str, int]:
+        """Records that were passed over, by why."""
 
     def follow(self, timeout: float) -> object:
         """Wait for news, at most `timeout` seconds."""
@@ -49,22 +60,26 @@ class Source(Protocol):
     def groups(self) -> Sequence[Group]:
         """Return all groups by name, at this moment."""
 
-    def close(self) -> None:
-        """Read no more."""
-
 
 class Hub:
     """Follows a source until it is stopped. A context manager.
 
     Args:
-        source: where groups come from; it is closed at the end.
+        open_source: returns where groups come from; it is entered on the hub's thread.
         of: what the page calls it.
-        shows_messages: whether the page shows messages that it names, and stacks.
+        shows_messages: whether the page shows messages that it names.
+        actions: the actions that the page offers.
     """
 
-    def __init__(self, source: Source, of: str, *, shows_messages: bool = False) -> None:
-        self._source = source
-        self._of = of
+    def __init__(
+        self,
+        open_source: Callable[[], AbstractContextManager[Source]],
+        of: str,
+        *,
+        shows_messages: bool = False,
+        actions: Sequence[str] = (),
+    ) -> None:
+        self._open_source = open_source
         self._shows_messages = shows_messages
         self._thread = threading.Thread(target=self._run, name="penstock-page", daemon=True)
         self._stopping = threading.Event()
@@ -72,7 +87,7 @@ class Hub:
         # groups and adds to the history, browsers' threads make states of both and say that they look.
         self._changed = threading.Condition()
         self._groups: Sequence[Group] = ()
-        self._head: dict[str, Any] = {}
+        self._head: dict[str, Any] = {"of": of, "messages": shows_messages, "actions": list(actions)}
         # When groups were taken and a point was added last, and a browser asked last, by the monotonic clock.
         self._made_at = self._noted_at = self._asked_at = 0.0
         self._history = History()
@@ -80,6 +95,9 @@ class Hub:
         self._states: dict[tuple[str | None, str | None, bool], bytes] = {}
         # When a message was last named.
         self._named: dict[tuple[str, int, int], float] = {}
+        # The hub's thread's alone: what the source said of itself last.
+        self._trouble: str | None = None
+        self._ignored: Mapping[str, int] = {}
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -133,31 +151,39 @@ class Hub:
             return self._states[view]
 
     def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                try:
-                    self._source.follow(_NEWS_WAIT_S)
-                    self._take(time.monotonic())
-                except Exception:  # noqa: BLE001 - a page must not end, nor fill the log, over one report
-                    _log.exception("the page could not be made; it is tried on", extra=once_in(_LOG_INTERVAL_S, "page"))
-                    self._stopping.wait(_NEWS_WAIT_S)
-        finally:
-            self._source.close()
+        while not self._stopping.is_set():
+            try:
+                with self._open_source() as source:
+                    while not self._stopping.is_set():
+                        self._trouble, self._ignored = source.trouble, source.ignored
+                        self._take(source.groups)
+                        source.follow(_NEWS_WAIT_S)
+            except PenstockError as error:
+                # A broker or a right is gone, or the topic is not there yet.
+                if str(error) != self._trouble:
+                    level = logging.INFO if isinstance(error, TopicNotFoundError) else logging.WARNING
+                    _log.log(level, "%s", error)
+                self._trouble = str(error)
+                self._take(lambda: self._groups)
+                self._stopping.wait(_RETRY_DELAY_S)
+            except Exception:  # noqa: BLE001 - a page must not end, nor fill the log, over one report
+                _log.exception("the page could not be made; it is tried on", extra=once_in(_LOG_INTERVAL_S, "page"))
+                self._stopping.wait(_NEWS_WAIT_S)
 
-    def _take(self, now: float) -> None:
+    def _take(self, groups_now: Callable[[], Sequence[Group]]) -> None:
         """Take the groups as they are, where a point of the history is due or somebody waits for a state."""
+        now = time.monotonic()
         is_due = now >= self._noted_at + STEP_S or not self._made_at
         is_asked = self._asked_at > self._made_at - _STATE_INTERVAL_S and now >= self._made_at + _STATE_INTERVAL_S
         if not is_due and not is_asked:
             return
-        groups = self._source.groups()
-        head = {"of": self._of, "messages": self._shows_messages, "trouble": self._source.trouble}
+        groups = groups_now()
         with self._changed:
             if is_due:
                 self._history.add(groups)
                 self._noted_at = now
             self._groups, self._made_at, self._states = groups, now, {}
-            self._head = {**head, "ignored": dict(self._source.ignored), "at": round(time.time() * 1000), "made": now}
+            self._head |= {"trouble": self._trouble, "ignored": dict(self._ignored), "made": now}
             self._changed.notify_all()
 
     def _shown(self, name: str | None, member: str | None, with_history: bool) -> dict[str, Any]:
@@ -171,5 +197,5 @@ class Hub:
         else:
             past = {"series": self._history.series(name, member)}
             group = next((group for group in self._groups if group.name == name), None)
-            shown = {"group": group and group_view(group, member, with_stacks=self._shows_messages)}
+            shown = {"group": group and group_view(group, member)}
         return {**self._head, **shown, **({"history": {"step": STEP_S, **past}} if with_history else {})}

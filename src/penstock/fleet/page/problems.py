@@ -7,7 +7,7 @@ Texts of reports may be anybody's: they are shown as text.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from penstock.consumer import Explanation
@@ -47,7 +47,6 @@ class Problem:
         age: seconds since it began, or None.
         count: how many partitions, members or keys have it.
         key_hash: what stands for the message's key, or None.
-        stack: of the handler, where reports have it.
         waiting: messages that wait behind it.
         transaction: id, prefix and operator of the transaction, as an action wants them.
     """
@@ -63,7 +62,6 @@ class Problem:
     age: float | None = None
     count: int = 1
     key_hash: str | None = None
-    stack: str | None = field(default=None, repr=False)
     waiting: int = 0
     transaction: Mapping[str, Any] | None = None
 
@@ -78,12 +76,9 @@ def problems_of(group: Group, member: str | None = None) -> list[Problem]:
     return sorted(found.values(), key=_urgency)[:_MOST]
 
 
-def as_json(problem: Problem, *, with_stack: bool = False) -> dict[str, Any]:
-    """Return a problem as JSON has it, without what it has not; instead of a stack null, unless that is asked for."""
-    shown = {name: value for name, value in asdict(problem).items() if value not in (None, "")}
-    if "stack" in shown and not with_stack:
-        shown["stack"] = None
-    return shown
+def as_json(problem: Problem) -> dict[str, Any]:
+    """Return a problem as JSON has it, without what it has not."""
+    return {name: value for name, value in asdict(problem).items() if value not in (None, "")}
 
 
 def _urgency(problem: Problem) -> tuple[int, float, int]:
@@ -146,7 +141,6 @@ def _of_partition(part: Mapping[str, Any], report: Report) -> Problem | None:
         part["blocking_offset"],
         part["age"],
         key_hash=part["key_hash"],
-        stack=part["stack"],
         waiting=part["lag"] or 0,
     )
 

@@ -1,4 +1,6 @@
-"""`PageServer`: serves the page of a source: its own files, its states as JSON, and one message on demand.
+"""`PageServer` serves the page of a source: its own files, its states as JSON, and one message on demand.
+
+`Dashboard` is the page of all groups, with actions.
 
 Everything that comes from Kafka goes to the browser as JSON and is shown there as text. The page loads its own script
 and style sheet and nothing else: its content policy says so.
@@ -6,27 +8,40 @@ and style sheet and nothing else: its content policy says so.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.clients.ration import once_in, rationed
-from penstock.errors import PenstockError
+from penstock.fleet.actions import Surroundings, routes
 from penstock.fleet.address import Address
-from penstock.fleet.disposable_threads import DisposableThreads, TooManyError
+from penstock.fleet.commands.command import ACTIONS
 from penstock.fleet.page.hub import Hub, Source
-from penstock.fleet.server import HEADERS, json_answer, require_packages, route, serving
-from penstock.fleet.visitors import Visitors
+from penstock.fleet.page.messages import read_message
+from penstock.fleet.reports.reader import ReportReader
+from penstock.fleet.server import (
+    HEADERS,
+    DisposableThreads,
+    Endpoint,
+    RefusedError,
+    Visitors,
+    json_answer,
+    require_packages,
+    route,
+    serving,
+)
+from penstock.fleet_member import REPORTS_TOPIC, CommandSettings
+from penstock.options import ClientConfig
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import BaseRoute
 
-_log = rationed(__name__)
+_log = logging.getLogger(__name__)
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
@@ -39,8 +54,6 @@ _MEDIA_TYPES = {
     "page.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-#: Seconds between two lines of the log about answers that fail.
-_LOG_INTERVAL_S = 60.0
 #: Seconds that an answer may take, browsers that wait for a state at a time, and messages that are read at a time.
 _ANSWER_S = 12.0
 _MOST_BROWSERS = 64
@@ -58,10 +71,11 @@ class PageServer:
 
     Args:
         address: where to listen. Who reaches it sees names of topics, groups, handlers and hosts.
-        source: where groups come from.
+        open_source: returns where groups come from.
         of: what the page calls it.
         visitors: whose requests are answered; those that `address` lets in when left out.
         read_message: returns a message by topic, partition and offset; None where the page hides messages.
+        actions: the actions that the page offers.
 
     Raises:
         ConfigurationError: a package is missing, or the address cannot be had.
@@ -70,17 +84,18 @@ class PageServer:
     def __init__(
         self,
         address: Address,
-        source: Source,
+        open_source: Callable[[], AbstractContextManager[Source]],
         of: str,
         *,
         visitors: Visitors | None = None,
         read_message: ReadMessage | None = None,
+        actions: Sequence[str] = (),
     ) -> None:
         self.visitors = visitors or Visitors(is_loopback=address.is_loopback)
-        self.hub = Hub(source, of, shows_messages=read_message is not None)
+        self.hub = Hub(open_source, of, shows_messages=read_message is not None, actions=actions)
         self._read_message = read_message
-        self._states = DisposableThreads("penstock-page-state", _MOST_BROWSERS, _ANSWER_S)
-        self._messages = DisposableThreads("penstock-page-message", _MOST_READ, _ANSWER_S)
+        self._states = DisposableThreads("penstock-page-state", "the state", _MOST_BROWSERS, _ANSWER_S)
+        self._messages = DisposableThreads("penstock-page-message", "the message", _MOST_READ, _ANSWER_S)
         require_packages()
         self._running = ExitStack()
         self._listener = self._running.enter_context(address.listen())
@@ -101,13 +116,10 @@ class PageServer:
 
     def routes(self) -> list[BaseRoute]:
         """Return all that is answered; who serves more puts it before this."""
-        return [
-            route("/", _asset("index.html"), self.visitors),
-            *(route(f"/{name}", _asset(name), self.visitors) for name in _MEDIA_TYPES if name != "index.html"),
-            route("/api/groups", self._state, self.visitors),
-            route("/api/message", self._message, self.visitors),
-            route("/api/actions", _no_actions, self.visitors),
-        ]
+        answers: dict[str, Endpoint] = {"/api/groups": self._state, "/api/message": self._message}
+        answers |= {f"/{name}": _asset(name) for name in _MEDIA_TYPES}
+        answers["/"] = answers.pop("/index.html")
+        return [route(path, answer, self.visitors) for path, answer in answers.items()]
 
     async def _state(self, request: Request) -> Response:
         """Answer with the state of a view: the one after that which the browser has, where it says so."""
@@ -115,45 +127,67 @@ class PageServer:
         try:
             after = float(asked.get("after", 0.0))
         except ValueError:
-            return json_answer({"said": "after is a number, the `made` of the state before"}, 422)
-        return await _answered(
-            self._states, partial(self.hub.state, asked.get("group"), asked.get("member"), after), "the state"
-        )
+            raise RefusedError(422, "after is a number, the `made` of the state before") from None
+        state = partial(self.hub.state, asked.get("group"), asked.get("member"), after)
+        return json_answer(await self._states.run(state))
 
     async def _message(self, request: Request) -> Response:
         """Answer with a message, where that is switched on."""
         if self._read_message is None:
-            return json_answer({"said": "messages are hidden; start the page with --show-messages to see them"}, 403)
+            raise RefusedError(403, "messages are hidden; start the page with --show-messages to see them")
         place = _place(request.query_params)
-        if place is None:
-            said = f"name a topic, a partition below {_PARTITIONS} and an offset below {_OFFSETS}"
-            return json_answer({"said": said}, 422)
         if not self.hub.names(*place):
-            said = "the page shows only messages that it names: what blocks, is parked or failed"
-            return json_answer({"said": said}, 404)
-        return await _answered(self._messages, partial(self._read_message, *place), "the message")
+            raise RefusedError(404, "the page shows only messages that it names: what blocks, is parked or failed")
+        return json_answer(await self._messages.run(partial(self._read_message, *place)))
 
 
-async def _no_actions(_: Request) -> Response:
-    return json_answer({"enabled": False, "actions": []})
+class Dashboard(PageServer):
+    """Serves the page of all groups, as they report to a topic. It waits for brokers and reports, if need be.
+
+    Args:
+        bootstrap_servers: addresses of the brokers.
+        address: where to listen. Who reaches it sees names of topics, groups, handlers and hosts.
+        config: client settings by librdkafka's names.
+        topic: the topic of reports.
+        show_messages: whether the page shows keys, headers and values of messages that it names.
+        token: what whoever asks for an action must show; None: the page only shows.
+        commands: the topics of commands and of their audit.
+        public_url: the page's address at a reverse proxy, as browsers see it.
+
+    Raises:
+        ConfigurationError: a package is missing, the address cannot be had, or `public_url` is none.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        address: Address,
+        *,
+        config: ClientConfig | None = None,
+        topic: str = REPORTS_TOPIC,
+        show_messages: bool = False,
+        token: str | None = None,
+        commands: CommandSettings | None = None,
+        public_url: str | None = None,
+    ) -> None:
+        cluster = (bootstrap_servers, config or {})
+        super().__init__(
+            address,
+            partial(ReportReader, *cluster, topic),
+            topic,
+            visitors=Visitors(is_loopback=address.is_loopback, public_url=public_url),
+            read_message=partial(read_message, *cluster) if show_messages else None,
+            actions=() if token is None else tuple(ACTIONS),
+        )
+        self._around = Surroundings(*cluster, commands or CommandSettings(), self.hub.listening)
+        self._token = token
+
+    def routes(self) -> list[BaseRoute]:
+        """Return all that is answered."""
+        return [*routes(self._around, self._token, self.visitors), *super().routes()]
 
 
-async def _answered(threads: DisposableThreads, work: Callable[[], Any], what: str) -> Response:
-    """Return what a thread finds out, or the answer that says why it does not."""
-    try:
-        return json_answer(await threads.run(work))
-    except TimeoutError:
-        return json_answer({"said": f"{what} did not come in time; try again"}, 503)
-    except TooManyError as error:
-        return json_answer({"said": f"too many ask for {what}: {error}"}, 503)
-    except PenstockError as error:
-        return json_answer({"said": str(error)}, 404)
-    except Exception:  # noqa: BLE001 - the client library may raise anything; it costs an answer
-        _log.exception("%s could not be read", what, extra=once_in(_LOG_INTERVAL_S, what))
-        return json_answer({"said": f"{what} could not be read; the log says why"}, 500)
-
-
-def _asset(name: str) -> Callable[[Request], Any]:
+def _asset(name: str) -> Endpoint:
     content = (files("penstock.fleet.page") / "assets" / name).read_bytes()
 
     async def asset(_: Request) -> Response:
@@ -164,11 +198,12 @@ def _asset(name: str) -> Callable[[Request], Any]:
     return asset
 
 
-def _place(asked: Mapping[str, str]) -> tuple[str, int, int] | None:
-    """Return the topic, the partition and the offset that a request names; None where there can be no such message."""
+def _place(asked: Mapping[str, str]) -> tuple[str, int, int]:
+    """Return the topic, the partition and the offset that a request names."""
     try:
         topic, partition, offset = asked["topic"], int(asked["partition"]), int(asked["offset"])
     except (KeyError, ValueError):
-        return None
-    is_place = _TOPIC.fullmatch(topic) and 0 <= partition < _PARTITIONS and 0 <= offset < _OFFSETS
-    return (topic, partition, offset) if is_place else None
+        topic, partition, offset = "", -1, -1
+    if not _TOPIC.fullmatch(topic) or not 0 <= partition < _PARTITIONS or not 0 <= offset < _OFFSETS:
+        raise RefusedError(422, f"name a topic, a partition below {_PARTITIONS} and an offset below {_OFFSETS}")
+    return topic, partition, offset

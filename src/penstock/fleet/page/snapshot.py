@@ -43,7 +43,7 @@ def overview_history(groups: Iterable[str], history: History) -> dict[str, Any]:
     return {"handled": series}
 
 
-def group_view(group: Group, member: str | None = None, *, with_stacks: bool = False) -> dict[str, Any]:
+def group_view(group: Group, member: str | None = None) -> dict[str, Any]:
     """Return a group with its members, or, by name, one of them alone with all of its partitions."""
     members = [seen for seen in group.members if member in {None, seen.report.member}]
     living = [seen.report for seen in members if not seen.is_silent]
@@ -54,7 +54,7 @@ def group_view(group: Group, member: str | None = None, *, with_stacks: bool = F
         **_sums(living),
         "living": len(living),
         "silent": sum(seen.is_missed for seen in members),
-        "problems": [as_json(problem, with_stack=with_stacks) for problem in problems_of(group, member)],
+        "problems": [as_json(problem) for problem in problems_of(group, member)],
         "members": [_of_member(seen) for seen in sorted(members, key=_need)[:_MOST_MEMBERS]],
         "member_count": len(members),
         "partitions": [{**_slim(part), "holds": _holds(part)} for part in partitions],
@@ -147,8 +147,8 @@ def _entries(
 
 
 def _slim(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry without what it does not say; stacks are shown with problems, where they are."""
-    return {name: value for name, value in entry.items() if value not in (None, "", {}) and name != "stack"}
+    """Return an entry without what it does not say."""
+    return {name: value for name, value in entry.items() if value not in (None, "", {})}
 
 
 def _holds(part: Mapping[str, Any]) -> str:

@@ -6,21 +6,20 @@ thread, and the end waits two seconds at most. What fails here is logged and cos
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.fleet.address import Address
-from penstock.fleet.disposable_threads import DisposableThreads, TooManyError
 from penstock.fleet.page.messages import read_message
 from penstock.fleet.page.server import PageServer, ReadMessage
 from penstock.fleet.probes.health import CoordinatorHealth, Health, HealthLimits
 from penstock.fleet.probes.metrics import PrometheusMetrics
 from penstock.fleet.reports.group_state import Group, Member
-from penstock.fleet.reports.report import Rates, decode_report, encode_report
-from penstock.fleet.server import HEADERS, json_answer, route
+from penstock.fleet.reports.report import ReportMaker, decode_report
+from penstock.fleet.server import HEADERS, DisposableThreads, json_answer, route
 from penstock.fleet_member import Sender, sender_of
 from penstock.running import RunningApp, run_until_signal
 
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from penstock.app import App
-
-_log = logging.getLogger(__name__)
 
 #: Seconds that a collection of metrics may take, and how many may be under way.
 _COLLECT_S = 10.0
@@ -65,9 +62,10 @@ class Endpoints(PageServer):
         *,
         read_message: ReadMessage | None = None,
     ) -> None:
-        super().__init__(address, _OwnSource(sender, process), "this process", read_message=read_message)
+        source = _OwnSource(sender, process)
+        super().__init__(address, lambda: nullcontext(source), "this process", read_message=read_message)
         self._process = process
-        self._collections = DisposableThreads("penstock-http-metrics", _MOST_COLLECTIONS, _COLLECT_S)
+        self._collections = DisposableThreads("penstock-http-metrics", "the metrics", _MOST_COLLECTIONS, _COLLECT_S)
         try:
             self._metrics = metrics()
         except BaseException:
@@ -81,34 +79,21 @@ class Endpoints(PageServer):
         return [*(route(path, answer, self.visitors) for path, answer in probes.items()), *super().routes()]
 
     async def _healthz(self, _: Request) -> Response:
-        return _verdict(self._process.alive, "alive", "hung")
+        return _verdict(self._process.alive(), "alive", "hung")
 
     async def _readyz(self, _: Request) -> Response:
-        return _verdict(self._process.ready, "ready", "not ready")
+        return _verdict(self._process.ready(), "ready", "not ready")
 
     async def _metricsz(self, request: Request) -> Response:
-        from starlette.responses import PlainTextResponse, Response
+        from starlette.responses import Response
 
-        try:
-            collect = partial(self._metrics.text, request.headers.get("accept", ""))
-            # A callback of the user's may hang.
-            text, media_type = await self._collections.run(collect)
-        except TimeoutError:
-            return PlainTextResponse(f"the metrics did not come within {_COLLECT_S:g} s\n", 503, HEADERS)
-        except TooManyError as error:
-            return PlainTextResponse(f"collections of metrics hang: {error}\n", 503, HEADERS)
-        except Exception:  # noqa: BLE001 - a callback may be anybody's
-            _log.exception("the metrics could not be collected")
-            return PlainTextResponse("the metrics could not be collected; the log says why\n", 500, HEADERS)
+        # A callback of the user's may hang.
+        collect = partial(self._metrics.text, request.headers.get("accept", ""))
+        text, media_type = await self._collections.run(collect)
         return Response(text, headers={**HEADERS, "Content-Type": media_type})
 
 
-def _verdict(judge: Callable[[], list[str]], well: str, unwell: str) -> Response:
-    try:
-        reasons = judge()
-    except Exception:  # noqa: BLE001 - what fails costs an answer
-        _log.exception("the process could not be judged")
-        reasons = ["the state could not be read; the log says why"]
+def _verdict(reasons: list[str], well: str, unwell: str) -> Response:
     said = {"status": unwell if reasons else well, "reasons": reasons[:_MOST_REASONS]}
     return json_answer(said, 503 if reasons else 200)
 
@@ -119,11 +104,13 @@ class _OwnSource:
     def __init__(self, sender: Sender, process: Health | CoordinatorHealth) -> None:
         self._sender = sender
         self._process = process
-        self._rates = Rates()
-        self._sequence = 0
-        self._begun = time.monotonic()
-        self.trouble: str | None = None
+        self._reports = ReportMaker(sender, time.monotonic())
         self.ignored: Mapping[str, int] = {}
+
+    @property
+    def trouble(self) -> str | None:
+        """As `Source` says."""
+        return self._process.trouble()
 
     def follow(self, timeout: float) -> None:
         """As `Source` says."""
@@ -131,19 +118,12 @@ class _OwnSource:
 
     def groups(self) -> Sequence[Group]:
         """As `Source` says."""
-        self.trouble = self._process.trouble()
         description = self._process.description()
         if description is None:
             return ()
-        now = time.monotonic()
-        self._sequence += 1
-        numbers = {"sequence": self._sequence, "interval_s": _OWN_INTERVAL_S, "uptime_s": round(now - self._begun, 3)}
-        value = encode_report(self._sender, description, self._rates.of(description, now), numbers)
+        value = self._reports.made(description, _OWN_INTERVAL_S, time.monotonic())
         member = Member(decode_report(self._sender.key, value), 0.0, is_silent=False)
         return (Group(self._sender.group, (member,)),)
-
-    def close(self) -> None:
-        """As `Source` says."""
 
 
 class AppEndpoints(Endpoints):
@@ -153,7 +133,7 @@ class AppEndpoints(Endpoints):
         app: the app; it has not been started.
         address: as `Endpoints` has it.
         limits: what is too long.
-        show_messages: whether the page shows keys, headers and values of messages that it names, and stacks.
+        show_messages: whether the page shows keys, headers and values of messages that it names.
 
     Raises:
         ConfigurationError: as `Endpoints`.

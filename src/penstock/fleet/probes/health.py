@@ -16,7 +16,6 @@ from penstock import options as check
 from penstock.consumer import ConsumerStatistics, Explanation
 from penstock.description import coordinator_description
 from penstock.errors import PenstockError
-from penstock.fleet.reports.reporter import hashed
 from penstock.running import RunningApp
 from penstock.spark_sink.progress import SinkState
 from penstock.transactions import Coordinator
@@ -96,7 +95,7 @@ class Health:
         return "the app is stopping" if self.running.is_stopping else None
 
     def description(self) -> Mapping[str, Any] | None:
-        """Return its description, without keys; None until it has started.
+        """Return its description; None until it has started.
 
         The page asks for one every few seconds, also where nobody looks: so `ready` knows since when nothing was done.
         """
@@ -104,7 +103,7 @@ class Health:
             return None
         if self.running.has_consumer:
             self._still_s(self.running)
-        return hashed(self.running.explanation(self._name), self._name)
+        return self.running.explanation(self._name)
 
     def _still_s(self, running: RunningApp) -> float:
         """Return for how many seconds nothing was done, as far as was looked, though there was something to do."""
@@ -156,8 +155,7 @@ class CoordinatorHealth:
     def description(self) -> Mapping[str, Any]:
         """Return its description."""
         coordinator = self._coordinator
-        described = {"coordinator": coordinator_description(coordinator), "commands": coordinator.hears_commands}
-        return hashed(described, coordinator.group)
+        return {"coordinator": coordinator_description(coordinator), "commands": coordinator.hears_commands}
 
 
 def _done(found: ConsumerStatistics) -> int:

@@ -16,12 +16,11 @@ from penstock.fleet.wire import FLOAT, INTEGER, MOST_NUMBER, Field, text
 
 ReadT = TypeVar("ReadT")
 
-#: Characters of a text, and of a stack.
+#: Characters of a text.
 MOST_TEXT = 500
-_MOST_STACK = 4_000
 _MOST_ENTRIES = 2_000
 #: The fields of a report's texts, and of its values by their type.
-ANY_TEXT = text(_MOST_STACK)
+ANY_TEXT = text(MOST_TEXT)
 _OF_KIND: Mapping[type, Field] = {str: ANY_TEXT, int: INTEGER, float: FLOAT}
 
 
@@ -57,7 +56,7 @@ class Entries:
             kind: Any = self.fields.get(name)
             # Most values are as they should be, and a call for each is most of what reading costs.
             is_well = type(value) is kind and (
-                len(value) <= _MOST_STACK if kind is str else -MOST_NUMBER < value < MOST_NUMBER
+                len(value) <= MOST_TEXT if kind is str else -MOST_NUMBER < value < MOST_NUMBER
             )
             # What a later member tells in other fields is left out.
             if not is_well and kind is not None and not _OF_KIND[kind].fits(value):
@@ -87,7 +86,7 @@ class Entries:
             if value is None or (name in self.defaults and value == self.defaults[name]):
                 continue
             if kind is str:
-                value = value[-_MOST_STACK:] if name == "stack" else value[:MOST_TEXT]
+                value = value[:MOST_TEXT]
             elif kind is float:
                 value = round(value, 3)
             slim[name] = value
@@ -99,8 +98,7 @@ class Entries:
 #: Of `Explanation` in the consumer, save for the key; they take the room that the rest leaves.
 PARTITIONS = Entries(
     {
-        **dict.fromkeys(("topic", "paused", "handler", "state", "worker", "detail", "trouble"), str),
-        **dict.fromkeys(("key_hash", "stack"), str),
+        **dict.fromkeys(("topic", "paused", "handler", "state", "worker", "detail", "trouble", "key_hash"), str),
         **dict.fromkeys(("partition", "watermark", "position", "in_flight", "parked", "bytes_in_flight", "lag"), int),
         **dict.fromkeys(("gaps", "blocking_offset", "attempt", "over_time_limit"), int),
         **dict.fromkeys(("age", "due_in", "rate"), float),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Self
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
@@ -20,7 +21,7 @@ class ReportReader:
     """The state of all groups, as their members report it. For one thread.
 
     Use it as a context manager: entering it reads what is there; `follow` takes what comes later. What cannot be a
-    report is passed over and counted by `states.ignored`.
+    report is passed over and counted.
 
     Args:
         bootstrap_servers: addresses of the brokers.
@@ -39,7 +40,7 @@ class ReportReader:
         self._bootstrap_servers = bootstrap_servers
         self._config = config or {}
         self._topic = topic
-        self.states = GroupStates()
+        self._states = GroupStates()
 
     def __enter__(self) -> Self:
         """Read what is there."""
@@ -57,7 +58,7 @@ class ReportReader:
         except BaseException:
             self._follower.close()
             raise
-        self.states.caught_up(time.monotonic())
+        self._states.caught_up(time.monotonic())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,23 +69,28 @@ class ReportReader:
         """Why brokers do not answer now, or None."""
         return self._follower.trouble
 
+    @property
+    def ignored(self) -> Mapping[str, int]:
+        """Records that were passed over, by why."""
+        return self._states.ignored
+
     def follow(self, timeout: float) -> bool:
         """Take what comes within `timeout` seconds; return at the first that changes something, with whether it did.
 
         Where brokers do not answer, `trouble` says why, ages stand still, and reading goes on when they are back.
         """
-        before = self.states.changes
+        before = self._states.changes
         deadline = time.monotonic() + timeout
-        while self.states.changes == before and (left := deadline - time.monotonic()) > 0:
+        while self._states.changes == before and (left := deadline - time.monotonic()) > 0:
             self._poll(min(_POLL_S, left))
         if self._follower.ask():  # no broker that is away can tell that a member is silent
-            self.states.heard(self._follower.heard_at)
-        return self.states.changes != before
+            self._states.heard(self._follower.heard_at)
+        return self._states.changes != before
 
     def settle(self, timeout: float, group: str | None = None) -> bool:
         """Follow until of each member is known whether it lives or is silent; return whether that was in time."""
         deadline = time.monotonic() + timeout
-        while not self.states.is_settled(time.monotonic(), group):
+        while not self._states.is_settled(time.monotonic(), group):
             if (left := deadline - time.monotonic()) <= 0:
                 return False
             self.follow(min(_POLL_S, left))
@@ -92,10 +98,10 @@ class ReportReader:
 
     def groups(self) -> list[Group]:
         """Return all groups by name, at this moment."""
-        return self.states.groups(time.monotonic())
+        return self._states.groups(time.monotonic())
 
     def _poll(self, timeout: float) -> None:
         for message in self._follower.poll(timeout):
             kind, milliseconds = message.timestamp()
             appended = milliseconds / 1000 if kind == TIMESTAMP_LOG_APPEND_TIME else None
-            self.states.take(message.key(), message.value(), appended, self._follower.heard_at)
+            self._states.take(message.key(), message.value(), appended, self._follower.heard_at)

@@ -8,10 +8,10 @@ by field, and refuses the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any
 
 from penstock.consumer.latencies import BUCKETS
 from penstock.errors import MessageFormatError
@@ -27,7 +27,7 @@ from penstock.fleet.reports.entries import (
     fitting,
     written_numbers,
 )
-from penstock.fleet.wire import FLAG, FLOAT, INTEGER, VERSION, list_of, loaded, mapping_of, record
+from penstock.fleet.wire import FLAG, FLOAT, INTEGER, VERSION, fields_of, list_of, loaded, mapping_of, record
 from penstock.fleet_member import MOST_INTERVAL_S, Sender
 
 #: A report is no larger than this.
@@ -52,6 +52,20 @@ MOVING = frozenset({"idle", "queued", "in handler", "behind a call", "publishing
 _RATED = ("received", "handled", "failed", "retried", "dead_letters", "published", "committed", "checks")
 
 
+def _are_lanes(said: object) -> bool:
+    return isinstance(said, dict) and said.keys() == {"depth", "age"} and len(said["depth"]) == len(said["age"])
+
+
+_NUMBERS = mapping_of(FLOAT, _MOST_COUNTS).or_none
+_BUCKETED = mapping_of(list_of(FLOAT, _MOST_BUCKETS), 2)
+_LANES = replace(_BUCKETED, fits=lambda said: _BUCKETED.fits(said) and _are_lanes(said))
+_INTERVAL = replace(FLOAT, read=lambda claimed: min(MOST_INTERVAL_S, max(0.1, claimed)))
+_Text = Annotated[str, ANY_TEXT]
+_Integer = Annotated[int, INTEGER]
+_Numbers = Annotated[Mapping[str, float], _NUMBERS]
+_Listed = Sequence[Mapping[str, Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """The report of one process. All texts may be anybody's: escape them where they are shown.
@@ -67,8 +81,8 @@ class Report:
         counts: counts since the start, as `ConsumerStatistics` has them.
         rates: of some of them, how many a second since the report before.
         pauses: how often partitions were paused, by reason.
-        partitions: what holds each partition, as `Explanation` has it, with `key_hash`, and `stack` where asked for;
-            those that most need somebody first.
+        partitions: what holds each partition, as `Explanation` has it, with `key_hash`; those that most need somebody
+            first.
         left_out: of the partitions that did not fit: `partitions`, how many; `lag` and `in_flight`, their sums.
         parked: parked keys, those that were tried most first; not all of them.
         sinks: the Spark queries, as `SinkStatistics` has them, without their partitions.
@@ -85,28 +99,32 @@ class Report:
         commands: whether it carries out what is asked of it by the topic of commands.
     """
 
-    group: str
-    member: str
-    host: str
-    process: int
-    sequence: int
-    interval_s: float
-    uptime_s: float
-    counts: Mapping[str, float] = field(default_factory=dict)
-    rates: Mapping[str, float] = field(default_factory=dict)
-    pauses: Mapping[str, float] = field(default_factory=dict)
-    partitions: Sequence[Mapping[str, Any]] = ()
-    left_out: Mapping[str, float] = field(default_factory=dict)
-    parked: Sequence[Mapping[str, Any]] = ()
-    sinks: Sequence[Mapping[str, Any]] = ()
-    coordinator: Mapping[str, float] | None = None
-    waits: Sequence[str] = ()
-    transactions: Sequence[Mapping[str, Any]] = ()
-    operator: Mapping[str, str] = field(default_factory=dict)
-    dead_letters: Sequence[Mapping[str, Any]] = ()
-    lanes: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
-    latencies: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    commands: bool = False
+    group: _Text
+    member: _Text
+    host: _Text
+    process: _Integer
+    sequence: _Integer
+    interval_s: Annotated[float, _INTERVAL]
+    uptime_s: Annotated[float, FLOAT]
+    counts: _Numbers = field(default_factory=dict)
+    rates: _Numbers = field(default_factory=dict)
+    pauses: _Numbers = field(default_factory=dict)
+    partitions: Annotated[_Listed, PARTITIONS.as_field] = ()
+    left_out: _Numbers = field(default_factory=dict)
+    parked: Annotated[_Listed, PARKED.as_field] = ()
+    sinks: Annotated[_Listed, SINKS.as_field] = ()
+    coordinator: Annotated[Mapping[str, float] | None, _NUMBERS] = None
+    waits: Annotated[Sequence[str], list_of(ANY_TEXT, _MOST_WAITS).or_none] = ()
+    transactions: Annotated[_Listed, TRANSACTIONS.as_field] = ()
+    operator: Annotated[Mapping[str, str], mapping_of(ANY_TEXT, _MOST_TEXTS).or_none] = field(default_factory=dict)
+    dead_letters: Annotated[_Listed, DEAD_LETTERS.as_field] = ()
+    lanes: Annotated[Mapping[str, Mapping[str, Sequence[float]]], mapping_of(_LANES, _MOST_HANDLERS).or_none] = field(
+        default_factory=dict
+    )
+    latencies: Annotated[Mapping[str, Sequence[float]], mapping_of(list_of(FLOAT, BUCKETS), _MOST_HANDLERS).or_none] = (
+        field(default_factory=dict)
+    )
+    commands: Annotated[bool, FLAG.or_none] = False
 
     @property
     def lag(self) -> int | None:
@@ -127,30 +145,7 @@ class Report:
         )
 
 
-def _are_lanes(said: object) -> bool:
-    return isinstance(said, dict) and said.keys() == {"depth", "age"} and len(said["depth"]) == len(said["age"])
-
-
-_NUMBERS = mapping_of(FLOAT, _MOST_COUNTS).or_none
-_BUCKETED = mapping_of(list_of(FLOAT, _MOST_BUCKETS), 2)
-_LANES = replace(_BUCKETED, fits=lambda said: _BUCKETED.fits(said) and _are_lanes(said))
-_FIELDS = {
-    **dict.fromkeys(("group", "member", "host"), ANY_TEXT),
-    **dict.fromkeys(("process", "sequence"), INTEGER),
-    "interval_s": replace(FLOAT, read=lambda claimed: min(MOST_INTERVAL_S, max(0.1, claimed))),
-    "uptime_s": FLOAT,
-    **dict.fromkeys(("counts", "rates", "pauses", "left_out", "coordinator"), _NUMBERS),
-    "partitions": PARTITIONS.as_field,
-    "parked": PARKED.as_field,
-    "sinks": SINKS.as_field,
-    "waits": list_of(ANY_TEXT, _MOST_WAITS).or_none,
-    "transactions": TRANSACTIONS.as_field,
-    "operator": mapping_of(ANY_TEXT, _MOST_TEXTS).or_none,
-    "dead_letters": DEAD_LETTERS.as_field,
-    "lanes": mapping_of(_LANES, _MOST_HANDLERS).or_none,
-    "latencies": mapping_of(list_of(FLOAT, BUCKETS), _MOST_HANDLERS).or_none,
-    "commands": FLAG.or_none,
-}
+_FIELDS = fields_of(Report)
 
 
 def read_key(key: bytes | None) -> tuple[str, str]:
@@ -162,10 +157,8 @@ def read_key(key: bytes | None) -> tuple[str, str]:
     return group, member
 
 
-def key_hash(key: object, group: str) -> str | None:
-    """Return what stands for a key in the reports of a group: the same for the same key; None for none."""
-    if key is None:
-        return None
+def key_hash(key: object, group: str) -> str:
+    """Return what stands for a key in the reports of a group: the same for the same key."""
     whole = key if isinstance(key, bytes) else str(key).encode(errors="backslashreplace")
     return blake2b(
         whole, digest_size=8, salt=blake2b(group.encode(errors="replace"), digest_size=16).digest()
@@ -177,10 +170,13 @@ def encode_report(
 ) -> bytes:
     """Return the value of a record.
 
-    `description` is that of an app, as `penstock explain` has it, with keys hashed already; `numbers` are `sequence`,
-    `interval_s` and `uptime_s`.
+    `description` is that of an app, as `penstock explain` has it; `numbers` are `sequence`, `interval_s` and
+    `uptime_s`.
     """
-    counts = dict(description.get("counts") or {})
+    counts = description.get("counts") or {}
+    lanes = (description.get("lanes") or {}).items()
+    deepest = sorted(lanes, key=lambda item: -sum(item[1]["depth"]))[:_MOST_HANDLERS]
+    parked = sorted(description.get("parked", ()), key=tried, reverse=True)
     head: dict[str, Any] = {
         "version": VERSION,
         "group": sender.group[:MOST_TEXT],
@@ -191,30 +187,32 @@ def encode_report(
         "counts": written_numbers(counts),
         "pauses": written_numbers(counts.get("pauses") or {}),
         "rates": {name: round(rate, 2) for name, rate in rates.items()},
+        "commands": bool(description.get("commands")),
+        "latencies": description.get("latencies") or {},
+        "lanes": dict(fitting(((name[:MOST_TEXT], depths) for name, depths in deepest), _LANES_BYTES)),
+        "parked": PARKED.written(_hashed(parked, sender.group)),
+        "sinks": SINKS.written(description.get("sinks", ())),
+        "dead_letters": DEAD_LETTERS.written(description.get("dead_letters", ())),
     }
-    if description.get("commands"):
-        head["commands"] = True
-    if description.get("latencies"):
-        head["latencies"] = description["latencies"]
-    if lanes := description.get("lanes"):
-        deepest = sorted(lanes.items(), key=lambda item: -sum(item[1]["depth"]))[:_MOST_HANDLERS]
-        head["lanes"] = dict(fitting(((name[:MOST_TEXT], depths) for name, depths in deepest), _LANES_BYTES))
-    coordinator: Mapping[str, Any] = description.get("coordinator") or {}
-    if coordinator:
+    if coordinator := description.get("coordinator"):
         head["coordinator"] = written_numbers(coordinator["counts"])
         head["operator"] = {name: text[:MOST_TEXT] for name, text in coordinator.get("operator", {}).items()}
         head["waits"] = fitting((why[:MOST_TEXT] for why in coordinator["waits"][:_MOST_WAITS]), _WAITS_BYTES)
         head["transactions"] = TRANSACTIONS.written(coordinator.get("transactions", ()))
-    head["parked"] = PARKED.written(sorted(description.get("parked", ()), key=tried, reverse=True))
-    head["sinks"] = SINKS.written(description.get("sinks", ()))
-    head["dead_letters"] = DEAD_LETTERS.written(description.get("dead_letters", ()))
     ranked = sorted(description.get("partitions", ()), key=urgency, reverse=True)
     room = MOST_BYTES - len(dump(head).encode()) - _LAST_BYTES
-    shown = head["partitions"] = PARTITIONS.written(ranked, room)
+    shown = head["partitions"] = PARTITIONS.written(_hashed(ranked, sender.group), room)
     if left_out := ranked[len(shown) :]:
         sums = {name: sum(partition.get(name) or 0 for partition in left_out) for name in ("lag", "in_flight")}
         head["left_out"] = {"partitions": len(left_out), **sums}
     return dump(head).encode()
+
+
+def _hashed(entries: Iterable[Mapping[str, Any]], group: str) -> Iterator[Mapping[str, Any]]:
+    """Yield entries with the hashes of their keys: of those that are written, the others cost nothing."""
+    for entry in entries:
+        key = entry.get("key")
+        yield entry if key is None else {**entry, "key_hash": key_hash(key, group)}
 
 
 def decode_report(key: bytes | None, value: bytes) -> Report:
@@ -250,14 +248,29 @@ def tried(message: Mapping[str, Any]) -> tuple[bool, int, float]:
     return message.get("state") == "held", message.get("attempt") or 0, message.get("age") or 0.0
 
 
-class Rates:
-    """Remembers the last look. For one thread."""
+class ReportMaker:
+    """Makes the reports of a process: numbered, with rates since the one before. For one thread.
 
-    def __init__(self) -> None:
+    Args:
+        sender: as whom it reports.
+        now: when the process started, by the clock of all that follows, in seconds.
+    """
+
+    def __init__(self, sender: Sender, now: float) -> None:
+        self._sender = sender
+        self._started = now
+        self._sequence = 0
         self._before: tuple[float, Mapping[str, Any]] | None = None
 
-    def of(self, description: Mapping[str, Any], now: float) -> dict[str, float]:
-        """Return how many a second there were of each since the last look; nothing at the first."""
+    def made(self, description: Mapping[str, Any], interval_s: float, now: float) -> bytes:
+        """Return the value of the next record; the one after it comes within `interval_s`."""
+        self._sequence += 1
+        uptime_s = round(now - self._started, 3)
+        numbers = {"sequence": self._sequence, "interval_s": round(interval_s, 3), "uptime_s": uptime_s}
+        return encode_report(self._sender, description, self._rates(description, now), numbers)
+
+    def _rates(self, description: Mapping[str, Any], now: float) -> dict[str, float]:
+        """Return how many a second there were of each since the report before; nothing of the first."""
         coordinator = description.get("coordinator") or {"counts": {}}
         counts = {**coordinator["counts"], **(description.get("counts") or {})}
         then, self._before = self._before, (now, counts)

@@ -6,23 +6,19 @@ than a small share of one core.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any
 
-from penstock import clients
-from penstock.clients.rights import Operation, principal_of
-from penstock.clients.topics import TopicSpec, ensure_topics
+from penstock.clients.rights import Operation
+from penstock.clients.topics import TopicSpec
 from penstock.description import coordinator_description
 from penstock.errors import PenstockError
-from penstock.fleet.reports.report import Rates, encode_report, key_hash
-from penstock.fleet.service import TopicService
-from penstock.fleet.topics import RecordWriter
-from penstock.fleet_member import MOST_INTERVAL_S, Describe, ReportSettings, Sender, Stacks, sender_of
+from penstock.fleet.reports.report import ReportMaker
+from penstock.fleet.topics import RecordWriter, TopicService, make_topics, stamped_topic
+from penstock.fleet_member import MOST_INTERVAL_S, Describe, ReportSettings, Sender, sender_of
 from penstock.options import ClientConfig
 from penstock.transactions import Coordinator
 
@@ -31,24 +27,7 @@ _log = logging.getLogger(__name__)
 #: The share of its thread's time that making reports may take.
 _SHARE = 0.005
 #: Seconds that the last record, which takes the member out, may take.
-_LAST_RECORD_BUDGET_S = 2.0
-_MIN_LAST_RECORD_BUDGET_S = 0.5
-#: Stacks in one report.
-_MOST_STACKS = 4
-
-
-def _no_stacks(_workers: Iterable[str]) -> Mapping[str, str]:
-    return {}
-
-
-def hashed(description: Mapping[str, Any], group: str) -> dict[str, Any]:
-    """Return a description with the hashes of keys instead of the keys."""
-    made = dict(description)
-    for part in ("partitions", "parked"):
-        made[part] = [
-            {**entry, "key": None, "key_hash": key_hash(entry.get("key"), group)} for entry in made.get(part, ())
-        ]
-    return made
+_LAST_RECORD_S = 2.0
 
 
 def topic_spec(name: str) -> TopicSpec:
@@ -56,18 +35,13 @@ def topic_spec(name: str) -> TopicSpec:
 
     Small segments, for only closed ones are compacted: whoever begins to read reads a few of them.
     """
-    return TopicSpec(
-        name,
-        1,
-        {
-            "cleanup.policy": "compact,delete",
-            "retention.ms": str(24 * 3600 * 1000),
-            "segment.bytes": str(4 << 20),
-            "min.cleanable.dirty.ratio": "0.01",
-            "delete.retention.ms": str(10 * 60 * 1000),
-            "message.timestamp.type": "LogAppendTime",
-        },
-    )
+    compacted = {
+        "cleanup.policy": "compact,delete",
+        "segment.bytes": str(4 << 20),
+        "min.cleanable.dirty.ratio": "0.01",
+        "delete.retention.ms": str(10 * 60 * 1000),
+    }
+    return stamped_topic(name, 24 * 3600 * 1000, compacted)
 
 
 class Reporter(TopicService):
@@ -79,7 +53,6 @@ class Reporter(TopicService):
         bootstrap_servers: addresses of the brokers.
         config: client settings by librdkafka's names.
         settings: the options.
-        stacks: returns stacks of handlers, where the options ask for them.
     """
 
     def __init__(
@@ -89,67 +62,35 @@ class Reporter(TopicService):
         bootstrap_servers: str,
         config: ClientConfig,
         settings: ReportSettings,
-        *,
-        stacks: Stacks = _no_stacks,
     ) -> None:
-        super().__init__(f"penstock-report-{sender.group}")
+        super().__init__(f"penstock-report-{sender.group}", _LAST_RECORD_S)
         self.sender = sender
         self._describe = describe
         self._bootstrap_servers = bootstrap_servers
         self._config = config
         self._settings = settings
-        self._stacks = stacks
-        # Written by `stop` before the thread is to end.
-        self._end_s = _LAST_RECORD_BUDGET_S
         # All below: the reporter's thread's alone, where delivery callbacks are called, too.
-        self._started = time.monotonic()
-        self._sequence = 0
-        self._rates = Rates()
+        self._reports = ReportMaker(sender, time.monotonic())
         self._cost_s = 0.0
 
-    def stop(self, left_s: float = _LAST_RECORD_BUDGET_S) -> None:
-        """Take the member out of the topic and end, within `left_s` seconds or the little that it takes."""
-        self._end_s = min(_LAST_RECORD_BUDGET_S, max(_MIN_LAST_RECORD_BUDGET_S, left_s))
-        super().stop(self._end_s + _MIN_LAST_RECORD_BUDGET_S)
-
     def _work(self) -> None:
-        writer = self._connect()
+        make_topics(self._bootstrap_servers, self._config, [(topic_spec(self._settings.topic), Operation.WRITE)])
+        writer = RecordWriter(self._bootstrap_servers, self._config)
         self.is_listening.set()
         while not self._stopping.is_set():
             interval_s = self._report(writer)
             self._works()
             self._stopping.wait(interval_s)
         try:
-            writer.write(self._settings.topic, None, self.sender.key, self._end_s)
+            writer.write(self._settings.topic, None, self.sender.key, _LAST_RECORD_S)
         except PenstockError as error:
             _log.info("%s was not taken out of %s: %s", self.sender.member, self._settings.topic, error)
-
-    def _connect(self) -> RecordWriter:
-        topic = self._settings.topic
-        ensure_topics(
-            clients.admin(self._bootstrap_servers, self._config),
-            self._bootstrap_servers,
-            [topic_spec(topic)],
-            needs={topic: (Operation.WRITE,)},
-            principal=principal_of(self._config),
-        )
-        return RecordWriter(self._bootstrap_servers, self._config)
 
     def _report(self, writer: RecordWriter) -> float:
         """Write a report; return the seconds until the next."""
         begun_s = time.thread_time()
-        description = hashed(self._describe(), self.sender.group)
-        if self._settings.stacks:
-            self._add_stacks(description["partitions"])
-        rates = self._rates.of(description, time.monotonic())
-        self._sequence += 1
         # What this one takes is known at its end: the next pays for it.
-        numbers = {
-            "sequence": self._sequence,
-            "interval_s": round(self._interval_s, 3),
-            "uptime_s": round(time.monotonic() - self._started, 1),
-        }
-        value = encode_report(self.sender, description, rates, numbers)
+        value = self._reports.made(self._describe(), self._interval_s, time.monotonic())
         writer.write(self._settings.topic, value, self.sender.key)
         self._cost_s = time.thread_time() - begun_s
         return self._interval_s
@@ -157,18 +98,6 @@ class Reporter(TopicService):
     @property
     def _interval_s(self) -> float:
         return min(MOST_INTERVAL_S, max(self._settings.interval, self._cost_s / _SHARE))
-
-    def _add_stacks(self, partitions: Iterable[dict[str, Any]]) -> None:
-        """Add the stacks of the handlers that have held a partition for longer than between two reports."""
-        held = [
-            partition
-            for partition in partitions
-            if partition.get("worker") and (partition.get("age") or 0) > self._settings.interval
-        ]
-        held = heapq.nlargest(_MOST_STACKS, held, key=itemgetter("age"))
-        stacks = self._stacks([partition["worker"] for partition in held]) if held else {}
-        for partition in held:
-            partition["stack"] = stacks.get(partition["worker"]) or None
 
     def _say_failed(self, why: str) -> None:
         _log.warning(

@@ -83,7 +83,7 @@ const place = (one) => (one.partition === undefined || one.partition < 0 ? one.t
 
 // ---- What is known, and where it comes from. ----
 
-const known = { state: null, history: {}, route: {}, filter: "", hover: null, at: 0, link: "waiting", actions: [] };
+const known = { state: null, history: {}, route: {}, filter: "", hover: null, at: 0, link: "waiting" };
 let following = null;
 
 // Half a character has no address.
@@ -172,7 +172,7 @@ function spark(points, label) {
   const found = runs(points, w, 24, most);
   return h("svg", { class: "spark", viewBox: `0 0 ${w} 24`, preserveAspectRatio: "none", role: "img", "aria-label": label }, area(found, 24), line(found, ""));
 }
-function chart(key, title, show, series, dots) {
+function chart(key, title, show, series) {
   const longest = Math.max(...series.map(([, points]) => (points || []).length), 1);
   // A young history is drawn over the whole width.
   const step = known.history.step || 5, width = Math.max(24, longest), height = 66;
@@ -182,7 +182,7 @@ function chart(key, title, show, series, dots) {
   const valueOf = (points) => {
     if (!points || !points.length) return null;
     if (back !== null) return points[points.length - 1 - back] ?? null;
-    for (let at = points.length - 1; at >= Math.max(0, points.length - 3 - (dots ? 360 : 0)); at--) if (points[at] !== null) return points[at];
+    for (let at = points.length - 1; at >= Math.max(0, points.length - 3); at--) if (points[at] !== null) return points[at];
     return null;
   };
   const shown = series.map(([name, points, kind]) => h("span", null, series.length > 1 && h("span", { class: "of " + kind }, name + " "), h("b", null, show(valueOf(points))), " "));
@@ -200,8 +200,8 @@ function chart(key, title, show, series, dots) {
       "aria-label": `${title}, the last half hour: now ${series.map(([name, points]) => name + " " + show(valueOf(points))).join(", ")}; highest ${show(reported.length ? most : null)}` },
       h("line", { class: "grid", x1: 0, x2: width, y1: height - 0.5, y2: height - 0.5 }),
       h("line", { class: "grid", x1: 0, x2: width, y1: 2, y2: 2 }),
-      series.length === 1 && !dots && area(runs(series[0][1] || [], width, height, most), height),
-      series.map(([, points, kind]) => dots ? line(runs(points || [], width, height, most).flat().map((at) => [at]), "dots") : line(runs(points || [], width, height, most), kind)),
+      series.length === 1 && area(runs(series[0][1] || [], width, height, most), height),
+      series.map(([, points, kind]) => line(runs(points || [], width, height, most), kind)),
       x !== null && h("line", { class: "cursor", x1: x, x2: x, y1: 0, y2: height })),
     h("div", { class: "axis" }, h("span", null, span((back === null ? width : back) * step) + " ago"), h("span", null, reported.length ? "highest " + show(most) : "nothing yet"), h("span", null, "now")));
 }
@@ -217,7 +217,7 @@ function problemItem(one, group, number) {
     h("div", { class: "what" }, h("b", null, h("span", { class: "dot " + one.level, role: "img", "aria-label": { bad: "bad", warn: "to look at", note: "note" }[one.level] }), title), group && h("span", { class: "group" }, "in " + group), one.age !== undefined && h("span", { class: "dim" }, "for " + span(one.age))),
     h("div", { class: "why" }, one.text),
     h("div", { class: "more" }, more.map((text) => h("span", null, text)),
-      !group && (one.topic || one.stack !== undefined) && h("button", { class: "act", onClick: () => openDetails(one, one.title) }, "Details"),
+      !group && one.topic && h("button", { class: "act", onClick: () => openDetails(one, one.title) }, "Details"),
       !group && actionsOf(one)));
 }
 
@@ -330,12 +330,10 @@ function resumers(group) {
   return found.filter((one) => one.group).concat(found.filter((one) => !one.group).slice(0, 1));
 }
 function sinks(group) {
-  const past = Object.entries(known.history.series || {}).filter(([name]) => name.startsWith("batch "));
   const state = (one) => pill(["running", "standby"].includes(one.state) ? "ok" : one.state === "failed" ? "bad" : "warn", one.state);
-  return [card("sinks", "Spark queries", "", table(group.sinks, (one) => one.name + one.member, [
+  return card("sinks", "Spark queries", "", table(group.sinks, (one) => one.name + one.member, [
     text("Query", (one) => one.name, "name"), text("State", state, ""), num("Batch", (one) => one.batch_id, (id) => String(id ?? "–")), num("Rows", (one) => one.rows), num("Rows/s", (one) => one.rows_per_s),
-    num("Last batch took", (one) => one.batch_seconds, span), num("Lag", (one) => one.lag), num("Restarts", (one) => one.restarts), text("Last error", (one) => one.last_error)])),
-    past.length > 0 && h("div", { class: "charts", key: "sinkcharts" }, past.map(([name, points]) => chart(name, `Batches of ${name.slice(6)}`, span, [["", points, ""]], true)))];
+    num("Last batch took", (one) => one.batch_seconds, span), num("Lag", (one) => one.lag), num("Restarts", (one) => one.restarts), text("Last error", (one) => one.last_error)]));
 }
 
 function groupPage(state) {
@@ -374,7 +372,7 @@ function groupPage(state) {
 
 const dialog = document.getElementById("dialog");
 let token = "";  // in memory only: it is asked for again after a reload
-const can = (name) => known.actions.includes(name);
+const can = (name) => known.state.actions.includes(name);
 
 function openDialog(title, ...kids) {
   patch(dialog, []);
@@ -389,8 +387,6 @@ function openDetails(one, title = place(one)) {
   openDialog(title, h("p", null, one.text), facts([["What holds it", one.holds || one.state], ["Error", one.error], ["Member", at.member], ["Topic", one.topic], ["Partition", one.partition], ["Offset", at.offset], ["For", one.age && span(one.age)],
     ["Failed tries", one.attempt], ["Lag", one.lag ?? one.waiting], ["Watermark", one.watermark], ["Position", one.position], ["Gaps above the watermark", one.gaps], ["In flight", flying && `${count(one.in_flight)} (${count(one.bytes_in_flight || 0)} bytes)`],
     ["Parked", one.parked], ["Handler", one.handler], ["Worker", one.worker], ["Key hash", one.key_hash]]),
-    one.stack && [h("p", { class: "dim" }, "The handler's stack, the call last:"), h("pre", { pre: one.stack })],
-    one.stack === null && h("p", { class: "dim" }, "The handler's stack is hidden: --show-messages shows it, or the action Stacks with the token."),
     h("div", { id: "message" }), buttons(showMessage(at), actionsOf(at), one.kind === undefined && pauseOrResume(at)));
 }
 function showMessage(one) {
@@ -473,14 +469,6 @@ async function post(label, name, given, fields, body, dry) {
   const level = reply.outcome === "done" || reply.outcome === "sent" ? "ok" : "bad";
   openDialog(label, h("p", null, pill(level, reply.outcome), " ", reply.said), reply.details && h("pre", { pre: reply.details }), reply.id && h("p", { class: "dim" }, "In the audit topic as " + reply.id), buttons());
 }
-async function learnActions() {
-  try {
-    const answer = await fetch("api/actions");
-    const reply = answer.ok ? await answer.json() : {};
-    known.actions = reply.enabled ? reply.actions : [];
-    draw();
-  } catch { known.actions = []; }
-}
 
 // ---- The whole. ----
 
@@ -526,5 +514,4 @@ document.addEventListener("keydown", (event) => {
   else if (known.route.group !== undefined) location.hash = known.route.member !== undefined ? address(known.route.group) : "#/";
 });
 setInterval(() => { if (Date.now() - known.at > 8000) draw(); }, 2000);
-learnActions();
 go();
