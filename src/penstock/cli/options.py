@@ -68,7 +68,10 @@ class Cluster:
 
     bootstrap_servers: Annotated[
         str | None,
-        typer.Option("--bootstrap-servers", help="Addresses of the brokers, HOST:PORT, separated by commas."),
+        typer.Option(
+            "--bootstrap-servers",
+            help=f"Addresses of the brokers, HOST:PORT, separated by commas (also {SERVERS_VARIABLE}).",
+        ),
     ] = None
     config: ClientSettings = None
     config_file: ConfigFile = None
