@@ -230,13 +230,12 @@ class Hangs(Handled):
 
 @contextmanager
 def on_threads(
-    function: Callable[[Message], None], **options: Any
+    function: Callable[[Message], object], **options: Any
 ) -> Iterator[tuple[LitePushConsumer, Any, TestBroker]]:
-    """Run worker threads. The poll loop takes steps while the test waits for something; the test moves the clock."""
+    """Run worker threads, or an event loop. The poll loop steps while the test waits; the test moves the clock."""
     broker = TestBroker()
-    settings = {
-        name: options.pop(name) for name in ("workers", "lanes_per_worker", "commit_interval") if name in options
-    }
+    of_app = ("workers", "max_concurrency", "lanes_per_worker", "commit_interval")
+    settings = {name: options.pop(name) for name in of_app if name in options}
     consumer = consumer_of(broker, {"t": handler(function, **options)}, **settings)
     loop = consumer._loop
     loop.connect(broker)
@@ -319,6 +318,42 @@ def test_a_call_that_does_not_return_loses_its_message_and_its_place_and_keeps_i
         assert hangs.overlaps == []
         assert consumer.statistics().abandoned_calls == 0
         assert len({worker.thread.name for worker in consumer._executor.threads.workers}) == 4  # it has threads
+
+
+def test_a_task_that_goes_on_though_it_was_cancelled_is_given_up_as_a_thread_is() -> None:
+    handled, released = Handled(), threading.Event()
+
+    async def handle(message: Message) -> None:
+        while message.value == b"hang" and not released.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.001)
+        handled(message)
+
+    options = {"time_limit": 0.01, "on_failure": "dead_letter", "max_concurrency": 4, "lanes_per_worker": 1}
+    with on_threads(handle, **options) as (consumer, until, broker):
+        broker.produce("t", b"hang", key=b"stuck")
+        broker.produce("t", b"next", key=b"stuck")
+        for number in range(20):
+            broker.produce("t", b"x", key=b"k%d" % number)
+        until(lambda: len(handled.done) >= 16)
+        hang_over(until, broker, lambda: True)
+
+        # Every lane goes on, that of the key as well, at the same width; the offset is done.
+        until(lambda: len(handled.done) == 20)
+        (said,) = until(lambda: [held for held in consumer.explain() if held.state == "behind a call"])
+        (letter,) = until(lambda: broker.records("dlq.t"))
+        assert letter.value() == b"hang"
+        assert said.worker is not None
+        assert "await asyncio.sleep(0.001)" in consumer.stacks([said.worker])[said.worker]
+        assert consumer.statistics().abandoned_calls == 1
+        assert consumer._executor.tasks is not None
+
+        released.set()
+        until(lambda: consumer.statistics().partitions[0].watermark == 22)
+
+        assert handled.overlaps == []
+        assert consumer.statistics().abandoned_calls == 0
+        assert consumer._executor.tasks._left == set()
 
 
 def test_results_of_the_slice_in_which_a_call_hangs_are_published_by_the_thread_that_takes_over() -> None:

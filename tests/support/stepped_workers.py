@@ -113,10 +113,9 @@ class SteppedExecutor(Executor):
         #: Called with a worker whose call was abandoned, and its successor.
         self.on_abandoned: Callable[[SteppedWorker, SteppedWorker], None] = lambda _worker, _successor: None
 
-    @property
-    def worker_count(self) -> int:
-        """How many workers stand for threads."""
-        return sum(worker.slot.kind is Kind.THREAD for worker in self.workers)
+    def room(self, kind: Kind) -> int:
+        """Return how many workers stand for threads, or for tasks."""
+        return sum(worker.slot.kind is kind for worker in self.workers)
 
     def interrupt(self, seen: SeenCall) -> bool:
         """Tell that the call goes on."""

@@ -15,7 +15,7 @@ from penstock.consumer.engine import Engine
 from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.environment import MiddlewareSpec, WorkerResource, middlewares_of
 from penstock.consumer.handlers.functions import Context
-from penstock.consumer.handlers.handler import Handler, require_own_topics
+from penstock.consumer.handlers.handler import Handler, Kind, require_own_topics
 from penstock.consumer.handlers.options import RetryPolicy, check_rates, policy_of
 from penstock.consumer.handlers.registry import TopicPatterns
 from penstock.consumer.inspect.details import ConsumerDetails, details_of
@@ -23,7 +23,7 @@ from penstock.consumer.inspect.statistics import LOOP_BUDGET_S, ConsumerStatisti
 from penstock.consumer.poll.explain import Explanation
 from penstock.consumer.poll.loop import PollLoop
 from penstock.consumer.poll.topics import Needs, needs_of
-from penstock.consumer.poll.watchdog import stack_of, stack_of_thread
+from penstock.consumer.poll.watchdog import stack_of
 from penstock.consumer.run.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.settings import UNCHANGED, UNCHANGED_SETTINGS, ConsumerSettings, LiveSettings, Unchanged
 from penstock.errors import ConfigurationError, StoppedError
@@ -295,7 +295,7 @@ class LitePushConsumer:
 
     def statistics(self) -> ConsumerStatistics:
         """Return the counts of this moment, taken from live state."""
-        return self._engine.statistics(self._executor.worker_count)
+        return self._engine.statistics(self._executor.room(Kind.THREAD))
 
     def liveness(self) -> Liveness:
         """Return since when its threads have not come round, and the message that is in a handler for longest."""
@@ -335,7 +335,7 @@ class LitePushConsumer:
         stacks = {name: "".join(stack_of(slot)) for name, slot in busy.items() if workers is None or name in workers}
         for call in self._engine.abandoned:
             if workers is None or call.worker in workers:
-                stacks[call.worker] = "".join(stack_of_thread(call.thread_id))
+                stacks[call.worker] = "".join(call.stack())
         return stacks
 
     def __enter__(self) -> Self:

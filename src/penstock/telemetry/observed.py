@@ -64,7 +64,7 @@ METRICS: tuple[ObservedMetric, ...] = tuple(
         (_U, "lane.ready", "{lane}", "ready_lanes", "Lanes that wait for a worker."),
         (_U, "worker.count", "{worker}", "workers", "Workers of the consumer."),
         (_U, "worker.busy", "{worker}", "busy_workers", "Workers with a message in a handler."),
-        (_U, "worker.abandoned", "{thread}", "abandoned_calls", "Threads left in a handler that does not return."),
+        (_U, "worker.abandoned", "{call}", "abandoned_calls", "Calls given up that have not returned."),
         (_U, "in_flight.messages", "{message}", "in_flight", "Messages taken in and not done."),
         (_U, "in_flight.size", "By", _bytes_in_flight, "Bytes of the messages taken in and not done."),
         (_G, "partition.lag", "{offset}", _lag, "Offsets from the watermark to the end of the log."),

@@ -27,11 +27,12 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from penstock.consumer.handlers.handler import Kind
 from penstock.errors import HandlerTimeLimitError
 
 
@@ -41,14 +42,15 @@ class AbandonedCall:
 
     #: Topic, partition and offset of its message, of a batch of the first.
     place: tuple[str, int, int]
-    #: The handler's name.
+    #: The handler's name, and whether it is in a thread or in a task.
     handler: str
-    #: The name of the thread, as it is from then on; and the thread, for a look at its stack.
+    kind: Kind
+    #: The name of the thread or task, as it is from then on, and what returns its stack.
     worker: str
-    thread_id: int | None
+    stack: Callable[[], Sequence[str]]
     #: When it began, on the engine's clock.
     since: float
-    #: Done when it has returned. Set by its thread.
+    #: Done when it has returned. Set by its thread, or by the event loop's.
     ended: Future[None] = field(default_factory=Future, init=False)
 
     @property

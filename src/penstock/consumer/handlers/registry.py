@@ -175,7 +175,7 @@ class HandlerRegistry:
             time_limit: seconds that the function may take; None (default) as the app's `time_limit` says. An
                 `async def` is cancelled then, and a plain function gets a `HandlerTimeLimitError`: a failure. One that
                 does not return within 5 s more is given up by `on_failure` at once: its key waits until it returns,
-                and another thread takes its place.
+                and another thread or task takes its place.
 
         Raises:
             ConfigurationError: an option is wrong, the function cannot be called, or a topic has a handler already.

@@ -54,7 +54,7 @@ class ConsumerStatistics:
         handled: messages whose handler returned.
         failed: calls of a handler that raised.
         over_time_limit: how many of them were over the time limit.
-        abandoned_calls: calls under way that were given up with their threads, for they do not return: an alarm.
+        abandoned_calls: calls under way that were given up with their thread or task, for they do not return: an alarm.
         oldest_call: seconds since the oldest call under way began; 0 where there is none.
         retried: calls of a handler that were not the first for their message.
         dead_letters: messages written to a dead-letter topic.

@@ -94,7 +94,7 @@ class ExecutionSlot:
     #: filter refused.
     results: list[tuple[Record, Results]] = field(default_factory=list, init=False)
     refused: list[int] = field(default_factory=list, init=False)
-    #: The lane that is processed here, and of a thread what processes it; None between lanes.
+    #: The lane that is processed here, and what processes it; None between lanes.
     lane: ConsumerLane | None = field(default=None, init=False)
     processing: LaneProcessing | None = field(default=None, init=False)
     #: Interrupts the calls of a thread.

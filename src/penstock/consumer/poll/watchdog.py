@@ -6,11 +6,11 @@ each step: a call over its limit is interrupted through the executor (`handlers/
 when the call was first seen, so it is never interrupted too early, and up to a step of the poll loop too late. An
 `async def` with a limit cancels itself; here it is cancelled by request only.
 
-A call that was interrupted and does not return, for its thread waits within C, is abandoned `GRACE_S` later. Its
-message fails for good, and is given up as its handler says or as somebody has asked. Its offset is done then, so it
-does not come again. Its key is blocked until the call returns (`ParkedKey.call`). Another thread takes the place of its
-own. Each such thread stays, with what it holds, as long as the process: where half of the workers have gone so, the
-process is to be started again.
+A call that was interrupted and does not return, for its thread waits within C, or its task goes on where it was
+cancelled, is abandoned `GRACE_S` later. Its message fails for good, and is given up as its handler says or as somebody
+has asked. Its offset is done then, so it does not come again. Its key is blocked until the call returns
+(`ParkedKey.call`). Another thread or task takes the place of its own. Each of those stays, with what it holds, as long
+as the process: where half of the places have gone so, the process is to be started again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
+from asyncio import Task
 from collections.abc import Sequence
+from functools import partial
 
 from penstock.consumer.assignments import Fetch
 from penstock.consumer.engine import Engine
@@ -120,8 +122,10 @@ class Watchdog:
         # Of this incarnation of its partition or another. A copy, made in one step: others ask and take meanwhile.
         if any((wanted.topic, wanted.partition, offset) == where for wanted, offset in list(engine.processor.give_ups)):
             why = "is to be given up"
-        elif limit is not None and slot.kind is Kind.THREAD and now - call.since >= limit:
+        elif limit is not None and now - call.since >= limit:
             why = f"is over its time limit of {limit:g} s"
+            if slot.kind is Kind.TASK and call.interrupted_at is None:
+                call.interrupted_at = now  # by itself
         else:
             return
         if call.interrupted_at is None:
@@ -129,29 +133,34 @@ class Watchdog:
                 call.interrupted_at = now
                 _log.warning("%s in %s on %s %s: it is interrupted", place, name, slot.name, why)
             return
-        if now - call.interrupted_at < GRACE_S or len(engine.abandoned) >= engine.executor.worker_count:
+        room, left = engine.executor.room(slot.kind), sum(other.kind is slot.kind for other in engine.abandoned)
+        if now - call.interrupted_at < GRACE_S or left >= room:
             return
+        goes_on = "it waits outside of Python" if slot.kind is Kind.THREAD else "it has caught that and goes on"
         error = HandlerTimeLimitError(
             f"{name} did not return within {now - call.since:.1f} s, though it was interrupted {GRACE_S:g} s before "
-            "that: it waits outside of Python"
+            f"that: {goes_on}"
         )
-        abandoned = AbandonedCall(where, name, f"{slot.name} (abandoned)", slot.thread_id, call.since)
+        shows = partial(stack_of_thread, slot.thread_id) if slot.task is None else partial(stack_of_task, slot.task)
+        abandoned = AbandonedCall(where, name, slot.kind, f"{slot.name} (abandoned)", shows, call.since)
         stack = _stack_text(slot)
         if not engine.executor.abandon(call, Failed(error, permanent=True, call=abandoned)):
             return
         del self._watched[slot]
         engine.abandoned += (abandoned,)
         _log.error(
-            "%s is given up: %s. Its key waits until the call returns, and another thread takes the place of %s. The "
+            "%s is given up: %s. Its key waits until the call returns, and another %s takes the place of %s. The "
             "handler's stack:\n%s",
             place,
             error,
+            slot.kind.value,
             slot.name,
             stack,
         )
-        if 2 * len(engine.abandoned) >= engine.executor.worker_count:
+        if 2 * (left + 1) >= room:
+            what = "worker threads" if slot.kind is Kind.THREAD else "tasks"
             blocked = WorkersBlockedError(
-                f"{len(engine.abandoned)} of {engine.executor.worker_count} worker threads of {engine.group} are in "
+                f"{left + 1} of {room} {what} of {engine.group} are in "
                 "handlers that do not return: start the process again; their messages are given up and do not come "
                 "again. Give what these handlers wait for a time-out of its own"
             )
@@ -166,9 +175,11 @@ def stack_of(slot: ExecutionSlot) -> Sequence[str]:
     """Return the stack of a handler as it is now, the call last; empty where it cannot be had."""
     if slot.kind is Kind.THREAD:
         return stack_of_thread(slot.thread_id)
-    task = slot.task
-    if task is None:
-        return ()
+    return () if slot.task is None else stack_of_task(slot.task)
+
+
+def stack_of_task(task: Task[None]) -> list[str]:
+    """Return the stack of a task as it is now, the call last."""
     frames = task.get_stack(limit=_MAX_FRAMES)
     inner: object = task.get_coro()
     # A suspended task shows its outermost frame only; what it awaits hangs on the coroutine.

@@ -25,8 +25,9 @@ from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.results import DeferredCompletion, Results
 from penstock.consumer.handlers.route import Failed, failure_of
 from penstock.consumer.lanes.processor import LaneProcessor
-from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, SeenCall, Slice
+from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall, Slice
 from penstock.consumer.run.executor import LoopLag
+from penstock.consumer.run.handler_calls import Begun
 from penstock.errors import StoppedError, raised
 from penstock.message import handler_thread
 
@@ -45,6 +46,8 @@ _JOIN_STUCK_S = 0.1
 _CANCEL_BUDGET_S = 0.5
 #: What is gone through where there is no slice of records.
 _ALONE = (None,)
+#: Seconds that a loop which comes round takes for that.
+_HAND_OVER_S = 0.2
 #: Seconds that handlers which never wait for anything may keep the loop from all that do.
 _LOOP_TURN_S = 0.01
 
@@ -76,8 +79,10 @@ class TaskPool:
         self._loop = new_event_loop()
         self.thread = threading.Thread(target=self._main, name=f"penstock-loop-{name}", daemon=True)
         #: How many tasks there may be. Any thread may write it through `resize`.
-        self._limit = max_concurrency
+        self.limit = max_concurrency
         self._tasks: set[asyncio.Task[None]] = set()
+        # Those that were abandoned and have not ended.
+        self._left: set[asyncio.Task[None]] = set()
         self._pump_scheduled = False
         self._round_at = 0.0
         self._ended = False
@@ -107,7 +112,7 @@ class TaskPool:
 
     def resize(self, max_concurrency: int) -> None:
         """Have at most so many handlers under way from now on; those too many end after the lane they are at."""
-        self._limit = max_concurrency
+        self.limit = max_concurrency
         self._call(self._pump)
 
     def cancel(self, seen: SeenCall) -> bool:
@@ -121,6 +126,42 @@ class TaskPool:
 
         self._call(cancel)
         return task is not None
+
+    def abandon(self, seen: SeenCall, failure: Failed) -> bool:
+        """Give a call up with its task: another goes on with this failure. On the poll thread.
+
+        Returns whether the call was under way. What changes is the loop's, so that does it, and is waited for as long
+        as it takes to come round. Nothing is done by a loop that is blocked: no other could go on there.
+        """
+        done: Future[bool] = Future()
+
+        def hand_over() -> None:
+            if done.set_running_or_notify_cancel():
+                done.set_result(self._hand_over(seen, failure))
+
+        self._call(hand_over)
+        try:
+            return done.result(_HAND_OVER_S)
+        except TimeoutError:
+            return not done.cancel() and done.result(_JOIN_S)
+
+    def _hand_over(self, seen: SeenCall, failure: Failed) -> bool:
+        slot = seen.slot
+        # Where the record is still there, the task waits within the handler.
+        if slot.task is None or slot.lane is None or slot.processing is None or not seen.holds():
+            return False
+        former, call = slot.task, failure.call
+        self._tasks.discard(former)
+        self._left.add(former)
+
+        def ended(_: object) -> None:
+            self._left.discard(former)
+            if call is not None:
+                call.ended.set_result(None)
+
+        former.add_done_callback(ended)
+        self._begin(slot.lane, slot, (slot.processing, failure))
+        return True
 
     def run(self, awaitable: Awaitable[ResultT]) -> Future[ResultT]:
         """Run something else on the loop. Any thread but the loop's."""
@@ -173,7 +214,7 @@ class TaskPool:
     async def _end(self, budget_s: float | None = None) -> None:
         """Begin nothing more, cancel the handlers under way and wait for them."""
         self._ended = True
-        for task in self._tasks:
+        for task in (*self._tasks, *self._left):
             task.cancel()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=budget_s)
@@ -185,16 +226,21 @@ class TaskPool:
     def _pump(self) -> None:
         """Begin tasks for ready lanes, as many as may be."""
         self._pump_scheduled = False
-        while len(self._tasks) < self._limit and not self._ended and self._scheduler.waiting(self._queue):
+        while len(self._tasks) < self.limit and not self._ended and self._scheduler.waiting(self._queue):
             slot = self._free.pop() if self._free else self._new_slot()
             lane = self._scheduler.take(self._queue, slot.owed_s)
             if lane is None:
                 self._free.append(slot)
                 return
-            task = self._loop.create_task(self._serve_lanes(lane, slot), context=self._context.copy())
-            slot.task = task
-            self._tasks.add(task)
-            task.add_done_callback(self._finished)
+            self._begin(lane, slot)
+
+    def _begin(self, lane: ConsumerLane, slot: ExecutionSlot, begun: Begun | None = None) -> None:
+        """Begin a task; with `begun` it goes on with what another one has begun, by an outcome of the call there."""
+        task = self._loop.create_task(self._serve_lanes(lane, slot, begun), context=self._context.copy())
+        # From then on what the slot has, and its lane, is this task's: one that was abandoned touches neither.
+        slot.task = task
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
 
     def _new_slot(self) -> ExecutionSlot:
         slot = ExecutionSlot(Kind.TASK, f"penstock-task-{self._name}-{len(self.slots)}", _SLICES)
@@ -210,16 +256,18 @@ class TaskPool:
             # One that left something behind took no next lane.
             self._pump()
 
-    async def _serve_lanes(self, lane: ConsumerLane | None, slot: ExecutionSlot) -> None:  # noqa: C901, PLR0912, PLR0915 - in one piece: a call for each lane costs as much as the lane
+    async def _serve_lanes(self, lane: ConsumerLane | None, slot: ExecutionSlot, begun: Begun | None) -> None:  # noqa: C901, PLR0912, PLR0915 - in one piece: a call for each lane costs as much as the lane
         """Serve lane after lane until none is ready, or until a handler has left something behind."""
         take, give_back, start = self._scheduler.take, self._scheduler.give_back, self._processor.process
         clock, context, copied = time.monotonic, self._context, contextvars.copy_context
-        cancelling = cast("asyncio.Task[None]", asyncio.current_task()).cancelling
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        cancelling = task.cancelling
         is_tainted = False
         try:
             while lane is not None:
-                send = start(lane, slot).send
-                outcome: Outcome = None
+                processing, outcome = begun or (start(lane, slot), None)
+                slot.processing, begun = processing, None
+                send = processing.send
                 try:
                     while True:
                         work = send(outcome)
@@ -235,6 +283,8 @@ class TaskPool:
                                     slot.refused.append(record.offset())
                                 else:
                                     outcome = await slot.invoke(message)  # type: ignore[misc] # of a task: an `async def`
+                                    if slot.task is not task:
+                                        return
                                     if outcome is not None and not isinstance(outcome, DeferredCompletion):
                                         outcome = slot.make_results(outcome, message)
                             except asyncio.CancelledError as error:
@@ -244,6 +294,8 @@ class TaskPool:
                                 outcome = Failed(error)
                             except:  # noqa: E722 - see `raised`; a handler may raise what it likes
                                 outcome = failure_of(raised())
+                            if slot.task is not task:
+                                return
                             # Equal contexts are one object inside as a rule, so this costs next to nothing.
                             if (copied() != context or cancelling()) and not self._ended:
                                 # The lane is given back after this message, and what is next is a new task's.
@@ -262,18 +314,20 @@ class TaskPool:
                 except StopIteration:
                     pass
                 finally:
-                    slot.leave()
-                    # The lane may be ready again: this task looks next, and finds it or one that is older.
-                    give_back(lane)
+                    if slot.task is task:
+                        slot.leave()
+                        # The lane may be ready again: this task looks next, and finds it or one that is older.
+                        give_back(lane)
                 now = clock()
                 if now >= self._round_at and not is_tainted:
                     # An `await` that waits for nothing does not go through the loop.
                     self._round_at = now + _LOOP_TURN_S
                     await asyncio.sleep(0)
-                ends = is_tainted or self._ended or len(self._tasks) > self._limit
+                ends = is_tainted or self._ended or len(self._tasks) > self.limit
                 lane = None if ends else take(self._queue, slot.owed_s)
         finally:
-            self._free.append(slot)
+            if slot.task is task:
+                self._free.append(slot)
 
     def end_handlers(self, timeout: float) -> list[str]:
         """Begin nothing more, cancel the handlers under way and wait for them; return their slots' names."""

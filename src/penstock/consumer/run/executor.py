@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
 from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall
 
@@ -32,9 +33,8 @@ class Executor:
         """
         return False
 
-    @property
-    def worker_count(self) -> int:
-        """How many worker threads there are."""
+    def room(self, _kind: Kind) -> int:
+        """Return how many calls may be under way at once, in threads or in tasks."""
         return 0
 
     def interrupt(self, _seen: SeenCall) -> bool:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
 from penstock.consumer.lanes.plan import LanePlan
 from penstock.consumer.lanes.processor import LaneProcessor
@@ -44,10 +45,11 @@ class ThreadsAndTasks(Executor):
         """Where messages may be in a handler."""
         return self.threads.slots if self.tasks is None else [*self.threads.slots, *self.tasks.slots]
 
-    @property
-    def worker_count(self) -> int:
-        """How many worker threads there are."""
-        return len(self.threads.workers)
+    def room(self, kind: Kind) -> int:
+        """Return how many calls may be under way at once, in threads or in tasks."""
+        if kind is Kind.THREAD:
+            return len(self.threads.workers)
+        return 0 if self.tasks is None else self.tasks.limit
 
     def start(self) -> None:
         """Start the threads and the event loop."""
@@ -93,8 +95,10 @@ class ThreadsAndTasks(Executor):
         return self.tasks is not None and self.tasks.cancel(seen)
 
     def abandon(self, seen: SeenCall, failure: Failed) -> bool:
-        """Give a thread's call up, with the thread. A task's holds no thread, and its loop is no other's to take."""
-        return self.threads.abandon(seen, failure)
+        """Give a call up, with its thread or its task."""
+        if seen.slot.task is None:
+            return self.threads.abandon(seen, failure)
+        return self.tasks is not None and self.tasks.abandon(seen, failure)
 
     def loop_lag(self) -> LoopLag:
         """Return for how long the event loop has not come round."""
