@@ -64,9 +64,9 @@ def test_the_oldest_message_that_is_not_done_is_found_behind_what_is_done_and_wh
     silent = on_broker("lag", group, "--topic", f"{topic}:4", "--timeout", "0.2")
 
     assert outcome.code == printed.code == 0, (outcome, printed)
-    told = json.loads(outcome.out)
+    found = json.loads(outcome.out)
     names = ("lag", "done_above", "not_done", "oldest_not_done")
-    seen = [(*(one[name] for name in names), round((one["oldest_age_s"] or 0) / 3600)) for one in told["partitions"]]
+    seen = [(*(row[name] for name in names), round((row["oldest_age_s"] or 0) / 3600)) for row in found["partitions"]]
     assert seen == [
         (4, 2, 2, 2, 7),
         (3, 1, 2, 4, 5),
@@ -75,8 +75,8 @@ def test_the_oldest_message_that_is_not_done_is_found_behind_what_is_done_and_wh
         (4, 0, 4, None, 0),
         (None, None, None, None, 0),
     ]
-    assert (told["group"], told["lag"], told["not_done"], told["unknown"]) == (group, 14, 10, 1)
-    assert round(told["oldest_age_s"] / 3600) == 7
+    assert (found["group"], found["lag"], found["not_done"], found["unknown"]) == (group, 14, 10, 1)
+    assert round(found["oldest_age_s"] / 3600) == 7
     assert [topic, "0", "2", "6", "4", "2", "2", "2", "7", "h", "0", "min"] in rows(printed.out)
     assert "lag 14 in 5 partitions (and 1 whose lag is not known), 10 of it not done" in printed.out
     assert f"; the oldest, {topic}:0@2, is 7 h 0 min old" in printed.out

@@ -146,9 +146,9 @@ def test_one_message_is_skipped_and_gets_a_dead_letter(offsets: Command, broker:
     assert stands(servers, group, topic) == (5, (range(6, 9), DONE[1]))
     (letter,) = read_all(servers, f"dlq.{topic}")
     assert (letter.key(), letter.value()) == (b"k", b"6")
-    told = dict(letter.headers() or [])
-    assert (told["__dlq.errors.topic"], told["__dlq.errors.offset"]) == (topic.encode(), b"6")
-    assert told["penstock-exception-class"] == b"penstock.errors.GivenUpError"
+    headers = dict(letter.headers() or [])
+    assert (headers["__dlq.errors.topic"], headers["__dlq.errors.offset"]) == (topic.encode(), b"6")
+    assert headers["penstock-exception-class"] == b"penstock.errors.GivenUpError"
     assert "is done already; nothing was changed" in again.err
 
 
@@ -166,7 +166,7 @@ def test_members_that_run_give_the_message_up_that_is_to_be_skipped(
             raise ValueError("no good")
 
     with app.start() as running:
-        wait_until(lambda: "parked" in [one.state for one in running.explain()])
+        wait_until(lambda: "parked" in [found.state for found in running.explain()])
         assert running._listener is not None
         assert running._listener.is_listening.wait(60)
         refused = offsets("skip", topic, f"{topic}:0@7", *topics)

@@ -78,15 +78,15 @@ def test_the_command_line_goes_before_the_environment_that_before_a_profile_the_
 
     with on_command_line({"max_concurrency": "5", "bootstrap_servers": "b:1"}):
         # That it is the default makes no difference.
-        one = app(prefix="penstock", stall_after=1.0, max_in_flight=1)
+        made = app(prefix="penstock", stall_after=1.0, max_in_flight=1)
     after, left_out = app(), penstock.App("sms")
 
-    found = one.effective
+    found = made.effective
     names = ("workers", "pinned", "stall_after", "max_in_flight", "prefix", "max_concurrency")
     assert [found[name] for name in names] == [1, True, 3, 4, "penstock", 5]
     assert [left_out.effective[name] for name in names] == [2, True, 3, 4, "file", 4]
     assert found["config"] == {"client.id": "environment", "sasl.username": "u", "socket.keepalive.enable": True}
-    assert one.bootstrap_servers == "b:1"
+    assert made.bootstrap_servers == "b:1"
     assert {name: found.origin(name) for name in names[:5]} == {
         "workers": "the code",
         "pinned": "penstock.toml",

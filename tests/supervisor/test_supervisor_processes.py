@@ -44,7 +44,7 @@ def end(*_):
     os._exit(0)
 signal.signal(signal.SIGTERM, end)
 pathlib.Path(f"ready {number}").touch()
-while True:  # until it is told to end
+while True:  # until a signal ends it
     time.sleep(0.05)
 """
 
@@ -62,7 +62,7 @@ def hear(signal_, _):
 signal.signal(signal.SIGTERM, hear)
 signal.signal(signal.SIGINT, hear)
 {BEGUN}
-while True:  # until it is told to end
+while True:  # until a signal ends it
     time.sleep(0.05)
 """
 
@@ -220,7 +220,7 @@ def test_what_cannot_be_started_is_tried_again_and_given_up(
 def test_two_signals_reach_every_member_and_a_third_kills_those_that_answer_none(*, is_deaf: bool) -> None:
     with run_of(TWO_SIGNALS.replace("if heard == 2:", "if False:") if is_deaf else TWO_SIGNALS) as process:
         wait_until(lambda: len(begun()) == 2)
-        # In turns: the same one soon after would be the same request.
+        # In turns: the same signal soon after would be the same request.
         for count, number in ((1, signal.SIGINT), (2, signal.SIGTERM)):
             assert all(alive(pid) for _, pid in begun())
             process.send_signal(number)
