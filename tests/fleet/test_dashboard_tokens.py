@@ -99,7 +99,7 @@ def test_only_a_page_of_this_address_may_ask_and_only_as_it_should() -> None:
 
 
 def test_behind_a_proxy_its_address_counts_as_the_pages_own_and_each_client_is_slowed_by_itself(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("penstock.fleet.actions.tokens._FIRST_DELAY_S", 0.3)
     visitors = Visitors(is_loopback=True, public_url="https://ops.example/penstock/")
@@ -114,6 +114,7 @@ def test_behind_a_proxy_its_address_counts_as_the_pages_own_and_each_client_is_s
             wrong = {"Authorization": "Bearer wrong", "X_Forwarded_For": "10.0.0.1, 10.0.0.66"}
             found = list(guesses.map(lambda _: status(**wrong), range(5)))
         assert 429 in found
+        assert "a wrong token from 10.0.0.66;" in caplog.text
         assert status(X_Forwarded_For="10.0.0.66, 10.0.0.7") == 200
 
     with pytest.raises(ConfigurationError, match=r"--public-url 'ops\.example' is no address of a page"):
