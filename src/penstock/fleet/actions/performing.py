@@ -134,34 +134,18 @@ def _operate(command: Command, around: Surroundings, *, dry_run: bool) -> Answer
 
     The store has an audit of its own, too.
     """
-    prefix = command.parameters["prefix"]
+    prefix, transaction_id = command.parameters["prefix"], command.parameters["transaction_id"]
     if not dry_run:
         return carry_out(command, operator_in_kafka(around.bootstrap_servers, prefix, around.config))
     with KafkaAdministration(around.bootstrap_servers, prefix, around.config) as store:
-        would = _would_settle if command.name == "settle" else _would_resume
-        return would(command.parameters["transaction_id"], command, store)
-
-
-def _would_settle(transaction_id: str, command: Command, store: KafkaAdministration) -> Answer:
-    prefix, found = command.parameters["prefix"], store.show(transaction_id)
-    if found is None:
-        return Answer(Outcome.REFUSED, f"transaction {transaction_id} is not pending in {prefix}")
-    return Answer(
-        Outcome.DONE,
-        f"{command.parameters['decision'].upper()} would be stored for transaction {transaction_id} of {found.group} "
-        f"in {prefix}, pending for {found.age_s:.0f} s, which waits for {found.waits_for or 'a decision'}",
-    )
-
-
-def _would_resume(transaction_id: str, command: Command, store: KafkaAdministration) -> Answer:
-    count = sum(discarded.half.transaction_id == transaction_id for discarded in store.discarded())
-    if not count:
-        return Answer(Outcome.REFUSED, f"transaction {transaction_id} is not among the discarded")
-    return Answer(
-        Outcome.DONE,
-        f"{_counted(count, 'message')} of transaction {transaction_id} would be brought back to "
-        f"{command.parameters['prefix']}, undecided; its group is asked again",
-    )
+        if command.name == "settle":
+            state, is_there = "pending", store.show(transaction_id) is not None
+        else:
+            discarded = (it.half.transaction_id for it in store.discarded())
+            state, is_there = "among the discarded", transaction_id in discarded
+    if not is_there:
+        return Answer(Outcome.REFUSED, f"transaction {transaction_id} is not {state} in {prefix}")
+    return Answer(Outcome.DONE, ACTIONS[command.name].would.format(place=command.place, whom="this dashboard"))
 
 
 #: What who asks does, by the action's name; with `dry_run` it says what would be.
