@@ -249,10 +249,12 @@ class TopicService(ABC):
 
     Args:
         name: of the thread.
+        failing: what does not work while it fails, for the log.
         last_s: seconds that it may take for its last work, in a stop.
     """
 
-    def __init__(self, name: str, last_s: float = 0.0) -> None:
+    def __init__(self, name: str, failing: str, last_s: float = 0.0) -> None:
+        self._failing = failing
         self._last_s = last_s
         self._stopping = threading.Event()
         #: Set while it works; written by its thread.
@@ -264,10 +266,6 @@ class TopicService(ABC):
     @abstractmethod
     def _work(self) -> None:
         """Do what there is to do until `_stopping` is set; what it raises is logged, and it is called again."""
-
-    @abstractmethod
-    def _say_failed(self, why: str) -> None:
-        """Log why it fails, once until it works again."""
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -305,5 +303,5 @@ class TopicService(ABC):
 
     def _failed(self, why: str) -> None:
         if self._trouble is None:
-            self._say_failed(why)
+            _log.warning("%s; it is tried on: %s", self._failing, why)
         self._trouble = why

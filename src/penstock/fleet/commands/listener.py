@@ -64,7 +64,7 @@ class CommandListener(TopicService):
         settings: CommandSettings,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(f"penstock-commands-{group}")
+        super().__init__(f"penstock-commands-{group}", f"{group} hears no commands in {settings.topic}")
         self._group = group
         self._member = member
         self._doing = doing
@@ -147,6 +147,3 @@ class CommandListener(TopicService):
                 f"{HOLDS_S:g} s; ask again, and see to the clocks where they differ"
             )
         return None
-
-    def _say_failed(self, why: str) -> None:
-        _log.warning("%s hears no commands in %s; it is tried on: %s", self._group, self._settings.topic, why)

@@ -63,7 +63,8 @@ class Reporter(TopicService):
         config: ClientConfig,
         settings: ReportSettings,
     ) -> None:
-        super().__init__(f"penstock-report-{sender.group}", _LAST_RECORD_S)
+        failing = f"{sender.group} does not report to {settings.topic}, so `penstock status` does not show it"
+        super().__init__(f"penstock-report-{sender.group}", failing, _LAST_RECORD_S)
         self.sender = sender
         self._describe = describe
         self._bootstrap_servers = bootstrap_servers
@@ -98,14 +99,6 @@ class Reporter(TopicService):
     @property
     def _interval_s(self) -> float:
         return min(MOST_INTERVAL_S, max(self._settings.interval, self._cost_s / _SHARE))
-
-    def _say_failed(self, why: str) -> None:
-        _log.warning(
-            "%s does not report to %s, so `penstock status` does not show it; it is tried on: %s",
-            self.sender.group,
-            self._settings.topic,
-            why,
-        )
 
 
 def coordinator_reporter(
