@@ -12,7 +12,6 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -48,11 +47,10 @@ Endpoint = Callable[["Request"], Awaitable["Response"]]
 ResultT = TypeVar("ResultT")
 
 
-@dataclass(frozen=True, slots=True)
 class Visitors:
-    """Judges requests. Without state.
+    """Judges requests. Never changes.
 
-    Attributes:
+    Args:
         is_loopback: whether the server listens to this machine alone.
         public_url: the page's address at a reverse proxy, as browsers see it; None: there is no proxy. What the proxy
             says of who asks (`X-Forwarded-For`) counts only where it is given.
@@ -61,22 +59,18 @@ class Visitors:
         ConfigurationError: the address is no http(s) URL.
     """
 
-    is_loopback: bool
-    public_url: str | None = None
-    #: Scheme, host and port of it.
-    _public_origin: tuple[str, str] | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        """Read the address."""
-        if self.public_url is None:
+    def __init__(self, *, is_loopback: bool, public_url: str | None = None) -> None:
+        self._is_loopback = is_loopback
+        # Scheme, host and port.
+        self._public_origin: tuple[str, str] | None = None
+        if public_url is None:
             return
-        parts = urlsplit(self.public_url)
+        parts = urlsplit(public_url)
         if parts.scheme not in {"http", "https"} or not parts.netloc or parts.username is not None:
             raise ConfigurationError(
-                f"--public-url {self.public_url!r} is no address of a page; write it as browsers see it: "
-                "https://HOST/PATH/"
+                f"--public-url {public_url!r} is no address of a page; write it as browsers see it: https://HOST/PATH/"
             )
-        object.__setattr__(self, "_public_origin", (parts.scheme, parts.netloc.lower()))
+        self._public_origin = (parts.scheme, parts.netloc.lower())
 
     def may_read(self, request: Request) -> bool:
         """Tell whether a request names an address of this server.
@@ -84,7 +78,7 @@ class Visitors:
         A page of another site may have its own name resolve to the loopback address, and would then read what is here;
         but its requests name that site.
         """
-        if not self.is_loopback or Address(request.url.hostname or "", 0).is_loopback:
+        if not self._is_loopback or Address(request.url.hostname or "", 0).is_loopback:
             return True
         return self._public_origin is not None and _host(request) == self._public_origin[1]
 
@@ -101,7 +95,7 @@ class Visitors:
 
     def client(self, request: Request) -> str:
         """Return the address of who asks: behind a proxy, the one that the proxy itself saw."""
-        seen = request.headers.get("x-forwarded-for", "") if self.public_url is not None else ""
+        seen = request.headers.get("x-forwarded-for", "") if self._public_origin is not None else ""
         direct = "somewhere" if request.client is None else request.client.host
         return seen.rpartition(",")[2].strip() or direct
 
