@@ -168,7 +168,7 @@ def test_a_client_that_a_refused_heartbeat_has_ended_is_followed_by_a_new_one() 
         world.broker.advance(1)
         world.poll()
     # Its session ends by the clock.
-    world.broker.kill(ended)
+    ended.kill()
     for _ in range(20):
         world.broker.advance(SOON_S)
         world.poll()

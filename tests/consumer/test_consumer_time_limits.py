@@ -489,10 +489,10 @@ def rejoined(**options: Any) -> tuple[Stepped, SteppedWorker, Handled]:
     stepped.feed("t", [(b"a", b"1"), (b"b", b"2")])
     worker = stepped.take()
     client = stepped.consumer.client
-    stepped.broker.cut_off(client)
+    client.cut_off()
     stepped.broker.advance(20)
     stepped.poll(3)
-    stepped.broker.heal(client)
+    client.heal()
     for _ in range(20):
         stepped.broker.advance(0.5)
         stepped.poll()

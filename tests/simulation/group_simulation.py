@@ -20,7 +20,7 @@ from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import BatchError
 from penstock.message import Message
 from penstock.testing.memory.broker import TestBroker
-from penstock.testing.memory.log.transaction import TestTransaction
+from penstock.testing.memory.log import TestTransaction
 from simulation.balance_checker import check_bytes, check_counts
 from simulation.instance import Instance, State
 from simulation.invariant_checker import InvariantBroken, InvariantChecker
@@ -228,7 +228,7 @@ class Simulation:
     def kill(self, instance: Instance) -> None:
         """End an instance as a killed process ends."""
         self._note(f"{instance.name} is killed")
-        self.broker.kill(instance.client)
+        instance.client.kill()
         instance.state = State.GONE
         self.instances.remove(instance)
 
@@ -237,14 +237,14 @@ class Simulation:
         if instance.state is State.RUNNING:
             self._note(f"{instance.name} is {state.value}")
             self._troubled = True
-            self.broker.cut_off(instance.client)
+            instance.client.cut_off()
             instance.state = state
 
     def heal(self, instance: Instance) -> None:
         """Let a frozen instance go on, or one that was cut off reach the brokers."""
         if instance.state in (State.FROZEN, State.CUT_OFF):
             self._note(f"{instance.name} is well again")
-            self.broker.heal(instance.client)
+            instance.client.heal()
             instance.state = State.RUNNING
 
     def change(

@@ -21,7 +21,7 @@ from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import ConfigurationError
 from penstock.message import Message
 from penstock.testing.memory.broker import TestBroker
-from penstock.testing.memory.log.log import Place
+from penstock.testing.memory.log import Place
 from simulation.invariant_checker import HandlerCall, InvariantBroken, InvariantChecker
 from support.stepped_workers import SteppedWorker, WorkedConsumer
 

@@ -22,7 +22,7 @@ from penstock.consumer.retry_topics import ROUND, retry_topics
 from penstock.message import Message, Record
 from penstock.offsets import decode, owner_of
 from penstock.testing.memory.broker import TestBroker
-from penstock.testing.memory.log.log import Place
+from penstock.testing.memory.log import Place
 
 
 class InvariantBroken(AssertionError):  # noqa: N818 - it is a finding
@@ -132,7 +132,7 @@ class InvariantChecker:
                 stable = self._broker.ends(topic, partition)[1]
                 begin = self._read[place]
                 if stable > begin:
-                    for record in self._broker.records_from(topic, partition, begin):
+                    for record in self._broker.logs[place].read(begin, stable, committed_only=True)[0]:
                         self._found(place, record)
                     self._read[place] = stable
         self.look()
@@ -238,7 +238,8 @@ class InvariantChecker:
         """Note that a log was compacted, or that its beginning was deleted: what is gone need not be handled."""
         self.read_logs()
         history = self._history(place)
-        there = {record.offset() for record in self._broker.records_from(*place, 0)}
+        log = self._broker.logs[place]
+        there = {record.offset() for record in log.records()}
         for offset in [one for one in history.undone if one not in there]:
             self._finish(history, offset)
 

@@ -21,7 +21,7 @@ from penstock.consumer.outbox.outbox import RefusedResults
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
 from penstock.consumer.settings import ConsumerSettings
 from penstock.testing.memory import codes
-from penstock.testing.memory.log.log import Outcome
+from penstock.testing.memory.log import Outcome
 from simulation.group_simulation import Simulation
 from simulation.instance import Instance, State
 from simulation.result_checker import OUTPUT_PARTITIONS, OUTPUTS, ResultChecker, results_of
@@ -116,7 +116,7 @@ class PublishingSimulation(Simulation):
         super().__init__(app, seed, settings=settings, partitions=partitions)
         for topic in OUTPUTS:
             self.broker.create_topic(topic, OUTPUT_PARTITIONS)
-        self.transactions = TransactionCoordinator(self.broker._state)
+        self.transactions = TransactionCoordinator(self.broker)
         self.results = ResultChecker(
             app.name, self.checker, app.handlers, self.broker, exactly_once=self.settings.exactly_once
         )
@@ -292,7 +292,7 @@ class PublishingSimulation(Simulation):
                 self.meet("left behind, and committed")
                 self.transactions.end(name, epoch, Outcome.COMMITTED)
 
-        self.broker._state.coordinator.later(self.chance.choice((0.0, 0.3, 2.0)), commit)
+        self.broker.coordinator.later(self.chance.choice((0.0, 0.3, 2.0)), commit)
 
     # The thread that makes the calls
 

@@ -22,7 +22,7 @@ from penstock.consumer.retry_topics import ROUND
 from penstock.message import Message
 from penstock.offsets import decode, owner_of
 from penstock.testing.memory.broker import TestBroker
-from penstock.testing.memory.log.log import Place
+from penstock.testing.memory.log import Place
 from simulation.invariant_checker import InvariantBroken, InvariantChecker
 from simulation.transaction_coordinator import OpenTransaction, positions_of
 
@@ -126,7 +126,8 @@ class ResultChecker:
                 stable = self._broker.ends(topic, partition)[1]
                 if stable > self._read[place]:
                     begin, self._read[place] = self._read[place], stable
-                    yield from ((place, one) for one in self._broker.records_from(topic, partition, begin))
+                    log = self._broker.logs[place]
+                    yield from ((place, one) for one in log.read(begin, stable, committed_only=True)[0])
 
     def _take(self, result: ResultRecord, place: Place) -> None:
         self.seen += 1

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, Message
 from penstock.testing.memory import codes
 from penstock.testing.memory.faults import Effect, Fault, as_error
 from penstock.testing.memory.group.coordinator import CommitRequest
-from penstock.testing.memory.log.log import Headers, LoggedTransaction, Outcome, Place
+from penstock.testing.memory.log import Headers, Outcome, Place, TestTransaction
 from penstock.testing.memory.state import BrokerState
 
 #: A message as it is written: topic, value, key, headers and partition (-1: the partitioner's).
@@ -31,7 +31,7 @@ LOOK_S = 10.0
 class OpenTransaction:
     """A transaction as its coordinator knows it."""
 
-    logged: LoggedTransaction = field(default_factory=LoggedTransaction)
+    logged: TestTransaction
     #: What was written in it, and the positions of groups that take effect with it.
     records: list[Message] = field(default_factory=list)
     positions: list[CommitRequest] = field(default_factory=list)
@@ -117,7 +117,7 @@ class TransactionCoordinator:
             self.on_refused(value)
             return KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
         transaction = self._begun(mine)
-        message = self.state.append(topic, value, key, headers, partition=partition, owner=transaction.logged)
+        message = transaction.logged.produce(topic, value, key=key, headers=headers, partition=partition)
         transaction.records.append(message)
         return None
 
@@ -163,7 +163,7 @@ class TransactionCoordinator:
 
     def _begun(self, mine: _Id) -> OpenTransaction:
         if mine.open is None:
-            begun = mine.open = OpenTransaction()
+            begun = mine.open = OpenTransaction(self.state.transaction())
             mine.last = Outcome.OPEN
             after = TIMEOUT_S + self.state.chance.random() * LOOK_S
             self.state.coordinator.later(after, lambda: self._time_out(mine, begun))

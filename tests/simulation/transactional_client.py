@@ -23,7 +23,7 @@ from penstock.testing.memory import codes
 from penstock.testing.memory.faults import Effect
 from penstock.testing.memory.group.coordinator import CommitRequest
 from penstock.testing.memory.group.group import Member
-from penstock.testing.memory.log.log import Outcome
+from penstock.testing.memory.log import Outcome
 from simulation.transaction_coordinator import TransactionCoordinator, Written
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from kafka_tools import produce, transactional
 from penstock.clients.cluster import Cluster, ConsumerClient
 from penstock.devbroker import DevBroker
 from penstock.testing import TestBroker
-from penstock.testing.memory.log.transaction import TestTransaction
+from penstock.testing.memory.log import TestTransaction
 from waiting import wait_until
 
 Seen = list[object]

@@ -12,11 +12,15 @@ from penstock.testing.memory.client.consumer_client import MemoryConsumer
 
 
 def broker_of(partitions: int = 1, records: int = 0, **options: Any) -> TestBroker:
-    """Return a broker with the topic `t`, and records with the values 0, 1 and so on in its partitions by turns."""
+    """Return a broker with the topic `t`, and records with the values 0, 1 and so on in its partitions by turns.
+
+    Records 3 and 9 have the same key, the others none.
+    """
     broker = TestBroker(**options)
     broker.create_topic("t", partitions)
     for number in range(records):
-        broker.produce("t", b"%d" % number, partition=number % partitions)
+        key = b"same" if number in (3, 9) else None
+        broker.produce("t", b"%d" % number, key=key, partition=number % partitions)
     return broker
 
 

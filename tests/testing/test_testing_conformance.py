@@ -183,22 +183,6 @@ def an_evicted_member(world: World) -> Seen:
     return seen
 
 
-def static_members(world: World) -> Seen:
-    config = {"group_instance_id": "one", "session_timeout_ms": 6_000}
-    first = Client(world, **config)
-    first.until(lambda: bool(first.events))
-    first.client.close()
-    second = Client(world, **config)
-    second.until(lambda: bool(second.events))
-    third = Client(world, **config)
-    third.until(lambda: bool(third.events))
-    second.until(lambda: bool(second.errors))
-    seen = [first.events, second.events, third.events, second.errors, second.commit(1), third.commit(2)]
-    second.client.close()
-    third.client.close()
-    return [*seen, second.events, third.events]
-
-
 _SCENARIOS = [
     markers_and_aborted_ranges,
     open_transactions,
@@ -209,7 +193,6 @@ _SCENARIOS = [
     no_offset_and_no_policy,
     a_second_member,
     pytest.param(an_evicted_member, marks=pytest.mark.thorough),  # it waits for a session of a real broker to end
-    static_members,
 ]
 
 

@@ -1,4 +1,4 @@
-"""Groups: cooperative rebalances, evictions, static members, and commits that come too late."""
+"""Groups: cooperative rebalances, evictions, and commits that come too late."""
 
 from __future__ import annotations
 
@@ -64,18 +64,11 @@ def test_a_member_that_does_not_poll_is_evicted_and_hears_of_it_at_its_next_poll
     assert memory.commit_log("g") == ()
 
 
-@pytest.mark.parametrize("is_static", [False, True])
-def test_a_member_that_is_killed_or_static_and_away_keeps_its_partitions_until_its_session_ends(
-    memory: TestBroker, is_static: bool
-) -> None:
-    name = {"group_instance_id": "s"} if is_static else {}
-    gone, alive = Reader(memory, "t", session_timeout_ms=10_000, **name), Reader(memory, "t")
+def test_a_killed_member_keeps_its_partitions_until_its_session_ends(memory: TestBroker) -> None:
+    gone, alive = Reader(memory, "t", session_timeout_ms=10_000), Reader(memory, "t")
     settle(gone, alive)
 
-    if is_static:
-        gone.client.close()
-    else:
-        memory.kill(gone.client)
+    gone.client.kill()
     memory.advance(9)
     settle(alive)
     assert len(_share(memory, alive)) == 2
@@ -91,7 +84,7 @@ def test_a_member_that_is_cut_off_loses_its_partitions_and_comes_back(memory: Te
     lonely, other = Reader(memory, "t", session_timeout_ms=10_000), Reader(memory, "t")
     settle(lonely, other)
     mine = min(_share(memory, lonely))
-    memory.cut_off(lonely.client)
+    lonely.client.cut_off()
     lonely.commit_async(mine, 5)
     begun = memory.clock.monotonic()
 
@@ -101,7 +94,7 @@ def test_a_member_that_is_cut_off_loses_its_partitions_and_comes_back(memory: Te
     assert _share(memory, other) == {0, 1, 2, 3}
     assert lonely.events[-1][0] == "lost"
 
-    memory.heal(lonely.client)
+    lonely.client.heal()
     settle(lonely, other)
 
     assert lonely.heard == ["UNKNOWN_MEMBER_ID"]

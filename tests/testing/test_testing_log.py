@@ -29,19 +29,6 @@ def test_a_record_comes_with_all_that_was_produced(memory: TestBroker) -> None:
     assert len(message) == 1
 
 
-def test_append_times_are_the_clocks() -> None:
-    memory = TestBroker()
-    memory.create_topic("t", config={"message.timestamp.type": "LogAppendTime"})
-    memory.produce("t", b"1", timestamp_ms=17)
-    memory.advance(2.5)
-    memory.produce("t", b"2", timestamp_ms=17)
-
-    first, second = (message.timestamp() for message in memory.records("t"))
-
-    assert first[0] == second[0] == 2
-    assert second[1] - first[1] == 2500
-
-
 def test_a_key_always_goes_to_one_partition_and_keyless_records_go_round(memory: TestBroker) -> None:
     memory.create_topic("wide", 4)
 

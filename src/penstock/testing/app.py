@@ -191,7 +191,7 @@ class TestApp:
         Lifespans and worker resources do not end, as in a killed process. `restart` starts it again.
         """
         consumer = self._running()
-        self.broker.kill(consumer.client)
+        consumer.client.kill()
         session_ms = float(consumer.engine.settings.client_config("").get("session.timeout.ms", _SESSION_MS))
         self._session_over = self.clock.monotonic() + session_ms / 1000
         self._end(is_killed=True)

@@ -87,7 +87,7 @@ class SteppedConsumer:
 
     def consumer(self, config: Mapping[str, Any]) -> SteppedClient:
         """Make the client, as the engine asks its cluster for one."""
-        self.client = self.client_type(config, self._broker._state)  # noqa: SLF001 - as the broker makes its own
+        self.client = self.client_type(config, self._broker)
         self.is_connected = True
         return self.client
 

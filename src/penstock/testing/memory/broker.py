@@ -6,8 +6,6 @@ break at places that the seed decides, and so do faults that come by chance.
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -20,11 +18,9 @@ from penstock.clients.topics import TopicIds, TopicSpec
 from penstock.errors import ConfigurationError, TopicNotFoundError
 from penstock.testing.memory.client.consumer_client import MemoryConsumer
 from penstock.testing.memory.client.producer_client import MemoryProducer
-from penstock.testing.memory.clock import TestClock
-from penstock.testing.memory.faults import NO_ERROR, Effect, Fault, Faults, Operation, as_error
-from penstock.testing.memory.group.coordinator import Commit, Coordinator, Offset
-from penstock.testing.memory.log.log import PartitionLog, Place
-from penstock.testing.memory.log.topics import Topics
+from penstock.testing.memory.faults import NO_ERROR, Effect, Fault, Operation, as_error
+from penstock.testing.memory.group.coordinator import Commit
+from penstock.testing.memory.log import Place
 from penstock.testing.memory.state import BrokerState
 
 T = TypeVar("T")
@@ -43,7 +39,7 @@ class Answered(Generic[T]):
     wait = answer
 
 
-class TestBroker(Topics, Cluster):
+class TestBroker(BrokerState, Cluster):
     """A Kafka in memory. All methods may be called from any thread.
 
     Args:
@@ -56,53 +52,42 @@ class TestBroker(Topics, Cluster):
     def __init__(self, seed: int = 0, *, max_fetch: int = 500) -> None:
         if max_fetch < 1:
             raise ValueError(f"max_fetch must be at least 1, but is {max_fetch}; a fetch brings one message or more")
-        self._clock = TestClock()
-        self._chance = random.Random(seed)  # noqa: S311 - a seed must give the same run again
-        super().__init__(self._clock, threading.RLock())
-        self._coordinator = Coordinator(self._clock, self._logs, self._places, self._chance)
-        self._on_change = self._coordinator.topic_changed
-        #: What goes wrong; `faults.happened` counts what went wrong.
-        self.faults = Faults(self._chance)
+        super().__init__(seed, max_fetch)
         #: Rights that its clients lack when they ask. What is refused besides is planned with `fail`.
         self.missing_rights: set[Right] = set()
-        self._state = BrokerState(
-            self._clock, self._lock, self._logs, self._append, self._coordinator, self.faults, self._chance, max_fetch
-        )
 
     @property
     def principal(self) -> str:
         """Whom it takes its clients for."""
         return "User:test"
 
-    @property
-    def clock(self) -> TestClock:
-        """The only time there is."""
-        return self._clock
-
     def advance(self, seconds: float) -> None:
         """Move the clock, and let happen what is due by then: sessions end, late requests arrive."""
-        with self._lock:
+        with self.lock:
             self._clock.advance(seconds)
-            self._coordinator.tick(self._clock.monotonic())
+            self.coordinator.tick(self._clock.monotonic())
 
     def next_due(self) -> float:
         """Return when the clock alone makes something happen, on `clock.monotonic`; infinity where it does not."""
-        with self._lock:
-            return self._coordinator.next_due()
+        with self.lock:
+            return self.coordinator.next_due()
 
     # The cluster an engine sees
 
     def consumer(self, config: Mapping[str, Any]) -> MemoryConsumer:  # type: ignore[override] # as far as it is called
-        """Make a consumer. `config` holds librdkafka's keys and the callback `on_commit`; unknown keys are ignored."""
-        return MemoryConsumer(config, self._state)
+        """Make a consumer, which can also be ended or cut off by a test: `kill`, `cut_off`, `heal`.
+
+        `config` holds librdkafka's keys and the callback `on_commit`; unknown keys are ignored.
+        """
+        return MemoryConsumer(config, self)
 
     def producer(self, config: Mapping[str, Any]) -> MemoryProducer:  # type: ignore[override] # noqa: ARG002 - the same
         """Make a producer. No key of `config` changes anything here."""
-        return MemoryProducer(self._state)
+        return MemoryProducer(self)
 
     def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
         """Return how many partitions each topic has; `TopicNotFoundError` names all that are absent."""
-        with self._lock:
+        with self.lock:
             counts, wanted = self.topics(), list(topics)
         missing = sorted(topic for topic in wanted if topic not in counts)
         if missing:
@@ -111,11 +96,11 @@ class TestBroker(Topics, Cluster):
 
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
         """Create the topics that are absent."""
-        with self._lock:
+        with self.lock:
             counts = self.topics()
             for spec in specs:
                 if spec.name not in counts:
-                    self.create_topic(spec.name, spec.partitions, spec.config)
+                    self.create_topic(spec.name, spec.partitions)
 
     def message_limits(self, topics: Iterable[str]) -> dict[str, int]:  # noqa: ARG002 - a cluster's method takes them
         """Return nothing: no message is too large here."""
@@ -123,7 +108,7 @@ class TestBroker(Topics, Cluster):
 
     def ask_topic_ids(self, topics: Iterable[str]) -> Answered[TopicIds]:
         """Return the answer to which topics there are."""
-        with self._lock:
+        with self.lock:
             known, wanted, missing = dict(self._ids), list(topics), set(self.missing_rights)
         absent = frozenset(topic for topic in wanted if topic not in known)
         ids = {topic: known[topic] for topic in wanted if topic in known}
@@ -132,7 +117,7 @@ class TestBroker(Topics, Cluster):
 
     def ask_readable_ends(self, places: Sequence[tuple[str, int]]) -> Answered[Mapping[tuple[str, int], int]]:
         """Return the answer to where partitions end for readers of committed messages."""
-        with self._lock:
+        with self.lock:
             return Answered({place: self._log(*place).last_stable for place in places})
 
     def in_background(self, what: str, work: Callable[[], T]) -> Answered[T]:  # noqa: ARG002 - a cluster's method takes it
@@ -158,50 +143,40 @@ class TestBroker(Topics, Cluster):
 
     def ask_rights(self, needed: Iterable[Right]) -> Answered[Rights]:
         """Return the answer to which rights are missing."""
-        with self._lock:
+        with self.lock:
             wanted, missing = list(needed), set(self.missing_rights)
         lacked = tuple(right for right in wanted if right in missing)
         return Answered(Rights(tuple(right for right in wanted if right not in missing), lacked))
 
-    # Topics and groups
+    # Groups
 
-    def recreate_topic(self, topic: str) -> None:
-        """Delete a topic and create it again at once: the groups' offsets in it go, and clients that read it go on.
-
-        So it is in Kafka where no metadata showed a client that the topic was gone: it reads the new log from where it
-        stood in the old one.
-        """
-        with self._lock:
-            self._make(topic, [PartitionLog(topic, log.partition, log.type) for log in self._logs_of(topic)])
-            self._coordinator.forget_offsets(topic)
-
-    def committed(self, group: str) -> dict[Place, Offset]:
-        """Return a group's offsets, with metadata, by topic and partition."""
-        with self._lock:
-            self._coordinator.tick(self._clock.monotonic())
-            return dict(self._coordinator.offsets.get(group, {}))
+    def committed(self, group: str) -> dict[Place, Commit]:
+        """Return a group's last commit of each topic and partition: offset and metadata."""
+        with self.lock:
+            self.coordinator.tick(self._clock.monotonic())
+            return dict(self.coordinator.offsets.get(group, {}))
 
     def commit_log(self, group: str) -> Sequence[Commit]:
         """Return every commit of a group that was accepted, in order."""
-        with self._lock:
-            self._coordinator.tick(self._clock.monotonic())
-            return tuple(self._coordinator.history.get(group, ()))
+        with self.lock:
+            self.coordinator.tick(self._clock.monotonic())
+            return tuple(self.coordinator.history.get(group, ()))
 
     def members(self, group: str) -> dict[str, tuple[Place, ...]]:
         """Return the partitions of each member of a group, as its last generation gave them."""
-        with self._lock:
-            self._coordinator.tick(self._clock.monotonic())
-            return {name: member.assigned for name, member in self._coordinator.group(group).members.items()}
+        with self.lock:
+            self.coordinator.tick(self._clock.monotonic())
+            return {name: member.assigned for name, member in self.coordinator.group(group).members.items()}
 
     def generation(self, group: str) -> int:
         """Return the number of a group's last generation."""
-        with self._lock:
-            return self._coordinator.group(group).generation
+        with self.lock:
+            return self.coordinator.group(group).generation
 
     def rebalance(self, group: str, *, shuffle: bool = True) -> None:
         """Force a rebalance; shuffled, partitions go to members by chance, so that some of them move."""
-        with self._lock:
-            self._coordinator.group(group).rebalance(shuffle=shuffle)
+        with self.lock:
+            self.coordinator.group(group).rebalance(shuffle=shuffle)
 
     # Faults
 
@@ -214,7 +189,7 @@ class TestBroker(Topics, Cluster):
 
     def fail_by_chance(self, operation: Operation | str, error: KafkaError | int, probability: float) -> None:
         """Let each call of an operation be refused with this probability from now on; 0 ends it."""
-        with self._lock:
+        with self.lock:
             self.faults.by_chance(operation, Fault(Effect.REFUSED, as_error(error)), probability)
 
     def lose_answer(self, operation: Operation | str, times: int = 1) -> None:
@@ -234,22 +209,10 @@ class TestBroker(Topics, Cluster):
         self._plan(operation, Fault(Effect.REPEATED, NO_ERROR, seconds), times)
 
     def _plan(self, operation: Operation | str, fault: Fault, times: int) -> None:
-        with self._lock:
+        with self.lock:
             self.faults.plan(operation, fault, times)
 
     def coordinator_away(self, seconds: float) -> None:
         """Let the coordinator of all groups be away so long: commits wait, nobody joins, no session ends."""
-        with self._lock:
-            self._coordinator.away_until = self._clock.monotonic() + seconds
-
-    def kill(self, consumer: MemoryConsumer) -> None:
-        """End a consumer as if its process were killed: the group hears nothing, until its session ends."""
-        consumer.die()
-
-    def cut_off(self, consumer: MemoryConsumer) -> None:
-        """Let nothing of a consumer reach the broker, until `heal`; its session ends by the clock."""
-        consumer.cut_off()
-
-    def heal(self, consumer: MemoryConsumer) -> None:
-        """Let a consumer reach the broker again: its held requests arrive, in order."""
-        consumer.heal()
+        with self.lock:
+            self.coordinator.away_until = self._clock.monotonic() + seconds

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, Message
 
 from penstock.testing.memory import codes
 from penstock.testing.memory.faults import Operation
-from penstock.testing.memory.log.log import PartitionLog, Place
+from penstock.testing.memory.log import PartitionLog, Place
 from penstock.testing.memory.state import BrokerState
 
 
@@ -85,13 +85,6 @@ class Fetcher:
         part = self.assigned.get(place)
         if part is not None:
             part.paused = False
-
-    def seek(self, place: Place, offset: int) -> None:
-        """Forget what was fetched, and go on from an offset."""
-        part = self.assigned[place]
-        part.version += 1
-        part.buffered = part.stopped = False
-        part.next = offset
 
     def refill(self) -> None:
         """Fetch of every partition of which nothing waits."""

@@ -17,7 +17,7 @@ from penstock.testing.memory.client.fetching import Fetcher, error_message
 from penstock.testing.memory.faults import Effect, Operation, as_error
 from penstock.testing.memory.group.coordinator import CommitRequest
 from penstock.testing.memory.group.group import Change, Gone, Member
-from penstock.testing.memory.log.log import Place
+from penstock.testing.memory.log import Place
 from penstock.testing.memory.state import BrokerState
 
 #: librdkafka's defaults.
@@ -45,8 +45,11 @@ class AnsweredPartition(TopicPartition):
 class GroupClient:
     """The part of a consumer client that its group's coordinator knows."""
 
+    _closed = False
+
     def __init__(self, config: Mapping[str, Any], state: BrokerState) -> None:
         self._state = state
+        self._clock, self._coordinator = state.clock, state.coordinator
         self._config = config
         self._group = str(config["group.id"])
         self._fetcher = Fetcher(config, state)
@@ -61,31 +64,61 @@ class GroupClient:
         self._errors: deque[Message] = deque()
         self._answers: deque[tuple[KafkaError | None, list[TopicPartition]]] = deque()
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("Consumer closed")
+
+    def _tick(self) -> float:
+        """Let the coordinator do what is due by now; return the time."""
+        now = self._clock.monotonic()
+        self._coordinator.tick(now)
+        return now
+
     # Membership
 
-    def _wants(self, topics: Sequence[str]) -> None:
+    def subscribe(
+        self,
+        topics: Sequence[str],
+        on_assign: RebalanceCallback | None = None,
+        on_revoke: RebalanceCallback | None = None,
+        on_lost: RebalanceCallback | None = None,
+    ) -> None:
+        """Join the group; the callbacks are called from within `poll`, `consume` and `close`."""
+        self._require_open()
+        self._callbacks = {"assign": on_assign, "revoke": on_revoke, "lost": on_lost}
+        self._want(topics)
+
+    def unsubscribe(self) -> None:
+        """Want no topic any more; a callback gives back what is assigned."""
+        self._require_open()
+        self._want(())
+
+    def memberid(self) -> str:
+        """Return the id that the coordinator gave, or an empty text."""
+        return "" if self._member is None else self._member.name
+
+    def _want(self, topics: Sequence[str]) -> None:
         """Join the group, or stay in it with other topics."""
-        self._topics = list(topics)
-        if self._member is not None and self._member.gone is None:
-            self._state.coordinator.group(self._group).change_topics(self._member, topics)
-        elif topics:
-            self._join()
+        with self._state.lock:
+            self._topics = list(topics)
+            if self._member is not None and self._member.gone is None:
+                self._coordinator.group(self._group).change_topics(self._member, topics)
+            elif topics:
+                self._join()
 
     def _join(self) -> None:
-        coordinator, now = self._state.coordinator, self._state.clock.monotonic()
-        if self._cut_off or coordinator.away:
+        if self._cut_off or self._coordinator.away:
             return
-        coordinator.tick(now)
+        now = self._tick()
         self._reported_eviction = False
         self._member = Member(
-            coordinator.new_name(),
-            self._config.get("group.instance.id"),
+            self._coordinator.new_name(),
             tuple(self._topics),
             float(self._config.get("session.timeout.ms", _SESSION_MS)) / 1000,
             float(self._config.get("max.poll.interval.ms", _POLL_MS)) / 1000,
             now,
         )
-        coordinator.group(self._group).join(self._member)
+        self._coordinator.group(self._group).join(self._member)
 
     def _serve(self) -> None:
         """Hand over answers, and call the callbacks that are due. Without the lock."""
@@ -101,12 +134,6 @@ class GroupClient:
             self._serve_change(member, member.change)
 
     def _lose(self, member: Member, why: Gone) -> None:
-        if why is Gone.FENCED:
-            # A fenced client says so once, calls no callback, and stays as it is.
-            member.gone_unsaid = False
-            text = "Fatal error: Broker: Static consumer fenced by other consumer with same group.instance.id"
-            self._errors.append(error_message(KafkaError(codes.FATAL, text)))
-            return
         if why is Gone.POLL_INTERVAL and not self._reported_eviction:
             # The error comes first, the callback with the next call.
             self._reported_eviction = True
@@ -138,7 +165,7 @@ class GroupClient:
             for place in change.revoked:
                 member.owned.pop(place, None)
             member.owned.update(dict.fromkeys(change.added))
-            self._state.coordinator.group(self._group).served(member)
+            self._coordinator.group(self._group).served(member)
 
     def _drop(self, name: str, places: Sequence[Place]) -> None:
         """Call a callback and unassign what it left assigned, as the client library does."""
@@ -154,63 +181,43 @@ class GroupClient:
         """Call a rebalance callback, whose name is "assign", "revoke" or "lost"."""
         callback(self, partitions)
 
-    def _leave(self) -> None:
-        """Give everything back and leave. Without the lock; a fenced client calls no callback."""
-        member = self._member
-        gone = None if member is None else member.gone
-        if gone is not Gone.FENCED:
-            self._drop("revoke" if gone is None else "lost", list(self._fetcher.assigned))
-        with self._state.lock:
-            if member is None or member.gone is not None:
-                return
-            if member.instance is not None or self._cut_off or self._state.coordinator.away:
-                # With an instance id the group waits for its return (KIP-345).
-                self._hear_no_more()
-            else:
-                self._state.coordinator.group(self._group).leave(member)
-
-    def _hear_no_more(self) -> None:
-        """Let the group hear nothing of this client from now on: its session ends by the clock."""
-        member = self._member
-        if member is not None and member.unheard_since is None:
-            member.unheard_since = self._state.clock.monotonic()
-
     # Commits
 
-    def _serve_answers(self) -> None:
-        on_commit = self._config.get("on_commit")
-        while self._answers:
-            answer = self._answers.popleft()
-            if on_commit is not None:
-                on_commit(*answer)
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition] | None:
+        """Commit offsets with their metadata; the answer to an asynchronous one comes to `on_commit`.
 
-    def _send(self, points: Sequence[TopicPartition]) -> None:
-        """Commit, and let the answer come to `on_commit`."""
-
-        def answer(error: KafkaError | None) -> None:
-            # The client library writes the error of the whole to every partition.
-            self._answers.append((error, [AnsweredPartition(point, error) for point in points]))
-
-        self._request(Operation.COMMIT_ASYNC, points, answer)
-
-    def _send_and_wait(self, points: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """Commit and let the clock go on until there is an answer; `KafkaException` where it is not a yes in time."""
-        answers: list[KafkaError | None] = []
-        self._request(Operation.COMMIT_SYNC, points, answers.append)
-        coordinator, clock = self._state.coordinator, self._state.clock
-        deadline = clock.monotonic() + ANSWER_S
-        while not answers and (now := clock.monotonic()) < deadline:
-            clock.sleep(min(deadline, coordinator.next_due()) - now)
-            coordinator.tick(clock.monotonic())
-        error = answers[0] if answers else KafkaError(codes.TIMED_OUT)
-        if error is not None:
-            raise failed(error.code(), f"Commit failed: {error.str()}")
-        return [AnsweredPartition(point, None) for point in points]
+        The clock goes on until a synchronous one is answered. `KafkaException` where it was refused, whole or in part,
+        or no answer came within 60 s.
+        """
+        self._require_open()
+        points = [offset for offset in offsets if offset.offset >= 0]
+        if not points:
+            raise failed(codes.NO_OFFSET, "Commit failed: Local: No offset stored")
+        with self._state.lock:
+            self._tick()
+            if asynchronous:
+                # The client library writes the error of the whole to every partition.
+                self._request(
+                    Operation.COMMIT_ASYNC,
+                    points,
+                    lambda error: self._answers.append((error, [AnsweredPartition(point, error) for point in points])),
+                )
+                return None
+            answers: list[KafkaError | None] = []
+            self._request(Operation.COMMIT_SYNC, points, answers.append)
+            deadline = self._clock.monotonic() + ANSWER_S
+            while not answers and (now := self._clock.monotonic()) < deadline:
+                self._clock.sleep(min(deadline, self._coordinator.next_due()) - now)
+                self._tick()
+            error = answers[0] if answers else KafkaError(codes.TIMED_OUT)
+            if error is not None:
+                raise failed(error.code(), f"Commit failed: {error.str()}")
+            return [AnsweredPartition(point, None) for point in points]
 
     def _request(
         self, operation: Operation, points: Sequence[TopicPartition], answer: Callable[[KafkaError | None], object]
     ) -> None:
-        coordinator, member = self._state.coordinator, self._member
+        coordinator, member = self._coordinator, self._member
         places = [(point.topic, point.partition, point.offset, point.metadata) for point in points]
         request = CommitRequest(self._group, member, -1 if member is None else member.generation, places)
 
@@ -225,27 +232,86 @@ class GroupClient:
         else:
             coordinator.deliver(fault, execute, answer)
 
-    def _ask_committed(self, partitions: Sequence[TopicPartition], timeout: float) -> list[TopicPartition]:
-        """Return the group's offsets; `KafkaException` without an answer within `timeout` seconds of the clock."""
-        if fault := self._state.faults.take(Operation.COMMITTED):
-            raise KafkaException(fault.error)
-        coordinator, clock = self._state.coordinator, self._state.clock
-        if self._cut_off or coordinator.away:
-            allowed_s = timeout if timeout >= 0 else ANSWER_S
-            missing = float("inf") if self._cut_off else coordinator.away_until - clock.monotonic()
-            clock.sleep(min(allowed_s, missing))
-            if missing > allowed_s:
-                raise failed(codes.TIMED_OUT, "Failed to get committed offsets: Local: Timed out")
-            coordinator.tick(clock.monotonic())
-        offsets = coordinator.offsets.get(self._group, {})
-        answer = []
-        for partition in partitions:
-            found = offsets.get((partition.topic, partition.partition))
-            offset, metadata = (codes.INVALID, None) if found is None else (found.offset, found.metadata)
-            # As in `AnsweredPartition`.
-            more = () if metadata is None else (metadata,)
-            answer.append(TopicPartition(partition.topic, partition.partition, offset, *more))
-        return answer
+    def _serve_answers(self) -> None:
+        on_commit = self._config.get("on_commit")
+        while self._answers:
+            answer = self._answers.popleft()
+            if on_commit is not None:
+                on_commit(*answer)
+
+    def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+        """Return the group's offsets with their metadata; an offset of -1001 where there is none.
+
+        `KafkaException` where the coordinator did not answer within `timeout` seconds of the clock.
+        """
+        self._require_open()
+        with self._state.lock:
+            now = self._tick()
+            if fault := self._state.faults.take(Operation.COMMITTED):
+                raise KafkaException(fault.error)
+            if self._cut_off or self._coordinator.away:
+                allowed_s = timeout if timeout >= 0 else ANSWER_S
+                missing = float("inf") if self._cut_off else self._coordinator.away_until - now
+                self._clock.sleep(min(allowed_s, missing))
+                if missing > allowed_s:
+                    raise failed(codes.TIMED_OUT, "Failed to get committed offsets: Local: Timed out")
+                self._tick()
+            offsets = self._coordinator.offsets.get(self._group, {})
+            answer = []
+            for partition in partitions:
+                found = offsets.get((partition.topic, partition.partition))
+                offset, metadata = (codes.INVALID, None) if found is None else (found.offset, found.metadata)
+                # As in `AnsweredPartition`.
+                more = () if metadata is None else (metadata,)
+                answer.append(TopicPartition(partition.topic, partition.partition, offset, *more))
+            return answer
+
+    # The end
+
+    def close(self) -> None:
+        """Revoke what is assigned and leave the group; without a word where nothing of it reaches the coordinator."""
+        if self._closed:
+            return
+        with self._state.lock:
+            self._tick()
+        member = self._member
+        is_member = member is None or member.gone is None
+        self._drop("revoke" if is_member else "lost", list(self._fetcher.assigned))
+        with self._state.lock:
+            if self._cut_off or self._coordinator.away:
+                self._hear_no_more()
+            elif member is not None:
+                self._coordinator.group(self._group).leave(member)
+        self._serve_answers()
+        self._closed = True
+
+    def _hear_no_more(self) -> None:
+        """Let the group hear nothing of this client from now on: its session ends by the clock."""
+        if self._member is not None and self._member.unheard_since is None:
+            self._member.unheard_since = self._clock.monotonic()
+
+    # What a test does to it
+
+    def kill(self) -> None:
+        """End it as if its process were killed: no callback, no word to the group, until its session ends."""
+        with self._state.lock:
+            self._closed = True
+            self._hear_no_more()
+
+    def cut_off(self) -> None:
+        """Let nothing of it reach the broker, until `heal`; its session ends by the clock."""
+        with self._state.lock:
+            self._cut_off = True
+            self._hear_no_more()
+
+    def heal(self) -> None:
+        """Let it reach the broker again: its held requests arrive, in order."""
+        with self._state.lock:
+            now = self._tick()
+            self._cut_off = False
+            if self._member is not None and self._member.gone is None:
+                self._coordinator.group(self._group).heard(self._member, now)
+            self._tick()
 
 
 def failed(code: int, text: str) -> KafkaException:

@@ -56,7 +56,7 @@ class MemoryProducer:
             def write() -> KafkaError | None:
                 nonlocal message
                 try:
-                    message = state.append(topic, value, key, headers, partition=partition)
+                    message = state.produce(topic, value, key=key, headers=headers, partition=partition)
                 except TopicNotFoundError:
                     return KafkaError(codes.UNKNOWN_TOPIC_OR_PARTITION)
                 return None

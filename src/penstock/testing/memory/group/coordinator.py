@@ -17,19 +17,11 @@ from confluent_kafka import KafkaError
 from penstock.testing.memory import codes
 from penstock.testing.memory.clock import TestClock
 from penstock.testing.memory.faults import Effect, Fault
-from penstock.testing.memory.group.group import Gone, Group, Member
-from penstock.testing.memory.log.log import Place
+from penstock.testing.memory.group.group import Group, Member
+from penstock.testing.memory.log import Place
 
 #: Characters of commit metadata that Kafka takes; 4.3 refuses its own `offset.metadata.max.bytes` of 4,096.
 MAX_METADATA = 4_095
-
-
-@dataclass(frozen=True, slots=True)
-class Offset:
-    """A group's offset of one partition."""
-
-    offset: int
-    metadata: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +65,8 @@ class Coordinator:
         self._exists, self._places = logs, places
         self._chance = chance
         self.groups: dict[str, Group] = {}
-        self.offsets: dict[str, dict[Place, Offset]] = {}
+        #: The last commit of each partition, by group; and all of them, in order.
+        self.offsets: dict[str, dict[Place, Commit]] = {}
         self.history: dict[str, list[Commit]] = {}
         self._numbers = itertools.count(1)
         self._late: list[tuple[float, int, Callable[[], object]]] = []
@@ -171,16 +164,15 @@ class Coordinator:
             elif metadata is not None and len(metadata) > MAX_METADATA:
                 error = error or codes.METADATA_TOO_LARGE
             else:
-                offsets[topic, partition] = Offset(offset, metadata)
-                history.append(Commit(now, member, request.generation, topic, partition, offset, metadata))
+                made = Commit(now, member, request.generation, topic, partition, offset, metadata)
+                offsets[topic, partition] = made
+                history.append(made)
         return error
 
     def _refusal(self, request: CommitRequest) -> int | None:
         group, member = self.group(request.group), request.member
         if member is None:
             return codes.UNKNOWN_MEMBER_ID if group.members else None
-        if member.gone is Gone.FENCED:
-            return codes.FENCED_INSTANCE_ID
         if member.gone is not None:
             return codes.UNKNOWN_MEMBER_ID
         return codes.ILLEGAL_GENERATION if request.generation != group.generation else None
@@ -195,5 +187,5 @@ class Coordinator:
     def forget_offsets(self, topic: str, still: Container[Place] = ()) -> None:
         """Forget the groups' offsets in a topic, as when it is deleted, save of partitions that are still there."""
         for offsets in self.offsets.values():
-            for place in [offset for offset in offsets if offset[0] == topic and offset not in still]:
+            for place in [place for place in offsets if place[0] == topic and place not in still]:
                 del offsets[place]

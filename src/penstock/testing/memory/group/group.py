@@ -8,12 +8,12 @@ heartbeats, are always in time; a member whose process is gone or cut off is `un
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from penstock.testing.memory.group.assignor import assign
-from penstock.testing.memory.log.log import Place
+from penstock.testing.memory.log import Place
 
 
 class Gone(Enum):
@@ -22,7 +22,6 @@ class Gone(Enum):
     LEFT = auto()
     SESSION = auto()
     POLL_INTERVAL = auto()
-    FENCED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,6 @@ class Member:
     """One member. The client writes `polled_at` and `owned`, the group all else, both under the broker's lock."""
 
     name: str
-    #: `group.instance.id`, or None.
-    instance: str | None
     topics: tuple[str, ...]
     #: Seconds without a heartbeat, and between two polls, until it is evicted.
     session_s: float
@@ -54,13 +51,11 @@ class Member:
     #: What the client has not served yet.
     change: Change | None = None
     gone: Gone | None = None
-    #: Whether the client does not know that it is gone, as far as it is to hear of that.
-    gone_unsaid: bool = False
 
     @property
     def needs_client(self) -> bool:
         """Whether the client has anything to serve."""
-        return self.change is not None or self.gone_unsaid
+        return self.change is not None or self.gone is not None
 
     def deadline(self) -> float:
         """When it is evicted if nothing is heard of it until then."""
@@ -82,27 +77,9 @@ class Group:
         self._shuffle = False
 
     def join(self, member: Member) -> None:
-        """Take a member in. One with the instance id of another takes its place without a rebalance."""
-        same = (other for other in self.members.values() if member.instance and other.instance == member.instance)
-        former = next(same, None)
-        if former is None:
-            self.members[member.name] = member
-            self.rebalance()
-            return
-        # The same place in the order of members, so that the assignment stays what it is.
-        self.members = {
-            (member.name if other is former else name): (member if other is former else other)
-            for name, other in self.members.items()
-        }
-        withheld = set(former.owned) - set(former.assigned)
-        self._dismiss(former, Gone.FENCED)
-        member.generation, member.assigned = former.generation, former.assigned
-        if member.topics != former.topics or withheld:
-            self.rebalance()
-        elif self._preparing:
-            self._complete_when_ready()
-        else:
-            member.change = Change((), member.assigned)
+        """Take a member in."""
+        self.members[member.name] = member
+        self.rebalance()
 
     def change_topics(self, member: Member, topics: Iterable[str]) -> None:
         """Let a member have other topics; what it keeps stays with it."""
@@ -134,7 +111,7 @@ class Group:
 
     @staticmethod
     def _dismiss(member: Member, why: Gone) -> None:
-        member.gone, member.change, member.gone_unsaid = why, None, True
+        member.gone, member.change = why, None
 
     def rebalance(self, *, shuffle: bool = False) -> None:
         """Prepare a generation; shuffled, partitions go to members by chance, whoever has them."""
@@ -172,7 +149,7 @@ class Group:
         self._shuffle = False
         topics = {name: self.members[name].topics for name in names}
         places = self._places({topic for wanted in topics.values() for topic in wanted})
-        shares = assign(topics, claims, places)
+        shares = _assign(topics, claims, places)
         owner = {place: name for name, mine in held.items() for place in mine}
         for name, member in self.members.items():
             given = tuple(place for place in shares[name] if owner.get(place, name) == name)
@@ -181,3 +158,34 @@ class Group:
             revoked = tuple(place for place in member.owned if place not in kept)
             added = tuple(place for place in given if place not in member.owned)
             member.change = Change(revoked, added)
+
+
+def _assign(
+    members: Mapping[str, Iterable[str]], held: Mapping[str, Iterable[Place]], places: Iterable[Place]
+) -> dict[str, list[Place]]:
+    """Return each member's partitions, by its topics and what it holds; among equals the first member gets one.
+
+    The rule is that of Kafka's cooperative-sticky assignor, whose choice among equals is free.
+    """
+    topics = {name: frozenset(wanted) for name, wanted in members.items()}
+    existing = sorted(places)
+    owners: dict[Place, str] = {}
+    for name, mine in held.items():
+        for place in mine:
+            if place in existing and place[0] in topics[name]:
+                owners.setdefault(place, name)
+    load = Counter(owners.values())
+    moved = True
+    while moved:
+        moved = False
+        for place in existing:
+            able = [name for name, wanted in topics.items() if place[0] in wanted]
+            owner, other = owners.get(place), min(able, key=load.__getitem__, default=None)
+            if other is None or (owner is not None and load[owner] <= load[other] + 1):
+                continue
+            if owner is not None:
+                load[owner] -= 1
+            owners[place] = other
+            load[other] += 1
+            moved = True
+    return {name: [place for place in existing if owners.get(place) == name] for name in topics}

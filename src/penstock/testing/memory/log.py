@@ -5,21 +5,24 @@ Records are the client library's own `Message` objects, made once when they are 
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from operator import attrgetter
+from typing import Self
 
 from confluent_kafka import Message
+
+from penstock.errors import StoppedError
 
 Headers = Sequence[tuple[str, str | bytes | None]]
 #: Topic and partition.
 Place = tuple[str, int]
 
-#: Types of a timestamp (librdkafka `rd_kafka_timestamp_type_t`).
-CREATE_TIME = 1
-LOG_APPEND_TIME = 2
+#: The type of all timestamps here (librdkafka `rd_kafka_timestamp_type_t`).
+_CREATE_TIME = 1
 
 
 class Outcome(Enum):
@@ -30,19 +33,64 @@ class Outcome(Enum):
     ABORTED = auto()
 
 
-@dataclass(slots=True, eq=False)
-class LoggedTransaction:
-    """A transaction as the logs know it: one object for all its partitions, so that it ends in all at once."""
+class TestTransaction:
+    """A Kafka transaction: made by `TestBroker.transaction`. It ends in all its logs at once.
 
-    outcome: Outcome = Outcome.OPEN
-    #: Where it has records, in their order.
-    logs: dict[PartitionLog, None] = field(default_factory=dict)
+    As a context manager it commits, or aborts when an exception passes through. Without one it stays open until
+    `commit` or `abort`, and readers of committed messages wait before its first record.
+    """
+
+    __test__ = False  # pytest would take the name for a test case
+
+    def __init__(self, append: Callable[..., Message], lock: threading.RLock) -> None:
+        self._append = append
+        self._lock = lock
+        self.outcome = Outcome.OPEN
+        #: Where it has records, in their order.
+        self.logs: dict[PartitionLog, None] = {}
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = (),
+        partition: int | None = None,
+    ) -> Message:
+        """Append a record and return it; `StoppedError` where the transaction has ended."""
+        with self._lock:
+            self._require_open()
+            return self._append(topic, value, key, headers, partition=partition, owner=self)
+
+    def commit(self) -> None:
+        """End it: its records are read."""
+        self.end(Outcome.COMMITTED)
+
+    def abort(self) -> None:
+        """End it: its records are never read by who reads committed messages only."""
+        self.end(Outcome.ABORTED)
 
     def end(self, outcome: Outcome) -> None:
         """Write its markers."""
-        self.outcome = outcome
-        for log in self.logs:
-            log.append_marker(self)
+        with self._lock:
+            self._require_open()
+            self.outcome = outcome
+            for log in self.logs:
+                log.append_marker(self)
+
+    def _require_open(self) -> None:
+        if self.outcome is not Outcome.OPEN:
+            raise StoppedError(f"this transaction has ended: {self.outcome.name}; begin another")
+
+    def __enter__(self) -> Self:
+        """Return the open transaction."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Commit, or abort when an exception passes through; what was ended by hand stays as it is."""
+        if self.outcome is Outcome.OPEN:
+            self.end(Outcome.COMMITTED if kind is None else Outcome.ABORTED)
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +99,7 @@ class _Entry:
 
     offset: int
     record: Message | None
-    owner: LoggedTransaction | None
+    owner: TestTransaction | None
 
     @property
     def is_aborted(self) -> bool:
@@ -61,17 +109,16 @@ class _Entry:
 class PartitionLog:
     """The log of one partition. The broker's lock guards it."""
 
-    def __init__(self, topic: str, partition: int, timestamp_type: int = CREATE_TIME) -> None:
+    def __init__(self, topic: str, partition: int) -> None:
         self.topic = topic
         self.partition = partition
-        self.type = timestamp_type
         #: The first offset that can be read, and the one that is given next.
         self.start = 0
         self.end = 0
         # By their offsets; there are holes between them.
         self._entries: list[_Entry] = []
         # The first offset of each transaction that is open.
-        self._open: dict[LoggedTransaction, int] = {}
+        self._open: dict[TestTransaction, int] = {}
 
     @property
     def last_stable(self) -> int:
@@ -84,24 +131,24 @@ class PartitionLog:
         key: bytes | None,
         headers: Headers | None,
         timestamp_ms: int,
-        owner: LoggedTransaction | None = None,
+        owner: TestTransaction | None = None,
     ) -> Message:
         """Append a record and return it."""
         pairs: list[tuple[str, str | bytes | None]] | None
         pairs = [(name, text.encode() if isinstance(text, str) else text) for name, text in headers or ()] or None
-        message = Message(self.topic, self.partition, self.end, key, value, pairs, None, (self.type, timestamp_ms))
+        message = Message(self.topic, self.partition, self.end, key, value, pairs, None, (_CREATE_TIME, timestamp_ms))
         if owner is not None:
             self._open.setdefault(owner, self.end)
             owner.logs[self] = None
         self._put(message, owner)
         return message
 
-    def append_marker(self, owner: LoggedTransaction) -> None:
+    def append_marker(self, owner: TestTransaction) -> None:
         """End a transaction here: its marker takes an offset that nobody gets."""
         self._open.pop(owner, None)
         self._put(None, owner)
 
-    def _put(self, record: Message | None, owner: LoggedTransaction | None) -> None:
+    def _put(self, record: Message | None, owner: TestTransaction | None) -> None:
         self._entries.append(_Entry(self.end, record, owner))
         self.end += 1
 
@@ -126,9 +173,9 @@ class PartitionLog:
             found.append(entry.record)
         return found, stop
 
-    def records(self, *, committed_only: bool) -> list[Message]:
-        """Return all records that a reader gets from the start."""
-        return self.read(self.start, len(self._entries), committed_only=committed_only)[0]
+    def records(self) -> list[Message]:
+        """Return all records that a reader of committed messages gets from the start."""
+        return self.read(self.start, len(self._entries), committed_only=True)[0]
 
     def delete_before(self, offset: int) -> None:
         """Let the log begin at `offset`, as retention does."""
@@ -142,10 +189,10 @@ class PartitionLog:
         self.start = min(self.start, self.end)
         self._open = {owner: first for owner, first in self._open.items() if first < self.end}
 
-    def compact(self, keep: Callable[[Message], bool] | None) -> None:
-        """Remove records below the last stable offset; their offsets become holes.
+    def compact(self) -> None:
+        """Keep, below the last stable offset, the newest record of each key and all without one: the others are holes.
 
-        `keep` tells whether a record stays; without it the newest of each key and all without a key stay.
+        Markers stay, aborted records do not.
         """
         last = self._index(self.last_stable)
         newest: dict[object, int] = {
@@ -158,6 +205,6 @@ class PartitionLog:
             record = entry.record
             if record is None or entry.is_aborted:
                 return record is None
-            return keep(record) if keep is not None else record.key() is None or newest[record.key()] == entry.offset
+            return record.key() is None or newest[record.key()] == entry.offset
 
         self._entries[:last] = filter(stays, self._entries[:last])

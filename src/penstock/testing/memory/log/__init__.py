@@ -1,1 +1,0 @@
-"""The logs in memory: topics, records and the markers of transactions."""
