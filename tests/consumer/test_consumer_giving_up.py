@@ -45,7 +45,7 @@ def test_a_message_that_waits_for_its_retry_is_given_up_whatever_its_handler_cho
         given = test.give_up("orders", 0, 0)
         test.advance(2)
 
-        [letter] = test.records("dlq.orders")
+        [letter] = test.published("dlq.orders")
         headers = dict(letter.headers)
         assert (given, letter.value, done) == ("dlq.orders", b"bad", [b"next"])
         assert headers["penstock-exception-class"] == b"penstock.errors.GivenUpError"
@@ -73,7 +73,7 @@ def test_a_batch_that_failed_as_a_whole_goes_on_without_the_message_that_is_give
         test.advance(120)
 
         assert sorted(filter(None, done)) == [b"b", b"c"]
-        assert [message.value for message in test.records("dlq.orders")] == [b"bad"]
+        assert [message.value for message in test.published("dlq.orders")] == [b"bad"]
 
 
 def test_a_message_of_a_retry_topic_is_given_up_before_its_time() -> None:

@@ -247,7 +247,7 @@ def test_what_waits_for_a_delay_that_its_handler_has_no_more_is_handled_all_the_
     with TestApp(app_with(60, 3600)) as first:
         first.send("t", "poison")
         first.advance(100)
-        assert [message.value for message in first.records("retry.app.t.3600s")] == [b"poison"]
+        assert [message.value for message in first.published("retry.app.t.3600s")] == [b"poison"]
     with TestApp(app_with(10), first.broker) as second:
         second.advance(4000)
         assert second.statistics().dropped == 1

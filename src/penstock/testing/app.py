@@ -20,12 +20,11 @@ from penstock.consumer import ConsumerStatistics, Explanation
 from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.environment import enter_all
 from penstock.consumer.handlers.functions import Context
-from penstock.consumer.handlers.handler import Kind, require_own_topics
+from penstock.consumer.handlers.handler import require_own_topics
 from penstock.consumer.handlers.registry import TopicPatterns
-from penstock.consumer.lanes.slot import ExecutionSlot
 from penstock.errors import ConfigurationError, PenstockError, StoppedError
-from penstock.message import Message, calling_handlers_of
-from penstock.testing.handler_calls import TaskRunner, serve
+from penstock.message import Message
+from penstock.testing.handler_calls import HandlerCalls
 from penstock.testing.memory.broker import TestBroker
 from penstock.testing.stepped_consumer import SteppedConsumer
 
@@ -85,7 +84,6 @@ class TestApp:
         self._patterns = TopicPatterns(app.patterns, app.handlers, app._left_out)  # noqa: SLF001 - it runs its parts
         self._handler_timeout = handler_timeout
         self._consumer: SteppedConsumer | None = None
-        self._tasks: TaskRunner | None = None
         self._around = ExitStack()
         # Until when the group keeps partitions for a process that was killed.
         self._session_over = 0.0
@@ -116,15 +114,10 @@ class TestApp:
         self.broker.ensure_topics(TopicSpec(topic, self._partitions) for topic in self._topics)
         made_of = (app.name, app.handlers, settings, self.broker, app._middlewares)  # noqa: SLF001 - as above
         consumer = SteppedConsumer(*made_of, context=context, patterns=self._patterns, wait=self._wait)
-        plan, kind = consumer.engine.lane_plan, Kind.THREAD
-        count = settings.workers if plan.has_threads else 0
-        self._slots = [ExecutionSlot(kind, f"penstock-test-worker-{app.name}-{number}") for number in range(count)]
-        consumer.engine.executor.slots = self._slots
-        if plan.has_tasks:
-            self._tasks = TaskRunner(consumer.engine, self._handler_timeout)
+        consumer.engine.executor = self._calls = HandlerCalls(consumer.engine, self._handler_timeout)
         self._consumer = consumer
         try:
-            run_async = None if self._tasks is None else self._tasks.run
+            run_async = None if self._calls.tasks is None else self._calls.tasks.run_now
             context.state = enter_all(app._lifespans, self._around, run_async)  # noqa: SLF001 - as above
             consumer.connect()
             if consumer.engine.telemetry is not None:
@@ -153,8 +146,7 @@ class TestApp:
             while not over:
                 before = self._traces()
                 over = loop.drain_step(deadline)
-                worked = self._work()
-                if not over and not worked and self._traces() == before:
+                if not self._went_on(before) and not over:
                     self._move(min(deadline, consumer.next_due()))
             if loop.stop_request.failure is not None:
                 raise loop.stop_request.failure
@@ -164,24 +156,23 @@ class TestApp:
 
     def _end(self, *, is_killed: bool = False) -> None:
         """End what belongs to the process; one that is not killed leaves the group and its lifespans first."""
-        consumer, tasks = self._consumer, self._tasks
+        consumer, tasks = self._running(), self._calls.tasks
         try:
-            if consumer is not None and consumer.is_connected and not is_killed:
+            if consumer.is_connected and not is_killed:
                 consumer.loop.leave()
         finally:
             self._consumer = None
             if tasks is not None:
-                tasks.cancel()
-            if consumer is not None and consumer.engine.telemetry is not None and not is_killed:
+                tasks.cancel_all()
+            if is_killed:
+                self._around.pop_all()
+            elif consumer.engine.telemetry is not None:
                 consumer.engine.telemetry.close()
             for resource in self.app._resources:  # noqa: SLF001 - as above
                 resource.close()
             try:
-                if is_killed:
-                    self._around.pop_all()
                 self._around.close()
             finally:
-                self._tasks = None
                 if tasks is not None:
                     tasks.close()
 
@@ -249,11 +240,11 @@ class TestApp:
         for _ in range(_MAX_TURNS):
             before = self._traces()
             consumer.step(loop.step)
-            worked = self._work()
+            went_on = self._went_on(before)
             if loop.stop_request.failure is not None:
                 self._end()
                 raise loop.stop_request.failure
-            quiet = 0 if worked or self._traces() != before else quiet + 1
+            quiet = 0 if went_on else quiet + 1
             if quiet == _QUIET_TURNS:
                 return
         raise PenstockError(
@@ -314,21 +305,13 @@ class TestApp:
         offsets = self.broker.committed(self.app.name)
         return {place[1]: found.offset for place, found in sorted(offsets.items()) if place[0] == topic}
 
-    def records(self, topic: str) -> list[Message]:
-        """Return the committed messages of any topic, partition by partition.
-
-        Raises:
-            TopicNotFoundError: there is no such topic.
-        """
-        return [_message(record) for record in self.broker.records(topic)]
-
     def published(self, topic: str) -> list[Message]:
-        """Return what is in a topic that handlers publish to, partition by partition.
+        """Return the committed messages of a topic, as of those that handlers publish to, partition by partition.
 
         Raises:
             TopicNotFoundError: there is no such topic: name it in `topics`.
         """
-        return self.records(topic)
+        return [_message(record) for record in self.broker.records(topic)]
 
     def dead_letters(self, topic: str) -> list[Message]:
         """Return the dead letters of a topic that the app consumes.
@@ -343,30 +326,21 @@ class TestApp:
         letters = handler.dead_letter_topic.replace("{topic}", topic)
         # The topic is made by an app with on_failure="dead_letter" when it starts.
         self.broker.ensure_topics([TopicSpec(letters, self._partitions)])
-        return self.records(letters)
+        return self.published(letters)
 
     def _running(self) -> SteppedConsumer:
         if self._consumer is None:
             raise StoppedError(f"app {self.app.name} does not run; use `with TestApp(app) as ...`, or restart() it")
         return self._consumer
 
-    def _work(self) -> bool:
-        """Let handlers run as far as they get; tell whether one did."""
-        engine, worked = self._running().engine, False
-        with calling_handlers_of(self.app.name):
-            for number, slot in enumerate(self._slots):
-                queue = number if engine.settings.pinned else 0
-                while (lane := engine.scheduler.take(queue, slot.owed_s)) is not None:
-                    worked = True
-                    serve(lane, slot, engine.processor)
-            return (self._tasks is not None and self._tasks.work()) or worked
-
     def _wait(self, seconds: float) -> None:
         """Serve a rebalance callback that waits for handlers: they go on, or else the clock does."""
-        with calling_handlers_of(self.app.name):
-            worked = self._tasks is not None and self._tasks.work()
-        if not worked:
+        if not self._calls.go_on():
             self.broker.advance(seconds)
+
+    def _went_on(self, before: tuple[object, ...]) -> bool:
+        """Let handlers run as far as they get; tell whether one did, or the poll loop had done something since."""
+        return self._calls.work() or self._traces() != before
 
     def _traces(self) -> tuple[object, ...]:
         """Return what changes whenever the poll loop has done something."""
