@@ -109,7 +109,3 @@ class MemoryProducer:
             if callback is not None:
                 callback(error, message)
         return len(due)
-
-    def __len__(self) -> int:
-        """How many messages are not reported yet."""
-        return self._waiting
