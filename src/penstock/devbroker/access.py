@@ -184,7 +184,7 @@ class AccessControl(Cluster):
             DevBrokerError: the broker was started without `acls=True`.
         """
         self._require_acls()
-        logs = [node.authorizer_log_path for node in self._brokers]
+        logs = [node.authorizer_log_path for node in self._nodes]
         text = "".join(path.read_text(errors="replace") for path in logs if path.exists())
         # Thousands of lines are others': the expression looks at this user's alone.
         lines = (line for line in text.splitlines() if f"Principal = User:{_name(user)} is " in line)

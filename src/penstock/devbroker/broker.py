@@ -34,9 +34,8 @@ class DevBroker(AccessControl):
     `KAFKA_JVM_PERFORMANCE_OPTS` to "-XX:+TieredCompilation".
 
     Args:
-        nodes: how many brokers there are, each a process, and a controller too.
-        controllers: further processes that are the only controllers; their numbers follow those of the brokers. With
-            them, metadata and elections go on however few brokers run.
+        nodes: how many brokers there are, each a process, and a controller too: the cluster goes on while more than
+            half of them run.
         port: port to listen on; None takes a free one. Further nodes take the ports that follow.
         data_dir: folder that keeps topics between brokers; None takes a temporary one, removed in the end. One for
             another number of nodes is a cluster of its own, in the same folder.

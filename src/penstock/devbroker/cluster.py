@@ -27,7 +27,7 @@ from penstock.devbroker.node import SILENT, STOP_TIMEOUT_S, Node
 from penstock.devbroker.security import ClientSecurity, Security, check_security, write_private
 from penstock.devbroker.settings import OWNED_SETTINGS, choose_ports, properties
 from penstock.errors import ConfigurationError, DevBrokerError
-from penstock.options import choice, not_negative, positive, positive_int, reserved
+from penstock.options import choice, positive, positive_int, reserved
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Cluster:
-    """The nodes, numbered from 1, brokers first; with `controllers`, the brokers are none themselves.
+    """The nodes, numbered from 1.
 
     Its arguments are those of `DevBroker`.
     """
@@ -61,7 +61,6 @@ class Cluster:
         self,
         *,
         nodes: int = 1,
-        controllers: int = 0,
         port: int | None = None,
         data_dir: Path | None = None,
         config: Mapping[str, str] | None = None,
@@ -71,14 +70,13 @@ class Cluster:
     ) -> None:
         positive("start_timeout", start_timeout)
         positive_int("nodes", nodes)
-        not_negative("controllers", controllers)
         if port is not None and not 1 <= port <= 65_536 - nodes:
             raise ConfigurationError(f"port must be between 1 and {65_536 - nodes}, but is {port!r}")
         reserved(config or {}, OWNED_SETTINGS, "the embedded broker")
         self._kind = None if security is None else choice("security", security, Security)
         check_security(self._kind, acls=acls)
         self._has_acls = acls
-        self._counts = nodes, controllers
+        self._count = nodes
         self._port = port
         self._data_dir = data_dir
         self._config = dict(config or {})
@@ -93,7 +91,7 @@ class Cluster:
     @property
     def bootstrap_servers(self) -> str:
         """The address for clients, `127.0.0.1:PORT`; of several nodes, all of them with commas, in order."""
-        return ",".join(node.address for node in self._brokers)
+        return ",".join(node.address for node in self._chosen(None))
 
     @property
     def log_path(self) -> Path:
@@ -107,7 +105,7 @@ class Cluster:
             # One that has just come back says what it last knew: all have to say the same.
             answering = self._answering()
             found = {node.metadata(topic).topics[topic].partitions[partition].leader for node in answering}
-            running = {node.number for node in self._brokers if node.runs}
+            running = {node.number for node in self._nodes if node.runs}
             return found.pop() if len(found) == 1 and found <= running else None
 
         return self._until(f"which node leads {topic}:{partition}", named)
@@ -121,14 +119,9 @@ class Cluster:
 
         self._until("that all replicas are in sync", are_in_sync)
 
-    @property
-    def _brokers(self) -> list[Node]:
-        """The nodes to which clients connect."""
-        return [node for node in self._chosen(None) if node.is_broker]
-
     def _answering(self) -> list[Node]:
-        """Return the brokers whose processes run and are not frozen; `DevBrokerError` where there is none."""
-        if found := [node for node in self._brokers if node.can_answer]:
+        """Return the nodes whose processes run and are not frozen; `DevBrokerError` where there is none."""
+        if found := [node for node in self._chosen(None) if node.can_answer]:
             return found
         raise DevBrokerError("no node of the embedded broker can answer; bring one back by restart() or thaw()")
 
@@ -149,12 +142,11 @@ class Cluster:
         """Take the folder and the ports, and write what does not change over restarts."""
         java = find_java()
         jars = kafka_jars(java)
-        brokers, controllers = self._counts
         self._folder = self._make_folder()
         self._lock = _locked(self._folder)
         command = [
             str(java.executable),
-            _HEAP if brokers == 1 else _SMALL_HEAP,
+            _HEAP if self._count == 1 else _SMALL_HEAP,
             *_JVM_OPTIONS,
             *os.environ.get(_PERFORMANCE_VARIABLE, _PERFORMANCE_OPTIONS).split(),
             "-cp",
@@ -162,7 +154,7 @@ class Cluster:
         ]
         if self._kind is not None:
             self._security = ClientSecurity(self._kind, self._folder / "certificates")
-        ports = choose_ports(self._port, brokers, controllers, secured=self._security is not None)
+        ports = choose_ports(self._port, self._count, secured=self._security is not None)
         for number, own in ports.items():
             folder = self._folder if len(ports) == 1 else self._folder / f"node-{number}"
             node = Node(number, folder, own, command, has_acls=self._has_acls)
@@ -178,9 +170,8 @@ class Cluster:
         folder = Path(self._data_dir).absolute()
         if "," in str(folder):
             raise ConfigurationError(f"data_dir must not contain a comma (Kafka's separator), but is {folder}")
-        brokers, controllers = self._counts
-        if brokers + controllers > 1:
-            folder /= f"brokers-{brokers}-controllers-{controllers}"
+        if self._count > 1:
+            folder /= f"brokers-{self._count}-controllers-0"  # as it was named when there were such
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -197,7 +188,7 @@ class Cluster:
         for node in nodes:
             assert self._lock is not None  # noqa: S101 - it was taken with the folder
             node.run(self._folder if self._data_dir is None else None, self._lock.fileno())
-        numbers = {node.number for node in nodes if node.is_broker}
+        numbers = {node.number for node in nodes}
         for node in nodes:
             while not node.answers(cluster_id, numbers):
                 for started in nodes:

@@ -28,7 +28,7 @@ SILENT["logger"].disabled = True
 
 
 class Node:
-    """A broker, a controller, or both in one. For one thread at a time.
+    """A broker, and a controller. For one thread at a time.
 
     Args:
         number: its number, from 1.
@@ -54,18 +54,13 @@ class Node:
 
     @property
     def address(self) -> str:
-        """The address for clients; of a node that is only a controller, that of the quorum."""
-        return f"{HOST}:{self.ports.clients or self.ports.controller}"
+        """The address for clients."""
+        return f"{HOST}:{self.ports.clients}"
 
     @property
     def inside(self) -> str:
         """The address at which this process needs no right and no password; where there are none, that of clients."""
-        return f"{HOST}:{self.ports.inside or self.ports.controller}"
-
-    @property
-    def is_broker(self) -> bool:
-        """Whether clients connect to it."""
-        return self.ports.clients is not None
+        return f"{HOST}:{self.ports.inside}"
 
     @property
     def pid(self) -> int | None:
@@ -79,8 +74,8 @@ class Node:
 
     @property
     def can_answer(self) -> bool:
-        """Whether it is a broker whose process is there and not frozen."""
-        return self._child is not None and self.is_broker and self.runs and not self._child.suspended
+        """Whether its process is there and not frozen."""
+        return self._child is not None and self.runs and not self._child.suspended
 
     def run(self, remove: Path | None, lock: int) -> None:
         """Start its process; `Child` has what the arguments are."""
@@ -99,11 +94,9 @@ class Node:
         return admin.list_topics(timeout=_ANSWER_S) if topic is None else admin.list_topics(topic, timeout=_ANSWER_S)
 
     def answers(self, cluster_id: str, brokers: set[int]) -> bool:
-        """Tell whether this very node answers and, if it is a broker, knows those: on its port another one might."""
+        """Tell whether this very node answers and knows those brokers: on its port another one might."""
         try:
-            socket.create_connection((HOST, int(self.inside.rpartition(":")[2])), timeout=1).close()
-            if not self.is_broker:
-                return True
+            socket.create_connection((HOST, self.ports.inside), timeout=1).close()
             metadata = self.metadata()
         except (OSError, KafkaException):
             return False  # the caller asks again and keeps the deadline

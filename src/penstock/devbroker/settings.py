@@ -19,10 +19,10 @@ _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 
 #: Settings that the embedded broker holds itself, with what to do instead.
 OWNED_SETTINGS = {
-    "process.roles": "choose how many nodes there are with nodes= and controllers=",
+    "process.roles": "choose how many nodes there are with nodes=",
     "node.id": "nodes are numbered from 1",
-    "controller.quorum.voters": "choose the quorum with nodes= and controllers=",
-    "controller.quorum.bootstrap.servers": "choose the quorum with nodes= and controllers=",
+    "controller.quorum.voters": "choose the quorum with nodes=",
+    "controller.quorum.bootstrap.servers": "choose the quorum with nodes=",
     "controller.listener.names": "the listeners are set up from port=",
     "listeners": "choose the port with port=; the address is always 127.0.0.1",
     "advertised.listeners": "choose the port with port=; the address is always 127.0.0.1",
@@ -89,32 +89,29 @@ logger.authorizer.appenderRef.asked.ref = asked
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports of 127.0.0.1 on which one node listens; None where it has no such listener."""
+    """The ports of 127.0.0.1 on which one node listens."""
 
-    #: For clients: None for a node that is only a controller.
-    clients: int | None
+    clients: int
     #: Where brokers talk to each other, and we to them, without security; where there is none, that of clients.
-    inside: int | None
-    #: For the quorum: None for a broker whose controllers are other nodes.
-    controller: int | None
+    inside: int
+    #: For the quorum.
+    controller: int
 
 
-def choose_ports(first: int | None, brokers: int, controllers: int, *, secured: bool) -> dict[int, Ports]:
+def choose_ports(first: int | None, nodes: int, *, secured: bool) -> dict[int, Ports]:
     """Return the ports of each node by its number: those for clients follow on `first`, the others are free ones."""
-    wanted = [] if first is None else list(range(first, first + brokers))
+    wanted = [] if first is None else list(range(first, first + nodes))
     for port in wanted:
         if not _is_free(port):
             raise DevBrokerError(
                 f"port {port} on {HOST} is taken by another program; stop that program or choose another port"
             )
     taken = set(wanted)
-    ports: list[Ports] = []
-    for index in range(brokers):
+    ports: dict[int, Ports] = {}
+    for index in range(nodes):
         port = wanted[index] if wanted else _free_port(taken)
-        inside = _free_port(taken) if secured else port
-        ports.append(Ports(port, inside, None if controllers else _free_port(taken)))
-    ports += [Ports(None, None, _free_port(taken)) for _ in range(controllers)]
-    return dict(enumerate(ports, 1))
+        ports[index + 1] = Ports(port, _free_port(taken) if secured else port, _free_port(taken))
+    return ports
 
 
 def _free_port(taken: set[int]) -> int:
@@ -154,32 +151,28 @@ def properties(
         protocol: what clients speak, as `PLAINTEXT`.
         config: the settings of that and the user's, which win over our defaults.
     """
-    own = ports[number]
-    brokers = sum(node.clients is not None for node in ports.values())
-    voters = [f"{voter}@{HOST}:{node.controller}" for voter, node in ports.items() if node.controller is not None]
-    copies = min(brokers, _MOST_COPIES)
+    own, copies = ports[number], min(len(ports), _MOST_COPIES)
     defaults = {
         **_DEFAULTS,
         **dict.fromkeys(_FACTORS, str(copies)),
         **dict.fromkeys(_LEAST_IN_SYNC, str(max(1, copies - 1))),
-        **(_FEWER_THREADS if brokers > 1 else {}),
+        **(_FEWER_THREADS if len(ports) > 1 else {}),
     }
-    inside = own.inside if own.inside != own.clients else None
-    open_ports = {"CLIENT": own.clients, "INTERNAL": inside, "CONTROLLER": own.controller}
-    listeners = {name: f"{name}://{HOST}:{port}" for name, port in open_ports.items() if port is not None}
-    roles = {"broker": own.clients, "controller": own.controller}
+    listeners = {"CLIENT": own.clients, "INTERNAL": own.inside}
+    if own.inside == own.clients:
+        del listeners["INTERNAL"]
+    advertised = ",".join(f"{name}://{HOST}:{port}" for name, port in listeners.items())
     owned = {
-        "process.roles": ",".join(role for role, port in roles.items() if port is not None),
+        "process.roles": "broker,controller",
         "node.id": str(number),
-        "controller.quorum.voters": ",".join(voters),
+        "controller.quorum.voters": ",".join(f"{voter}@{HOST}:{node.controller}" for voter, node in ports.items()),
         "controller.listener.names": "CONTROLLER",
-        "listeners": ",".join(listeners.values()),
+        "listeners": f"{advertised},CONTROLLER://{HOST}:{own.controller}",
+        "advertised.listeners": advertised,
+        "inter.broker.listener.name": list(listeners)[-1],
         "listener.security.protocol.map": f"CLIENT:{protocol},INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
         "log.dirs": str(storage),
     }
-    if own.clients is not None:
-        owned["inter.broker.listener.name"] = "CLIENT" if inside is None else "INTERNAL"
-        owned["advertised.listeners"] = ",".join(listeners[name] for name in listeners if name != "CONTROLLER")
     return "".join(f"{key}={_escaped(str(value))}\n" for key, value in {**defaults, **config, **owned}.items())
 
 
