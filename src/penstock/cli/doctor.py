@@ -79,10 +79,9 @@ def _java() -> _Row:
 
 def _jars() -> _Row:
     from penstock.devbroker import KAFKA_VERSION, jars_folder
-    from penstock.devbroker.java.jars import is_whole
 
     folder = jars_folder()
     what = f"Kafka {KAFKA_VERSION} jars (embedded broker)"
-    if is_whole(folder):
+    if folder.is_dir():
         return {"state": "ok", "what": what, "found": str(folder)}
     return {"state": "none", "what": what, "found": "fetched at the first start of the embedded broker"}

@@ -21,7 +21,7 @@ from confluent_kafka.admin import PartitionMetadata  # type: ignore[attr-defined
 from penstock import clients
 from penstock.clients.bounded_calls import ask_again
 from penstock.clients.kafka_errors import reason
-from penstock.devbroker.java.jars import KAFKA_VERSION, kafka_jars, last_lines
+from penstock.devbroker.java.jars import KAFKA_VERSION, jars_folder, kafka_jars, last_lines
 from penstock.devbroker.java.runtime import find_java
 from penstock.devbroker.node import SILENT, STOP_TIMEOUT_S, Node
 from penstock.devbroker.security import ClientSecurity, Security, check_security, write_private
@@ -296,7 +296,8 @@ def _is_in_sync(partition: PartitionMetadata) -> bool:
 def _failed(node: Node, what: str) -> DevBrokerError:
     return DevBrokerError(
         f"the embedded Kafka {KAFKA_VERSION} at {node.address} did not start: {what}. "
-        f"Correct what its last lines name:\n{last_lines(node.log_path)}"
+        f"Correct what its last lines name; if that is a class or a jar, remove {jars_folder()}, which is then fetched "
+        f"again:\n{last_lines(node.log_path)}"
     )
 
 

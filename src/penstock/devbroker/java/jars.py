@@ -1,43 +1,34 @@
 """Kafka's jars in the user's cache: resolved once, by the Ivy inside pyspark, by package coordinates alone.
 
-A cache is trusted only when it carries the list of its files and they are all there, and it takes its name only when
-it is whole, by a rename; so a killed resolver leaves nothing that looks like a cache.
+The cache takes its name only when it is whole, by a rename; so a killed resolver leaves nothing that looks like it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import importlib.util
 import logging
 import os
 import shutil
+import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from penstock.devbroker.java.runtime import JavaRuntime
 from penstock.devbroker.java.trust import trust_options
 from penstock.errors import DevBrokerError
-from penstock.supervisor.child import Child
 
 #: The environment may name another one. 4.3 and 4.4 leave the markers of a Kafka transaction out where a partition has
 #: no leader when it ends, as each has while a single broker restarts: the transaction counts as ended, and its readers
 #: wait for ever (KAFKA-20734).
 KAFKA_VERSION = os.environ.get("PENSTOCK_KAFKA_VERSION") or "4.2.2"
 
-#: Name of the list of files, one `size name` a line, written last.
-_LIST = "files.txt"
-
-#: Seconds without a new jar and without an end after which a resolver counts as stuck.
-_STUCK_AFTER_S = 180.0
-
-_LOOK_INTERVAL_S = 0.2
+#: Seconds that the resolver may take; about half a minute is usual.
+_FETCH_TIMEOUT_S = 600.0
 
 _LAST_LINES = 20
 
@@ -71,13 +62,15 @@ def kafka_jars(java: JavaRuntime) -> Path:
 
 
 def cached(folder: Path, resolver: Resolver) -> Path:
-    """Return `folder`, filled by `resolver` unless it is whole already. Safe between threads and processes."""
-    if is_whole(folder):
+    """Return `folder`, filled by `resolver` unless it is there. Safe between threads and processes."""
+    if folder.is_dir():
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(f"{folder.name}.lock")):
-            if is_whole(folder):
+        with folder.with_name(f"{folder.name}.lock").open("ab") as lock:
+            # The kernel gives it back when a holder is killed.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.is_dir():
                 return folder
             # The lock is ours, so what is left there belongs to resolvers that were killed.
             for leftover in folder.parent.glob(f"{folder.name}.partial-*"):
@@ -87,10 +80,6 @@ def cached(folder: Path, resolver: Resolver) -> Path:
                 jars.mkdir()
                 work.mkdir()
                 resolver(jars, work)
-                _write_list(jars)
-                if folder.exists():
-                    _log.warning("the jar cache %s was incomplete and is replaced", folder)
-                    shutil.rmtree(folder)
                 jars.rename(folder)
     except OSError as error:
         raise DevBrokerError(
@@ -98,34 +87,6 @@ def cached(folder: Path, resolver: Resolver) -> Path:
             "free some space or set XDG_CACHE_HOME to a folder that can be written"
         ) from error
     return folder
-
-
-def is_whole(folder: Path) -> bool:
-    """Tell whether every file of the folder's list is there in its full size."""
-    try:
-        lines = (folder / _LIST).read_text().splitlines()
-        return bool(lines) and all(
-            (folder / name).stat().st_size == int(size) for size, name in (line.split(" ", 1) for line in lines)
-        )
-    except (OSError, ValueError):
-        return False
-
-
-def _write_list(folder: Path) -> None:
-    files = sorted(folder.iterdir())
-    (folder / _LIST).write_text("".join(f"{file.stat().st_size} {file.name}\n" for file in files))
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock; the kernel gives it back when a holder is killed."""
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _log.info("another process is fetching Kafka's jars; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _resolve_with_ivy(java: JavaRuntime, jars: Path, work: Path) -> None:
@@ -144,18 +105,19 @@ def _resolve_with_ivy(java: JavaRuntime, jars: Path, work: Path) -> None:
         *("-types", "jar", "bundle", "maven-plugin"),
         "-warn",
     ]
-    with log_path.open("wb") as log:
-        child = Child(command, stdout=log, stderr=log)
+    text = f"fetching Kafka {KAFKA_VERSION} into the cache, once; this takes about half a minute"
+    _log.info("%s", text)
     try:
-        code = _wait(child, work / "cache")
-        if code != 0 or not any(jars.glob("kafka_2.13-*.jar")):
-            outcome = "stood still" if code is None else f"ended with code {code}"
-            raise DevBrokerError(
-                f"Kafka {KAFKA_VERSION} could not be fetched: Ivy {outcome}. Check the network, a proxy's or "
-                f"mirror's Java and Ivy settings, and the certificates. Its last lines:\n{last_lines(log_path)}"
-            )
-    finally:
-        child.close()
+        with log_path.open("wb") as log, Console(stderr=True).status(text):
+            done = subprocess.run(command, stdout=log, stderr=log, check=False, timeout=_FETCH_TIMEOUT_S)  # noqa: S603 - the Java that was found
+        outcome = f"ended with code {done.returncode}"
+    except subprocess.TimeoutExpired:
+        outcome = f"did not end within {_FETCH_TIMEOUT_S:g} s"
+    if outcome != "ended with code 0" or not any(jars.glob("kafka_2.13-*.jar")):
+        raise DevBrokerError(
+            f"Kafka {KAFKA_VERSION} could not be fetched: Ivy {outcome}. Check the network, a proxy's or "
+            f"mirror's Java and Ivy settings, and the certificates. Its last lines:\n{last_lines(log_path)}"
+        )
     _bring_logging(jars)
 
 
@@ -165,25 +127,6 @@ def _bring_logging(jars: Path) -> None:
         for resolved in jars.glob(f"{stem}-*.jar"):
             resolved.unlink()
         shutil.copy(_pyspark_jar(stem), jars)
-
-
-def _wait(child: Child, downloads: Path) -> int | None:
-    """Return the resolver's exit code, or None when nothing has come for too long; show progress on a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        _log.info("fetching Kafka %s into the cache, once; this takes about half a minute", KAFKA_VERSION)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"fetching Kafka {KAFKA_VERSION}, once", total=None)
-        seen, last_news = -1, time.monotonic()
-        while (code := child.wait(_LOOK_INTERVAL_S)) is None:
-            count = sum(1 for _ in downloads.rglob("*.jar"))
-            if count != seen:
-                seen, last_news = count, time.monotonic()
-                bar.update(task, description=f"fetching Kafka {KAFKA_VERSION}, once: {count} jars")
-            elif time.monotonic() - last_news > _STUCK_AFTER_S:
-                return None
-    return code
 
 
 def _pyspark_jar(stem: str) -> Path:
