@@ -71,7 +71,7 @@ def test_a_token_stands_in_the_environment_or_in_a_file_and_is_not_short(
     assert "canary" not in str(short.value)
 
 
-def test_only_a_page_of_this_address_may_ask_and_only_as_it_should() -> None:
+def test_only_a_page_of_this_address_may_ask_and_only_as_it_should(caplog: pytest.LogCaptureFixture) -> None:
     with served(Surroundings(NOWHERE)) as address:
         status = partial(status_at, address)
         assert status() == 200
@@ -82,7 +82,8 @@ def test_only_a_page_of_this_address_may_ask_and_only_as_it_should() -> None:
         assert status(Sec_Fetch_Site="cross-site") == 403
         assert status(Content_Type="text/plain") == 415
         assert status(name="shut-down") == 404
-        assert status(Authorization="Basic abc") == 401
+        assert status(Authorization="Basic abc", X_Forwarded_For="10.0.0.66") == 401
+        assert "a wrong token from 127.0.0.1;" in caplog.text
         assert status(b" " * 20_000) == 413
         for body in (b"[]", b"{", b"[" * 10_000, b'{"group": NaN}'):
             assert status(body) == 422

@@ -227,6 +227,8 @@ def serving(listener: socket.socket, routes: Sequence[BaseRoute]) -> Iterator[No
             http="h11",
             loop="asyncio",
             server_header=False,
+            # `Visitors` says whether a proxy's word on who asks counts; uvicorn would believe anybody on this machine.
+            proxy_headers=False,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=_ANSWERS_S,
         )
