@@ -106,7 +106,6 @@ def test_targets_are_found_by_partition() -> None:
     assert offsets(Target(To.EARLIEST)) == [2, 3]
     assert offsets(Target(To.LATEST)) == [7, 4]
     assert offsets(Target(To.TIME, 17)) == [7, 4]
-    assert offsets(Target(To.OFFSET, 3)) == [3, 3]
     assert offsets(Target(To.SHIFT, -2)) == [3], "without an offset there is nothing to count from"
 
 

@@ -159,8 +159,8 @@ def a_second_member(world: World) -> Seen:
 
     wait_until(moved)
     seen = [*refused, *answers, [len(places) for _, places in first.events], first.events[-1][0], second.events[0][0]]
-    # What one gave back the other has.
-    seen += [first.events[-1][1] == second.events[0][1]]
+    # What one gave back the other has, and what one committed then is the group's.
+    seen += [first.events[-1][1] == second.events[0][1], second.committed(0)]
     second.client.close()
     first.until(lambda: first.events[-1][0] == "assign")
     seen += [len(first.events[-1][1]), second.events[-1][0]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import KafkaError
 from memory_tools import Reader, broker_of, settle
 
 from penstock.testing import TestBroker
@@ -39,29 +38,6 @@ def test_messages_of_a_revoked_partition_are_not_handed_over_after_the_callback(
 
     # The client counts messages out before a callback that comes in the middle: seen in some of the runs.
     assert callbacks_in_the_middle > 0
-
-
-def test_a_member_that_does_not_poll_is_evicted_and_hears_of_it_at_its_next_poll(memory: TestBroker) -> None:
-    lazy, busy = Reader(memory, "t", max_poll_interval_ms=60_000), Reader(memory, "t")
-    settle(lazy, busy)
-    had = _share(memory, lazy)
-
-    memory.advance(61)
-    settle(busy)
-    assert _share(memory, busy) == {0, 1, 2, 3}
-    assert lazy.commit(5, partition=min(had)) == "UNKNOWN_MEMBER_ID"
-    lazy.commit_async(min(had), 5)
-    (message,) = lazy.client.consume(1, 0)
-    error = message.error()
-    assert error is not None
-    assert error.code() == KafkaError._MAX_POLL_EXCEEDED
-    assert lazy.events[-1][0] != "lost"
-    settle(lazy, busy)
-
-    assert ("lost", tuple(sorted(had))) in lazy.events
-    assert lazy.heard == ["UNKNOWN_MEMBER_ID"]
-    assert len(_share(memory, lazy)) == 2
-    assert memory.commit_log("g") == ()
 
 
 def test_a_killed_member_keeps_its_partitions_until_its_session_ends(memory: TestBroker) -> None:
