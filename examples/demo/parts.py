@@ -25,6 +25,10 @@ _END_TIMEOUT_S = 30.0
 _LAST_LINES = 15
 
 
+class PartError(PenstockError):
+    """A part of the demo failed; the message says which, and what it said last."""
+
+
 class Part:
     """A running process, and a context manager that ends it. `ends_with` is the exit code that is no failure."""
 
@@ -48,13 +52,13 @@ class Part:
         return self._process.poll()
 
     def require_no_failure(self) -> None:
-        """Raise `PenstockError` with the end of its log where it has ended with another code than it should."""
+        """Raise `PartError` with the end of its log where it has ended with another code than it should."""
         code = self.exit_code()
         if code in (None, self._ends_with):
             return
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
-        raise PenstockError(
+        raise PartError(
             f"{self._name} {how}; run the demo again, with --keep to keep its log, which ends with:\n"
             + ("\n".join(lines) or "(it printed nothing)")
         )

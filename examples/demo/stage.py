@@ -79,7 +79,7 @@ class Stage:
         """Return how far everything is."""
         transactions = self._coordinator.statistics()
         return {
-            "transactions": transactions.committed + transactions.rolled_back + transactions.pending,
+            "sent": transactions.committed + transactions.rolled_back + transactions.pending,
             "pending": transactions.pending,
             "published": transactions.committed,
             "handled": len(self._fleet.handled) + self._app.statistics().dead_letters,
@@ -89,7 +89,7 @@ class Stage:
     def until(self, condition: Callable[[Counts], bool], what: str) -> None:
         """Wait until the condition holds, showing the counts, and say so.
 
-        `PenstockError` where a process failed, `StalledError` where nothing moves any more; or what stopped the app.
+        `PartError` where a process failed, `StalledError` where nothing moves any more; or what stopped the app.
         """
         counts, moved = self.counts(), time.monotonic()
         while not condition(counts):

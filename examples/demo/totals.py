@@ -19,6 +19,7 @@ from demo.airline import TOPIC
 from demo.flights import Flight
 from penstock import App
 from penstock.devbroker import spark_environment
+from penstock.spark_sink import SqlSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -70,8 +71,6 @@ def _rows(messages: DataFrame) -> DataFrame:
 
 
 if __name__ == "__main__":
-    from penstock.spark_sink import SqlSink  # loads PySpark, which this process alone needs
-
     os.environ.update(spark_environment(), PYSPARK_SUBMIT_ARGS=_SPARK)
     app = App("aircraft-totals", bootstrap_servers=sys.argv[1], report=True)
     sink = SqlSink(f"sqlite:///{_DATABASE}", table=_TABLE, key=["tail"], sum_columns=["flights", "delay"])

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 from rich.table import Column, Table
 from rich.text import Text
 
 from demo.aircraft import Fleet, plain_states
-from demo.flights import Flight, Plan
+from demo.flights import Flight
+from demo.plan import Plan
 from demo.totals import Totals, plain_totals
 from penstock import PenstockError
+
+Value = TypeVar("Value")
 
 #: Seconds in which the broker says something, whatever it is.
 _ANSWER_S = 30.0
@@ -21,16 +25,12 @@ _ANSWER_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the verdict."""
+    """A line of the verdict. `holds` is None where nothing was promised, as for a rate."""
 
     name: str
     promised: str
     found: str
-
-    @property
-    def holds(self) -> bool:
-        """Whether the promise was kept."""
-        return self.found == self.promised
+    holds: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class Evidence:
     totals: Mapping[str, Totals] | None
     #: Transactions that the coordinator has not settled.
     pending: int
+    #: Whether the first sender died by SIGKILL.
+    killed: bool
 
 
 def read_topic(bootstrap_servers: str, topic: str) -> list[Flight]:
@@ -92,17 +94,27 @@ def judge(flights: Sequence[Flight], plan: Plan, evidence: Evidence) -> list[Row
         rows.append(_equal("aircraft with wrong totals in Spark", 0, _differing(plain_totals(flights), totals)))
     recorded = "recorded" if plan.killed in evidence.recorded else "not recorded"
     times = sum(flight.sequence == plan.killed for flight in evidence.published)
-    published = {0: "never published", 1: "published once"}.get(times, f"published {times}x")
     return [
         *rows,
         _equal("aircraft in a wrong state", 0, _differing(plain_states(flights, plan.poison), states)),
         _equal("cancelled flights seen", 0, sum(not flight.departed for flight in handled)),
         _equal("duplicates", 0, len(handled) - len({flight.sequence for flight in handled})),
         _equal("order violations", 0, len(evidence.fleet.out_of_order)),
-        Row("dead letters", _named([plan.poison]), _named([flight.sequence for flight in evidence.dead_letters])),
+        _same("dead letters", _named([plan.poison]), _named([flight.sequence for flight in evidence.dead_letters])),
         _equal("undecided transactions", 0, evidence.pending),
-        Row(f"flight {plan.killed}, whose sender died", "recorded, published once", f"{recorded}, {published}"),
+        _equal("senders killed before their decision", 1, int(evidence.killed)),
+        _same(f"its flight {plan.killed}", "recorded, published 1x", f"{recorded}, published {times}x"),
     ]
+
+
+def rate(name: str, count: int, seconds: float) -> Row:
+    """Return the line of a rate, which nobody promised."""
+    return Row(name, "", f"{count / seconds:,.0f}/s", None)
+
+
+def kept(rows: Sequence[Row]) -> bool:
+    """Tell whether every promise was kept."""
+    return all(row.holds is not False for row in rows)
 
 
 def table(title: str, rows: Sequence[Row]) -> Table:
@@ -110,19 +122,24 @@ def table(title: str, rows: Sequence[Row]) -> Table:
     promised, found = Column("promised", justify="right"), Column("found", justify="right")
     laid_out = Table("", promised, found, "", title=title, title_justify="left")
     for row in rows:
-        word, style = (Text("kept", style="green"), "") if row.holds else (Text("BROKEN"), "bold red")
-        laid_out.add_row(row.name, row.promised, row.found, word, style=style)
+        word, style = {True: ("kept", "green"), False: ("BROKEN", "bold red"), None: ("", "dim")}[row.holds]
+        line_style = style if row.holds is not True else ""
+        laid_out.add_row(row.name, row.promised, row.found, Text(word, style=style), style=line_style)
     return laid_out
 
 
+def _same(name: str, promised: str, found: str) -> Row:
+    return Row(name, promised, found, promised == found)
+
+
 def _equal(name: str, promised: int, found: int) -> Row:
-    return Row(name, f"{promised:,}", f"{found:,}")
+    return _same(name, f"{promised:,}", f"{found:,}")
 
 
 def _named(sequences: Sequence[int]) -> str:
     return ", ".join(f"flight {sequence}" for sequence in sequences) or "none"
 
 
-def _differing(expected: Mapping[str, object], found: Mapping[str, object]) -> int:
+def _differing(expected: Mapping[str, Value], found: Mapping[str, Value]) -> int:
     """Count the keys whose value differs, or that only one side has."""
     return sum(expected.get(key) != found.get(key) for key in expected.keys() | found.keys())

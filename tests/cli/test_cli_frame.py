@@ -140,7 +140,7 @@ def test_help_loads_no_engine() -> None:
         "dlq replay dlq.orders --from 0",
         "dlq replay dlq.orders --from dlq.others:0@1",
         "dlq replay dlq.orders:0@1 --from 0@1",
-        "demo --no-spark --seed many",
+        "demo --no-spark --input no-such-file.csv",
     ],
 )
 def test_wrong_use_is_an_error_with_code_2(penstock_command: Command, arguments: str) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from demo.parts import Part
+from demo.parts import Part, PartError
 
-from penstock import PenstockError
 from waiting import wait_until
 
 # A part that prints its process id, and says goodbye at SIGTERM.
@@ -45,8 +45,16 @@ def test_a_part_that_fails_is_named_with_its_last_lines(tmp_path: Path) -> None:
     with Part("the part", tmp_path, "no_such_module") as part:
         wait_until(lambda: part.exit_code() is not None)
 
-        with pytest.raises(PenstockError, match=r"the part ended with code 1; (.|\n)*No module named no_such_module"):
+        with pytest.raises(PartError, match=r"the part ended with code 1; (.|\n)*No module named no_such_module"):
             part.require_no_failure()
+
+
+def test_a_part_that_ends_as_it_should_has_not_failed(tmp_path: Path) -> None:
+    with Part("part", tmp_path, "waiting_part", ends_with=-signal.SIGKILL) as part:
+        os.kill(int(wait_until((tmp_path / "part.log").read_text)), signal.SIGKILL)
+        wait_until(lambda: part.exit_code() is not None)
+
+        part.require_no_failure()
 
 
 def test_a_part_does_not_outlive_a_killed_demo(tmp_path: Path) -> None:

@@ -11,10 +11,23 @@ import typer
 import penstock
 from penstock.errors import ConfigurationError
 
+#: How the help of the column options begins.
+_YOURS = "With --input: "
+
 
 def demo(
     *,
     whole_year: Annotated[bool, typer.Option("--all", help="All departures of 2013, not those of January.")] = False,
+    input_file: Annotated[
+        Path | None, typer.Option("--input", metavar="FILE.csv", help="Your own CSV file instead of the flights.")
+    ] = None,
+    key: Annotated[str, typer.Option(help=f"{_YOURS}column of the key, which is kept in order.")] = "tailnum",
+    order: Annotated[
+        str, typer.Option(help=f"{_YOURS}columns of the order, most significant first, separated by commas.")
+    ] = "year,month,day,sched_dep_time",
+    status: Annotated[str, typer.Option(help=f"{_YOURS}column that is empty where a row was cancelled.")] = "dep_time",
+    delay: Annotated[str, typer.Option(help=f"{_YOURS}column of the delay in minutes.")] = "dep_delay",
+    place: Annotated[str, typer.Option(help=f"{_YOURS}column of the place.")] = "dest",
     keep: Annotated[bool, typer.Option("--keep", help="Keep databases, topics and logs in a folder here.")] = False,
     seed: Annotated[int, typer.Option(help="Chooses the flight that is planted as poison.")] = 2013,
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Whether Spark takes part.")] = True,
@@ -26,12 +39,18 @@ def demo(
 
     Exit codes: 0 every promise was kept, 1 one was not, 2 wrong use.
     """
+    if whole_year and input_file is not None:
+        raise ConfigurationError("--all and --input exclude each other: --all is about the built-in flights")
     sys.path.insert(0, str(_examples()))
-    from demo.flights import read_flights
+    from demo.flights import Columns, read_csv, read_package
     from demo.main_job import run
     from rich.console import Console
 
-    flights = read_flights(whole_year=whole_year)
+    if input_file is None:
+        flights = read_package(whole_year=whole_year)
+    else:
+        names = tuple(name.strip() for name in order.split(",") if name.strip())
+        flights = read_csv(input_file, Columns(key, names, status, delay, place))
     raise typer.Exit(run(flights, Console(), seed=seed, spark=spark, page=page, keep=keep))
 
 
