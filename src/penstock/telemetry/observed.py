@@ -14,6 +14,8 @@ from penstock.telemetry import names
 from penstock.telemetry.gauges import Kind, ObservedMetric, Point, registry_of
 from penstock.telemetry.settings import Telemetry
 
+_Metrics = tuple[ObservedMetric, ...]
+
 
 def _by(attribute: str, values: Mapping[str, int]) -> Iterable[Point]:
     return [(value, {attribute: name}) for name, value in values.items()]
@@ -54,67 +56,65 @@ def _finished(it: Any) -> Iterable[Point]:
     return [(count, {"penstock.transactions.within_s": bound}) for bound, count in zip(bounds, counts, strict=False)]
 
 
+def _metrics(prefix: str, *rows: tuple[Kind, str, str, str | Callable[[Any], Iterable[Point]], str]) -> _Metrics:
+    return tuple(ObservedMetric(kind, prefix + name, unit, read, text) for kind, name, unit, read, text in rows)
+
+
 _C, _U, _G = Kind.COUNTER, Kind.UP_DOWN_COUNTER, Kind.GAUGE
 
 #: All metrics of a consumer that are observed; each also carries the consumer group.
-METRICS: tuple[ObservedMetric, ...] = tuple(
-    ObservedMetric(kind, f"penstock.{name}", unit, read, description)
-    for kind, name, unit, read, description in (
-        (_U, "lane.count", "{lane}", "lanes", "Lanes of the consumer."),
-        (_U, "lane.ready", "{lane}", "ready_lanes", "Lanes that wait for a worker."),
-        (_U, "worker.count", "{worker}", "workers", "Workers of the consumer."),
-        (_U, "worker.busy", "{worker}", "busy_workers", "Workers with a message in a handler."),
-        (_U, "worker.abandoned", "{call}", "abandoned_calls", "Calls given up that have not returned."),
-        (_U, "in_flight.messages", "{message}", "in_flight", "Messages taken in and not done."),
-        (_U, "in_flight.size", "By", _bytes_in_flight, "Bytes of the messages taken in and not done."),
-        (_G, "partition.lag", "{offset}", _lag, "Offsets from the watermark to the end of the log."),
-        (_U, "key.parked", "{key}", "parked_keys", "Keys that wait for the retry of their message."),
-        (_U, "key.held", "{key}", "held_keys", "Keys whose message is held for good by its handler's choice."),
-        (_C, "handled_messages", "{message}", "handled", "Messages whose handler returned."),
-        (_C, "handler.failures", "{call}", "failed", "Calls of a handler that raised."),
-        (_C, "handler.time_limits", "{call}", "over_time_limit", "Failures of handlers over their time limit."),
-        (_G, "handler.oldest", "s", "oldest_call", "Seconds since the oldest call of a handler under way began."),
-        (_C, "handler.retries", "{call}", "retried", "Calls of a handler that were not the first for their message."),
-        (_C, "handler.stalls", "{message}", "stalls", "Messages that the watchdog reported for a handler's time."),
-        (_C, "dead_letters", "{message}", "dead_letters", "Messages written to a dead-letter topic."),
-        (_C, "dead_letter_failures", "{try}", "dead_letter_failures", "Failed writes of dead letters: those are held."),
-        (_C, "dropped_messages", "{message}", "dropped", "Messages given up by the handler's choice."),
-        (_C, "pauses", "{pause}", _pauses, "Pauses of partitions, by reason."),
-        (_C, "rebalanced_partitions", "{partition}", _rebalanced, "Partitions that were assigned, revoked or lost."),
-        (_C, "commits", "{commit}", _commits, "Commits of offsets, by outcome."),
-    )
+METRICS: _Metrics = _metrics(
+    "penstock.",
+    (_U, "lane.count", "{lane}", "lanes", "Lanes of the consumer."),
+    (_U, "lane.ready", "{lane}", "ready_lanes", "Lanes that wait for a worker."),
+    (_U, "worker.count", "{worker}", "workers", "Workers of the consumer."),
+    (_U, "worker.busy", "{worker}", "busy_workers", "Workers with a message in a handler."),
+    (_U, "worker.abandoned", "{call}", "abandoned_calls", "Calls given up that have not returned."),
+    (_U, "in_flight.messages", "{message}", "in_flight", "Messages taken in and not done."),
+    (_U, "in_flight.size", "By", _bytes_in_flight, "Bytes of the messages taken in and not done."),
+    (_G, "partition.lag", "{offset}", _lag, "Offsets from the watermark to the end of the log."),
+    (_U, "key.parked", "{key}", "parked_keys", "Keys that wait for the retry of their message."),
+    (_U, "key.held", "{key}", "held_keys", "Keys whose message is held for good by its handler's choice."),
+    (_C, "handled_messages", "{message}", "handled", "Messages whose handler returned."),
+    (_C, "handler.failures", "{call}", "failed", "Calls of a handler that raised."),
+    (_C, "handler.time_limits", "{call}", "over_time_limit", "Failures of handlers over their time limit."),
+    (_G, "handler.oldest", "s", "oldest_call", "Seconds since the oldest call of a handler under way began."),
+    (_C, "handler.retries", "{call}", "retried", "Calls of a handler that were not the first for their message."),
+    (_C, "handler.stalls", "{message}", "stalls", "Messages that the watchdog reported for a handler's time."),
+    (_C, "dead_letters", "{message}", "dead_letters", "Messages written to a dead-letter topic."),
+    (_C, "dead_letter_failures", "{try}", "dead_letter_failures", "Failed writes of dead letters: those are held."),
+    (_C, "dropped_messages", "{message}", "dropped", "Messages given up by the handler's choice."),
+    (_C, "pauses", "{pause}", _pauses, "Pauses of partitions, by reason."),
+    (_C, "rebalanced_partitions", "{partition}", _rebalanced, "Partitions that were assigned, revoked or lost."),
+    (_C, "commits", "{commit}", _commits, "Commits of offsets, by outcome."),
 )
 
 #: All metrics of a coordinator; each also carries the prefix of its store. `forged` and `lost` are None, and not shown,
 #: where a store has no topics that others could write or that have a retention.
-TRANSACTION_METRICS: tuple[ObservedMetric, ...] = tuple(
-    ObservedMetric(kind, f"penstock.transactions.{name}", unit, read, description)
-    for kind, name, unit, read, description in (
-        (_U, "pending", "{transaction}", "pending", "Transactions not settled."),
-        (_G, "oldest_pending_age", "s", "oldest_pending_age", "Age of the oldest transaction not settled."),
-        (_U, "held", "{transaction}", _held, "Transactions that wait, by what for."),
-        (_C, "committed", "{transaction}", "committed", "Transactions published."),
-        (_C, "rolled_back", "{transaction}", "rolled_back", "Transactions rolled back."),
-        (_C, "discarded", "{transaction}", "discarded", "Transactions moved to the discarded topic."),
-        (_C, "refused", "{decision}", "refused", "Decisions refused: a second one, an unknown id, a wrong group."),
-        (_C, "forged", "{record}", "forged", "Records of the store that could not be what they claim to be."),
-        (_C, "checks", "{check}", "checks", "Checks sent."),
-        (_C, "no_producer", "{check}", "no_producer", "Checks that were due and reached nobody."),
-        (_C, "lost", "{record}", "lost", "Records of the store that were deleted before they were read."),
-        (_C, "finished", "{transaction}", _finished, "Published transactions by seconds until published, cumulative."),
-        (_C, "finish_time", "s", "finish_seconds", "Seconds from birth to published, added up over the transactions."),
-    )
+TRANSACTION_METRICS: _Metrics = _metrics(
+    "penstock.transactions.",
+    (_U, "pending", "{transaction}", "pending", "Transactions not settled."),
+    (_G, "oldest_pending_age", "s", "oldest_pending_age", "Age of the oldest transaction not settled."),
+    (_U, "held", "{transaction}", _held, "Transactions that wait, by what for."),
+    (_C, "committed", "{transaction}", "committed", "Transactions published."),
+    (_C, "rolled_back", "{transaction}", "rolled_back", "Transactions rolled back."),
+    (_C, "discarded", "{transaction}", "discarded", "Transactions moved to the discarded topic."),
+    (_C, "refused", "{decision}", "refused", "Decisions refused: a second one, an unknown id, a wrong group."),
+    (_C, "forged", "{record}", "forged", "Records of the store that could not be what they claim to be."),
+    (_C, "checks", "{check}", "checks", "Checks sent."),
+    (_C, "no_producer", "{check}", "no_producer", "Checks that were due and reached nobody."),
+    (_C, "lost", "{record}", "lost", "Records of the store that were deleted before they were read."),
+    (_C, "finished", "{transaction}", _finished, "Published transactions by seconds until published, cumulative."),
+    (_C, "finish_time", "s", "finish_seconds", "Seconds from birth to published, added up over the transactions."),
 )
 
 #: All metrics of a Spark query that are observed; each also carries the query's name.
-SPARK_METRICS: tuple[ObservedMetric, ...] = tuple(
-    ObservedMetric(kind, f"penstock.spark.{name}", unit, read, description)
-    for kind, name, unit, read, description in (
-        (_C, "rows", "{row}", "rows", "Rows of committed batches."),
-        (_G, "rows_per_second", "{row}/s", "rows_per_s", "Rows that Spark processed in a second of the last batch."),
-        (_G, "partition.lag", "{offset}", _lag, "Offsets from the query's position to the end of the log."),
-        (_C, "restarts", "{restart}", "restarts", "Restarts of the query after failures."),
-    )
+SPARK_METRICS: _Metrics = _metrics(
+    "penstock.spark.",
+    (_C, "rows", "{row}", "rows", "Rows of committed batches."),
+    (_G, "rows_per_second", "{row}/s", "rows_per_s", "Rows that Spark processed in a second of the last batch."),
+    (_G, "partition.lag", "{offset}", _lag, "Offsets from the query's position to the end of the log."),
+    (_C, "restarts", "{restart}", "restarts", "Restarts of the query after failures."),
 )
 
 

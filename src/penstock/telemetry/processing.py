@@ -61,10 +61,6 @@ class Processing:
             "Duration of a call of a handler.",
             explicit_bucket_boundaries_advisory=names.DURATION_BOUNDARIES_S,
         )
-        # The attributes of the metric by topic, and of spans by topic and partition, made once for each. Any thread
-        # adds, and two that add the same add equals: no lock.
-        self._measured: dict[str, _Attributes] = {}
-        self._places: dict[tuple[str, int], _Attributes] = {}
 
     def around(
         self, invoke: Invoke, *, within: Invoke | None = None, batches: bool = False, is_async: bool = False
@@ -119,7 +115,7 @@ class Processing:
             span = self._tracer.start_span(f"process {topic}", _ROOT, SpanKind.CONSUMER, attributes, links)
             # In what is current here, as baggage that a middleware has set.
             context = set_span_in_context(span)
-            return span, context, context_api.attach(context), self._clock(), self._measured[topic]
+            return span, context, context_api.attach(context), self._clock(), self._measured(topic)
         except Exception as error:  # noqa: BLE001 - a defect of telemetry must not become a failure of the message
             self._suppressed.log(error)
             return None
@@ -144,8 +140,7 @@ class Processing:
             self._suppressed.log(error)
 
     def _of_message(self, message: Message) -> tuple[Message, _Attributes, Sequence[Link]]:
-        topic, partition = message.topic, message.partition
-        attributes = (self._places.get((topic, partition)) or self._place(topic, partition)).copy()
+        attributes = self._of_partition(message)
         attributes["messaging.kafka.offset"] = message.offset
         if message.value is None:
             attributes["messaging.kafka.message.tombstone"] = True
@@ -156,7 +151,7 @@ class Processing:
 
     def _of_batch(self, messages: Sequence[Message]) -> tuple[Message, _Attributes, Sequence[Link]]:
         first, partition = messages[0], messages[0].partition
-        attributes = self._place(first.topic, partition).copy()
+        attributes = self._of_partition(first)
         if any(message.partition != partition for message in messages):
             del attributes[names.DESTINATION_PARTITION_ID]
         attributes[names.BATCH_MESSAGE_COUNT] = len(messages)
@@ -168,15 +163,14 @@ class Processing:
         }
         return first, attributes, list(senders.values())
 
-    def _place(self, topic: str, partition: int) -> _Attributes:
-        """Return the attributes that the spans of a partition share."""
-        if (topic, partition) not in self._places:
-            # The metric has no partition: a handler's time does not hang on it, and each would cost a row of buckets.
-            group: _Attributes = {names.CONSUMER_GROUP_NAME: self._group}
-            self._measured[topic] = names.attributes("process", topic=topic) | group
-            of_spans = names.attributes("process", "process", topic) | group
-            self._places[topic, partition] = {**of_spans, names.DESTINATION_PARTITION_ID: str(partition)}
-        return self._places[topic, partition]
+    def _measured(self, topic: str) -> _Attributes:
+        """Return the attributes of the metric: without the partition, which a handler's time does not depend on."""
+        return names.attributes("process", topic=topic) | {names.CONSUMER_GROUP_NAME: self._group}
+
+    def _of_partition(self, message: Message) -> _Attributes:
+        """Return the attributes that the spans of a message's partition share."""
+        of_process = {names.OPERATION_TYPE: "process", names.DESTINATION_PARTITION_ID: str(message.partition)}
+        return self._measured(message.topic) | of_process
 
 
 def _sampling(ratio: float, traced: Invoke, untraced: Invoke) -> Invoke:
@@ -186,14 +180,8 @@ def _sampling(ratio: float, traced: Invoke, untraced: Invoke) -> Invoke:
     """
 
     def sampling(message: Message) -> object:
-        # Of every message: `by_chance` and `_is_sender_sampled` are written out, for a call costs as much as they do.
-        if random() < ratio:  # noqa: S311 - it samples, and keeps no secret
-            return traced(message)
-        try:
-            headers = headers_of(message._record)  # noqa: SLF001 - `headers` would copy them
-        except UnicodeDecodeError:
-            headers = None
-        return untraced(message) if headers is None or sampled_context(headers) is None else traced(message)
+        # `by_chance` is written out: this is done for every message.
+        return traced(message) if random() < ratio or _is_sender_sampled(message) else untraced(message)  # noqa: S311 - it samples, and keeps no secret
 
     return sampling
 
@@ -209,7 +197,7 @@ def _sampling_batches(ratio: float, traced: Invoke, untraced: Invoke) -> Invoke:
 
 def _is_sender_sampled(message: Message) -> bool:
     try:
-        headers = headers_of(message._record)  # noqa: SLF001 - as above
+        headers = headers_of(message._record)  # noqa: SLF001 - `headers` would copy them
     except UnicodeDecodeError:
         return False
     return headers is not None and sampled_context(headers) is not None
