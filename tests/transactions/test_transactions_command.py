@@ -12,6 +12,7 @@ from penstock.transactions.operator.audit import Resuming
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ops import Verdict
+from waiting import wait_until
 
 
 @pytest.fixture
@@ -53,6 +54,17 @@ def test_what_is_pending_is_listed_without_a_coordinator_and_without_payloads(be
     assert "a secret" not in listed.out + shown.out
 
 
+def test_a_group_without_a_living_producer_that_answers_checks_is_named(bench: Bench, tx: Command) -> None:
+    prepared(bench.producer("alone"), bench.topic)
+    prepared(bench.producer("answers", check=lambda _half: TransactionState.UNKNOWN), bench.topic)
+
+    listed = wait_until(lambda: next((it for it in [tx("ls")] if "of group answers" not in it.out), None))
+
+    assert "2 pending transactions" in listed.out
+    assert "no producer of group alone is alive that answers checks" in listed.out
+
+
+@pytest.mark.thorough
 def test_what_waits_behind_its_key_or_for_a_topic_or_its_time_is_told(bench: Bench, tx: Command) -> None:
     by_half = bench.producer(order="half")
     with by_half.transaction(bench.topic, key=b"k", value=b"1") as head:

@@ -247,13 +247,12 @@ def test_what_stands_behind_an_open_transaction_is_waited_for_and_then_left_out(
     writer.abort_transaction(30)
 
 
-def test_tx_ls_names_the_target_that_takes_nothing_with_the_brokers_reason_and_the_group_without_a_producer(
+def test_tx_ls_names_the_target_that_takes_nothing_and_the_brokers_reason(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused = bench.producer().send(bench.topic, key=b"k", value=b"1").transaction_id
     why = "Broker: Message size too large (MSG_SIZE_TOO_LARGE)"
-    groups = {"away": "a producer of group away: none runs"}
-    status = Status("c1", 0, (0, 1), targets={"sick": "no right", bench.topic: why}, groups=groups)
+    status = Status("c1", 0, (0, 1), targets={"sick": "no right", bench.topic: why})
     bench.write(bench.topics.status, 0, b"c1", encode_status(status))
 
     listed = commands(monkeypatch, capsys)(
@@ -263,7 +262,6 @@ def test_tx_ls_names_the_target_that_takes_nothing_with_the_brokers_reason_and_t
     rows = {line.split()[0]: line for line in listed.out.splitlines() if line.strip()}
     assert f"topic {bench.topic} to take it: {why}" in rows[refused]
     assert "topic sick refuses messages, as coordinator c1 reports: no right" in listed.out
-    assert "checks of coordinator c1 wait for a producer of group away: none runs" in listed.out
 
 
 def test_tx_ls_lists_what_is_pending_though_a_broker_with_the_coordinators_status_is_away(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.output import Result, Table, content_text, counted, log_to_stderr, time_text
-from penstock.cli.tx_store import Store, database
+from penstock.cli.tx_store import Store, database, groups_without_producers
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TransactionError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def ls(
             found = [it for it in opened.pending() if it.age_s >= older_than and group in {None, it.group}]
             rows = [_pending_row(pending) for pending in found]
             if isinstance(opened, KafkaAdministration):
-                notes = opened.coordinator_notices()
+                notes = [*_alone(store, found), *opened.coordinator_notices()]
     columns = ("group", "topics", "reason", "check_count", "at_ms") if discarded else (
         "group", "topics", "age_s", "check_count", "decided", "waits_for"
     )  # fmt: skip
@@ -226,6 +226,16 @@ def _decided(store: Store, ids: Sequence[str], verdict: str, reason: str, timeou
         failure = PenstockError(f"{len(lost)} of {len(outcomes)} decisions do not stand; the lines above say why")
     lines = [f"{it['transaction_id']}: {it['outcome']}" for it in outcomes]
     return Result(facts={"decisions": outcomes}, lines=lines, failure=failure)
+
+
+def _alone(store: Store, found: Sequence[PendingTransaction]) -> list[str]:
+    """Say which groups have undecided transactions and no living producer to ask about them."""
+    waiting = sorted({it.group for it in found if it.decided is None and not it.waits_for})
+    return [
+        f"no producer of group {group} is alive that answers checks: its undecided transactions wait until one with a "
+        "check function starts, or for `penstock tx commit` or `rollback`"
+        for group in (groups_without_producers(store, waiting) if waiting else ())
+    ]
 
 
 def _pending_row(pending: PendingTransaction) -> dict[str, Any]:

@@ -162,3 +162,25 @@ class FileReading:
             f"the file store in {self._folder} is changed by the process that has it, and from here only looked at: "
             f"call store.administration().{call} there"
         )
+
+
+def groups_without_producers(store: Store, groups: Sequence[str]) -> Iterator[str]:
+    """Yield those producer groups of a store in Kafka of which no producer that answers checks is alive."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    from penstock import clients
+    from penstock.clients.answers import answered
+    from penstock.clients.groups import describe_groups
+    from penstock.clients.kafka_errors import code_of
+    from penstock.transactions.wire.topics import StoreTopics
+
+    checkers: dict[str, str] = {StoreTopics(store.prefix).checkers(group): group for group in groups}
+    admin = clients.admin(store.servers, store.settings)  # it lives until it has answered
+    for name, asked in describe_groups(admin, checkers).items():
+        try:
+            has_members = bool(answered(asked, store.connect_timeout).members)
+        except KafkaException as error:
+            # What brokers do not say is not known, and nothing is said of it.
+            has_members = code_of(error) != KafkaError.GROUP_ID_NOT_FOUND
+        if not has_members:
+            yield checkers[name]
