@@ -81,6 +81,7 @@ def test_an_unknown_option_of_a_handler_is_refused_where_it_is_written() -> None
         (lambda **old: penstock.RunningApp.change(None, **old), "max_parked", "max_in_flight limits"),
         (lambda **old: app().handler("t", **old), "deferred_timeout", r"DeferredCompletion\(timeout="),
         (lambda **old: handler(print, **old), "retry_policy", "write retry="),
+        (penstock.ReportSettings, "stacks", "the action Stacks"),
     ],
 )
 def test_an_option_that_is_no_more_is_refused_with_what_to_write_instead(

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from penstock import options as check
 from penstock.errors import ConfigurationError
+from penstock.option_list import refusing_removed
 from penstock.options import ClientConfig, instance_id
 
 #: Not `penstock.status`: that is the topic of a transaction store with the prefix `penstock`, kept for an hour.
@@ -52,6 +53,9 @@ class ReportSettings:
         check.positive("interval", self.interval)
         if self.interval > MOST_INTERVAL_S:
             raise ConfigurationError(f"interval must be {MOST_INTERVAL_S:g} s at most, but is {self.interval:g}")
+
+
+ReportSettings.__init__ = refusing_removed(ReportSettings.__init__)  # type: ignore[assignment] # a dataclass makes it
 
 
 @dataclass(frozen=True, slots=True)

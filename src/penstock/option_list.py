@@ -27,6 +27,7 @@ REMOVED: Final[Mapping[str, str]] = {
     "max_parked_bytes": "a quarter of max_in_flight_bytes limits what is set aside",
     "one_core": "leave it out; to keep the whole process on a core, start it with `taskset -c 1`",
     "retry_policy": "write retry=",
+    "ReportSettings.stacks": "the action Stacks shows the stacks of a member, and running.stacks() those of a process",
     "SinkRegistry.sink.group": "the offsets of <app>-sinks, the group of the app's sinks, follow them all",
 }
 
