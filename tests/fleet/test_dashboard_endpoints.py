@@ -100,6 +100,24 @@ def test_a_page_of_another_site_reads_nothing_and_metrics_that_hang_hold_neither
     assert (answer.status, answer.text) == (503, '{"said": "the metrics did not come within 0.2 s; try again"}\n')
 
 
+def test_a_probe_that_cannot_judge_fails_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App("nothing", bootstrap_servers="127.0.0.1:1")
+    for name in ("alive", "ready"):
+        monkeypatch.setattr(f"penstock.fleet.probes.health.Health.{name}", lambda _: 1 // 0)
+
+    with AppEndpoints(app, ANY) as endpoints:
+        answers = [request(endpoints.address, path) for path in ("/healthz", "/readyz")]
+
+    assert [answer.status for answer in answers] == [503, 503]
+    assert [answer.content for answer in answers] == [
+        {"status": status, "reasons": ["the state could not be read; the log says why"]}
+        for status in ("hung", "not ready")
+    ]
+    assert caplog.text.count("the process could not be judged") == 2
+
+
 @pytest.mark.parametrize(
     ("text", "host", "port", "loopback"),
     [

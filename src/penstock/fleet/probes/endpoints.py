@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
+from penstock.clients.ration import once_in, rationed
 from penstock.fleet.address import Address
 from penstock.fleet.page.messages import read_message
 from penstock.fleet.page.server import PageServer, ReadMessage
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
     from penstock.app import App
 
+_log = rationed(__name__)
+
+#: Seconds between two lines of the log that say that a probe cannot judge.
+_LOG_INTERVAL_S = 60.0
 #: Seconds that a collection of metrics may take, and how many may be under way.
 _COLLECT_S = 10.0
 _MOST_COLLECTIONS = 4
@@ -79,10 +84,10 @@ class Endpoints(PageServer):
         return [*(route(path, answer, self.visitors) for path, answer in probes.items()), *super().routes()]
 
     async def _healthz(self, _: Request) -> Response:
-        return _verdict(self._process.alive(), "alive", "hung")
+        return _verdict(self._process.alive, "alive", "hung")
 
     async def _readyz(self, _: Request) -> Response:
-        return _verdict(self._process.ready(), "ready", "not ready")
+        return _verdict(self._process.ready, "ready", "not ready")
 
     async def _metricsz(self, request: Request) -> Response:
         from starlette.responses import Response
@@ -93,7 +98,12 @@ class Endpoints(PageServer):
         return Response(text, headers={**HEADERS, "Content-Type": media_type})
 
 
-def _verdict(reasons: list[str], well: str, unwell: str) -> Response:
+def _verdict(judge: Callable[[], list[str]], well: str, unwell: str) -> Response:
+    try:
+        reasons = judge()
+    except Exception:  # noqa: BLE001 - whoever probes reads a status and reasons, whatever failed
+        _log.exception("the process could not be judged", extra=once_in(_LOG_INTERVAL_S, unwell))
+        reasons = ["the state could not be read; the log says why"]
     said = {"status": unwell if reasons else well, "reasons": reasons[:_MOST_REASONS]}
     return json_answer(said, 503 if reasons else 200)
 
