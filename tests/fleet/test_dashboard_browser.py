@@ -120,6 +120,8 @@ def test_a_phone_shows_all_without_scrolling_sideways_in_light_and_dark(open_pag
             page.goto(f"{url}/#/{where}")
             expect(page.get_by_role("heading", name=title).first).to_be_visible()
             expect(page.locator("dl.tiles")).to_be_visible()
+            if where == "lake":
+                expect(page.get_by_role("heading", name="Batches of orders_to_lake")).to_be_visible()
             size = "[document.documentElement.scrollWidth, getComputedStyle(document.body).backgroundColor]"
             sizes.append(page.evaluate(size))
 

@@ -1,4 +1,4 @@
-"""The last half hour in rings: what a point is made of, what a restart does, and that nothing grows without end."""
+"""The last half hour in series: what a point is made of, what a restart does, and that nothing grows without end."""
 
 from __future__ import annotations
 
@@ -65,6 +65,20 @@ def test_half_an_hour_is_kept_and_the_rest_forgotten() -> None:
     lag = history.series("shop")["lag"]
 
     assert (len(lag), lag[0], lag[-1]) == (POINTS, 40.0, POINTS + 39.0)
+
+
+def test_each_batch_of_a_query_is_drawn_once_and_not_more_queries_than_a_page_has_room_for() -> None:
+    history = History()
+    for batches in (1, 1, 2):
+        sinks = [{"name": "lake", "state": "running", "batches": batches, "batch_seconds": 1.0 * batches}]
+        history.add([group(1, 5.0, sinks=sinks)])
+
+    assert history.series("shop")["batch lake"] == [1.0, None, 2.0]
+
+    many = [{"name": f"q{n}", "state": "running", "batches": 1, "batch_seconds": 1.0} for n in range(100)]
+    history.add([group(1, 5.0, sinks=many)])
+
+    assert len(history.series("shop")) == 21
 
 
 def test_a_flood_of_members_and_groups_stays_bounded_and_groups_keep_their_series_longest(

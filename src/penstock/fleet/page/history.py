@@ -18,8 +18,9 @@ from penstock.fleet.reports.report import Report, total_lag
 #: Seconds between two points, and how many there are: half an hour.
 STEP_S = 5.0
 POINTS = 360
-#: Members and groups whose series are kept at most.
+#: Members and groups whose series are kept at most, and series of each: five, and one for each Spark query.
 _MOST_KEPT = 2_500
+_MOST_SERIES = 21
 
 _COUNTED = ("handled", "failed")
 _SERIES = (*_COUNTED, "lag", "p50", "p99")
@@ -28,8 +29,8 @@ _SERIES = (*_COUNTED, "lag", "p50", "p99")
 class History:
     """Takes the state of all groups every `STEP_S`. For one thread.
 
-    The series are `handled` and `failed` (a second), `lag`, and `p50` and `p99` (seconds from the fetch to the end of
-    the handler).
+    The series are `handled` and `failed` (a second), `lag`, `p50` and `p99` (seconds from the fetch to the end of the
+    handler), and `batch NAME`, the seconds of each batch of a Spark query, from its first batch on.
     """
 
     def __init__(self) -> None:
@@ -62,6 +63,9 @@ class History:
         point = _point([(report, self._before.get((group, report.member))) for report in living])
         series = self._kept.setdefault((group, member), {name: array("f") for name in _SERIES})
         self._kept.move_to_end((group, member))
+        for name in point:
+            if name not in series and len(series) < _MOST_SERIES:
+                series[name] = array("f")
         for name, points in series.items():
             value = point.get(name)
             points.append(math.nan if value is None else value)
@@ -73,8 +77,13 @@ def _point(reports: Sequence[tuple[Report, Report | None]]) -> Mapping[str, floa
     if not reports:
         return {}
     sums: dict[str, float] = {}
+    batches: dict[str, float] = {}
     done = [0.0] * BUCKETS
     for report, before in reports:
+        known = set() if before is None else {(sink["name"], sink["batches"]) for sink in before.sinks}
+        for sink in report.sinks:
+            if (sink["name"], sink["batches"]) not in known and sink["batch_seconds"] is not None:
+                batches[f"batch {sink['name']}"] = sink["batch_seconds"]
         if before is None or report.sequence < before.sequence:
             continue  # the first report of a process is no difference
         rates = report.rates
@@ -89,7 +98,7 @@ def _point(reports: Sequence[tuple[Report, Report | None]]) -> Mapping[str, floa
         for name in _COUNTED:
             sums[name] = sums.get(name, 0.0) + rates.get(name, 0.0)
     lag = total_lag(report for report, _ in reports)
-    return {**sums, "lag": lag, "p50": quantile(done, 0.5), "p99": quantile(done, 0.99)}
+    return {**sums, **batches, "lag": lag, "p50": quantile(done, 0.5), "p99": quantile(done, 0.99)}
 
 
 def _grown(now: Mapping[str, float], before: Mapping[str, float], name: str) -> float:

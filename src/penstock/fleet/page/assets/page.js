@@ -172,7 +172,7 @@ function spark(points, label) {
   const found = runs(points, w, 24, most);
   return h("svg", { class: "spark", viewBox: `0 0 ${w} 24`, preserveAspectRatio: "none", role: "img", "aria-label": label }, area(found, 24), line(found, ""));
 }
-function chart(key, title, show, series) {
+function chart(key, title, show, series, dots) {
   const longest = Math.max(...series.map(([, points]) => (points || []).length), 1);
   // A young history is drawn over the whole width.
   const step = known.history.step || 5, width = Math.max(24, longest), height = 66;
@@ -182,7 +182,7 @@ function chart(key, title, show, series) {
   const valueOf = (points) => {
     if (!points || !points.length) return null;
     if (back !== null) return points[points.length - 1 - back] ?? null;
-    for (let at = points.length - 1; at >= Math.max(0, points.length - 3); at--) if (points[at] !== null) return points[at];
+    for (let at = points.length - 1; at >= Math.max(0, points.length - (dots ? 360 : 3)); at--) if (points[at] !== null) return points[at];
     return null;
   };
   const shown = series.map(([name, points, kind]) => h("span", null, series.length > 1 && h("span", { class: "of " + kind }, name + " "), h("b", null, show(valueOf(points))), " "));
@@ -200,8 +200,8 @@ function chart(key, title, show, series) {
       "aria-label": `${title}, the last half hour: now ${series.map(([name, points]) => name + " " + show(valueOf(points))).join(", ")}; highest ${show(reported.length ? most : null)}` },
       h("line", { class: "grid", x1: 0, x2: width, y1: height - 0.5, y2: height - 0.5 }),
       h("line", { class: "grid", x1: 0, x2: width, y1: 2, y2: 2 }),
-      series.length === 1 && area(runs(series[0][1] || [], width, height, most), height),
-      series.map(([, points, kind]) => line(runs(points || [], width, height, most), kind)),
+      series.length === 1 && !dots && area(runs(series[0][1] || [], width, height, most), height),
+      series.map(([, points, kind]) => dots ? line(runs(points || [], width, height, most).flat().map((at) => [at]), "dots") : line(runs(points || [], width, height, most), kind)),
       x !== null && h("line", { class: "cursor", x1: x, x2: x, y1: 0, y2: height })),
     h("div", { class: "axis" }, h("span", null, span((back === null ? width : back) * step) + " ago"), h("span", null, reported.length ? "highest " + show(most) : "nothing yet"), h("span", null, "now")));
 }
@@ -330,10 +330,12 @@ function resumers(group) {
   return found.filter((one) => one.group).concat(found.filter((one) => !one.group).slice(0, 1));
 }
 function sinks(group) {
+  const past = Object.entries(known.history.series || {}).filter(([name]) => name.startsWith("batch "));
   const state = (one) => pill(["running", "standby"].includes(one.state) ? "ok" : one.state === "failed" ? "bad" : "warn", one.state);
-  return card("sinks", "Spark queries", "", table(group.sinks, (one) => one.name + one.member, [
+  return [card("sinks", "Spark queries", "", table(group.sinks, (one) => one.name + one.member, [
     text("Query", (one) => one.name, "name"), text("State", state, ""), num("Batch", (one) => one.batch_id, (id) => String(id ?? "–")), num("Rows", (one) => one.rows), num("Rows/s", (one) => one.rows_per_s),
-    num("Last batch took", (one) => one.batch_seconds, span), num("Lag", (one) => one.lag), num("Restarts", (one) => one.restarts), text("Last error", (one) => one.last_error)]));
+    num("Last batch took", (one) => one.batch_seconds, span), num("Lag", (one) => one.lag), num("Restarts", (one) => one.restarts), text("Last error", (one) => one.last_error)])),
+    past.length > 0 && h("div", { class: "charts", key: "sinkcharts" }, past.map(([name, points]) => chart(name, `Batches of ${name.slice(6)}`, span, [["", points, ""]], true)))];
 }
 
 function groupPage(state) {
