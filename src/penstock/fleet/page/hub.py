@@ -165,10 +165,10 @@ class Hub:
                     _log.log(level, "%s", error)
                 self._trouble = str(error)
                 self._take(lambda: self._groups)
-                self._stopping.wait(_RETRY_DELAY_S)
             except Exception:  # noqa: BLE001 - a page must not end, nor fill the log, over one report
                 _log.exception("the page could not be made; it is tried on", extra=once_in(_LOG_INTERVAL_S, "page"))
-                self._stopping.wait(_NEWS_WAIT_S)
+            # Opening reads all reports again: not more often than that, whatever failed.
+            self._stopping.wait(_RETRY_DELAY_S)
 
     def _take(self, groups_now: Callable[[], Sequence[Group]]) -> None:
         """Take the groups as they are, where a point of the history is due or somebody waits for a state."""
