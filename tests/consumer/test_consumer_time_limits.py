@@ -22,7 +22,7 @@ from penstock.consumer.handlers import call_guard
 from penstock.consumer.handlers.call_guard import CallGuard
 from penstock.consumer.handlers.route import Failed
 from penstock.consumer.inspect.details import lane_depths
-from penstock.consumer.lanes.slot import ExecutionSlot
+from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall
 from penstock.consumer.poll.watchdog import GRACE_S
 from penstock.consumer.run import handler_calls
 from penstock.consumer.run.handler_calls import call
@@ -354,6 +354,54 @@ def test_a_task_that_goes_on_though_it_was_cancelled_is_given_up_as_a_thread_is(
         assert handled.overlaps == []
         assert consumer.statistics().abandoned_calls == 0
         assert consumer._executor.tasks._left == set()
+
+
+def test_no_task_is_abandoned_while_the_event_loop_is_blocked_nor_before_it_had_its_time_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blocks, blocked, released = threading.Event(), threading.Event(), threading.Event()
+
+    async def handle(_message: Message) -> None:
+        while not released.is_set():
+            if blocks.is_set() and not blocked.is_set():
+                blocked.set()
+                blocks.clear()
+                while not blocks.wait(60):
+                    pass
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.001)
+
+    options = {"time_limit": LIMIT_S, "on_failure": "drop", "max_concurrency": 8}
+    with on_threads(handle, **options) as (consumer, until, broker):
+        tasks = consumer._executor.tasks
+        assert tasks is not None
+        abandon, tried = tasks.abandon, list[SeenCall]()
+
+        def tries(seen: SeenCall, failure: Failed) -> bool:
+            tried.append(seen)
+            return abandon(seen, failure)
+
+        monkeypatch.setattr(tasks, "abandon", tries)
+        for number in range(3):
+            broker.produce("t", b"hang", key=b"k%d" % number)
+        until(lambda: consumer.statistics().busy_workers == 3)
+        for seconds in (1, LIMIT_S):
+            broker.advance(seconds)
+            until(lambda: True)
+        blocks.set()
+        wait_until(lambda: tasks.loop_lag().seconds > 1.0)
+        broker.advance(GRACE_S)
+        until(lambda: True)
+
+        # The poll thread would wait for each of them, at each step.
+        assert tried == []
+        blocks.set()
+        wait_until(lambda: tasks.loop_lag().seconds < 0.5)
+        until(lambda: True)
+        assert tried == []
+        broker.advance(GRACE_S)
+        until(lambda: consumer.statistics().abandoned_calls == 3)
+        released.set()
 
 
 def test_results_of_the_slice_in_which_a_call_hangs_are_published_by_the_thread_that_takes_over() -> None:

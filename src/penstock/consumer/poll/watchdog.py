@@ -37,6 +37,8 @@ _INTERVAL_S = 1.0
 _MAX_FRAMES = 12
 #: Seconds that an interrupted handler has to return.
 GRACE_S = 5.0
+#: Seconds for which an event loop has not come round, and counts as blocked.
+_LOOP_BLOCKED_S = 1.0
 
 
 class Watchdog:
@@ -132,6 +134,10 @@ class Watchdog:
             if engine.executor.interrupt(call):
                 call.interrupted_at = now
                 _log.warning("%s in %s on %s %s: it is interrupted", place, name, slot.name, why)
+            return
+        if slot.kind is Kind.TASK and engine.executor.loop_lag().seconds > _LOOP_BLOCKED_S:
+            # No task could end meanwhile, nor could one be abandoned: each try of that would hold the poll thread up.
+            call.interrupted_at = now
             return
         room, left = engine.executor.room(slot.kind), sum(other.kind is slot.kind for other in engine.abandoned)
         if now - call.interrupted_at < GRACE_S or left >= room:

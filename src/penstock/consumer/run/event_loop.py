@@ -139,6 +139,8 @@ class TaskPool:
             if done.set_running_or_notify_cancel():
                 done.set_result(self._hand_over(seen, failure))
 
+        if not self.thread.is_alive():
+            return False
         self._call(hand_over)
         try:
             return done.result(_HAND_OVER_S)
@@ -260,7 +262,8 @@ class TaskPool:
         """Serve lane after lane until none is ready, or until a handler has left something behind."""
         take, give_back, start = self._scheduler.take, self._scheduler.give_back, self._processor.process
         clock, context, copied = time.monotonic, self._context, contextvars.copy_context
-        task = cast("asyncio.Task[None]", asyncio.current_task())
+        # Here, too: an eager task, which a lifespan may have chosen, runs before `_begin` knows it.
+        slot.task = task = cast("asyncio.Task[None]", asyncio.current_task())
         cancelling = task.cancelling
         is_tainted = False
         try:
