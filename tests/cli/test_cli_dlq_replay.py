@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 from dead_letter_tools import origin_headers, put
-from offsets_tools import commit
+from offsets_tools import stand
 
 from commands import Command
 from kafka_tools import committed, read_all
@@ -177,7 +177,7 @@ def test_letters_that_the_topic_no_longer_keeps_are_passed_by_and_so_are_offsets
         future.result(20)
 
     replay(letters)
-    commit(servers, REPLAY_GROUP, letters, 0, 1000)
+    stand(servers, REPLAY_GROUP, letters, 0, 1000)
     _, out, _ = replay(letters)
 
     assert f"2 sent from {letters} to {original}" in out

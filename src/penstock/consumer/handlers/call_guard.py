@@ -47,7 +47,7 @@ class AbandonedCall:
     kind: Kind
     #: The name of the thread or task, as it is from then on, and what returns its stack.
     worker: str
-    stack: Callable[[], Sequence[str]]
+    stack: Callable[[], Sequence[str]] = field(repr=False)
     #: When it began, on the engine's clock.
     since: float
     #: Done when it has returned. Set by its thread, or by the event loop's.
