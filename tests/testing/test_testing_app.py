@@ -123,18 +123,25 @@ def test_async_handlers_run_at_once_on_a_loop_of_their_own() -> None:
         assert test.statistics().handled == 2
 
 
-def test_an_async_handler_that_does_not_end_is_named() -> None:
-    app = app_of()
+def test_an_async_handler_that_does_not_end_is_named_and_the_others_go_on() -> None:
+    app, begun = app_of(), list[bytes | None]()
 
     @app.handler("t")
-    async def hang(message: penstock.Message) -> None:
-        await asyncio.Event().wait()
+    async def handle(message: penstock.Message) -> None:
+        begun.append(message.value)
+        if message.value == b"hang":
+            await asyncio.Event().wait()
 
     with TestApp(app, handler_timeout=0.05) as test:
-        test.send("t", "x")
+        test.send("t", "hang", key="a")
 
         with pytest.raises(PenstockError, match=r"have not ended within 0.05 s, for messages of t:0"):
             test.settle()
+        test.send("t", "other", key="b")
+        test.settle()
+        assert "in handler" in str(test.explain()[0])
+
+    assert begun == [b"hang", b"other"]
 
 
 def test_an_async_app_inside_a_running_loop_is_refused() -> None:
