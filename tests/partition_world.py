@@ -352,7 +352,8 @@ class World:
             else:
                 for place in range(max(pending.snapshot_at, self.done_low), len(self.done)):
                     found = [one for one in self.done[place].snapshots if one.note.transaction_id == name]
-                    halves = [(half.offset, half.half) for one in found for half in one.halves]
+                    # Of an earlier life are others' halves.
+                    halves = [(h.offset, h.half) for one in found for h in one.halves if h.offset in pending.offsets]
                     if halves:
                         break
             assert state.load(name, halves, place) is pending, "what was dropped can be read again"

@@ -293,3 +293,7 @@ def test_a_planted_defect_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch
 def run_many(seeds: int) -> None:
     for seed in range(seeds):
         World(seed).run()
+
+
+def test_what_was_brought_back_is_read_again_from_the_snapshot_of_its_own_life() -> None:
+    World(8711).run()

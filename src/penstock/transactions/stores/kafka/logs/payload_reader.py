@@ -38,15 +38,17 @@ _NEAR = 1_000
 #: Seconds after a read that failed, or found nothing.
 _RETRY_DELAY_S = 0.2
 
-KeyT = TypeVar("KeyT", int, str)
+#: The id of a transaction and its lowest half: one that was discarded and brought back has snapshots of both lives.
+_Life = tuple[str, int]
+KeyT = TypeVar("KeyT", int, _Life)
 ValueT = TypeVar("ValueT")
 
 
 class _Read(NamedTuple):
-    """What was read: halves by offset; snapshots by id, each with its offset; the next offset of the done log."""
+    """What was read: halves by offset; snapshots, each with its offset; the next offset of the done log."""
 
     halves: Mapping[int, Half]
-    snapshots: Mapping[str, tuple[int, Snapshot]]
+    snapshots: Mapping[_Life, tuple[int, Snapshot]]
     done_to: int
 
 
@@ -83,7 +85,7 @@ class PayloadReader:
             return self._take(state, sought, call, now) if owner() in {state, None} else []
         if now >= self._not_before and (some := state.payloads.next_read(state.now_ms)):
             sought = {it.transaction_id: it.snapshot_at for it in some}
-            snapshots = {name: at for name, at in sought.items() if at is not None}
+            snapshots = {(it.transaction_id, it.offset): it.snapshot_at for it in some if it.snapshot_at is not None}
             halves = {offset: offset for it in some if it.snapshot_at is None for offset in it.offsets}
             label = f"reading payloads of half partition {number}"
             read = partial(self._read, number, halves, snapshots, self._kept)
@@ -110,7 +112,7 @@ class PayloadReader:
         return loaded
 
     def _read(
-        self, number: int, halves: Mapping[int, int], snapshots: Mapping[str, int], kept: list[PartitionReader]
+        self, number: int, halves: Mapping[int, int], snapshots: Mapping[_Life, int], kept: list[PartitionReader]
     ) -> _Read:
         """Read what is wanted, as far as time allows; runs on a thread of its own."""
         reader = kept.pop() if kept else self._new_reader()
@@ -136,8 +138,8 @@ def _loaded(state: PartitionState, transaction_id: str, snapshot_at: int | None,
     pending = state.pending.get(transaction_id)
     if pending is None or pending.dropped is None:
         return None
-    if transaction_id in read.snapshots:
-        place, snapshot = read.snapshots[transaction_id]
+    if (life := (transaction_id, pending.offset)) in read.snapshots:
+        place, snapshot = read.snapshots[life]
         return state.load(transaction_id, [(half.offset, half.half) for half in snapshot.halves], place)
     if snapshot_at is None:
         return state.load(transaction_id, [(at, read.halves[at]) for at in pending.offsets if at in read.halves])
@@ -184,8 +186,11 @@ def _half(message: Message) -> Iterable[tuple[int, Half]]:
     return [(message.offset() or 0, decode_half(message.key(), message.value(), wire_headers(message)))]
 
 
-def _snapshots(message: Message) -> Iterable[tuple[str, tuple[int, Snapshot]]]:
-    return [(it.note.transaction_id, (message.offset() or 0, it)) for it in decode_done(message.value()).snapshots]
+def _snapshots(message: Message) -> Iterable[tuple[_Life, tuple[int, Snapshot]]]:
+    return [
+        ((it.note.transaction_id, min(half.offset for half in it.halves)), (message.offset() or 0, it))
+        for it in decode_done(message.value()).snapshots
+    ]
 
 
 def _not_read(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
