@@ -20,7 +20,7 @@ from settings_tools import clean_settings
 
 
 def test_what_starts_an_app_again_and_how_it_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    watchfiles = pytest.importorskip("watchfiles")
+    watchfiles = pytest.importorskip("watchfiles", reason="no watchfiles (penstock[reload]): nothing restarts")
     given: dict[str, Any] = {}
     monkeypatch.setattr(watchfiles, "run_process", lambda folder, **options: given.update(folder=folder, **options))
 
