@@ -123,9 +123,13 @@ def committed(bootstrap: str, group: str, topic: str, partitions: int) -> dict[i
     return {one.partition: one for one in answer}
 
 
-def ends(bootstrap: str, topic: str, partitions: int) -> dict[int, int]:
-    """Return the end offset of each partition."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "ends"})
+def ends(bootstrap: str, topic: str, partitions: int, isolation: str = "read_committed") -> dict[int, int]:
+    """Return the end offset of each partition.
+
+    Readers of committed records see an end below that of the log until the markers of a transaction are written: who
+    asks whether a group has read everything means `read_uncommitted`, for its own offsets may be committed before.
+    """
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "ends", "isolation.level": isolation})
     answer = {
         number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=ANSWER_S)[1]
         for number in range(partitions)

@@ -235,7 +235,7 @@ class Publishers:
     def written(self) -> int:
         """Return how much was written to where results go, committed or not; 0 where a leader is not known."""
         try:
-            return sum(ends(self.servers, self.names["results"], PARTITIONS).values())
+            return sum(ends(self.servers, self.names["results"], PARTITIONS, "read_uncommitted").values())
         except KafkaException:
             return 0
 

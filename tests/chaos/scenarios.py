@@ -15,7 +15,7 @@ from math import inf
 
 from chaos.fleet import Fleet, Member, messages
 from histories import Span
-from kafka_tools import ends, transactional
+from kafka_tools import ends, transactional, wait_for_markers
 from waiting import wait_until
 
 
@@ -178,6 +178,7 @@ def aborted_tail(group: Fleet, **options: object) -> None:
             producer.produce(group.topic, b"0", key=b"aborted", partition=number % group.partitions)
         producer.flush()
         producer.abort_transaction()
+    wait_for_markers(group.broker.bootstrap_servers, group.topic)
     after = ends(group.broker.bootstrap_servers, group.topic, group.partitions)
     # Three times ten messages and a marker.
     assert after == {number: offset + 33 for number, offset in before.items()}

@@ -74,7 +74,7 @@ def consumer_of(
 def all_committed(servers: str, group: str, topic: str, partitions: int = 1) -> bool:
     """Tell whether a group's committed offsets are the ends of a topic on a real broker."""
     offsets = {number: found.offset for number, found in committed(servers, group, topic, partitions).items()}
-    return offsets == ends(servers, topic, partitions)
+    return offsets == ends(servers, topic, partitions, "read_uncommitted")
 
 
 @contextmanager
