@@ -105,6 +105,8 @@ class ResultChecker:
         self._letters: set[tuple[str, bytes, int]] = set()
         #: Messages of which a result was refused: what is tried again stands behind those that were under way.
         self.refused: set[str] = set()
+        # What has results for a batch that it was in.
+        self._batched: set[Source] = set()
         #: Results that were seen.
         self.seen = 0
         checker.look = self.read
@@ -224,14 +226,19 @@ class ResultChecker:
             InvariantBroken: something is seen that must not be.
         """
         seen = Counter[tuple[str, int]]()
+        logs = {}
         for topic in OUTPUTS:
             for partition in range(OUTPUT_PARTITIONS):
                 records = self._broker.records(topic, partition)
                 results = [ResultRecord.read(one.value()) for one in records]
                 keyless = {result.call for one, result in zip(records, results, strict=True) if one.key() is None}
+                logs[f"{topic}[{partition}]"] = results, keyless
                 for one in results:
                     seen.update((name, one.number) for _, _, _, name in one.sources)
-                self._check_order(f"{topic}[{partition}]", results, keyless)
+        every = [result for results, _ in logs.values() for result in results]
+        self._batched = {source for one in every if len(one.sources) > 1 for source in one.sources}
+        for where, (results, keyless) in logs.items():
+            self._check_order(where, results, keyless)
         if self._exactly_once:
             twice = [what for what, count in seen.items() if count > 1]
             if twice:
@@ -259,8 +266,9 @@ class ResultChecker:
             if not self._exactly_once and (
                 # One owner was done with it, or gave it up; its successor, which did not hear of that, handled it.
                 one.sources[0][3].encode() in self._checker.without_results
-                # It may have been written to another partition before.
+                # It may have been written to another partition before; so was what a batch was first.
                 or one.call in keyless
+                or one.sources[0] in self._batched
             ):
                 continue
             known = first[chain, ""]
