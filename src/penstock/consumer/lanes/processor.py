@@ -167,7 +167,7 @@ class LaneProcessor:
                 # An outcome, a cut, a revocation or the deadline ends a slice before its last record.
                 place = stop if record is records[stop - 1] else 1 + cast("int", place_of(record, run, first))
                 slot.note_slice(time - before, place - first, time)
-                slot.end_slice(run, place if outcome is None else place - 1)
+                slot.complete(run, place if outcome is None else place - 1, is_over=True)
                 if outcome is not None:
                     item, unfinished = (fetch, run.indexes[place - 1], record), cast("Unfinished", outcome)
                     self._parking.park_unfinished(lane, key_of(item), item, unfinished, slot)

@@ -152,7 +152,9 @@ class ExecutionSlot:
 
     def note_slice(self, seconds: float, count: int, now: float) -> None:
         """Note how long so many messages of a slice took, which are just done."""
-        self.note_pace(seconds, count)
+        # Slow ones go on as they are.
+        if self.slice_size > 1 or seconds < _SLICE_S * count:
+            self.note_pace(seconds, count)
         self.unsampled += count
         if self.unsampled >= _SAMPLE or self.slice_size == 1:
             self.note_latency(seconds / count, now, count)
@@ -182,48 +184,49 @@ class ExecutionSlot:
         if under_way is not None and len(under_way) > 1 and self.started < before:
             under_way.cut()
 
-    def end_slice(self, run: ConsumerRun, stop: int) -> None:
-        """Complete the messages of a run before a place, the first that a slice has left. By the holder of its lane."""
-        with self._lock:
-            self.run = None
-            self._complete(run, stop)
-        if self.results:
-            # Of a message that failed all the same: its time limit came when its handler had returned.
-            self.results.clear()
-
     def complete_finished(self) -> None:
         """Complete the messages of the slice under way before the one that is in the handler. Any thread."""
-        with self._lock:
-            run, place = self.run, self.place_in_run()
-            if run is not None and place is not None:
-                self._complete(run, place)
+        # Without the lock: whatever is handled meanwhile, all before this place is done.
+        run, place = self.run, self.place_in_run()
+        if run is not None and place is not None:
+            self.complete(run, place, is_over=False)
 
     def place_in_run(self) -> int | None:
         """Return the place in its run of the message of a slice that is in the handler; None where there is none."""
         run, record = self.run, self.record
         return None if run is None or record is None else place_of(record, run, run.next)
 
-    def _complete(self, run: ConsumerRun, stop: int) -> None:
-        """Complete messages, and submit their results; called with the lock held."""
-        first = run.next
-        if first == stop:
-            return
-        fetch, indexes, refused = run.owner, run.indexes, 0
-        if self.refused:
-            # Some may be of messages that are just begun.
-            end = run.records[stop].offset() if stop < len(indexes) else self.refused[-1] + 1
-            refused = bisect_left(self.refused, end)
-            del self.refused[:refused]
-        if self.results:
-            done = self._submit_results(run, first, stop)
-        else:
-            done = indexes if stop - first == len(indexes) else indexes[first:stop]
-        if done:
-            fetch.assignment.tracker.complete(fetch.block, done)
-            self.handled += len(done) - refused
-            self.filtered += refused
-        # Last: what a task of Spark may not publish ends it, and its run is where it was.
-        run.next = stop
+    def complete(self, run: ConsumerRun, stop: int, *, is_over: bool) -> None:
+        """Complete the messages of a run before a place, and submit their results.
+
+        `is_over`: by the holder of the lane, up to the first message that the slice has left. Otherwise any thread.
+        """
+        with self._lock:
+            if is_over:
+                self.run = None
+            elif self.run is not run:
+                return
+            first = run.next
+            if first < stop:
+                fetch, indexes, refused = run.owner, run.indexes, 0
+                if self.refused:
+                    # Some may be of messages that are just begun.
+                    end = run.records[stop].offset() if stop < len(indexes) else self.refused[-1] + 1
+                    refused = bisect_left(self.refused, end)
+                    del self.refused[:refused]
+                if self.results:
+                    done = self._submit_results(run, first, stop)
+                else:
+                    done = indexes if stop - first == len(indexes) else indexes[first:stop]
+                if done:
+                    fetch.assignment.tracker.complete(fetch.block, done)
+                    self.handled += len(done) - refused
+                    self.filtered += refused
+                # Last: what a task of Spark may not publish ends it, and its run is where it was.
+                run.next = stop
+            if is_over and self.results:
+                # Of a message that failed all the same: its time limit came when its handler had returned.
+                self.results.clear()
 
     def _submit_results(self, run: ConsumerRun, first: int, stop: int) -> list[int]:
         """Submit results of messages of a run; return the indexes of those without any."""
