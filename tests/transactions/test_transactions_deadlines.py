@@ -131,7 +131,9 @@ def test_the_time_for_a_publication_begins_with_the_stored_decision(store: MuteS
     store.say_prepared(1)
     ((_, answer),) = store.decides
     answer(None)
-    with pytest.raises(PublicationNotSeenError, match="is committed, but was not seen to be visible within"):
+    with pytest.raises(
+        PublicationNotSeenError, match=r"is committed, but was not seen to be visible within .*`penstock tx show "
+    ):
         decided.result(30)
     waits_on = sending.is_alive()
     store.prepares[0][1](HalfNotStoredError("the broker is away"))

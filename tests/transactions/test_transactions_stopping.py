@@ -14,7 +14,7 @@ from penstock.errors import PenstockError, StoppedError
 from penstock.transactions import Coordinator, SqlStore, TransactionalProducer, acked_producer
 from penstock.transactions.acked_producer import AckedProducer
 from penstock.transactions.stores.kafka import publication
-from penstock.transactions.stores.kafka.publication import DoneWatch, PublicationPace
+from penstock.transactions.stores.kafka.publication import DoneWatch
 from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
 
@@ -86,8 +86,7 @@ def test_a_watch_of_publications_whose_client_hangs_holds_no_stop(
 ) -> None:
     monkeypatch.setattr(publication, "CLOSE_S", 0.1)
     gate = threading.Event()
-    pace = PublicationPace(lambda: 0, lambda: None)
-    watch = DoneWatch("127.0.0.1:1", {}, StoreTopics("store"), "shop", pace)
+    watch = DoneWatch("127.0.0.1:1", {}, StoreTopics("store"), "shop", lambda: 0)
     watch._thread = threading.Thread(target=gate.wait, name="the watch", daemon=True)
     watch._thread.start()
 

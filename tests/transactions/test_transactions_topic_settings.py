@@ -16,7 +16,7 @@ from penstock import clients
 from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
-from penstock.transactions import Coordinator, TransactionalProducer
+from penstock.transactions import Coordinator
 from penstock.transactions.stores.kafka.logs.topic_settings import check_settings, wrong_settings
 from penstock.transactions.wire.topics import StoreTopics
 
@@ -69,8 +69,8 @@ class Admin:
         return dict.fromkeys(resources, answer)
 
 
-def checked(admin: Admin, *, refuses: bool) -> None:
-    check_settings(admin, "kafka:9092", StoreTopics("store"), refuses=refuses)  # type: ignore[arg-type] # as far as used
+def checked(admin: Admin) -> None:
+    check_settings(admin, "kafka:9092", StoreTopics("store"))  # type: ignore[arg-type] # as far as used
 
 
 def test_a_coordinator_refuses_what_would_lose_transactions_with_the_command_that_corrects_it() -> None:
@@ -80,37 +80,29 @@ def test_a_coordinator_refuses_what_would_lose_transactions_with_the_command_tha
     )
 
     with pytest.raises(ConfigurationError) as refused:
-        checked(Admin(), refuses=True)
+        checked(Admin())
 
     assert "topic store.half has retention.ms=1000" in str(refused.value)
     assert command in str(refused.value)
 
 
-@pytest.mark.parametrize(("refuses", "level"), [(True, logging.WARNING), (False, logging.INFO)])
-def test_settings_that_may_not_be_read_keep_nobody_from_starting(
-    refuses: bool, level: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "penstock.transactions"):
-        checked(Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED), refuses=refuses)
+def test_settings_that_may_not_be_read_keep_nobody_from_starting(caplog: pytest.LogCaptureFixture) -> None:
+    checked(Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED))
 
     said = [record for record in caplog.records if "it is not known whether topic store." in record.getMessage()]
-    assert [record.levelno for record in said] == [level] * 3
+    assert [record.levelno for record in said] == [logging.WARNING] * 3
     assert "lacks the permission DescribeConfigs on topic store.half" in said[0].getMessage()
 
 
-def test_topics_that_an_operator_made_with_the_brokers_defaults_are_refused_by_a_coordinator_and_reported_by_a_producer(
-    broker: DevBroker, new_topic: Callable[..., str], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("log", "settings"),
+    [("half", {}), ("op", {"retention.bytes": "1000"}), ("done", {"cleanup.policy": "compact"})],
+)
+def test_a_topic_that_an_operator_made_with_the_brokers_defaults_is_refused_by_a_coordinator(
+    log: str, settings: dict[str, str], broker: DevBroker, new_topic: Callable[..., str]
 ) -> None:
     prefix, servers = new_topic(), broker.bootstrap_servers
-    topics = StoreTopics(prefix, 1)
-    compacted = {"cleanup.policy": "compact", "max.message.bytes": "1000"}
-    specs = [TopicSpec(topics.half, 1), TopicSpec(topics.op, 1, {"retention.bytes": "1000"})]
-    ensure_topics(clients.admin(servers, {}), servers, [*specs, TopicSpec(topics.done, 1, compacted)])
+    ensure_topics(clients.admin(servers, {}), servers, [TopicSpec(f"{prefix}.{log}", 1, settings)])
 
-    with pytest.raises(ConfigurationError, match=r"which can lose transactions; change it by `kafka-configs\.sh"):
-        Coordinator(bootstrap_servers=servers, prefix=prefix).start()
-    with TransactionalProducer("orders", bootstrap_servers=servers, prefix=prefix):
-        pass
-
-    for topic in (topics.half, topics.op, topics.done):
-        assert f"topic {topic} has " in caplog.text
+    with pytest.raises(ConfigurationError, match=rf"topic {prefix}\.{log} has .*change it by `kafka-configs\.sh"):
+        Coordinator(bootstrap_servers=servers, prefix=prefix, partitions=1).start()

@@ -14,101 +14,25 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from penstock import clients
-from penstock.clients.answers import answered, asked_until_ready
-from penstock.clients.bounded_calls import CLOSE_S, BriefQuestion
-from penstock.clients.groups import describe_groups
-from penstock.clients.kafka_errors import ErrorKind, code_of, is_missing_right, reason
+from penstock.clients.answers import asked_until_ready
+from penstock.clients.bounded_calls import CLOSE_S
+from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
 from penstock.clients.reading import PartitionReader, Place
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
-from penstock.clients.topics import partition_counts
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import BrokerConnectionError, MessageFormatError, PenstockError, StoppedError
 from penstock.options import ClientConfig
-from penstock.transactions.operator.inspection import Patience
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.store import SettledCallback
-from penstock.transactions.stores.kafka.inspection import KafkaInspection
-from penstock.transactions.stores.kafka.status import Status, target_text
 from penstock.transactions.wire.done_records import decode_done, last_settled
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
-
-#: Seconds that a look may take, that one request of it may, that it waits for brokers which do not answer at once, and
-#: for which it is good.
-_LOOKUP_BUDGET_S = 8.0
-_LOOK_ANSWER_S = 3.0
-_BROKER_WAIT_S = 2.0
-_LOOKUP_VALID_S = 2.0
-
-
-class Observation(NamedTuple):
-    """What was found at one time."""
-
-    #: Those that exist.
-    topics: frozenset[str]
-    statuses: Sequence[Status]
-    #: How many run; None: nobody knows.
-    coordinators: int | None
-
-
-class PublicationDiagnosis:
-    """Finds causes. Thread-safe. `observe` may take long, or for ever."""
-
-    def __init__(self, observe: Callable[[], Observation], store: str) -> None:
-        self._observe = observe
-        self._store = store
-        self._question = BriefQuestion(f"look into {store}")
-        # What was found last, or what that failed for, in words; and when. One thread at a time has the question.
-        self._found: Observation | str = ""
-        self._found_at = float("-inf")
-
-    def cause(self, topics: Sequence[str]) -> str:
-        """Return what a committed transaction to these topics waits for, in words; empty where that is not known."""
-        found = self._question.ask(self._look, _LOOKUP_BUDGET_S)
-        return why(found, topics, self._store) if isinstance(found, Observation) else found or ""
-
-    def _look(self) -> Observation | str:
-        if time.monotonic() - self._found_at > _LOOKUP_VALID_S:
-            try:
-                self._found = self._observe()
-            except BrokerConnectionError:
-                self._found = "Kafka, of which no broker answers"
-            except (PenstockError, KafkaException):
-                self._found = ""
-            self._found_at = time.monotonic()
-        return self._found
-
-
-def why(found: Observation, topics: Sequence[str], store: str) -> str:
-    """Return what a committed transaction waits for, by what was found; empty where that tells nothing. Pure."""
-    missing = sorted(set(topics) - found.topics)
-    if missing:
-        return f"topic {', '.join(missing)}, which does not exist"
-    halted = next((halt for status in found.statuses for halt in status.halts), "")
-    stopped = f"a coordinator of {store}: none runs, so start one" if found.coordinators == 0 else ""
-    return target_text(topics, found.statuses) or stopped or halted
-
-
-def observed(servers: str, config: ClientConfig, topics: StoreTopics) -> Observation:
-    """Observe a store in Kafka, by clients that end with the observation: see `clients.groups`."""
-    admin = clients.admin(servers, config)
-    counts = partition_counts(admin, servers, _LOOK_ANSWER_S)
-    inspection = KafkaInspection(servers, config, topics, Patience(_BROKER_WAIT_S))
-    asked = describe_groups(admin, [topics.coordinators])
-    coordinators: int | None
-    try:
-        coordinators = len(answered(asked[topics.coordinators], _LOOK_ANSWER_S).members)
-    except KafkaException as error:
-        # None has ever been there; or a producer has not the right to ask.
-        coordinators = 0 if code_of(error) == KafkaError.GROUP_ID_NOT_FOUND else None
-    return Observation(frozenset(counts), inspection.seen_statuses(), coordinators)
-
 
 #: How many may be decided and not published: at least and at most, and for each transaction in flight beyond a few.
 #: With few in flight the time to visible counts, with hundreds the rate, and more than the most made it no higher.
@@ -245,21 +169,27 @@ def _complete(due: list[Complete]) -> None:
 _log = logging.getLogger("penstock.transactions")
 
 _POLL_S = 0.1
+#: Seconds in which brokers shall say where the log ends, and that whoever needs it waits for that, with its last try.
 _ANSWER_S = 10.0
+_BEGIN_S = 2 * _ANSWER_S + CLOSE_S
 #: Milliseconds between two fetches while much is published: each wakes brokers and this process.
 _FETCH_MS = 5
 _NEEDED = '{} cannot be read, which wait="published" needs'
 
 
 class DoneWatch:
-    """Follows the done log, once somebody wants that; completes who waits, and tells the pace. Thread-safe."""
+    """Follows the done log, once somebody wants that; completes who waits, and tells the pace. Thread-safe.
+
+    `in_flight` tells how many transactions the producer has in flight.
+    """
 
     def __init__(
-        self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, name: str, pace: PublicationPace
+        self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, name: str, in_flight: Callable[[], int]
     ) -> None:
         self._bootstrap_servers, self._config, self._topics = bootstrap_servers, config, topics
         self._name = name
-        self._pace = pace
+        #: Which answers to decisions wait.
+        self.pace = PublicationPace(in_flight, self.follow)
         self._right = topic_right(Operation.READ, topics.done)
         self._rights = MissingRights(config)
         self._ration = RationedLog()
@@ -267,80 +197,86 @@ class DoneWatch:
         self._waiting: dict[str, SettledCallback] = {}
         #: What it may not do, so that it sees nothing; empty where it may. Written by the watching thread.
         self.lacking = ""
-        # Guards the beginning: the two below are made under it.
+        # Guards the beginning: the two below.
         self._lock = threading.Lock()
-        self._reader: PartitionReader
+        self._begun: Future[None] | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
 
     def add(self, transaction_id: str, callback: SettledCallback) -> None:
-        """Call back once a transaction is settled. Raises as `follow`."""
-        self.follow()
+        """Call back once a transaction is settled. Raises what `follow` fails with."""
+        if self._stopping.is_set():
+            raise StoppedError(f"{self._topics.done} is not followed any more: {self._name} was stopped")
+        try:
+            self.follow().result(_BEGIN_S)
+        except TimeoutError:
+            raise BrokerConnectionError(
+                f"the end of {self._topics.done} at {self._bootstrap_servers} is not known after {_BEGIN_S:g} s; see "
+                'that the brokers run, or do without wait="published"'
+            ) from None
         self._waiting[transaction_id] = callback
 
     def remove(self, transaction_id: str) -> None:
         """Do not call back."""
         self._waiting.pop(transaction_id, None)
 
-    def follow(self) -> None:
-        """Follow the log from the end that it has now, if it is not followed yet.
+    def follow(self) -> Future[None]:
+        """Follow the log from the end that it has now, if it is not followed yet; the answer is there once it is.
 
-        Raises `BrokerConnectionError` where that end could not be learnt, `MissingRightError` where it may not be read,
-        and `StoppedError` where it is followed no more.
+        It fails with `BrokerConnectionError` where that end could not be learnt, and `MissingRightError` where it may
+        not be read.
         """
-        if self._thread is not None and not self._stopping.is_set():
-            return
         with self._lock:
-            if self._stopping.is_set():
-                raise StoppedError(f"{self._topics.done} is not followed any more: {self._name} was stopped")
-            if self._thread is None:
-                self._begin()
-
-    def _begin(self) -> None:
-        topic, config = self._topics.done, self._config
-        paced = {"fetch.wait.max.ms": 100, "queued.min.messages": 1, "fetch.queue.backoff.ms": _FETCH_MS}
-        self._reader = PartitionReader(
-            self._bootstrap_servers,
-            config,
-            f"{self._topics.prefix}.watch",
-            self._not_read,
-            given={**paced, "enable.partition.eof": False},
-        )
-        try:
-            # Where the log ends for a committed reader now: what is settled from here on comes behind.
-            numbers = range(self._topics.partitions)
-            bounds = asked_until_ready(lambda: self._reader.bounds(topic, numbers, _ANSWER_S), _ANSWER_S)
-            self._reader.start({(topic, number): end for number, (_, end) in bounds.items()})
-        except KafkaException as error:
-            self._reader.close()
-            if is_missing_right(error):
-                raise MissingRightError(_NEEDED.format(topic), [self._right], principal_of(config)) from error
-            raise BrokerConnectionError(
-                f"the end of {topic} at {self._bootstrap_servers} is not known after {_ANSWER_S:g} s: {reason(error)};"
-                ' see that the brokers run, or do without wait="published"'
-            ) from error
-        self._thread = threading.Thread(target=self._follow, name=f"penstock-published-{self._name}", daemon=True)
-        self._thread.start()
+            if self._begun is None or (self._begun.done() and self._begun.exception() is not None):
+                self._begun = Future()
+                name = f"penstock-published-{self._name}"
+                self._thread = threading.Thread(target=self._follow, args=(self._begun,), name=name, daemon=True)
+                self._thread.start()
+            return self._begun
 
     def stop(self) -> None:
         """End. Callbacks that still wait are not called; the producer gives those transactions up."""
         self._stopping.set()
-        # Who is just beginning asks the brokers first; its thread ends at once then.
-        if self._lock.acquire(timeout=CLOSE_S):
-            self._lock.release()
-        if self._thread is None:
+        with self._lock:
+            thread = self._thread
+        if thread is None:
             return
-        self._thread.join(_POLL_S + CLOSE_S)
-        if self._thread.is_alive():
-            _log.warning("%s is abandoned: a call of its Kafka client does not return", self._thread.name)
+        thread.join(_POLL_S + CLOSE_S)
+        if thread.is_alive():
+            _log.warning("%s is abandoned: a call of its Kafka client does not return", thread.name)
 
-    def _follow(self) -> None:
+    def _follow(self, begun: Future[None]) -> None:
+        paced = {"fetch.wait.max.ms": 100, "queued.min.messages": 1, "fetch.queue.backoff.ms": _FETCH_MS}
+        given = {**paced, "enable.partition.eof": False}
+        group = f"{self._topics.prefix}.watch"
         try:
-            while not self._stopping.is_set():
-                for message in self._reader.poll(_POLL_S):
-                    self._take(message)
-        finally:
-            self._reader.close()
+            with PartitionReader(self._bootstrap_servers, self._config, group, self._not_read, given=given) as reader:
+                self._begin(reader)
+                begun.set_result(None)
+                while not self._stopping.is_set():
+                    for message in reader.poll(_POLL_S):
+                        self._take(message)
+        except PenstockError as error:
+            if begun.done():
+                raise
+            # Where nobody asked for it, the producer is not paced.
+            _log.info("the producer of %s sends at its own pace: %s", self._name, error)
+            begun.set_exception(error)
+
+    def _begin(self, reader: PartitionReader) -> None:
+        """Read from where the log ends for a committed reader now: what is settled from here on comes behind."""
+        topic, numbers = self._topics.done, range(self._topics.partitions)
+        try:
+            bounds = asked_until_ready(lambda: reader.bounds(topic, numbers, _ANSWER_S), _ANSWER_S)
+            reader.start({(topic, number): end for number, (_, end) in bounds.items()})
+        except KafkaException as error:
+            if is_missing_right(error):
+                needed = _NEEDED.format(topic)
+                raise MissingRightError(needed, [self._right], principal_of(self._config)) from error
+            raise BrokerConnectionError(
+                f"the end of {topic} at {self._bootstrap_servers} is not known after {_ANSWER_S:g} s: {reason(error)};"
+                ' see that the brokers run, or do without wait="published"'
+            ) from error
 
     def _not_read(self, kind: ErrorKind, error: KafkaError, _place: Place) -> None:
         if kind is ErrorKind.MISSING_RIGHT:
@@ -357,7 +293,7 @@ class DoneWatch:
             self._call_back(message)
         settled = last_settled(message.value())
         if settled is not None:
-            self._pace.published(message.partition() or 0, settled)
+            self.pace.published(message.partition() or 0, settled)
 
     def _call_back(self, message: Message) -> None:
         """Complete those who wait for what a record settles."""

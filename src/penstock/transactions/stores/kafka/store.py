@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -17,7 +15,7 @@ from penstock.clients.bounded_calls import ask_again
 from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
 from penstock.clients.rights import Operation, group_right, principal_of, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.errors import DecisionNotStoredError, MessageFormatError, PenstockError, TransactionError
+from penstock.errors import DecisionNotStoredError, MessageFormatError, TransactionError
 from penstock.options import ClientConfig
 from penstock.transactions.acked_producer import AckedProducer, wire_headers
 from penstock.transactions.core.decisions import not_cancelled, not_pending
@@ -25,8 +23,7 @@ from penstock.transactions.operator.administration import Effect
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
-from penstock.transactions.stores.kafka.logs.topic_settings import check_settings
-from penstock.transactions.stores.kafka.publication import DoneWatch, PublicationDiagnosis, PublicationPace, observed
+from penstock.transactions.stores.kafka.publication import DoneWatch
 from penstock.transactions.stores.kafka.sends import RecordSends, StoredHalves
 from penstock.transactions.stores.target_topics import TargetTopics
 from penstock.transactions.wire.half import CheckRequest, Half, decode_check_request
@@ -146,13 +143,11 @@ class KafkaStore:
         self._admin = clients.admin(bootstrap_servers, config)
         self._name = name
         self._sends = AckedProducer(bootstrap_servers, config, send_timeout_s, name)
-        # Set again by start() before any other call, with their real partitions; so is what is made of them.
+        # Set again by start(), with their real partitions; what is made of them is made there, before any other call.
         self._topics = StoreTopics(prefix, partitions)
-        self._pace = PublicationPace(in_flight, self._follow)
-        self._watch = self._new_watch()
-        self._records = RecordSends(self._sends, self._topics, self._pace)
-        # Made by start() before any other call.
-        self._why: PublicationDiagnosis
+        self._in_flight = in_flight
+        self._watch: DoneWatch
+        self._records: RecordSends
         self._targets = TargetTopics(
             self._admin, bootstrap_servers, config, self._topics.may_publish_to, stores_in_kafka=True
         )
@@ -163,23 +158,17 @@ class KafkaStore:
         self._topics = open_topics(
             self._admin, self._bootstrap_servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal
         )
-        check_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
-        self._records = RecordSends(self._sends, self._topics, self._pace)
-        observe = partial(observed, self._bootstrap_servers, self._config, self._topics)
-        self._why = PublicationDiagnosis(observe, self._prefix)
-        self._watch = self._new_watch()
+        self._watch = DoneWatch(self._bootstrap_servers, self._config, self._topics, self._name, self._in_flight)
+        self._records = RecordSends(self._sends, self._topics, self._watch.pace)
         self._sends.after_reports = self._records.after_reports
         self._sends.start()
-
-    def _new_watch(self) -> DoneWatch:
-        return DoneWatch(self._bootstrap_servers, self._config, self._topics, self._name, self._pace)
 
     def stop(self, timeout_s: float) -> None:
         """Wait for what is being sent, at most `timeout_s` seconds."""
         if self._sends.is_inherited:
             # What is open there is the parent's.
             return
-        self._pace.end()
+        self._watch.pace.end()
         deadline = time.monotonic() + timeout_s
         ask_again(lambda: not self._records.open, timeout_s, _STOP_POLL_S)
         left = self._sends.stop(max(0.0, deadline - time.monotonic()))
@@ -245,26 +234,14 @@ class KafkaStore:
         """Call back once a transaction is settled, as soon as a committed reader of the done log sees it."""
         self._watch.add(transaction_id, callback)
 
-    def _follow(self) -> None:
-        """Follow the publication, from a thread of its own that may wait for it."""
-
-        def follow() -> None:
-            try:
-                self._watch.follow()
-            except PenstockError as error:
-                # Nobody asked for it: without it the producer is not paced.
-                _log.info("the producer of %s sends at its own pace: %s", self._name, error)
-
-        threading.Thread(target=follow, name=f"penstock-follow-{self._name}", daemon=True).start()
-
     def forget(self, transaction_id: str) -> None:
         """Give a watch up."""
         self._watch.remove(transaction_id)
 
-    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:  # noqa: ARG002 - by its topics
-        """Say what a committed transaction waits for, as far as that is known within seconds; see `Store.waits_for`."""
+    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:  # noqa: ARG002 - the coordinators know
+        """Say what hinders that a committed transaction is seen; what it waits for, `penstock tx show` says."""
         lacking = self._watch.lacking
-        return f"a right to be seen: {lacking}" if lacking else self._why.cause(topics)
+        return f"a right to be seen: {lacking}" if lacking else ""
 
     def checks(self, group: str) -> KafkaCheckSource:
         """Return the checks of a producer group: its share of `<prefix>.check`."""

@@ -146,7 +146,7 @@ class KafkaCoordinator(StoreCoordinator):
         wanted = context.topics.partitions
         topics = open_topics(admin, servers, self._prefix, wanted, needs=COORDINATOR_NEEDS, principal=principal)
         context.topics = topics
-        check_settings(admin, servers, topics, refuses=True, principal=principal)
+        check_settings(admin, servers, topics, principal=principal)
         for found in single_copies(admin, topics.all):
             _log.warning("%s", found)
 

@@ -1,4 +1,4 @@
-"""Settings of the half, op and done topics that would lose transactions: they are refused, or reported.
+"""Settings of the half, op and done topics that would lose transactions: a coordinator refuses them.
 
 Retention deletes pending halves, compaction all but the newest of a key, and with `CreateTime` the clocks of producers
 decide when a half is checked and a delayed message published. Somebody may have set that, or an operator may have made
@@ -53,13 +53,12 @@ def wrong_settings(settings: Mapping[str, str | None], *, is_done: bool) -> dict
 
 
 def check_settings(
-    admin: AdminClient, bootstrap_servers: str, topics: StoreTopics, *, refuses: bool, principal: str = THIS_CLIENT
+    admin: AdminClient, bootstrap_servers: str, topics: StoreTopics, *, principal: str = THIS_CLIENT
 ) -> None:
     """Look at the settings of half, op and done, which exist.
 
-    What is wrong raises `ConfigurationError` if this `refuses` it, else it is a warning; both name the command that
-    corrects it. What cannot be looked at is said in a warning, with the right that `principal` needs for it; who does
-    not refuse may leave that to the coordinator.
+    What is wrong raises `ConfigurationError` with the command that corrects it. What cannot be looked at is said in a
+    warning, with the right that `principal` needs for it.
     """
     for name in (topics.half, topics.op, topics.done):
         # A topic that was just made is not known to all brokers for a moment.
@@ -69,8 +68,7 @@ def check_settings(
         except KafkaException as error:
             is_lacking = is_missing_right(error)
             need = lacking_text([topic_right(Operation.DESCRIBE_CONFIGS, name)], principal) if is_lacking else ""
-            _log.log(
-                logging.INFO if is_lacking and not refuses else logging.WARNING,
+            _log.warning(
                 "it is not known whether topic %s has cleanup.policy=delete, retention.ms=-1, retention.bytes=-1 and "
                 "message.timestamp.type=LogAppendTime, without which it can lose transactions: %s",
                 name,
@@ -81,14 +79,11 @@ def check_settings(
         if wrong:
             was = ", ".join(f"{setting}={settings[setting]}" for setting in wrong)
             wanted = ",".join(f"{setting}={right}" for setting, right in wrong.items())
-            text = (
+            raise ConfigurationError(
                 f"topic {name} has {was}, which can lose transactions; change it by `kafka-configs.sh "
                 f"--bootstrap-server {bootstrap_servers} --alter --entity-type topics --entity-name {name} "
                 f"--add-config {wanted}`"
             )
-            if refuses:
-                raise ConfigurationError(text)
-            _log.warning("%s", text)
 
 
 def _settings(admin: AdminClient, topic: str) -> dict[str, str | None]:
