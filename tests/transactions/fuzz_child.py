@@ -31,7 +31,7 @@ from penstock.transactions.acked_producer import wire_headers
 from penstock.transactions.operator.audit import _audited
 from penstock.transactions.operator.inspection import _discarded
 from penstock.transactions.stores.done_log import decode_ids, encode_ids
-from penstock.transactions.stores.kafka.logs.fencing import decode_claim
+from penstock.transactions.stores.kafka.logs.recovered_partition import decode_claim
 from penstock.transactions.wire.done_records import Note, Snapshot, SnapshotHalf, decode_done, encode_done
 from penstock.transactions.wire.half import (
     CheckRequest,

@@ -21,9 +21,8 @@ from penstock.errors import StoppedError
 from penstock.transactions import Coordinator
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.logs import recovery
-from penstock.transactions.stores.kafka.logs.fencing import decode_claim, end_transactions
-from penstock.transactions.stores.kafka.logs.recovered_partition import RecoveredPartition
-from penstock.transactions.stores.kafka.logs.recovery import RecoveryReader, Step
+from penstock.transactions.stores.kafka.logs.recovered_partition import RecoveredPartition, decode_claim
+from penstock.transactions.stores.kafka.logs.recovery import RecoveryReader, Step, end_transactions
 from penstock.transactions.wire.done_records import Note, encode_done
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict

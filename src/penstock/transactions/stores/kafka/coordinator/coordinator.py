@@ -39,9 +39,8 @@ from penstock.transactions.stores.kafka.coordinator.log_upkeep import LogUpkeep
 from penstock.transactions.stores.kafka.coordinator.membership import Membership
 from penstock.transactions.stores.kafka.coordinator.own_sends import OwnSends, StatusLog
 from penstock.transactions.stores.kafka.inspection import Found
-from penstock.transactions.stores.kafka.logs.fencing import log_positions
 from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
-from penstock.transactions.stores.kafka.logs.recovered_partition import DoneRead
+from penstock.transactions.stores.kafka.logs.recovered_partition import DoneRead, log_positions
 from penstock.transactions.stores.kafka.logs.recovery import Recoveries, RecoveryReader
 from penstock.transactions.stores.kafka.logs.topic_settings import check_settings
 from penstock.transactions.stores.kafka.status import Status, waits_for

@@ -3,19 +3,20 @@
 First of all: are the logs still those that the committed positions belong to? A topic that was deleted and made again
 begins at offset 0, and may have grown past an old position by the time somebody looks: so the ids of the three topics
 are committed with each position. The broker forgets the positions of a topic that is deleted, which is why each of the
-three positions has the ids of all.
+three positions has the ids of all. With the position of the half log stands who committed it, by transactional ids.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 from confluent_kafka import OFFSET_INVALID, TopicPartition
 
+from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.recovered_state import live_snapshots
 from penstock.transactions.wire.done_records import Done, Note, Snapshot
 from penstock.transactions.wire.topics import StoreTopics
@@ -25,6 +26,8 @@ _log = logging.getLogger("penstock.transactions")
 #: Names of the logs of a half partition, as they are committed with positions.
 HALF, OP, DONE = "half", "op", "done"
 LOGS = (HALF, OP, DONE)
+#: Transactional ids that are read with a position: more are not written by any version.
+_NAMES = 8
 
 
 class Fate(Enum):
@@ -98,6 +101,24 @@ def decode_ids(metadata: str | None) -> dict[str, str]:
 def committed_at(place: TopicPartition, low: int, end: int) -> Committed:
     """Return a committed position as the client library tells it, with the bounds of its log."""
     return Committed(None if place.offset == OFFSET_INVALID else place.offset, low, end, decode_ids(place.metadata))
+
+
+def log_positions(topics: StoreTopics, batches: Mapping[int, CommitBatch], ids: Sequence[str]) -> list[TopicPartition]:
+    """Return the positions of a common Kafka transaction, with the transactional ids of who commits them."""
+    claim = " ".join(ids)
+    positions: list[TopicPartition] = []
+    for number, batch in batches.items():
+        metadata = f"{claim} {batch.log_ids}".rstrip()
+        positions.append(TopicPartition(topics.half, number, batch.half_checkpoint, metadata))
+        positions.append(TopicPartition(topics.op, number, batch.op_checkpoint, batch.log_ids))
+        positions.append(TopicPartition(topics.done, number, batch.done_checkpoint, batch.log_ids))
+    return positions
+
+
+def decode_claim(topics: StoreTopics, claim: str | None) -> list[str]:
+    """Return the ids that were committed with a position. What is no id of a coordinator of this store is left out."""
+    begin = f"{topics.coordinators}."
+    return [name for name in (claim or "").split(" ") if name.startswith(begin)][:_NAMES]
 
 
 def known_ids(committed: Mapping[str, Committed]) -> dict[str, str]:

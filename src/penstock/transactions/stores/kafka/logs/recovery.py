@@ -6,8 +6,10 @@ reading begins at the start of the logs, and what that means is logged and count
 The order matters. First the committed positions, read as a read_committed client: the broker answers only once a
 predecessor's transaction that touched them has ended, and any that comes later is refused, for its group generation is
 past. A transaction that does not end by itself, here or in the done log, is ended under its owner's name, which is
-committed with the position. Then the done log to its end, and that is where the log ended *before* reading, not where
-readers of committed records may read to now: markers of a transaction may reach `done` after they reached the
+committed with the position, rather than waited for until it times out: initialising a producer of that id ends what is
+open and fences the former one. Where that one was alive after all, it loses one Kafka transaction, learns from the done
+log what became of it, and goes on. Then the done log to its end, and that is where the log ended *before* reading, not
+where readers of committed records may read to now: markers of a transaction may reach `done` after they reached the
 positions. What is found above the half checkpoint is all that was ever settled there.
 
 Since a predecessor's transaction may be waited for, and the other partitions shall not wait for it, each attempt has a
@@ -28,21 +30,23 @@ from itertools import chain
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from penstock import clients
-from penstock.clients.bounded_calls import Call, Disposable
+from penstock.clients.bounded_calls import BackgroundCall, Call, Disposable, NotAnsweredError
 from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
 from penstock.clients.reading import PartitionReader, Place
 from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.clients.topics import ask_topic_ids
 from penstock.clients.transactional.missing_rights import is_group_forbidden
+from penstock.clients.transactional.settings import initialise
+from penstock.clients.transactional.writer import TRANSACTION_S
 from penstock.errors import MessageFormatError, StoppedError
 from penstock.transactions.core.recovered_state import without_payloads
 from penstock.transactions.stores.kafka.context import CoordinatorContext
-from penstock.transactions.stores.kafka.logs.fencing import decode_claim, end_transactions
 from penstock.transactions.stores.kafka.logs.recovered_partition import (
     Committed,
     DoneRead,
     RecoveredPartition,
     committed_at,
+    decode_claim,
     names_of,
     recovered_partition,
 )
@@ -58,6 +62,9 @@ _PREDECESSOR_GRACE_S = 1.0
 #: Seconds after which a transaction that holds positions has to have ended by its time limit, with room for the
 #: broker's own round of looks; it is said then that it does not.
 _OPEN_TRANSACTION_WARNING_AFTER_S = 25.0
+#: Seconds for the call that ends a transaction, and for all that it takes.
+_INIT_TIMEOUT_S = 6.0
+_FENCING_BUDGET_S = 8.0
 
 #: Called at each step with what is done next; it raises `StoppedError` once nobody wants to know any more.
 Step = Callable[[str], object]
@@ -231,6 +238,37 @@ class RecoveryReader:
         """Raise an error of reading the done log; note it where a right is missing."""
         self._context.may_not_read(error, self._unreadable, self._topics.done)
         raise KafkaException(error)
+
+
+def end_transactions(context: CoordinatorContext, ids: Iterable[str]) -> set[str]:
+    """End what was left open under transactional ids; return those under which that is done.
+
+    Waits for no producer longer than a limit. One that is alive after all opens new transactions, but none that the
+    group lets through: to end those as well would hold up what it does for the partitions that it still has.
+    """
+    calls = {
+        name: BackgroundCall(f"fencing {name}", partial(_end, context, name), _FENCING_BUDGET_S, context.left)
+        for name in sorted(ids)
+    }
+    ended = set()
+    for name, call in calls.items():
+        try:
+            call.wait()
+        except (KafkaException, NotAnsweredError) as error:
+            _log.warning("the Kafka transaction of %s cannot be ended: %s; its time limit will", name, reason(error))
+        else:
+            ended.add(name)
+            _log.info("the Kafka transaction that %s left open was ended", name)
+    return ended
+
+
+def _end(context: CoordinatorContext, name: str) -> None:
+    settings = {"transaction.timeout.ms": int(TRANSACTION_S * 1000), "transactional.id": name}
+    producer = clients.producer(context.bootstrap_servers, {**context.config, **settings})
+    try:
+        initialise(producer, context.topics.done, _INIT_TIMEOUT_S)
+    finally:
+        producer.close()
 
 
 #: Seconds without a step after which an attempt is abandoned: twice what any single call is given.
