@@ -10,7 +10,6 @@ from typing import Any
 from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
-from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
 from penstock.transactions.stores.kafka.logs.recovered_partition import RecoveredPartition
 from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ops import Op, encode_op
@@ -73,11 +72,10 @@ def context_of(topics: StoreTopics, servers: str = "", policy: CheckPolicy | Non
 def half_partition(
     recovered: RecoveredPartition | None = None,
     context: CoordinatorContext | None = None,
-    reader: PayloadReader | None = None,
 ) -> HalfPartition:
     """Return half partition 0 as its coordinator has it; its logs are empty unless something else was recovered."""
     empty = RecoveredPartition(0, 0, half_end=0, op_end=0, notes=[], done_end=0)
-    owned = HalfPartition(context or context_of(StoreTopics("store", 1)), reader, 0, recovered or empty)
+    owned = HalfPartition(context or context_of(StoreTopics("store", 1)), 0, recovered or empty)
     owned.settled(owned.claim())
     return owned
 

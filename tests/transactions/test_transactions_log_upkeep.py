@@ -32,10 +32,10 @@ class Admin:
         self.lows = dict(self.ends)
         #: How often each topic was made.
         self.made = dict.fromkeys(self.ends, 1)
-        #: Whether it says where logs begin and end.
-        self.answers = True
         #: Deletions that were asked for and not answered: topic and offset.
         self.deleting: list[tuple[str, int, Future[Any]]] = []
+        #: How many deletions were asked for.
+        self.asked = 0
 
     def list_offsets(
         self, places: Mapping[TopicPartition, Any], request_timeout: float, isolation_level: Any
@@ -44,8 +44,7 @@ class Admin:
         assert isolation_level is IsolationLevel.READ_UNCOMMITTED
         is_end = next(iter(places.values()))._value == LATEST
         offsets = self.ends if is_end else self.lows
-        answers = {place: done(SimpleNamespace(offset=offsets[place.topic])) for place in places}
-        return answers if self.answers else {place: Future() for place in places}
+        return {place: done(SimpleNamespace(offset=offsets[place.topic])) for place in places}
 
     def describe_topics(self, topics: Any, request_timeout: float, **_: object) -> dict[str, Future[Any]]:
         assert request_timeout
@@ -58,13 +57,15 @@ class Admin:
         assert request_timeout
         asked: dict[Any, Future[Any]] = {point: Future() for point in points}
         self.deleting += [(point.topic, point.offset, future) for point, future in asked.items()]
+        self.asked += 1
         return asked
 
     def answer(self, error: KafkaException | None = None) -> list[tuple[str, int]]:
         """Answer what was asked, and return it."""
         asked, self.deleting = self.deleting, []
-        for _, _, future in asked:
+        for topic, offset, future in asked:
             if error is None:
+                self.lows[topic] = offset
                 future.set_result(None)
             else:
                 future.set_exception(error)
@@ -113,10 +114,18 @@ class Room:
     def tend(self, after_s: float = UPKEEP_S) -> list[tuple[str, int]]:
         """Tend the logs after some time, and return what is being deleted."""
         self.now += after_s
-        owned = {0: self.partition}
+        begun = self.admin.asked
+        was_deleting = self.upkeep._deleting
         self.look()
-        self.upkeep.maintain(owned, self.now)
+        if self.upkeep._deleting not in {None, was_deleting}:
+            wait_until(lambda: self.admin.asked > begun)
         return [(topic, offset) for topic, offset, _ in self.admin.deleting]
+
+    def answer(self, error: KafkaException | None = None) -> None:
+        """Answer what is being deleted."""
+        deleting: Any = self.upkeep._deleting
+        self.admin.answer(error)
+        wait_until(deleting._call.done)
 
 
 def test_the_done_log_is_trimmed_last_after_half_and_op_were_and_below_what_was_committed() -> None:
@@ -125,11 +134,11 @@ def test_the_done_log_is_trimmed_last_after_half_and_op_were_and_below_what_was_
     assert sorted(room.tend()) == [(TOPICS.half, 1), (TOPICS.op, 1)]
     assert sorted(room.tend()) == [(TOPICS.half, 1), (TOPICS.op, 1)], "they are under way, and not asked for again"
     assert room.commit() == 0, "what it says is needed as long as they are not known to be deleted"
-    room.admin.answer()
+    room.answer()
     assert room.tend() == []
     assert room.commit() == 2
     assert room.tend() == [(TOPICS.done, 2)]
-    room.admin.answer()
+    room.answer()
     assert room.tend() == []
 
 
@@ -139,7 +148,7 @@ def test_a_deletion_that_is_refused_is_told_with_the_right_it_needs_and_tried_ag
     room = Room()
     room.tend()
 
-    room.admin.answer(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
+    room.answer(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
     assert len(room.tend()) == 2
 
     assert "topic store.half cannot be truncated" in caplog.text
@@ -153,19 +162,16 @@ def test_an_answer_is_compared_with_what_had_been_read_when_it_was_asked_for(
 ) -> None:
     room = Room()
     room.tend()
-    owned = {0: room.partition}
     room.now += UPKEEP_S
+    room.upkeep.look({0: room.partition}, room.now)
+    looking: Any = room.upkeep._looking
+    wait_until(looking.call._call.done)
+
+    # Meanwhile more is read and settled than there was when it was asked.
+    room.settle_one(1)
     room.look()
 
-    # The answer has to wait: a Kafka transaction is under way. Meanwhile more is read, and the next question is asked.
-    room.settle_one(1)
-    room.admin.ends = {TOPICS.half: 2, TOPICS.op: 2, TOPICS.done: 4}
-    room.now += UPKEEP_S
-    room.admin.answers = False
-    room.upkeep.look(owned, room.now)
-    room.upkeep.maintain(owned, room.now)
-
-    assert room.upkeep._seen is None, "the answer was compared"
+    assert room.upkeep._looking is None, "the answer was compared"
     assert "was deleted and made again" not in caplog.text
     assert room.partition._counts.lost == 0
 
@@ -204,8 +210,7 @@ def test_a_partition_with_a_log_that_is_not_as_it_was_read_is_given_up_and_nothi
 ) -> None:
     room = Room()
     room.tend()
-    room.admin.answer()
-    room.admin.deleting.clear()
+    room.answer()
     room.commit()
     assert not room.partition.is_given_up
     room.settle_one(1)

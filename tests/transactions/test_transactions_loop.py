@@ -38,7 +38,7 @@ def test_a_backlog_that_cannot_be_published_does_not_keep_a_core_busy(
 def coordinator_of(state: dict[str, Any], has_work: bool, waited: list[float]) -> KafkaCoordinator:
     """Return a coordinator whose engine is in that state, and which notes how long it waits."""
     nothing = SimpleNamespace(**dict.fromkeys(("poll", "release", "begin", "look_now_and_then"), lambda _: None))
-    usual = {"is_in_flight": False, "has_doubt": False, "is_busy": False, "is_idle": False, "decisions": 1}
+    usual = {"is_in_flight": False, "has_doubt": False, "is_busy": False, "decisions": 1}
     more = {"take_result": lambda _: False, "is_ready": lambda _: True, "is_crowded": lambda _: False}
     engine: Any = SimpleNamespace(**{**vars(nothing), **usual, **more, **state})
     engine.targets, engine.groups, engine.recoveries = nothing, 0, 0
@@ -47,6 +47,7 @@ def coordinator_of(state: dict[str, Any], has_work: bool, waited: list[float]) -
     partition = SimpleNamespace(
         state=SimpleNamespace(has_work=has_work, queue=SimpleNamespace(ready=1), pending=(), decided=()),
         feed=SimpleNamespace(waiting=0),
+        is_given_up=False,
         note_progress=lambda _: None,
     )
 
@@ -64,6 +65,6 @@ def coordinator_of(state: dict[str, Any], has_work: bool, waited: list[float]) -
     place: dict[str, Any] = {"prefix": "store", "partitions": 1, "target_latency": 0.02, "instance": None}
     made = KafkaCoordinator("127.0.0.1:1", CoordinatorOptions(), **place, config={"log_level": 0})
     made._membership, made._engine = membership, engine
-    made._upkeep, made._checks = Mock(), Mock()
+    made._upkeep, made._checks, made._payloads = Mock(), Mock(), Mock()
     made._status_at = float("inf")  # its status is written elsewhere
     return made

@@ -12,7 +12,7 @@ from waiting_partition import VALUE, WaitingPartition
 
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
-from penstock.transactions.stores.kafka.logs.recovered_partition import HALF
+from penstock.transactions.stores.kafka.logs.recovered_partition import LOGS
 from penstock.transactions.wire.done_records import Snapshot, SnapshotHalf
 
 #: Bytes that docs/transactions.md states for each pending transaction.
@@ -62,7 +62,7 @@ def a_round(owned: HalfPartition) -> None:
     owned.note_progress(1.0)
     batch = owned.next_batch(1_000, lambda _: None, 1 << 20)
     assert batch is None or not (batch.decided or batch.snapshots)
-    owned.truncated(HALF, 0)
+    owned.looked_at(dict.fromkeys(LOGS, (0, 0)), 0)
     owned.plan.next_due()
     assert list(owned.plan.take_due(time.time(), 100)) == []
 

@@ -12,8 +12,8 @@ from transaction_tools import Bench, decide, prepared
 from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.core.payloads import Payloads
 from penstock.transactions.core.state import PartitionState
+from penstock.transactions.stores.kafka.coordinator import payload_reader
 from penstock.transactions.stores.kafka.inspection import _Partition
-from penstock.transactions.stores.kafka.logs import payload_reader
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict

@@ -1,4 +1,4 @@
-"""A half partition of a coordinator with many transactions that wait, and no reader of payloads.
+"""A half partition of a coordinator with many transactions that wait, and nobody who reads payloads again.
 
 As a script it tells how much memory they take: it prints resident bytes before, and when all are there.
 Arguments: how many; bytes of payloads that may be in memory.
@@ -14,7 +14,6 @@ from pathlib import Path
 from half_partition import half_partition, half_record, op_record
 
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.core.state import PartitionState
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
@@ -24,24 +23,13 @@ NEXT_YEAR_MS = 4_000_000_000_000
 VALUE = b"v" * 4_000
 
 
-class NoReader:
-    """Gives half partitions their budget, and reads nothing again."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-
-    def poll(self, _number: int, state: PartitionState, _now: float) -> list[Pending]:
-        state.payloads.limit = self.budget
-        return []
-
-
 class WaitingPartition:
     """A partition whose logs are written by hand, and which keeps few payloads in memory."""
 
     def __init__(self, budget: int) -> None:
-        self.owned = half_partition(reader=NoReader(budget))  # type: ignore[arg-type] # what is used of it
-        self.owned.note_progress(0.0)
+        self.owned = half_partition()
         self.state = self.owned.state
+        self.state.payloads.limit = budget
 
     def store(self, **more: object) -> Pending:
         """Store a half."""

@@ -78,6 +78,7 @@ class CommitBatch(DecidedBatch):
         half_checkpoint: where reading of the half log would start once it is committed.
         op_checkpoint: the same for the op log.
         done_checkpoint: the offset of the done log below which nothing is needed.
+        done_from: an offset of the done log at or below that of its records.
         log_ids: topic ids of the logs, as they stand beside the positions.
         counts: notes on these as they were when it was chosen: answers may come while it is under way.
         snapshots: pending transactions, as they were then, that it writes down whole so that the checkpoints pass them.
@@ -89,6 +90,7 @@ class CommitBatch(DecidedBatch):
     counts: list[Note] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
     done_checkpoint: int = 0
+    done_from: int = 0
     log_ids: str = ""
 
     @property

@@ -166,11 +166,6 @@ class Engine:
         return self._recoveries + self._trials.recoveries
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no common transaction is under way or in doubt."""
-        return self._flight.is_idle
-
-    @property
     def is_in_flight(self) -> bool:
         """Whether a common transaction is under way."""
         return self._flight.state is FlightState.IN_FLIGHT

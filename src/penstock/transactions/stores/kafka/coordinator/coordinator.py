@@ -38,8 +38,8 @@ from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPa
 from penstock.transactions.stores.kafka.coordinator.log_upkeep import LogUpkeep
 from penstock.transactions.stores.kafka.coordinator.membership import Membership
 from penstock.transactions.stores.kafka.coordinator.own_sends import OwnSends, StatusLog
+from penstock.transactions.stores.kafka.coordinator.payload_reader import PayloadReader
 from penstock.transactions.stores.kafka.inspection import Found
-from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
 from penstock.transactions.stores.kafka.logs.recovered_partition import DoneRead, log_positions
 from penstock.transactions.stores.kafka.logs.recovery import Recoveries, RecoveryReader
 from penstock.transactions.stores.kafka.logs.topic_settings import check_settings
@@ -178,7 +178,6 @@ class KafkaCoordinator(StoreCoordinator):
         membership = self._membership = Membership(
             context,
             recoveries,
-            partial(HalfPartition, context, self._payloads),
             instance=self._instance,
             session_timeout_s=options.session_timeout,
         )
@@ -230,13 +229,9 @@ class KafkaCoordinator(StoreCoordinator):
         for partition in owned.values():
             self._checks.run(partition, now)
         engine.release(now)
-        # Not while a common transaction is under way or in doubt: upkeep takes the end of the done log for known, and
-        # what that transaction wrote there would never be looked for.
-        if engine.is_idle:
-            self._upkeep.maintain(owned, now)
-            # What is tried apart must have ended: the next owner, which is this one, would not shut it out.
-            for number in [number for number, p in owned.items() if p.is_given_up and not engine.has_part(number)]:
-                self._membership.give_up(number)
+        # What is under way must have ended: the next owner, which is this one, would not shut it out.
+        for number in [number for number, p in owned.items() if p.is_given_up and not engine.has_part(number)]:
+            self._membership.give_up(number)
         engine.begin(now)
         self._update_status(now)
 
@@ -307,6 +302,7 @@ class KafkaCoordinator(StoreCoordinator):
         for number, partition in owned.items():
             partition.note_progress(now)
             self._membership.logs.bound(number, partition.feed.waiting)
+        self._payloads.poll(owned, now)
 
     def _end(self) -> None:
         """Let what is under way end and leave the group; no call of the client library keeps this from ending."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice, takewhile
 from typing import Any
@@ -23,10 +23,10 @@ from penstock.transactions.core.state import PartitionState
 from penstock.transactions.publishing.flight import Backlog
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.log_feed import LogFeed
-from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
 from penstock.transactions.stores.kafka.logs.recovered_partition import (
     DONE,
     HALF,
+    LOGS,
     OP,
     DoneRead,
     RecoveredPartition,
@@ -45,18 +45,9 @@ _TRIES = 5
 
 
 class HalfPartition(Backlog):
-    """Drives the state and the checks of one half partition. Used by the coordinator's thread.
+    """Drives the state and the checks of one half partition. Used by the coordinator's thread."""
 
-    `reader` reads payloads that were dropped from memory; without one, all stay there.
-    """
-
-    def __init__(
-        self,
-        context: CoordinatorContext,
-        reader: PayloadReader | None,
-        number: int,
-        recovered: RecoveredPartition,
-    ) -> None:
+    def __init__(self, context: CoordinatorContext, number: int, recovered: RecoveredPartition) -> None:
         self.number = number
         self._topics, self._counts, self._log = context.topics, context.counts, context.ration
         self.state = PartitionState(recovered.half_position, recovered.op_position)
@@ -76,10 +67,6 @@ class HalfPartition(Backlog):
         self._idle_since = time.monotonic()
         # When to look next for what is to be snapshotted, in monotonic seconds.
         self._snapshot_due = 0.0
-        #: Birth of the oldest pending half in milliseconds, or None. Other threads read it.
-        self.oldest_birth_ms: int | None = None
-        #: Transactions that stand behind an earlier one of their key.
-        self.behind = 0
         #: From where the done log has to be read to learn what a transaction in doubt became.
         self.done_end = recovered.done_end
         #: Positions as last committed, by log. Below them a log is not needed: the next owner begins there.
@@ -92,11 +79,8 @@ class HalfPartition(Backlog):
         self._is_claimed = False
         #: Below which the done log is not needed, as it is to be committed next.
         self.done_checkpoint = recovered.done_position
-        #: To where the half and op logs are known to be deleted: what the done log says of more is needed.
-        self.truncated_to = {HALF: 0, OP: 0, DONE: 0}
         #: Topic ids of the logs that the positions belong to, as far as they are known.
         self.ids = dict(recovered.ids)
-        self._reader = reader
         #: Whether a log of it is not as it was read: nothing more is published, and it is taken over again.
         self.is_given_up = False
         #: Whether all that its predecessors left was read: before, what is pending is not known.
@@ -130,9 +114,6 @@ class HalfPartition(Backlog):
         if (revision := self.clock.revision) != self._clock_revision:
             self._clock_revision = revision
             self._bring_births_back(self.clock.now_ms(now))
-        first = next(iter(self.state.pending.values()), None)
-        self.oldest_birth_ms = None if first is None else first.birth_ms
-        self.behind = self.state.queue.keys.behind
         half_end, op_end = self._ends_found
         self.is_recovered = self.state.half_position >= half_end and self.state.op_position >= op_end
         if self.is_recovered:
@@ -140,8 +121,6 @@ class HalfPartition(Backlog):
                 self.state.queue_unread()
             # What is due waits until then: that it was cancelled in time may not be read yet.
             self.state.now_ms = self.clock.sure_ms(now)
-        for pending in self._reader.poll(self.number, self.state, now) if self._reader is not None else ():
-            self.plan.loaded(pending.transaction_id)
 
     def _bring_births_back(self, now_ms: int) -> None:
         """No half was born after now, and its check does not wait until then."""
@@ -151,15 +130,6 @@ class HalfPartition(Backlog):
                 pending.answered_ms = min(pending.answered_ms, now_ms)
                 if pending.verdict is None:
                     self.plan.add(pending)
-
-    def sweep(self, half_end: int, read_to: int) -> None:
-        """Refuse decisions whose half cannot come any more; `read_to` as `PartitionState.sweep_held` has it."""
-        dropped = self.state.sweep_held(half_end, read_to)
-        if dropped:
-            self._counts.refused += dropped
-            self._log.warn(
-                "ahead", "op partition %d: %d decisions refused: no such half was ever stored", self.number, dropped
-            )
 
     def give_up(self, why: str) -> None:
         """Have it taken over again: a log of it is not as it was read."""
@@ -171,8 +141,7 @@ class HalfPartition(Backlog):
 
     def oldest_age_s(self, now: float) -> float:
         """Return the age of the oldest that is pending; safe from any thread. `now` is in monotonic seconds."""
-        birth_ms = self.oldest_birth_ms
-        return 0.0 if birth_ms is None or not self.state.pending else (self.clock.now_ms(now) - birth_ms) / 1000
+        return max([0.0, *((self.clock.now_ms(now) - pending.birth_ms) / 1000 for pending in self.oldest(1))])
 
     def oldest(self, most: int) -> list[Pending]:
         """Return the first that are pending, in the order of the half log, at most so many; safe from any thread."""
@@ -196,35 +165,33 @@ class HalfPartition(Backlog):
 
     def settled(self, batch: CommitBatch, done_end: int | None = None) -> Iterable[str]:  # noqa: ARG002 - upkeep looks
         """Take in that a batch was committed; return the ids of what it settled."""
-        self._mark(batch, in_flight=False)
-        now_ms = self.clock.now_ms(time.monotonic())
-        with self._counts.lock:
-            for pending in batch.decided:
-                self._counts.settled(pending.verdict, (now_ms - pending.birth_ms) / 1000)
-            begun = self.state.apply(batch, self._marks.end)
-        for pending in begun:
-            self.plan.add(pending)
+        ids = self._take_effect(batch, lambda: (batch.decided, self.state.apply(batch, batch.done_from)))
         if batch.moves:
             self._is_claimed = True
             self.committed = {HALF: batch.half_checkpoint, OP: batch.op_checkpoint, DONE: batch.done_checkpoint}
-        self._judge_held(batch)
-        return (pending.half.transaction_id for pending in batch.decided)
+        return ids
 
     def learned(self, batch: CommitBatch, found: DoneRead) -> list[str]:
         """Take in what the done log says of a batch whose end was in doubt; return the ids of what is settled."""
-        self._mark(batch, in_flight=False)
         ids = {pending.half.transaction_id for pending in (*batch.decided, *batch.answered)}
         snapshotted = {snapshot.note.transaction_id for snapshot in batch.snapshots}
-        settled, begun = self.state.settle(
-            [note for note in found.notes if note.transaction_id in ids],
-            [(place, snapshot) for place, snapshot in found.snapshots if snapshot.note.transaction_id in snapshotted],
-        )
+        notes = [note for note in found.notes if note.transaction_id in ids]
+        snapshots = [(place, it) for place, it in found.snapshots if it.note.transaction_id in snapshotted]
+        self.done_end = found.end
+        return self._take_effect(batch, lambda: self.state.settle(notes, snapshots))
+
+    def _take_effect(
+        self, batch: CommitBatch, settle: Callable[[], tuple[Sequence[Pending], Sequence[Pending]]]
+    ) -> list[str]:
+        """Have the state changed, which gives what is settled and what began since; return the ids of the former."""
+        self._mark(batch, in_flight=False)
         now_ms = self.clock.now_ms(time.monotonic())
-        for pending in settled:
-            self._counts.settled(pending.verdict, (now_ms - pending.birth_ms) / 1000)
+        with self._counts.lock:
+            settled, begun = settle()
+            for pending in settled:
+                self._counts.settled(pending.verdict, (now_ms - pending.birth_ms) / 1000)
         for pending in begun:
             self.plan.add(pending)
-        self.done_end = found.end
         self._judge_held(batch)
         return [pending.half.transaction_id for pending in settled]
 
@@ -259,7 +226,7 @@ class HalfPartition(Backlog):
         snapshot, now = [], time.monotonic()
         if self.is_recovered and now >= self._snapshot_due:
             # Not past one that is being settled: what is snapshotted would come behind its end in the done log.
-            chosen = to_snapshot(self.state, self._marks.end, GAP)
+            chosen = to_snapshot(self.state, self.done_end, GAP)
             snapshot = list(takewhile(lambda pending: not pending.in_flight, chosen))
             # Looking for what is old costs something; while there is more of it, it goes on without a pause.
             self._snapshot_due = now + (0.0 if snapshot else _SNAPSHOT_INTERVAL_S)
@@ -291,30 +258,32 @@ class HalfPartition(Backlog):
         return self._placed(CommitBatch([], [], *self.state.checkpoints()))
 
     def _placed(self, batch: CommitBatch) -> CommitBatch:
-        batch.done_checkpoint, batch.log_ids = self.done_checkpoint, encode_ids(self.ids)
-        batch.discarded_to = self._topics.discarded
+        batch.done_from, batch.done_checkpoint = self.done_end, self.done_checkpoint
+        batch.log_ids, batch.discarded_to = encode_ids(self.ids), self._topics.discarded
         return batch
 
-    def mark(self, done_end: int) -> None:
-        """Remember where the done log ends now: when the half checkpoint is here, records below it are not needed."""
-        self.done_end = done_end
-        self._marks.add(Mark(done_end, self.state.half_position, self.state.op_position))
-
-    def positions(self) -> dict[str, int]:
-        """Return how far the logs were read, by log; of the done log, to where it was known to go."""
-        return {HALF: self.state.half_position, OP: self.state.op_position, DONE: self.done_end}
-
-    def truncated(self, log: str, offset: int) -> None:
-        """Take in that a log was deleted below an offset.
+    def looked_at(self, bounds: Mapping[str, tuple[int, int]], ops_read_to: int) -> None:
+        """Take in where the logs begin and end, asked for when the op log had been read to an offset.
 
         What the done log says of halves and ops is needed as long as those are there: without committed positions they
         would be read again. So it is truncated last.
         """
-        self.truncated_to[log] = offset
+        (half_begin, half_end), (op_begin, _), (_, self.done_end) = (bounds[log] for log in LOGS)
+        self._marks.add(Mark(self.done_end, self.state.half_position, self.state.op_position))
         # They stand in the order of the done log.
         snapshotted = [p.snapshot_at or 0 for p in islice(self.state.snapshotted, 1)]
-        low = self._marks.low(self.truncated_to[HALF], self.truncated_to[OP], snapshotted)
-        self.done_checkpoint = max(self.done_checkpoint, low)
+        self.done_checkpoint = max(self.done_checkpoint, self._marks.low(half_begin, op_begin, snapshotted))
+        # Decisions whose half cannot come any more.
+        dropped = self.state.sweep_held(half_end, ops_read_to)
+        if dropped:
+            self._counts.refused += dropped
+            self._log.warn(
+                "ahead", "op partition %d: %d decisions refused: no such half was ever stored", self.number, dropped
+            )
+
+    def positions(self) -> dict[str, int]:
+        """Return how far the logs were read, by log; of the done log, to where it was known to go."""
+        return {HALF: self.state.half_position, OP: self.state.op_position, DONE: self.done_end}
 
     def needed_from(self, log: str) -> int:
         """Return the lowest offset of a log that is not done with."""
@@ -327,7 +296,7 @@ def held_in(partitions: Sequence[HalfPartition], now: float) -> dict[str, Any]:
     return {
         "partitions": sum(it.is_recovered for it in partitions),
         "pending": sum(len(it.state.pending) for it in partitions),
-        "held_by_key": sum(it.behind for it in partitions),
+        "held_by_key": sum(it.queue.keys.behind for it in partitions),
         "delayed": sum(len(it.queue.delays) for it in partitions),
         "oldest_pending_age": max([0.0, *(it.oldest_age_s(now) for it in partitions)]),
         "held": sum(len(it.queue.set_aside) for it in partitions),

@@ -24,7 +24,6 @@ from penstock.errors import PenstockError
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.stores.kafka.coordinator.log_feed import LogReader
-from penstock.transactions.stores.kafka.logs.recovered_partition import RecoveredPartition
 from penstock.transactions.stores.kafka.logs.recovery import Recoveries
 
 _log = logging.getLogger("penstock.transactions")
@@ -57,7 +56,6 @@ class Membership:
         self,
         context: CoordinatorContext,
         recoveries: Recoveries,
-        own: Callable[[int, RecoveredPartition], HalfPartition],
         *,
         instance: str | None,
         session_timeout_s: float,
@@ -66,7 +64,6 @@ class Membership:
         bootstrap_servers, config = context.bootstrap_servers, context.config
         #: The partitions that come to it.
         self.recoveries = recoveries
-        self._own = own
         #: The partitions owned now. Changed by the coordinator's thread; other threads read a copy.
         self.owned: dict[int, HalfPartition] = {}
         # Whether a connection to a broker was lost since somebody asked. The coordinator's thread serves the callback.
@@ -129,7 +126,7 @@ class Membership:
         if error is not None:
             self._context.may_not_read(error, f"no partitions of {self._topics.half} are to be had", self._topics.half)
         for number, recovered in self.recoveries.found(time.monotonic()):
-            self.owned[number] = self._own(number, recovered)
+            self.owned[number] = HalfPartition(self._context, number, recovered)
             self.logs.add(number, recovered.half_position, recovered.op_position)
 
     def give_up(self, number: int) -> None:

@@ -1,1 +1,1 @@
-"""The half, op and done logs: what brokers say of them, how a new owner recovers its state, payloads read again."""
+"""The half, op and done logs: what brokers say of them, and how a new owner recovers its state."""

@@ -7,12 +7,11 @@ its client. What is not there any more stays away: that its log is not as it was
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
-from weakref import WeakSet, ref
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
@@ -25,6 +24,7 @@ from penstock.transactions.core.payloads import PAYLOAD_BYTES
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.stores.kafka.context import CoordinatorContext
+from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.wire.done_records import Snapshot, decode_done
 from penstock.transactions.wire.half import Half, decode_half
 
@@ -64,38 +64,40 @@ class PayloadReader:
         )
         # The client of the last read, for the next one; a read takes it out while it uses it.
         self._kept: list[PartitionReader] = []
-        # For whom something is read; of which transactions, each with the offset from which its snapshot is looked for.
-        # Partitions may be lost meanwhile.
-        self._reading: tuple[ref[PartitionState], dict[str, int | None], BackgroundCall[_Read]] | None = None
+        # For which partition something is read; of which transactions, each with the offset from which its snapshot is
+        # looked for. The partition may be lost meanwhile.
+        self._reading: tuple[HalfPartition, dict[str, int | None], BackgroundCall[_Read]] | None = None
+        self._last = -1
         self._not_before = 0.0
-        # All who read share the budget.
-        self._owners: WeakSet[PartitionState] = WeakSet()
 
-    def poll(self, number: int, state: PartitionState, now: float) -> list[Pending]:
-        """Take in what was read for a half partition, or have read what it needs; does not wait.
+    def poll(self, owned: Mapping[int, HalfPartition], now: float) -> None:
+        """Take in what was read, or have read what the next half partition needs; does not wait.
 
-        Returns the transactions whose payloads are in memory again. Raises `TooManyLeftBehindError` where too many
-        reads hang.
+        Raises `TooManyLeftBehindError` where too many reads hang.
         """
-        self._owners.add(state)
-        state.payloads.limit = PAYLOAD_BYTES // len(self._owners)
+        for partition in owned.values():
+            # All who read share the budget.
+            partition.state.payloads.limit = PAYLOAD_BYTES // len(owned)
         if self._reading is not None:
-            owner, sought, call = self._reading
-            # Nobody else takes what a partition asked for that was lost since.
-            return self._take(state, sought, call, now) if owner() in {state, None} else []
-        if now >= self._not_before and (some := state.payloads.next_read(state.now_ms)):
-            sought = {it.transaction_id: it.snapshot_at for it in some}
-            snapshots = {(it.transaction_id, it.offset): it.snapshot_at for it in some if it.snapshot_at is not None}
-            halves = {offset: offset for it in some if it.snapshot_at is None for offset in it.offsets}
-            label = f"reading payloads of half partition {number}"
-            read = partial(self._read, number, halves, snapshots, self._kept)
-            call = BackgroundCall(label, read, _ABANDON_AFTER_S, self._left)
-            self._reading = ref(state), sought, call
-        return []
+            self._take(*self._reading, now)
+        elif now >= self._not_before:
+            for number in sorted(owned, key=lambda number: (number <= self._last, number)):
+                if some := owned[number].state.payloads.next_read(owned[number].state.now_ms):
+                    self._last = number
+                    self._begin(owned[number], some)
+                    break
+
+    def _begin(self, partition: HalfPartition, some: Sequence[Pending]) -> None:
+        sought = {it.transaction_id: it.snapshot_at for it in some}
+        snapshots = {(it.transaction_id, it.offset): it.snapshot_at for it in some if it.snapshot_at is not None}
+        halves = {offset: offset for it in some if it.snapshot_at is None for offset in it.offsets}
+        read = partial(self._read, partition.number, halves, snapshots, self._kept)
+        label = f"reading payloads of half partition {partition.number}"
+        self._reading = partition, sought, BackgroundCall(label, read, _ABANDON_AFTER_S, self._left)
 
     def _take(
-        self, state: PartitionState, sought: Mapping[str, int | None], call: BackgroundCall[_Read], now: float
-    ) -> list[Pending]:
+        self, partition: HalfPartition, sought: Mapping[str, int | None], call: BackgroundCall[_Read], now: float
+    ) -> None:
         try:
             read = call.answer()
         except (KafkaException, PenstockError) as error:
@@ -104,12 +106,14 @@ class PayloadReader:
                 "payloads", "payloads of %s cannot be read: %s; trying again", self._topics.prefix, reason(error)
             )
         if read is None:
-            return []
+            return
         self._reading = None
-        loaded = [found for name, at in sought.items() if (found := _loaded(state, name, at, read)) is not None]
+        # A partition that was lost meanwhile has an object that nobody publishes any more.
+        loaded = [name for name, at in sought.items() if _load(partition.state, name, at, read)]
+        for transaction_id in loaded:
+            partition.plan.loaded(transaction_id)
         if not loaded:
             self._not_before = now + _RETRY_DELAY_S
-        return loaded
 
     def _read(
         self, number: int, halves: Mapping[int, int], snapshots: Mapping[_Life, int], kept: list[PartitionReader]
@@ -133,20 +137,21 @@ class PayloadReader:
                 BackgroundCall("closing a reader of payloads", reader.close, _ABANDON_AFTER_S, self._left)
 
 
-def _loaded(state: PartitionState, transaction_id: str, snapshot_at: int | None, read: _Read) -> Pending | None:
-    """Give a transaction its payload, if it was found; return the transaction then."""
+def _load(state: PartitionState, transaction_id: str, snapshot_at: int | None, read: _Read) -> bool:
+    """Give a transaction its payload, and tell whether it was found."""
     pending = state.pending.get(transaction_id)
     if pending is None or pending.dropped is None:
-        return None
+        return False
     if (life := (transaction_id, pending.offset)) in read.snapshots:
         place, snapshot = read.snapshots[life]
-        return state.load(transaction_id, [(half.offset, half.half) for half in snapshot.halves], place)
+        return state.load(transaction_id, [(half.offset, half.half) for half in snapshot.halves], place) is not None
     if snapshot_at is None:
-        return state.load(transaction_id, [(at, read.halves[at]) for at in pending.offsets if at in read.halves])
+        halves = [(at, read.halves[at]) for at in pending.offsets if at in read.halves]
+        return state.load(transaction_id, halves) is not None
     if pending.snapshot_at is not None:
         # It goes on where reading came to: what was written a moment ago may not be visible yet.
         pending.snapshot_at = max(pending.snapshot_at, read.done_to)
-    return None
+    return False
 
 
 def _read_log(
