@@ -176,7 +176,7 @@ def main() -> None:
     with ExitStack() as stack:
         broker = stack.enter_context(DevBroker())
         servers = broker.bootstrap_servers
-        ensure_topics(clients.admin(servers, {}), servers, [topic_spec(REPORTS_TOPIC)])
+        ensure_topics(clients.admin(servers, {}), [topic_spec(REPORTS_TOPIC)])
         size = len(report(0, told.partitions, 1.0, 1, told.members)[1])
         print(f"{told.members} members x {told.partitions} partitions, {size / 1024:.0f} KiB a report, each every 2 s")
         sending = threading.Thread(target=replay, args=(servers, told.members, told.partitions, ending))

@@ -143,7 +143,7 @@ class Topics:
         now = time.time_ns()
         self.well, self.sick = f"well-{now}", [f"sick-{number}-{now}" for number in range(self.count)]
         self.admin = clients.admin(self.servers, {})
-        ensure_topics(self.admin, self.servers, [TopicSpec(topic, 1) for topic in (self.well, *self.sick)])
+        ensure_topics(self.admin, [TopicSpec(topic, 1) for topic in (self.well, *self.sick)])
 
     def harm(self, refuses: str, seconds: float) -> None:
         """Have one after the other refuse, in the first half of the time."""

@@ -72,7 +72,7 @@ def main() -> None:
     with DevBroker() as broker:
         servers = broker.bootstrap_servers
         topics = [TopicSpec("target", PARTITIONS), TopicSpec("done", 1), TopicSpec("half", 1)]
-        ensure_topics(clients.admin(servers, {}), servers, topics)
+        ensure_topics(clients.admin(servers, {}), topics)
         member = Consumer({"bootstrap.servers": servers, "group.id": "coordinators"})
         member.subscribe(["half"])
         while not member.assignment():

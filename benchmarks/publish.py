@@ -98,7 +98,7 @@ class Bench:
     def topic(self) -> str:
         """Make an empty topic."""
         name = f"publish-{uuid.uuid4().hex[:8]}"
-        ensure_topics(self._admin, self.servers, [TopicSpec(name, PARTITIONS)])
+        ensure_topics(self._admin, [TopicSpec(name, PARTITIONS)])
         return name
 
     def filled(self, count: int) -> str:

@@ -141,7 +141,7 @@ def session() -> SparkSession:
 
 def write(servers: str, topic: str, rows: int) -> None:
     """Make a topic and fill it."""
-    ensure_topics(clients.admin(servers, {}), servers, [TopicSpec(topic, PARTITIONS)])
+    ensure_topics(clients.admin(servers, {}), [TopicSpec(topic, PARTITIONS)])
     producer = Producer(
         {"bootstrap.servers": servers, "linger.ms": 50, "batch.size": 1_000_000, "queue.buffering.max.messages": 10**6}
     )
@@ -338,7 +338,7 @@ def same(message: Message) -> bytes | None:
 
 def publish(spark: SparkSession, servers: str, rows: int, folder: Path) -> None:
     """Publish all rows by each of the two sinks that have a ledger in Kafka."""
-    ensure_topics(clients.admin(servers, {}), servers, [TopicSpec("copies", PARTITIONS)])
+    ensure_topics(clients.admin(servers, {}), [TopicSpec("copies", PARTITIONS)])
 
     def by_handlers(name: str) -> HandlerSink:
         one = {"sinks": handler(same, to="copies")}
@@ -362,7 +362,7 @@ def publish(spark: SparkSession, servers: str, rows: int, folder: Path) -> None:
 
 def latency(spark: SparkSession, servers: str, seconds: int, folder: Path) -> None:
     """Print how long micro-batches take, and messages to the sink's return, at 1,000 messages a second."""
-    ensure_topics(clients.admin(servers, {}), servers, [TopicSpec("paced", PARTITIONS)])
+    ensure_topics(clients.admin(servers, {}), [TopicSpec("paced", PARTITIONS)])
     ages_s: list[float] = []
     running = threading.Event()
 

@@ -253,7 +253,7 @@ class Bench:
         self.servers, self.seconds, self.rounds = servers, seconds, rounds
         self.topic, self.other = f"bench-{time.time_ns()}", f"bench-plain-{time.time_ns()}"
         specs = [TopicSpec(self.topic, PARTITIONS), TopicSpec(self.other, PARTITIONS)]
-        ensure_topics(clients.admin(servers, {}), servers, specs)
+        ensure_topics(clients.admin(servers, {}), specs)
         self.coordinator, self.reader = Child("coordinate", servers, traced), Child("read", servers, self.topic, traced)
         self.producer = TransactionalProducer("bench", bootstrap_servers=servers, send_timeout=60).start()
         self.plain = AckedProducer(servers, {}, 60.0, "bench")

@@ -140,7 +140,7 @@ class SharedBroker:
         from penstock.clients.topics import TopicSpec, ensure_topics
 
         admin = clients.admin(self.bootstrap_servers, {})
-        ensure_topics(admin, self.bootstrap_servers, [TopicSpec(name, partitions, dict(config or {}))])
+        ensure_topics(admin, [TopicSpec(name, partitions, dict(config or {}))])
         # Creation is acknowledged by the controller; a client may ask before the broker has heard of it.
         wait_until(lambda: has_leaders(admin, name, partitions))
 

@@ -30,7 +30,7 @@ def test_a_coordinator_bounced_every_5_s_for_3_minutes_loses_doubles_shows_and_r
     with DevBroker() as broker:
         servers = broker.bootstrap_servers
         broker.create_topic("target", 4)
-        open_topics(clients.admin(servers, {}), servers, "penstock", 2)
+        open_topics(clients.admin(servers, {}), "penstock", 2)
         coordinators = [Killed(servers, "penstock", name, tmp_path) for name in instances]
         for one in coordinators:
             one.start()

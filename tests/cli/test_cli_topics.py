@@ -52,12 +52,12 @@ def test_what_an_app_needs_is_shown_made_once_and_left_alone_after(  # noqa: PLR
     own = {f"{name}.{part}" for part in ("half", "op", "done", "check", "discarded", "status")}
     own |= {f"{name}.reports", f"{name}.commands", f"{name}.audit", f"dlq.{topic}"}
     shown = create("--dry-run")
-    before = partition_counts(admin, servers)
+    before = partition_counts(admin)
     made = create()
     results = create("--all", "--partitions", "2")
     again = create("--all")
-    wait_until(lambda: own <= partition_counts(admin, servers).keys())
-    counts = partition_counts(admin, servers)
+    wait_until(lambda: own <= partition_counts(admin).keys())
+    counts = partition_counts(admin)
 
     retries = {found for found in shown if found.startswith("retry.")}
     assert {found for found, state in shown.items() if state == "missing"} == own | retries

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
+from fake_admin import FakeAdmin
 from penstock.clients import answers
 from penstock.clients.answers import LATE_S, all_answered
 from penstock.clients.rights import Operation, ask_rights, topic_right
@@ -38,7 +39,7 @@ class Clock:
         return self.now
 
 
-class SilentAdmin:
+class SilentAdmin(FakeAdmin):
     """An admin client whose questions get no answer."""
 
     def __init__(self, clock: Clock) -> None:

@@ -247,12 +247,12 @@ def test_a_topic_that_comes_up_on_a_real_broker_is_taken_up_with_both_protocols(
     app.handler(pattern=re.escape(first) + r"\..*")(lambda message: seen.append((message.topic, message.value)))
 
     with app.start() as running:
-        ensure_topics(admin, servers, [TopicSpec(second, 2)])
+        ensure_topics(admin, [TopicSpec(second, 2)])
         produce(servers, second, [(b"k", b"1")])
         wait_until(lambda: seen == [(second, b"1")])
         running.pause(second)
         wait_until(lambda: [partition.paused for partition in running.statistics().partitions] == ["by the app"] * 2)
-        ensure_topics(admin, servers, [TopicSpec(f"{first}.third", 1)])
+        ensure_topics(admin, [TopicSpec(f"{first}.third", 1)])
         produce(servers, f"{first}.third", [(b"k", b"3")])
         produce(servers, second, [(b"k", b"2")])
         wait_until(lambda: (f"{first}.third", b"3") in seen)

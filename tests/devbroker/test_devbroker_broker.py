@@ -19,7 +19,7 @@ from waiting import wait_until
 
 def topics(broker: DevBroker) -> set[str]:
     address = broker.bootstrap_servers
-    names = partition_counts(clients.admin(address, {}), address)
+    names = partition_counts(clients.admin(address, {}))
     return {name for name in names if not name.startswith("__")}
 
 

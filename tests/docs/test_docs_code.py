@@ -65,7 +65,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     if "transaction(" in request.getfixturevalue("block").text:  # targets must exist
         servers = request.getfixturevalue("broker").bootstrap_servers
         specs = [TopicSpec(topic, 1, {}) for topic in ("orders", "invoices")]
-        ensure_topics(request.getfixturevalue("admin"), servers, specs)
+        ensure_topics(request.getfixturevalue("admin"), specs)
     make: Callable[..., Any] = penstock.TransactionalProducer
 
     def stored(group: str, *, bootstrap_servers: str | None = None, **options: Any) -> Any:

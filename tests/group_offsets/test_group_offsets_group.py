@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from fake_admin import FakeAdmin
 from penstock.clients.rights import MissingRightError
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.group_offsets import group as module
@@ -21,8 +22,10 @@ PART = ("orders", 0)
 BEFORE = Position(*PART, 5, range(10))
 
 
-class FakeAdmin:
+class CommittingAdmin(FakeAdmin):
     """An admin client whose answers to a commit are given, one after the other, the last for ever."""
+
+    config: ClassVar[dict[str, Any]] = {"sasl.username": "ops"}
 
     def __init__(self, *answers: int | None) -> None:
         self._answers = answers
@@ -45,7 +48,7 @@ def write(monkeypatch: pytest.MonkeyPatch, *answers: int | None) -> int:
     """Commit an offset by an admin client that answers so; return how often it was asked."""
     monkeypatch.setattr(module, "_RETRY_BUDGET_S", 0.2)
     monkeypatch.setattr(module, "_RETRY_DELAY_S", 0.01)
-    group, admin = Group("127.0.0.1:1", {"log_level": 0, "sasl.username": "ops"}, "sms"), FakeAdmin(*answers)
+    group, admin = Group("127.0.0.1:1", {"log_level": 0, "sasl.username": "ops"}, "sms"), CommittingAdmin(*answers)
     monkeypatch.setattr(group, "_admin", admin)
     group.write(GroupState("sms", "empty", (), (BEFORE,)), [change("sms", BEFORE, 3)])
     return admin.asked

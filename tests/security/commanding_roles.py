@@ -25,7 +25,7 @@ def settings_of(world: World) -> CommandSettings:
 def make_topics(world: World) -> None:
     settings = settings_of(world)
     specs = [commands_spec(settings.topic), audit_spec(settings.audit_topic)]
-    ensure_topics(clients.admin(world.servers, world.broker.admin_config), world.servers, specs)
+    ensure_topics(clients.admin(world.servers, world.broker.admin_config), specs)
 
 
 @contextmanager

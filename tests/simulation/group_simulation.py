@@ -468,8 +468,10 @@ class Simulation:
             offset = offsets.get((topic, partition))
             # Of a log without a message to read (a transaction may be aborted) the client has no position to commit.
             has_position = offset is not None or self.broker.records(topic, partition)
-            if has_position and self.broker.ends(topic, partition)[0] < end and (
-                offset is None or offset.offset < end or (offset.offset > end and not history.excused)
+            if (
+                has_position
+                and self.broker.ends(topic, partition)[0] < end
+                and (offset is None or offset.offset < end or (offset.offset > end and not history.excused))
             ):
                 found[f"{topic}[{partition}]"] = (-1 if offset is None else offset.offset, end)
         return found

@@ -109,7 +109,7 @@ def read(spark: SparkSession, broker: DevBroker) -> Callable[..., DataFrame]:
 def ledger_topic(broker: DevBroker, admin: AdminClient, topic_numbers: Iterator[int]) -> str:
     """One ledger in Kafka for all tests: each sink has a name of its own."""
     name = f"ledger-{next(topic_numbers)}"
-    ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(name, PARTITIONS, TOPIC_CONFIG)])
+    ensure_topics(admin, [TopicSpec(name, PARTITIONS, TOPIC_CONFIG)])
     return name
 
 

@@ -97,7 +97,7 @@ def test_a_topic_that_was_created_again_is_read_by_a_consumer_that_has_read_the_
 
     next(iter(admin.delete_topics([topic]).values())).result(20)
     wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
-    ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(topic, 1)])
+    ensure_topics(admin, [TopicSpec(topic, 1)])
     write(topic, 0, [(None, b"0 %d" % n) for n in range(20)])
 
     assert read(options, pool, OffsetRange(topic, 0, 5, 20)) == {(topic, 0): list(range(5, 20))}

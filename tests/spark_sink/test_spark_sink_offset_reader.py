@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AclOperation
 
+from fake_admin import FakeAdmin
 from penstock.clients.rights import MissingRightError
 from penstock.errors import BrokerConnectionError, SourceError, TopicNotFoundError
 from penstock.spark_sink.source.brokers import OffsetReader, View
@@ -44,7 +45,7 @@ THERE = SimpleNamespace(partitions=[0], topic_id="id-1", authorized_operations=N
 SEVEN = SimpleNamespace(offset=7)
 
 
-class Admin:
+class Admin(FakeAdmin):
     """An admin client whose answers the test gives, of topics and of offsets, the last one again and again."""
 
     def __init__(self, *topics: object, offsets: Sequence[object] = (SEVEN,)) -> None:
@@ -54,9 +55,6 @@ class Admin:
     def _next(self, answers: list[object]) -> object:
         self.asked += 1
         return answers.pop(0) if len(answers) > 1 else answers[0]
-
-    def poll(self, _timeout: float) -> int:
-        return 0
 
     def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[Any]]:
         return {name: answered(self._next(self._topics)) for name in topics.topic_names}

@@ -157,11 +157,11 @@ def test_a_topic_that_is_deleted_keeps_its_place_and_one_created_again_is_read_f
     before = lenient.latestOffset({topic: {"0": 5}}, ReadAllAvailable())
     assert strict.latestOffset({topic: {"0": 5}}, ReadAllAvailable()) == before == {topic: {"0": 20}}
     admin.delete_topics([topic])[topic].result(ANSWER_S)
-    wait_until(lambda: topic not in partition_counts(admin, broker.bootstrap_servers))
+    wait_until(lambda: topic not in partition_counts(admin))
 
     assert lenient.latestOffset(before, ReadAllAvailable()) == before
     assert f"{topic}:0 was read up to offset 20 and exists no more" in caplog.text
-    ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(topic, 1)])
+    ensure_topics(admin, [TopicSpec(topic, 1)])
     write(topic, 0, [(None, b"y")] * 30)
     turned = lenient.latestOffset(before, ReadAllAvailable())
     after = lenient.latestOffset(turned, ReadAllAvailable())

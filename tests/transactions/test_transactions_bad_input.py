@@ -290,8 +290,8 @@ def test_a_transaction_is_entered_once_and_a_stopped_producer_says_so(bench: Ben
 
 def test_stores_whose_logs_differ_in_partitions_are_refused(bench: Bench, new_topic: Callable[..., str]) -> None:
     prefix = new_topic()
-    ensure_topics(bench.admin, bench.servers, [TopicSpec(f"{prefix}.op", 3)])
-    wait_until(lambda: f"{prefix}.op" in partition_counts(bench.admin, bench.servers))
+    ensure_topics(bench.admin, [TopicSpec(f"{prefix}.op", 3)])
+    wait_until(lambda: f"{prefix}.op" in partition_counts(bench.admin))
 
     with pytest.raises(ConfigurationError, match="same number of partitions"):
         TransactionalProducer("orders", bootstrap_servers=bench.servers, prefix=prefix, partitions=2).start()

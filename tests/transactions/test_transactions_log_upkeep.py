@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from half_partition import context_of, half_partition, half_record, op_record
 
+from fake_admin import FakeAdmin
 from penstock.transactions.stores.kafka.coordinator.log_upkeep import UPKEEP_S, LogUpkeep
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
@@ -24,7 +25,7 @@ LATEST = -1
 FETCH = 1
 
 
-class Admin:
+class Admin(FakeAdmin):
     """A broker that answers when a test says so."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ def made_anew(bench: Bench, log: str) -> str:
     topic = f"{bench.topics.prefix}.{log}"
     bench.admin.delete_topics([topic])[topic].result()
     wait_until(lambda: topic not in bench.admin.list_topics(timeout=10).topics)
-    ensure_topics(bench.admin, bench.servers, [TopicSpec(topic, bench.topics.partitions, SETTINGS)])
+    ensure_topics(bench.admin, [TopicSpec(topic, bench.topics.partitions, SETTINGS)])
 
     def has_leaders() -> bool:
         found = bench.admin.list_topics(topic, timeout=10).topics[topic].partitions.values()

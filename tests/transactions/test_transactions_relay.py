@@ -75,7 +75,7 @@ class Bench:
     def relay(self, shard: Shard, number: int = 0) -> Relay:
         """Return a relay that has taken its shard over."""
         rights = MissingRights({})
-        targets = cluster_targets(clients.admin(self.servers, {}), self.servers, self.topic, rights)
+        targets = cluster_targets(clients.admin(self.servers, {}), self.topic, rights)
         targets.look(0.0)
         parts = PublishingClients(
             self.servers,

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import ConfigResource
 
+from fake_admin import FakeAdmin
 from penstock import clients
 from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
@@ -52,8 +53,10 @@ def test_the_done_log_may_have_any_time_and_must_have_room() -> None:
     assert wrong_settings({**settings, "max.message.bytes": "100000"}, is_done=True) == {"max.message.bytes": "2097152"}
 
 
-class Admin:
+class Admin(FakeAdmin):
     """A broker with topics that have a retention, or that does not say what they have."""
+
+    servers = "kafka:9092"
 
     def __init__(self, describing: int | None = None) -> None:
         self._describing = describing
@@ -70,7 +73,7 @@ class Admin:
 
 
 def checked(admin: Admin) -> None:
-    check_settings(admin, "kafka:9092", StoreTopics("store"))  # type: ignore[arg-type] # as far as used
+    check_settings(admin, StoreTopics("store"))  # type: ignore[arg-type] # as far as used
 
 
 def test_a_coordinator_refuses_what_would_lose_transactions_with_the_command_that_corrects_it() -> None:
@@ -102,7 +105,7 @@ def test_a_topic_that_an_operator_made_with_the_brokers_defaults_is_refused_by_a
     log: str, settings: dict[str, str], broker: DevBroker, new_topic: Callable[..., str]
 ) -> None:
     prefix, servers = new_topic(), broker.bootstrap_servers
-    ensure_topics(clients.admin(servers, {}), servers, [TopicSpec(f"{prefix}.{log}", 1, settings)])
+    ensure_topics(clients.admin(servers, {}), [TopicSpec(f"{prefix}.{log}", 1, settings)])
 
     with pytest.raises(ConfigurationError, match=rf"topic {prefix}\.{log} has .*change it by `kafka-configs\.sh"):
         Coordinator(bootstrap_servers=servers, prefix=prefix, partitions=1).start()

@@ -12,10 +12,12 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import ConfigResource, NewTopic  # type: ignore[attr-defined] # not all in its __all__
 
+from fake_admin import FakeAdmin
 from penstock import clients
 from penstock.clients.factory import REPLICATION_FACTOR
 from penstock.clients.topics import (
     TopicSpec,
+    await_leaders,
     ensure_topics,
     partition_counts,
     require_topics,
@@ -23,11 +25,13 @@ from penstock.clients.topics import (
 )
 from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError, ConfigurationError
-from penstock.transactions.wire import topics as topics_module
-from penstock.transactions.wire.topics import CHECK_PARTITIONS, StoreTopics, _await_leaders, open_topics
+from penstock.transactions.wire.topics import CHECK_PARTITIONS, StoreTopics, open_topics
+
+#: A partition that has a leader.
+LED = SimpleNamespace(leader=1, error=None)
 
 
-class ScriptedAdmin:
+class ScriptedAdmin(FakeAdmin):
     """An admin client that gives prepared answers; the last one stays."""
 
     def __init__(self, *answers: object) -> None:
@@ -40,14 +44,14 @@ class ScriptedAdmin:
         return answer
 
 
-class GrantedMeanwhile:
+class GrantedMeanwhile(FakeAdmin):
     """An admin client that may see a topic, but could not when it first listed the topics."""
 
     def __init__(self) -> None:
         self._listed = iter([{}])
 
     def list_topics(self, *, timeout: float) -> object:  # noqa: ARG002 - the client's name for it
-        there = {"orders": SimpleNamespace(partitions={0: None, 1: None}, error=None)}
+        there = {"orders": SimpleNamespace(partitions={0: LED, 1: LED}, error=None)}
         return SimpleNamespace(topics=next(self._listed, there))
 
     def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[object]]:
@@ -57,9 +61,6 @@ class GrantedMeanwhile:
         return {
             topic.topic: answered(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))) for topic in topics
         }
-
-    def poll(self, _timeout: float) -> int:
-        return 0
 
 
 def answered(answer: object) -> Future[object]:
@@ -74,8 +75,8 @@ def answered(answer: object) -> Future[object]:
 @pytest.mark.parametrize(
     "find",
     [
-        lambda admin: require_topics(admin, "127.0.0.1:1", ["orders"]),
-        lambda admin: ensure_topics(admin, "127.0.0.1:1", [TopicSpec("orders", 2)]),
+        lambda admin: require_topics(admin, ["orders"]),
+        lambda admin: ensure_topics(admin, [TopicSpec("orders", 2)]),
     ],
 )
 def test_a_topic_that_may_be_seen_since_a_moment_ago_is_neither_absent_nor_to_be_created(
@@ -89,15 +90,15 @@ def test_a_topic_of_which_no_broker_says_anything_is_not_called_absent() -> None
     admin.describe_topics = lambda topics, **_: dict.fromkeys(topics.topic_names, answered(silent))  # type: ignore[method-assign]
 
     with pytest.raises(BrokerConnectionError, match="do not say whether there is orders"):
-        require_topics(admin, "127.0.0.1:1", ["orders"])  # type: ignore[arg-type]
+        require_topics(admin, ["orders"])  # type: ignore[arg-type]
 
 
-class Cluster:
+class Cluster(FakeAdmin):
     """An admin client of so many brokers and their default factor: None is refused, an empty one never answered."""
 
     def __init__(self, brokers: int, default: str | None, factor: int | None = None) -> None:
         self.replication_factor, self._default, self.made = factor, default, list[int]()
-        one, three = (SimpleNamespace(replicas=list(range(copies))) for copies in (1, 3))
+        one, three = (SimpleNamespace(replicas=list(range(copies)), leader=1, error=None) for copies in (1, 3))
         topics = {name: SimpleNamespace(partitions={0: each}, error=None) for name, each in (("a", one), ("b", three))}
         self._metadata = SimpleNamespace(brokers=dict.fromkeys(range(brokers)), topics=topics, orig_broker_id=1)
 
@@ -112,12 +113,9 @@ class Cluster:
 
     def create_topics(self, topics: list[NewTopic]) -> dict[str, Future[object]]:
         self.made += [topic.replication_factor for topic in topics]
-        made = {topic.topic: SimpleNamespace(partitions={0: None}, error=None) for topic in topics}
+        made = {topic.topic: SimpleNamespace(partitions={0: LED}, error=None) for topic in topics}
         self._metadata.topics |= made
         return {name: answered(None) for name in made}
-
-    def poll(self, _timeout: float) -> int:
-        return 0
 
 
 @pytest.mark.parametrize(
@@ -138,7 +136,7 @@ def test_topics_of_a_store_have_three_copies_where_there_are_three_brokers_unles
 ) -> None:
     monkeypatch.setattr("penstock.clients.topics.CONNECT_TIMEOUT_S", 0.2)
 
-    ensure_topics(cluster, "127.0.0.1:1", [TopicSpec("new", 1)], of_store=of_store)
+    ensure_topics(cluster, [TopicSpec("new", 1)], of_store=of_store)
 
     assert cluster.made == [factor]
 
@@ -173,7 +171,7 @@ def test_leaders_are_waited_for_past_answers_that_do_not_come() -> None:
     silence = KafkaException(KafkaError(KafkaError._TRANSPORT))
     admin = ScriptedAdmin(SimpleNamespace(topics={}), silence, leaders(1, -1), leaders(1, 1))
 
-    counts = _await_leaders(admin, "127.0.0.1:1", ["store.half"])  # type: ignore[arg-type] # what is used of it
+    counts = await_leaders(admin, ["store.half"])  # type: ignore[arg-type] # what is used of it
 
     assert counts == {"store.half": 2}
     assert len(admin.answers) == 1
@@ -186,9 +184,9 @@ def test_those_who_open_a_new_store_at_the_same_time_agree_on_its_partitions(
 
     def opened(partitions: int) -> StoreTopics:
         admin = clients.admin(servers, {})
-        partition_counts(admin, servers)  # connected before the others are met
+        partition_counts(admin)  # connected before the others are met
         together.wait(60)
-        return open_topics(admin, servers, prefix, partitions)
+        return open_topics(admin, prefix, partitions)
 
     with ThreadPoolExecutor(4) as pool:
         stores = list(pool.map(opened, (1, 2, 3, 4)))
@@ -200,7 +198,7 @@ def test_those_who_open_a_new_store_at_the_same_time_agree_on_its_partitions(
 
 @pytest.mark.parametrize("last", [KafkaException(KafkaError(KafkaError._TRANSPORT)), leaders(1, -1)])
 def test_topics_without_a_leader_are_named_when_the_time_is_over(last: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topics_module, "CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("penstock.clients.topics.CONNECT_TIMEOUT_S", 0.2)
 
     with pytest.raises(BrokerConnectionError, match=r"store\.half at 127\.0\.0\.1:1 had no leader for 0\.2 s"):
-        _await_leaders(ScriptedAdmin(last), "127.0.0.1:1", ["store.half"])  # type: ignore[arg-type] # as above
+        await_leaders(ScriptedAdmin(last), ["store.half"])  # type: ignore[arg-type] # as above

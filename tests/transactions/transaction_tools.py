@@ -43,7 +43,7 @@ class Bench:
         self.servers = bootstrap_servers
         self.topic = topic
         self.admin = clients.admin(bootstrap_servers, {})
-        self.topics: StoreTopics = open_topics(self.admin, bootstrap_servers, f"store.{topic}", partitions)
+        self.topics: StoreTopics = open_topics(self.admin, f"store.{topic}", partitions)
         self._open = contextlib.ExitStack()
 
     def producer(

@@ -41,7 +41,7 @@ def doctor(cluster: Reading) -> Result:
         what = f"broker at {cluster.servers}"
         try:
             admin = cluster.admin("the topics cannot be read")
-            count, single = len(partition_counts(admin, cluster.servers)), single_copies(admin)
+            count, single = len(partition_counts(admin)), single_copies(admin)
         except BrokerConnectionError as error:
             rows.append({"state": "missing", "what": what, "found": "no answer"})
             failure = error

@@ -24,9 +24,8 @@ from penstock.errors import ConfigurationError
 from penstock.supervisor.stopping import until_signal
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
-
     from penstock.app import App
+    from penstock.clients.factory import AdminClient
 
 #: Settings for all commands: a JSON object, or lines of NAME=VALUE.
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
@@ -127,7 +126,7 @@ class Reading(Cluster):
 
         admin = clients.admin(self.servers, self.settings)
         try:
-            partition_counts(admin, self.servers, self.connect_timeout)
+            partition_counts(admin, self.connect_timeout)
         except BrokerConnectionError as error:
             raise BrokerConnectionError(f"{what}: {error}") from error
         return admin

@@ -7,7 +7,7 @@ from typing import cast
 
 from penstock import clients
 from penstock.clients.reading import read_record
-from penstock.clients.rights import Operation, principal_of
+from penstock.clients.rights import Operation
 from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, write
 from penstock.errors import GivenUpError, PenstockError
@@ -43,6 +43,6 @@ def write_dead_letter(
     error = GivenUpError(place_text(*part, offset), 0, "")
     origin = DeadLetterOrigin.of(record, error, group=group, attempts=0)
     admin, needs = clients.admin(servers, config), {letters: (Operation.WRITE,)}
-    ensure_topics(admin, servers, [TopicSpec(letters, 1)], needs=needs, principal=principal_of(config))
+    ensure_topics(admin, [TopicSpec(letters, 1)], needs=needs)
     headers = write(DeadLetterFormat.KAFKA, record, origin)
     RecordWriter(servers, {**config, **_ANY_SIZE}).write(letters, record.value(), record.key(), headers=headers)

@@ -50,7 +50,7 @@ def create(
         outputs = {name: tuple(sources) for name, sources in needs.outputs.items() if name in wanted}
         create_outputs(cluster, {**{name: 1 for sources in outputs.values() for name in sources}, **counts}, outputs)
         if any(needs.made.get(name) == TRANSACTIONS for name in wanted):
-            open_topics(clients.admin(servers, config), servers, app.effective["prefix"], DEFAULT_PARTITIONS)
+            open_topics(clients.admin(servers, config), app.effective["prefix"], DEFAULT_PARTITIONS)
         specs = {}
         if app.report is not None:
             specs[app.report.topic] = topic_spec(app.report.topic)

@@ -8,10 +8,9 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 
 from penstock.clients.bounded_calls import BackgroundCall, LeftBehind, NotAnsweredError, ask_again
-from penstock.clients.client_log import ClientWords
+from penstock.clients.factory import AdminClient
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.errors import BrokerConnectionError
 
@@ -27,15 +26,15 @@ _POLL_S = 0.02
 #: Seconds for which an address is tried whose connections end early, which a wrong protocol does.
 _ENDS_EARLY_S = 3.0
 #: Seconds between two questions of which the first found no leader.
-_RETRY_DELAY_S = 0.1
+_RETRY_DELAY_S = 0.05
 
 
-def first_answer(admin: AdminClient, bootstrap_servers: str, timeout_s: float, ask: Callable[[], T]) -> T:
+def first_answer(admin: AdminClient, timeout_s: float, ask: Callable[[], T]) -> T:
     """Return what the first question of a client gives, asked on a thread of its own by `ask` for `timeout_s` seconds.
 
     `BrokerConnectionError` where no broker answered in time; or at once, where none will let this client in.
     """
-    words: ClientWords = getattr(admin, "words", None) or ClientWords({}, None)
+    servers, words = admin.servers, admin.words
     # The library ignores its own time-outs in places (confluentinc/librdkafka#5456).
     call = BackgroundCall("a first question", ask, timeout_s + LATE_S, LeftBehind("a first question"))
     deadline = time.monotonic() + _ENDS_EARLY_S
@@ -44,18 +43,16 @@ def first_answer(admin: AdminClient, bootstrap_servers: str, timeout_s: float, a
             admin.poll(0)
             cause = words.cause
             ends_early = cause is not None and cause.may_pass and bool(cause.remedy) and time.monotonic() > deadline
-            if ends_early or words.refused_by_all(bootstrap_servers):
+            if ends_early or words.refused_by_all(servers):
                 # The library waits for its whole time all the same: the call ends with its thread.
-                raise BrokerConnectionError(f"no Kafka broker lets this client in at {bootstrap_servers}: {cause}")
+                raise BrokerConnectionError(f"no Kafka broker lets this client in at {servers}: {cause}")
     except (KafkaException, NotAnsweredError) as error:
         admin.poll(0)
         said = reason(error) if words.cause is None else str(words.cause)
         if words.cause is None or not words.cause.remedy:
             first = "the address, that the broker runs, and its security settings"
             said += f"; check {'that the broker runs' if words.has_worked else first}"
-        raise BrokerConnectionError(
-            f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s: {said}"
-        ) from error
+        raise BrokerConnectionError(f"no Kafka broker answered at {servers} within {timeout_s:g} s: {said}") from error
     words.clear()
     return found
 

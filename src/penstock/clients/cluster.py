@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from penstock import clients
 from penstock.clients.bounded_calls import BackgroundCall, Disposable, LeftBehind
+from penstock.clients.factory import AdminClient
 from penstock.clients.groups import committed_offsets, require_consumer_protocol
 from penstock.clients.rights import Right, Rights, ask_rights, principal_of, transactional_right
 from penstock.clients.topics import (
@@ -142,15 +142,15 @@ class Cluster:
 
         `MissingRightError` where the clients may not read one and so cannot see it.
         """
-        return require_topics(self._new_admin(), self._bootstrap_servers, topics, principal=self.principal)
+        return require_topics(self._new_admin(), topics)
 
     def topics(self) -> dict[str, int]:
         """Return how many partitions each topic has that the clients may see."""
-        return partition_counts(self._new_admin(), self._bootstrap_servers)
+        return partition_counts(self._new_admin())
 
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
         """Create the topics that are absent; `MissingRightError` where the clients may not."""
-        ensure_topics(self._new_admin(), self._bootstrap_servers, specs, principal=self.principal)
+        ensure_topics(self._new_admin(), specs)
 
     def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
         """Return how many bytes a message of each topic may have; without those that are not known."""

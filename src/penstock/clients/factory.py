@@ -111,7 +111,7 @@ class Producer(DestroyedElsewhere, confluent_kafka.Producer):
 
 
 class AdminClient(DestroyedElsewhere, kafka_admin.AdminClient):
-    """The library's, with what it said last."""
+    """The library's, with what it said last, and the addresses and the configuration that it was made from."""
 
     #: For the library it is a producer; this one must not ask for an id. Nobody serves its events between two requests.
     left_out = frozenset(
@@ -130,6 +130,8 @@ class AdminClient(DestroyedElsewhere, kafka_admin.AdminClient):
         }
     )
     words: ClientWords
+    servers: str
+    config: ClientConfig
     #: Copies of each topic that it creates; None: not said.
     replication_factor: int | None
 
@@ -177,7 +179,7 @@ def admin(bootstrap_servers: str, config: ClientConfig) -> AdminClient:
     if factor is not None:
         positive_int(f"config[{REPLICATION_FACTOR!r}]", factor)
     client = _made(AdminClient, bootstrap_servers, config)
-    client.replication_factor = factor
+    client.servers, client.config, client.replication_factor = bootstrap_servers, config, factor
     return client
 
 

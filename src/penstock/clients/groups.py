@@ -21,10 +21,9 @@ from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from penstock import clients
-from penstock.clients.factory import producer
+from penstock.clients.factory import AdminClient, producer
 from penstock.clients.kafka_errors import REBALANCING
 from penstock.clients.reading import reading_settings
 from penstock.errors import ConfigurationError

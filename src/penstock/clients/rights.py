@@ -15,9 +15,9 @@ from enum import Enum
 from typing import Any
 
 from confluent_kafka import TopicCollection
-from confluent_kafka.admin import AdminClient
 
 from penstock.clients.answers import all_answered
+from penstock.clients.factory import AdminClient
 from penstock.clients.groups import describe_groups
 from penstock.clients.kafka_errors import is_missing_right
 from penstock.errors import PenstockError
@@ -187,13 +187,11 @@ def ask_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float = _
     return Rights(*(tuple(right for right in wanted if is_held(right) is answer) for answer in (True, False, None)))
 
 
-def require_rights(
-    admin: AdminClient, what: str, needed: Iterable[Right], principal: str, timeout_s: float = _ANSWER_S
-) -> None:
+def require_rights(admin: AdminClient, what: str, needed: Iterable[Right], timeout_s: float = _ANSWER_S) -> None:
     """Raise where a client lacks rights: tried instead, each would fail with a code, and some with a misleading one.
 
     `what` cannot be done without them, as the beginning of a sentence. What brokers tell nothing of is passed over: the
     use itself tells. `KafkaException` where the client library refused to ask, `MissingRightError` names all missing.
     """
     if missing := ask_rights(admin, needed, timeout_s).missing:
-        raise MissingRightError(what, missing, principal)
+        raise MissingRightError(what, missing, principal_of(admin.config))

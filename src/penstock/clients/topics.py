@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
-    AdminClient,
     ClusterMetadata,
     ConfigResource,
     OffsetSpec,
@@ -24,13 +22,18 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 )
 from confluent_kafka.cimpl import NewTopic
 
-from penstock.clients.answers import CONNECT_TIMEOUT_S, LATE_S, all_answered, answered, first_answer
-from penstock.clients.bounded_calls import ask_again
-from penstock.clients.client_log import ClientWords
-from penstock.clients.factory import REPLICATION_FACTOR
+from penstock.clients.answers import (
+    CONNECT_TIMEOUT_S,
+    LATE_S,
+    all_answered,
+    answered,
+    asked_until_ready,
+    first_answer,
+)
+from penstock.clients.factory import REPLICATION_FACTOR, AdminClient
 from penstock.clients.kafka_errors import code_of, is_missing_right, is_transient, reason
 from penstock.clients.reading import Place
-from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
+from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TopicNotFoundError
 
 _log = logging.getLogger("penstock.kafka")
@@ -85,15 +88,13 @@ def ask_topic_ids(admin: AdminClient, topics: Iterable[str], timeout_s: float) -
     found, failed = described(admin, topics, timeout_s)
     failures = {topic: reason(error) for topic, error in failed.items()}
     codes = {topic: code_of(error) or 0 for topic, error in failed.items()}
-    words: ClientWords | None = getattr(admin, "words", None)
-    if words is not None:
-        # Why no broker answers stands in the client's log alone, which it hears of here.
-        admin.poll(0)
-        # Numbers below zero are the client's own errors: no broker has said anything.
-        if found or any(code > 0 for code in codes.values()):
-            words.clear()
-        elif words.cause is not None:
-            failures = {topic: f"{why}; {words.cause}" for topic, why in failures.items()}
+    # Why no broker answers stands in the client's log alone, which it hears of here.
+    admin.poll(0)
+    # Numbers below zero are the client's own errors: no broker has said anything.
+    if found or any(code > 0 for code in codes.values()):
+        admin.words.clear()
+    elif (cause := admin.words.cause) is not None:
+        failures = {topic: f"{why}; {cause}" for topic, why in failures.items()}
     return TopicIds(
         ids={topic: known for topic, each in found.items() if (known := id_of(each)) is not None},
         absent=frozenset(topic for topic, code in codes.items() if code == KafkaError.UNKNOWN_TOPIC_OR_PART),
@@ -164,9 +165,6 @@ def log_bounds(admin: AdminClient, places: Sequence[Place], timeout_s: float) ->
     return {place: (low, ends[place]) for place, low in lows.items()}
 
 
-#: Seconds that one look at the metadata may take, and between two looks.
-_METADATA_TIMEOUT_S = 5.0
-_POLL_S = 0.02
 #: Seconds that the creation of a topic may take: longer than the client itself waits.
 _CREATE_S = 65.0
 
@@ -184,24 +182,20 @@ class TopicSpec:
     partitions: int
     #: Topic settings by Kafka's names.
     config: Mapping[str, str] = field(default_factory=dict)
-    #: Whether it can be done without, where the broker refuses to create it.
-    is_optional: bool = False
     #: What to do where Kafka does not take its name, for the error.
     rename: str = "give it another name (of the topics of a store: another prefix)"
 
 
-def partition_counts(
-    admin: AdminClient, bootstrap_servers: str, timeout_s: float = CONNECT_TIMEOUT_S
-) -> dict[str, int]:
+def partition_counts(admin: AdminClient, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, int]:
     """Return the number of partitions of every topic the client may see.
 
     `BrokerConnectionError` where no broker answered within `timeout_s` seconds, at once where none lets the client in.
     """
-    return _counts(_metadata(admin, bootstrap_servers, timeout_s))
+    return _counts(_metadata(admin, timeout_s))
 
 
-def _metadata(admin: AdminClient, bootstrap_servers: str, timeout_s: float = CONNECT_TIMEOUT_S) -> ClusterMetadata:
-    return first_answer(admin, bootstrap_servers, timeout_s, lambda: admin.list_topics(timeout=timeout_s))
+def _metadata(admin: AdminClient, timeout_s: float = CONNECT_TIMEOUT_S) -> ClusterMetadata:
+    return first_answer(admin, timeout_s, lambda: admin.list_topics(timeout=timeout_s))
 
 
 def _counts(metadata: ClusterMetadata) -> dict[str, int]:
@@ -216,65 +210,56 @@ def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = 
     return [name for name, error in described(admin, topics, timeout_s)[1].items() if is_missing_right(error)]
 
 
-def require_topics(
-    admin: AdminClient,
-    bootstrap_servers: str,
-    topics: Iterable[str],
-    *,
-    to: Operation = Operation.READ,
-    principal: str = THIS_CLIENT,
-) -> dict[str, int]:
+def require_topics(admin: AdminClient, topics: Iterable[str], *, to: Operation = Operation.READ) -> dict[str, int]:
     """Return the number of partitions of each named topic; `BrokerConnectionError` where no broker answered.
 
-    `MissingRightError` names all that cannot be seen, and says that `principal` lacks the permission `to` them;
+    `MissingRightError` names all that cannot be seen, and says that this client lacks the permission `to` them;
     `TopicNotFoundError` names all that do not exist.
     """
-    counts, wanted = partition_counts(admin, bootstrap_servers), list(topics)
+    counts, wanted = partition_counts(admin), list(topics)
     # What is hidden is not in the list of all topics. Asked by name, brokers distinguish it from what does not exist.
     found, failed = described(admin, [name for name in wanted if name not in counts], CONNECT_TIMEOUT_S)
     counts |= {name: len(topic.partitions) for name, topic in found.items()}
     if hidden := [name for name, error in failed.items() if is_missing_right(error)]:
         raise MissingRightError(
-            f"topic{'s' if len(hidden) > 1 else ''} {', '.join(hidden)} cannot be seen at {bootstrap_servers}",
+            f"topic{'s' if len(hidden) > 1 else ''} {', '.join(hidden)} cannot be seen at {admin.servers}",
             [topic_right(to, name) for name in hidden],
-            principal,
+            principal_of(admin.config),
         )
     if missing := sorted(name for name in wanted if name not in counts):
         absent = KafkaError.UNKNOWN_TOPIC_OR_PART  # transient by the library: the topic may be made
         if silent := [error for error in failed.values() if is_transient(error) and code_of(error) != absent]:
-            text = f"the brokers at {bootstrap_servers} do not say whether there is {', '.join(missing)}"
+            text = f"the brokers at {admin.servers} do not say whether there is {', '.join(missing)}"
             raise BrokerConnectionError(f"{text}: {reason(silent[0])}; see whether all of them are up, and start again")
         raise TopicNotFoundError(
-            f"no such topic at {bootstrap_servers}: {', '.join(missing)}; create it first, or correct the name"
+            f"no such topic at {admin.servers}: {', '.join(missing)}; create it first, or correct the name"
         )
     return {name: counts[name] for name in wanted}
 
 
 def ensure_topics(
     admin: AdminClient,
-    bootstrap_servers: str,
     specs: Iterable[TopicSpec],
     *,
     needs: Mapping[str, Sequence[Operation]] = MappingProxyType({}),
-    principal: str = THIS_CLIENT,
     of_store: bool = False,
 ) -> dict[str, int]:
     """Create the topics that do not exist and return the number of partitions of each.
 
     A topic that exists is left as it is. The replication factor is the client's `penstock.replication.factor`, else the
-    broker's default; where they are `of_store` and there are three brokers or more, at least 3. One that can be done
-    without and is refused is left out of what is returned, and a warning tells.
+    broker's default; where they are `of_store` and there are three brokers or more, at least 3. Returns once the new
+    ones have leaders, and all that are `of_store`.
 
-    `BrokerConnectionError` where no broker answered; `MissingRightError` where `principal` may not create one, or lacks
-    what it is needed for, by name in `needs`; `ConfigurationError` where Kafka does not take the name of one;
-    `PenstockError` where the broker refused to create one.
+    `BrokerConnectionError` where no broker answered, or one has no leader; `MissingRightError` where this client may
+    not create one, or lacks what it is needed for, by name in `needs`; `ConfigurationError` where Kafka does not take
+    the name of one; `PenstockError` where the broker refused to create one.
     """
     wanted = {spec.name: spec for spec in specs}
-    metadata = _metadata(admin, bootstrap_servers)
+    metadata = _metadata(admin)
     counts = _counts(metadata)
     missing = [spec for name, spec in wanted.items() if name not in counts]
     if missing:
-        factor = getattr(admin, "replication_factor", None) or (_factor_of_store(admin, metadata) if of_store else -1)
+        factor = admin.replication_factor or (_factor_of_store(admin, metadata) if of_store else -1)
         new = [
             NewTopic(spec.name, num_partitions=spec.partitions, replication_factor=factor, config=dict(spec.config))
             for spec in missing
@@ -287,20 +272,42 @@ def ensure_topics(
                 is_hidden = name in failed and is_missing_right(failed[name])
                 # Two processes that start together both create, and one comes too late; or the topic was hidden at
                 # first, and the right to see it was given in between.
-                if name in found or (not is_hidden and code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS):
-                    continue
-                if not wanted[name].is_optional:
+                if name not in found and (is_hidden or code_of(error) != KafkaError.TOPIC_ALREADY_EXISTS):
                     needed = needs.get(name, ()) if is_hidden else None
-                    raise _not_created(wanted[name], error, principal, needed) from error
-                # Of one that is hidden nobody knows whether it is missing.
-                level = logging.INFO if is_hidden else logging.WARNING
-                text = "topic %s is missing and could not be created: %s; it is done without"
-                _log.log(level, text, name, reason(error))
-                del wanted[name]
-        made = {spec.name: spec.partitions for spec in missing if spec.name in wanted}
-        _await_metadata(admin, set(made))
-        counts = {**counts, **made}
+                    raise _not_created(admin, wanted[name], error, needed) from error
+    counts |= await_leaders(admin, wanted if of_store else [spec.name for spec in missing])
     return {name: counts[name] for name in wanted}
+
+
+def await_leaders(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
+    """Wait until the broker that answers knows of the topics and their leaders, and return their partitions.
+
+    Creation is acknowledged by the controller alone. A consumer that subscribes earlier gets no partitions, and asks
+    again only minutes later. `BrokerConnectionError` names them where that takes too long.
+    """
+    wanted = set(topics)
+
+    def led() -> dict[str, int]:
+        """Return the partitions of the topics, or raise as long as one of them has no leader."""
+        known = admin.list_topics(timeout=CONNECT_TIMEOUT_S).topics
+        counts = {
+            name: len(known[name].partitions)
+            for name in wanted & known.keys()
+            if known[name].partitions
+            and all(partition.leader >= 0 and partition.error is None for partition in known[name].partitions.values())
+        }
+        if missing := sorted(wanted - counts.keys()):
+            text = f"{', '.join(missing)} has no leader, or is not known"
+            raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, text))
+        return counts
+
+    try:
+        return asked_until_ready(led, CONNECT_TIMEOUT_S) if wanted else {}
+    except KafkaException as error:
+        raise BrokerConnectionError(
+            f"{', '.join(sorted(wanted))} at {admin.servers} had no leader for {CONNECT_TIMEOUT_S:g} s: "
+            f"{reason(error)}; check that all brokers run"
+        ) from error
 
 
 def _factor_of_store(admin: AdminClient, metadata: ClusterMetadata) -> int:
@@ -325,7 +332,7 @@ def single_copies(admin: AdminClient, topics: Iterable[str] | None = None) -> li
         metadata = admin.list_topics(timeout=CONNECT_TIMEOUT_S)
     except KafkaException:
         return []
-    if len(metadata.brokers) < _COPIES or getattr(admin, "replication_factor", None) == 1:
+    if len(metadata.brokers) < _COPIES or admin.replication_factor == 1:
         return []
     names = metadata.topics.keys() if topics is None else metadata.topics.keys() & set(topics)
     return [
@@ -338,10 +345,10 @@ def single_copies(admin: AdminClient, topics: Iterable[str] | None = None) -> li
 
 
 def _not_created(
-    spec: TopicSpec, error: KafkaException, principal: str, needed: Sequence[Operation] | None
+    admin: AdminClient, spec: TopicSpec, error: KafkaException, needed: Sequence[Operation] | None
 ) -> PenstockError:
     """Return the error of a topic that could not be created, or is there and hidden; then it is `needed` for these."""
-    name = spec.name
+    name, principal = spec.name, principal_of(admin.config)
     create = topic_right(Operation.CREATE, name)
     if needed is not None:
         rights = [topic_right(operation, name) for operation in needed]
@@ -370,18 +377,3 @@ def topic_setting(admin: AdminClient, topics: Iterable[str], name: str) -> dict[
         except (KafkaException, KeyError) as error:  # no right to ask is no reason not to run
             _log.info("the settings of topic %s are not known: %s", resource.name, error)
     return found
-
-
-def _await_metadata(admin: AdminClient, names: set[str]) -> None:
-    """Wait until new topics are in the broker's metadata, which is a moment after their creation was answered.
-
-    At most as long as a broker may take to answer: then the next call says what is the matter.
-    """
-
-    def is_known() -> bool:
-        with suppress(KafkaException):
-            known = admin.list_topics(timeout=_METADATA_TIMEOUT_S).topics
-            return all(name in known and known[name].error is None for name in names)
-        return False
-
-    ask_again(is_known, CONNECT_TIMEOUT_S, _POLL_S)

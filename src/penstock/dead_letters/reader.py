@@ -95,7 +95,7 @@ class DeadLetterLog:
 
     @cached_property
     def _counts(self) -> dict[str, int]:
-        return partition_counts(clients.admin(self.bootstrap_servers, self.config), self.bootstrap_servers)
+        return partition_counts(clients.admin(self.bootstrap_servers, self.config))
 
     @cached_property
     def _may_know_replays(self) -> bool:
@@ -112,7 +112,7 @@ class DeadLetterLog:
             # It is distinguished from a hidden one; the right may have been given since the first question.
             admin = clients.admin(self.bootstrap_servers, self.config)
             try:
-                found = require_topics(admin, self.bootstrap_servers, [topic], principal=self.principal)
+                found = require_topics(admin, [topic])
             except TopicNotFoundError:
                 raise TopicNotFoundError(
                     f"no topic {topic} at {self.bootstrap_servers}; `penstock dlq ls --all` names those of dead letters"

@@ -157,7 +157,7 @@ class Replay:
         log, needed = self._log, [topic_right(Operation.READ, self._topic), group_right(REPLAY_GROUP)]
         needed += [topic_right(Operation.WRITE, self._to)] if self._to is not None else []
         admin = clients.admin(log.bootstrap_servers, log.config)
-        require_rights(admin, f"{self._topic} cannot be replayed", needed, log.principal, CONNECT_TIMEOUT_S)
+        require_rights(admin, f"{self._topic} cannot be replayed", needed, CONNECT_TIMEOUT_S)
         return clients.producer(
             log.bootstrap_servers,
             {

@@ -6,15 +6,10 @@ from collections.abc import Mapping
 from typing import Self
 
 from penstock import clients
-from penstock.clients.bounded_calls import ask_again
-from penstock.clients.topics import TopicSpec, ensure_topics
+from penstock.clients.topics import TopicSpec, await_leaders, ensure_topics
 from penstock.devbroker.access import AccessControl
 from penstock.errors import DevBrokerError
 from penstock.options import positive_int
-
-#: Seconds in which the broker answers a question, and between two questions.
-_ANSWER_S = 30.0
-_LOOK_INTERVAL_S = 0.01
 
 
 class DevBroker(AccessControl):
@@ -94,17 +89,10 @@ class DevBroker(AccessControl):
             PenstockError: the broker refused to create it; the message says why.
         """
         positive_int("partitions", partitions)
-        addresses = [node.inside for node in self._answering()]
-        admins = [clients.admin(address, {}) for address in addresses]
-        ensure_topics(admins[0], addresses[0], [TopicSpec(name, partitions, dict(config or {}))])
-        # Whoever asks for the ends of a partition before it has a leader is refused.
-
-        def has_leaders() -> bool:
-            views = [admin.list_topics(name, timeout=_ANSWER_S).topics[name].partitions for admin in admins]
-            return all(view and all(found.leader >= 0 for found in view.values()) for view in views)
-
-        if not ask_again(has_leaders, self._start_timeout_s, _LOOK_INTERVAL_S):
-            raise DevBrokerError(f"topic {name} of the embedded broker has no leader; read {self.log_path}")
+        admins = [clients.admin(node.inside, {}) for node in self._answering()]
+        ensure_topics(admins[0], [TopicSpec(name, partitions, dict(config or {}))])
+        for admin in admins[1:]:
+            await_leaders(admin, [name])
 
     def stop(self, node: int | None = None) -> None:
         """Stop the broker in order, and kill it when that takes too long. Does nothing when none runs.

@@ -65,10 +65,8 @@ def make_topics(bootstrap_servers: str, config: ClientConfig, needs: Iterable[tu
     needs = list(needs)
     ensure_topics(
         clients.admin(bootstrap_servers, config),
-        bootstrap_servers,
         [spec for spec, _ in needs],
         needs={spec.name: (operation,) for spec, operation in needs},
-        principal=principal_of(config),
     )
 
 
@@ -111,7 +109,7 @@ class TopicFollower(PartitionReader):
         self._topic = topic
         self._principal = principal_of(config)
         admin = clients.admin(bootstrap_servers, config)
-        self._count = require_topics(admin, bootstrap_servers, [topic], principal=self._principal)[topic]
+        self._count = require_topics(admin, [topic])[topic]
         super().__init__(
             bootstrap_servers,
             config,

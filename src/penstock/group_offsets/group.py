@@ -63,10 +63,7 @@ class Group:
     """A consumer group, to look at and to move. For one thread. `ConfigurationError` where a setting was refused."""
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, group: str) -> None:
-        self._servers = bootstrap_servers
-        self._config = config
         self._admin = clients.admin(bootstrap_servers, config)
-        self._principal = principal_of(config)
         self._group = group
         is_uncommitted = config.get("isolation.level") == "read_uncommitted"
         self._isolation = IsolationLevel.READ_UNCOMMITTED if is_uncommitted else IsolationLevel.READ_COMMITTED
@@ -85,15 +82,14 @@ class Group:
         choices = [topic_choice(text) for text in topics or ()]
         names = list(dict.fromkeys(choice.topic for choice in choices))
         if names:
-            operation = Operation.DESCRIBE
-            counts = require_topics(self._admin, self._servers, names, to=operation, principal=self._principal)
+            counts = require_topics(self._admin, names, to=Operation.DESCRIBE)
             parts = chosen(choices, counts)
         else:
-            counts = partition_counts(self._admin, self._servers)
+            counts = partition_counts(self._admin)
             parts = [(topic, number) for topic, count in sorted(counts.items()) for number in range(count)]
         if to_change:
             what = f"the offsets of group {self._group} cannot be changed"
-            require_rights(self._admin, what, self._rights(Operation.READ, names), self._principal)
+            require_rights(self._admin, what, self._rights(Operation.READ, names))
         state, members = self._described()
         committed = self._committed(parts)
         if not names:
@@ -194,7 +190,7 @@ class Group:
             return {}
 
         def ask() -> list[TopicPartition]:
-            asking = self._servers, self._config, self._group, places
+            asking = self._admin.servers, self._admin.config, self._group, places
             try:
                 # Stable ones: those of a transaction that is still open may be replaced when it ends.
                 found = committed_offsets(*asking, _RETRY_BUDGET_S)
@@ -259,7 +255,7 @@ class Group:
     def _failure(self, error: KafkaException, what: str, rights: Sequence[Right]) -> PenstockError:
         code = code_of(error)
         if is_missing_right(error):
-            return MissingRightError(what, rights, self._principal)
+            return MissingRightError(what, rights, principal_of(self._admin.config))
         if code in HAS_MEMBERS:
             return PenstockError(
                 f"{what}: a member joined meanwhile; stop all members of the group, and run the command again"
@@ -276,7 +272,8 @@ class Group:
             )
         if _may_pass(error):
             return BrokerConnectionError(
-                f"{what} by {self._servers}: {reason(error)}; check that the brokers run, and run the command again"
+                f"{what} by {self._admin.servers}: {reason(error)}; check that the brokers run, and run the command "
+                "again"
             )
         return PenstockError(f"{what}: {reason(error)}; see to the brokers, and run the command again")
 

@@ -181,7 +181,7 @@ def test_targets_that_are_deleted_and_made_again_twice_lose_and_double_nothing_a
         send_all(turn)
         wait_until(lambda turn=turn: b"%s2" % turn in bench.seen())  # type: ignore[misc] # bound at once
         wait_until(lambda: (now := coordinator.statistics()).held and now.pending == 6)
-        ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(target, 2)])
+        ensure_topics(admin, [TopicSpec(target, 2)])
         settled(coordinator, committed=sent)
 
         seen = Counter(message.value() for message in read_all(bench.servers, target))

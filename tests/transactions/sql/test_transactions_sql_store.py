@@ -302,7 +302,7 @@ def test_an_error_of_the_database_that_passes_does_not_end_the_trials_of_a_targe
         return taken(self, ids)
 
     monkeypatch.setattr(SqlBacklog, "_take_held", failing)
-    ensure_topics(admin, sql_bench.servers, [TopicSpec(target, 1)])
+    ensure_topics(admin, [TopicSpec(target, 1)])
     settled(coordinator, committed=1)
 
     assert not errors

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from penstock import clients
 from penstock.clients.bounded_calls import CLOSE_S
 from penstock.clients.reading import without_membership
-from penstock.clients.rights import MissingRightError, principal_of
+from penstock.clients.rights import MissingRightError
 from penstock.clients.topics import require_topics
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
@@ -92,7 +92,7 @@ class AppSinks:
 
         admin = clients.admin(self._bootstrap_servers, self._config)
         topics = {topic for spec in self._specs for topic in spec.topics}
-        require_topics(admin, self._bootstrap_servers, topics, principal=principal_of(self._config))
+        require_topics(admin, topics)
         fleet = Fleet(self._name, self._specs, self._bootstrap_servers, self._config, self._stop_timeout)
         self._ends.callback(fleet.leave)
         # Before the session: the group takes as long to answer as that takes to start.

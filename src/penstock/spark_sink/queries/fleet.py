@@ -91,7 +91,7 @@ class Fleet:
         right = group_right(self.group)
         admin = clients.admin(self._servers, self._config)
         what = f"the sinks cannot join their group {self.group}, by which one replica of the app runs each"
-        require_rights(admin, what, [right], principal_of(self._config))
+        require_rights(admin, what, [right])
         self._member = clients.consumer(self._servers, self._settings)
         self._member.subscribe(
             sorted(set(self._topics.values())),

@@ -17,7 +17,7 @@ from penstock import clients
 from penstock.clients import require_travelling
 from penstock.clients.kafka_errors import reason
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
-from penstock.clients.rights import Operation, Right, principal_of, require_rights, topic_right, transactional_right
+from penstock.clients.rights import Operation, Right, require_rights, topic_right, transactional_right
 from penstock.clients.topics import TopicSpec, ensure_topics, log_ends, partition_counts, require_topics, topic_setting
 from penstock.errors import ConfigurationError, MessageFormatError, SinkError
 from penstock.options import ClientConfig, not_empty, reserved
@@ -111,13 +111,11 @@ def require_target(target: Target, topics: Collection[str], made: Mapping[str, C
         ConfigurationError: the ledger's topic cannot be used, or the client library refuses the settings.
     """
     admin = clients.admin(target.servers, target.config)
-    principal = principal_of(target.config)
-    rights = target.rights([*topics, *made])
-    require_rights(admin, f"sink {target.name} cannot publish", rights, principal)
-    counts = partition_counts(admin, target.servers) if made else {}
+    require_rights(admin, f"sink {target.name} cannot publish", target.rights([*topics, *made]))
+    counts = partition_counts(admin) if made else {}
     specs = [TopicSpec(name, max(counts.get(topic, 1) for topic in sources)) for name, sources in made.items()]
     specs.append(TopicSpec(target.ledger, PARTITIONS, TOPIC_CONFIG))
-    count = ensure_topics(admin, target.servers, specs, principal=principal)[target.ledger]
+    count = ensure_topics(admin, specs)[target.ledger]
     if count < PARTITIONS:
         raise ConfigurationError(
             f"topic {target.ledger} has {count} partitions, a ledger needs {PARTITIONS}; give another "
@@ -130,7 +128,7 @@ def require_target(target: Target, topics: Collection[str], made: Mapping[str, C
             "published again; set it to compact, or give another ledger_topic, which is made as it has to be"
         )
     if topics:
-        require_topics(admin, target.servers, topics, principal=principal)
+        require_topics(admin, topics)
 
 
 class KafkaLedger:
@@ -166,8 +164,8 @@ class KafkaLedger:
         target, topic = self._target, self._target.ledger
         # A topic that may not be seen looks like one that is not there, and the query would begin again.
         what, reading = f"the ledger of sink {target.name} cannot be read", [topic_right(Operation.READ, topic)]
-        require_rights(self._admin, what, reading, principal_of(target.config))
-        if topic in partition_counts(self._admin, target.servers):
+        require_rights(self._admin, what, reading)
+        if topic in partition_counts(self._admin):
             try:
                 self._catch_up(range(PARTITIONS))
             except KafkaException as error:

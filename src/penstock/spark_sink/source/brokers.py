@@ -18,7 +18,7 @@ from typing import Any
 
 import tenacity
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
 from penstock import clients
 from penstock.clients.answers import CONNECT_TIMEOUT_S, first_answer
@@ -77,7 +77,7 @@ class OffsetReader:
         try:
             # The library checks the settings of tasks here, so that no task starts with wrong ones.
             clients.consumer(options.bootstrap_servers, options.consumer_config).close()
-            self._admin: AdminClient = self._make_admin()
+            self._admin = self._make_admin()
         except clients.ClientRefusedError as refused:
             raise ConfigurationError(
                 f"an option kafka.* is wrong: {refused} (names are librdkafka's. Instead of the Java client's "
@@ -120,7 +120,7 @@ class OffsetReader:
         return self._options.retrying(retry)(self._view, _QUESTION_TIMEOUT_S)
 
     def _view(self, timeout_s: float) -> View:
-        servers, topics = self._options.bootstrap_servers, self._options.topics
+        topics = self._options.topics
 
         def ask() -> tuple[dict[str, Any], dict[str, KafkaException]]:
             found, refused = described(self._admin, topics, timeout_s)
@@ -130,7 +130,7 @@ class OffsetReader:
             return found, refused
 
         try:
-            found, refused = first_answer(self._admin, servers, timeout_s, ask)
+            found, refused = first_answer(self._admin, timeout_s, ask)
         except BrokerConnectionError:
             # The library goes on asking the node that it took for the controller, though that one is away (2.16, seen
             # for 87 s): another client asks who that is.

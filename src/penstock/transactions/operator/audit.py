@@ -13,12 +13,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from confluent_kafka import KafkaException, Message
-from confluent_kafka.admin import AdminClient
 
-from penstock.clients.rights import Operation, principal_of
+from penstock.clients.factory import AdminClient
+from penstock.clients.rights import Operation
 from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.errors import PenstockError, TransactionError
-from penstock.options import ClientConfig
 from penstock.transactions.acked_producer import AckedProducer
 from penstock.transactions.operator.inspection import Discarded, Inspection
 from penstock.transactions.wire.half import Half
@@ -61,17 +60,8 @@ class AuditLog:
     """
 
     def __init__(
-        self,
-        bootstrap_servers: str,
-        config: ClientConfig,
-        *,
-        topics: StoreTopics,
-        admin: AdminClient,
-        sends: Callable[[], AckedProducer],
-        inspection: Inspection,
+        self, topics: StoreTopics, admin: AdminClient, sends: Callable[[], AckedProducer], inspection: Inspection
     ) -> None:
-        self._bootstrap_servers = bootstrap_servers
-        self._config = config
         self._topic = topics.audit
         self._admin = admin
         self._sends = sends
@@ -81,10 +71,8 @@ class AuditLog:
         """Write an act down, durably, and return its offset. After a `PenstockError` the act must not be done."""
         ensure_topics(
             self._admin,
-            self._bootstrap_servers,
             [TopicSpec(self._topic, 1, KEPT | BROKER_TIME)],
             needs={self._topic: (Operation.READ, Operation.WRITE)},
-            principal=principal_of(self._config),
             of_store=True,
         )
         value = json.dumps(act._asdict()).encode()

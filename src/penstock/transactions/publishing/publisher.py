@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient
 
+from penstock.clients.factory import AdminClient
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, Right, group_right, topic_right
 from penstock.clients.topics import log_ends

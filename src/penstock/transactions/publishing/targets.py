@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from penstock.clients.bounded_calls import BackgroundCall, LeftBehind, NotAnsweredError
+from penstock.clients.factory import AdminClient
 from penstock.clients.kafka_errors import reason
 from penstock.clients.rights import Operation, topic_right
 from penstock.clients.topics import hidden_topics, partition_counts
@@ -176,7 +176,7 @@ class Targets:
             self._heard.set()
 
 
-def cluster_targets(admin: AdminClient, bootstrap_servers: str, name: str, rights: MissingRights) -> Targets:
+def cluster_targets(admin: AdminClient, name: str, rights: MissingRights) -> Targets:
     """Return the targets of a cluster; a right that is missing to see one is noted in `rights`."""
 
     def hidden(missed: Sequence[str]) -> Mapping[str, str]:
@@ -185,7 +185,7 @@ def cluster_targets(admin: AdminClient, bootstrap_servers: str, name: str, right
             for topic in hidden_topics(admin, missed, _ANSWER_S)
         }
 
-    return Targets(lambda: partition_counts(admin, bootstrap_servers, _ANSWER_S), name, hidden)
+    return Targets(lambda: partition_counts(admin, _ANSWER_S), name, hidden)
 
 
 #: Seconds between two looks whether a topic may leave quarantine.

@@ -232,7 +232,7 @@ class RelayedStore(Store, ABC):
         self._own_topics = prefix + own
         self._answer_s = answer_s
         admin = clients.admin(bootstrap_servers, self.config)
-        self._targets = TargetTopics(admin, bootstrap_servers, self.config, self.may_publish_to)
+        self._targets = TargetTopics(admin, self.may_publish_to)
         self._ration = RationedLog()
         self._question = BriefQuestion(f"look into {label}")
         # Guards starting and stopping; `_writer` is read without it.

@@ -15,7 +15,7 @@ from functools import partial
 
 from penstock import clients
 from penstock.clients.bounded_calls import LeftBehind
-from penstock.clients.rights import Operation, principal_of
+from penstock.clients.rights import Operation
 from penstock.clients.topics import TopicSpec, ensure_topics, single_copies
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.settings import Pace
@@ -87,10 +87,8 @@ class ShardCoordinator(StoreCoordinator):
         admin = clients.admin(servers, config)
         ensure_topics(
             admin,
-            servers,
             [TopicSpec(done, shards.count, KEPT), TopicSpec(discarded, shards.count, KEPT | ROOM)],
             needs={done: (Operation.READ, Operation.WRITE, Operation.DELETE), discarded: (Operation.WRITE,)},
-            principal=principal_of(config),
             of_store=True,
         )
         for found in single_copies(admin, (done, discarded)):
@@ -103,7 +101,7 @@ class ShardCoordinator(StoreCoordinator):
             ids_begin=shards.name,
             rights=self._rights,
             pace=Pace(self._options.publish_timeout),
-            targets=cluster_targets(admin, servers, prefix, self._rights),
+            targets=cluster_targets(admin, prefix, self._rights),
             left=self._left,
             spans=lambda: publication_spans(self._options.telemetry, prefix),
             wake=self._wake.set,

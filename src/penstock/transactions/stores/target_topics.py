@@ -6,13 +6,11 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from confluent_kafka.admin import AdminClient
-
 from penstock.clients.bounded_calls import BriefQuestion
-from penstock.clients.rights import Operation, principal_of
+from penstock.clients.factory import AdminClient
+from penstock.clients.rights import Operation
 from penstock.clients.topics import partition_counts, require_topics
 from penstock.errors import BrokerConnectionError, ConfigurationError
-from penstock.options import ClientConfig
 from penstock.transactions.rationed_log import RationedLog
 
 #: Seconds that a sender waits for brokers that it does not need: a first connection takes less, with TLS as well.
@@ -28,17 +26,9 @@ class TargetTopics:
     """
 
     def __init__(
-        self,
-        admin: AdminClient,
-        bootstrap_servers: str,
-        config: ClientConfig,
-        may_publish_to: Callable[[str], bool],
-        *,
-        stores_in_kafka: bool = False,
+        self, admin: AdminClient, may_publish_to: Callable[[str], bool], *, stores_in_kafka: bool = False
     ) -> None:
         self._admin = admin
-        self._bootstrap_servers = bootstrap_servers
-        self._config = config
         self._may_publish_to = may_publish_to
         self._stores_in_kafka = stores_in_kafka
         # Lookups are made one at a time: many threads begin with the same topic.
@@ -88,7 +78,7 @@ class TargetTopics:
             if self._is_found(topic, partition):
                 return True
             try:
-                found = partition_counts(self._admin, self._bootstrap_servers)
+                found = partition_counts(self._admin)
                 self._is_away = False
                 self.counts = {name: count for name, count in found.items() if self._may_publish_to(name)}
                 if topic not in found:
@@ -103,7 +93,5 @@ class TargetTopics:
 
     def _find_by_name(self, topic: str) -> None:
         """Tell whether a topic that is not listed does not exist, or may not be seen; or find it after all."""
-        principal = principal_of(self._config)
-        to = Operation.DESCRIBE
-        count = require_topics(self._admin, self._bootstrap_servers, [topic], to=to, principal=principal)[topic]
+        count = require_topics(self._admin, [topic], to=Operation.DESCRIBE)[topic]
         self.counts = {**self.counts, topic: count}

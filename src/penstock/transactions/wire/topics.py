@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
-from types import MappingProxyType
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 from xxhash import xxh3_64_intdigest
 
-from penstock.clients.answers import CONNECT_TIMEOUT_S, asked_until_ready
-from penstock.clients.kafka_errors import reason
+from penstock.clients.factory import AdminClient
 from penstock.clients.rights import (
-    THIS_CLIENT,
     Operation,
     Resource,
     Right,
@@ -24,7 +19,7 @@ from penstock.clients.rights import (
     transactional_right,
 )
 from penstock.clients.topics import TopicSpec, ensure_topics
-from penstock.errors import BrokerConnectionError, ConfigurationError
+from penstock.errors import ConfigurationError
 
 #: Partitions of half, op and done when penstock has to create them: so many coordinators can share the work. More
 #: cost throughput, for each takes requests and transaction markers of its own.
@@ -150,39 +145,29 @@ def require_prefix(prefix: object, longest: str = ".discarded") -> None:
 
 def open_topics(
     admin: AdminClient,
-    bootstrap_servers: str,
     prefix: str,
     partitions: int,
     *,
-    needs: Mapping[str, Sequence[Operation]] = MappingProxyType({}),
-    principal: str = THIS_CLIENT,
+    needs: Mapping[str, Sequence[Operation]] = COORDINATOR_NEEDS,
 ) -> StoreTopics:
     """Create the topics of a store where they are absent, and return them with their real partition counts.
 
-    Where one is not to be seen, the error tells what the principal lacks: it needs them for `needs`, by the last part
-    of their names. Raises `ConfigurationError` where the prefix is no topic name, or the counts of half, op and done
-    differ; else as `ensure_topics`.
+    They are those of `needs`, by the last part of their names; where one is not to be seen, the error tells that this
+    client lacks what it needs of it. Raises `ConfigurationError` where the prefix is no topic name, or the
+    counts of half, op and done differ; else as `ensure_topics`.
     """
     require_prefix(prefix)
     topics = StoreTopics(prefix, partitions)
-    wanted = ensure_topics(
-        admin,
-        bootstrap_servers,
-        [
-            TopicSpec(topics.half, partitions, KEPT | _SEGMENTS | BROKER_TIME),
-            TopicSpec(topics.op, partitions, KEPT | _SEGMENTS | BROKER_TIME),
-            TopicSpec(topics.done, partitions, KEPT | _SEGMENTS | ROOM),
-            TopicSpec(topics.check, CHECK_PARTITIONS, {"retention.ms": _ONE_HOUR_MS, **ROOM}),
-            TopicSpec(topics.discarded, partitions, {**KEPT, **ROOM}),
-            # A store of an earlier version has none, and may be in the hands of a user who may not create topics.
-            TopicSpec(topics.status, 1, _STATUS | _SEGMENTS | BROKER_TIME, is_optional=True),
-        ],
-        needs={f"{prefix}.{name}": operations for name, operations in needs.items()},
-        principal=principal,
-        of_store=True,
-    )
-    # Who creates at the same time as another, and is the later, got the partitions of its own wish as an answer.
-    counts = _await_leaders(admin, bootstrap_servers, wanted)
+    named = {f"{prefix}.{name}": operations for name, operations in needs.items()}
+    specs = [
+        TopicSpec(topics.half, partitions, KEPT | _SEGMENTS | BROKER_TIME),
+        TopicSpec(topics.op, partitions, KEPT | _SEGMENTS | BROKER_TIME),
+        TopicSpec(topics.done, partitions, KEPT | _SEGMENTS | ROOM),
+        TopicSpec(topics.check, CHECK_PARTITIONS, {"retention.ms": _ONE_HOUR_MS, **ROOM}),
+        TopicSpec(topics.discarded, partitions, {**KEPT, **ROOM}),
+        TopicSpec(topics.status, 1, _STATUS | _SEGMENTS | BROKER_TIME),
+    ]
+    counts = ensure_topics(admin, [spec for spec in specs if spec.name in named], needs=named, of_store=True)
     found = {counts[topics.half], counts[topics.op], counts[topics.done]}
     if len(found) != 1:
         raise ConfigurationError(
@@ -190,34 +175,3 @@ def open_topics(
             f"{counts[topics.half]}, {counts[topics.op]} and {counts[topics.done]}; use another prefix"
         )
     return StoreTopics(prefix, found.pop(), counts[topics.check])
-
-
-def _await_leaders(admin: AdminClient, bootstrap_servers: str, topics: Iterable[str]) -> dict[str, int]:
-    """Wait until the brokers know of the topics, and return their partitions.
-
-    Creation is acknowledged by the controller alone. A consumer that subscribes earlier gets no partitions, and asks
-    again only minutes later.
-    """
-    wanted = set(topics)
-
-    def led() -> dict[str, int]:
-        """Return the partitions of the topics, or raise as long as one of them has no leader."""
-        known = admin.list_topics(timeout=CONNECT_TIMEOUT_S).topics
-        counts = {
-            name: len(known[name].partitions)
-            for name in wanted & known.keys()
-            if known[name].partitions
-            and all(partition.leader >= 0 and partition.error is None for partition in known[name].partitions.values())
-        }
-        if missing := sorted(wanted - counts.keys()):
-            text = f"{', '.join(missing)} has no leader, or is not known"
-            raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, text))
-        return counts
-
-    try:
-        return asked_until_ready(led, CONNECT_TIMEOUT_S)
-    except KafkaException as error:
-        raise BrokerConnectionError(
-            f"{', '.join(sorted(wanted))} at {bootstrap_servers} had no leader for {CONNECT_TIMEOUT_S:g} s: "
-            f"{reason(error)}; check that all brokers run"
-        ) from error

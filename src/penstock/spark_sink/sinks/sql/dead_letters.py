@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from penstock import clients
 from penstock.clients.kafka_errors import reason
 from penstock.clients.reading import NotReadInTimeError, PartitionReader
-from penstock.clients.rights import MissingRightError, Operation, Right, principal_of, require_rights, topic_right
+from penstock.clients.rights import MissingRightError, Operation, Right, require_rights, topic_right
 from penstock.clients.topics import TopicSpec, ensure_topics, require_topics
 from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
 from penstock.errors import PenstockError, SinkError
@@ -116,12 +116,12 @@ class DeadLetters:
 
         Raises `MissingRightError` where the messages may not be read, or their letters not be written.
         """
-        admin, principal = clients.admin(self.bootstrap_servers, self.config), principal_of(self.config)
+        admin = clients.admin(self.bootstrap_servers, self.config)
         rights = [right for right in self.least_rights(topics) if right.operation is not Operation.CREATE]
-        require_rights(admin, "dead letters cannot be written, so nothing of the batch was stored", rights, principal)
-        counts = require_topics(admin, self.bootstrap_servers, topics, principal=principal)
+        require_rights(admin, "dead letters cannot be written, so nothing of the batch was stored", rights)
+        counts = require_topics(admin, topics)
         specs = [TopicSpec(self._topic_of(topic), count) for topic, count in counts.items()]
-        ensure_topics(admin, self.bootstrap_servers, specs, principal=principal)
+        ensure_topics(admin, specs)
 
     def _write(self, reasons: Mapping[tuple[str, int, int], str]) -> None:
         failures: list[str] = []

@@ -239,6 +239,6 @@ class FileAdministration(StoreAdministration):
         sends = LateProducer(lambda: AckedProducer(servers, config, _SEND_TIMEOUT_S, f"operator-{store.prefix}"))
         admin, inspection = clients.admin(servers, config), Inspection(servers, config, topics)
         try:
-            yield AuditLog(servers, config, topics=topics, admin=admin, sends=sends, inspection=inspection), inspection
+            yield AuditLog(topics, admin, sends, inspection), inspection
         finally:
             sends.stop(_SEND_TIMEOUT_S)

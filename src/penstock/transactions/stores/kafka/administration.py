@@ -52,18 +52,16 @@ class KafkaAdministration(Administration):
         wait_s: float = WAIT_S,
     ) -> None:
         given = config or {}
-        self._principal = principal_of(given)
         self._admin = clients.admin(bootstrap_servers, given)
-        self._bootstrap_servers = bootstrap_servers
         self._patience = Patience(wait_s)
         topics = StoreTopics(prefix)
         with self._patience.waiting():
-            counts = partition_counts(self._admin, bootstrap_servers, self._patience.limit_s)
+            counts = partition_counts(self._admin, self._patience.limit_s)
             unseen = [log for log in (topics.half, topics.op, topics.done) if log not in counts]
             hidden = hidden_topics(self._admin, unseen, self._patience.limit_s)
         if hidden:
             rights = [topic_right(Operation.READ, name) for name in hidden]
-            raise MissingRightError(f"the store {prefix} cannot be read, if it is there", rights, self._principal)
+            raise MissingRightError(f"the store {prefix} cannot be read, if it is there", rights, principal_of(given))
         if topics.half not in counts:
             raise PenstockError(
                 f"there is no topic {topics.half} at {bootstrap_servers}; name the store by --prefix, or start a "
@@ -75,14 +73,7 @@ class KafkaAdministration(Administration):
         # A half that is resumed has a header more than before.
         settings, name = {**ANY_SIZE, **given}, f"operator-{prefix}"
         self._sends = LateProducer(lambda: AckedProducer(bootstrap_servers, settings, _SEND_TIMEOUT_S, name))
-        self._audit = AuditLog(
-            bootstrap_servers,
-            given,
-            topics=self._topics,
-            admin=self._admin,
-            sends=self._sends,
-            inspection=self._inspection,
-        )
+        self._audit = AuditLog(self._topics, self._admin, self._sends, self._inspection)
         self._resuming = Resuming(self._topics, self._inspection, self._audit, self._topics.may_publish_to)
 
     def __enter__(self) -> Self:
@@ -218,7 +209,7 @@ class KafkaAdministration(Administration):
             topic_right(Operation.READ, self._topics.audit),
             topic_right(Operation.WRITE, self._topics.audit),
         ]
-        require_rights(self._admin, f"transaction {transaction_id} cannot be brought back", needed, self._principal)
+        require_rights(self._admin, f"transaction {transaction_id} cannot be brought back", needed)
         halves = self._resuming.claim(transaction_id, actor, why, again=again)
         first = halves[0]
         keys = (first.order_key, first.key, transaction_id.encode())
@@ -255,6 +246,6 @@ class KafkaAdministration(Administration):
         if not missing:
             return missing
         with self._patience.waiting():
-            missing -= partition_counts(self._admin, self._bootstrap_servers, self._patience.limit_s).keys()
+            missing -= partition_counts(self._admin, self._patience.limit_s).keys()
             # What this client may not see may be there.
             return missing.difference(hidden_topics(self._admin, missing, self._patience.limit_s))

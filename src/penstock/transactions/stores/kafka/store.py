@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, Message
 from penstock import clients
 from penstock.clients.bounded_calls import ask_again
 from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
-from penstock.clients.rights import Operation, group_right, principal_of, topic_right
+from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import DecisionNotStoredError, MessageFormatError, TransactionError
 from penstock.options import ClientConfig
@@ -148,16 +148,11 @@ class KafkaStore:
         self._in_flight = in_flight
         self._watch: DoneWatch
         self._records: RecordSends
-        self._targets = TargetTopics(
-            self._admin, bootstrap_servers, config, self._topics.may_publish_to, stores_in_kafka=True
-        )
+        self._targets = TargetTopics(self._admin, self._topics.may_publish_to, stores_in_kafka=True)
 
     def start(self) -> None:
         """Create the store's topics where they are absent and start sending. Raises as `open_topics`."""
-        principal = principal_of(self._config)
-        self._topics = open_topics(
-            self._admin, self._bootstrap_servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal
-        )
+        self._topics = open_topics(self._admin, self._prefix, self._partitions, needs=_NEEDS)
         self._watch = DoneWatch(self._bootstrap_servers, self._config, self._topics, self._name, self._in_flight)
         self._records = RecordSends(self._sends, self._topics, self._watch.pace)
         self._sends.after_reports = self._records.after_reports

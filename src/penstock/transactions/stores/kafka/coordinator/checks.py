@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 
+from penstock.clients.factory import AdminClient
 from penstock.clients.groups import describe_groups
 from penstock.clients.kafka_errors import code_of, reason
 from penstock.clients.rights import Operation, group_right

@@ -19,7 +19,6 @@ from penstock import clients
 from penstock.clients.bounded_calls import CLOSE_S, end_within
 from penstock.clients.gc_pause import collection_put_off
 from penstock.clients.kafka_errors import ErrorKind, kind_of, reason
-from penstock.clients.rights import principal_of
 from penstock.clients.topics import single_copies
 from penstock.clients.transactional.settings import Pace
 from penstock.errors import ConfigurationError
@@ -141,11 +140,10 @@ class KafkaCoordinator(StoreCoordinator):
 
     def _open(self) -> None:
         context, options, admin = self._context, self._options, self._admin
-        servers, config, principal = context.bootstrap_servers, context.config, principal_of(context.config)
-        wanted = context.topics.partitions
-        topics = open_topics(admin, servers, self._prefix, wanted, needs=COORDINATOR_NEEDS, principal=principal)
+        servers, config = context.bootstrap_servers, context.config
+        topics = open_topics(admin, self._prefix, context.topics.partitions, needs=COORDINATOR_NEEDS)
         context.topics = topics
-        check_settings(admin, servers, topics, principal=principal)
+        check_settings(admin, topics)
         for found in single_copies(admin, topics.all):
             _log.warning("%s", found)
 
@@ -157,7 +155,7 @@ class KafkaCoordinator(StoreCoordinator):
             ids_begin=f"{topics.coordinators}.",
             rights=context.rights,
             pace=Pace(options.publish_timeout),
-            targets=cluster_targets(admin, servers, self._prefix, context.rights),
+            targets=cluster_targets(admin, self._prefix, context.rights),
             left=context.left,
             spans=lambda: publication_spans(options.telemetry, self._prefix),
         )

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from penstock.clients.answers import all_answered
 from penstock.clients.bounded_calls import BackgroundCall, NotAnsweredError
+from penstock.clients.factory import AdminClient
 from penstock.clients.kafka_errors import reason
 from penstock.clients.rights import Operation, topic_right
 from penstock.clients.topics import FIRST, LAST, Offsets, TopicIds, ask_offsets, ask_topic_ids

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined] # not in its __all__
+from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined] # not in its __all__
 
 from penstock.clients.answers import LATE_S, answered
 from penstock.clients.bounded_calls import ask_again
+from penstock.clients.factory import AdminClient
 from penstock.clients.kafka_errors import code_of, is_missing_right, reason
-from penstock.clients.rights import THIS_CLIENT, Operation, lacking_text, topic_right
+from penstock.clients.rights import Operation, lacking_text, principal_of, topic_right
 from penstock.errors import ConfigurationError
 from penstock.transactions.wire.topics import StoreTopics
 
@@ -52,13 +53,11 @@ def wrong_settings(settings: Mapping[str, str | None], *, is_done: bool) -> dict
     return wanted
 
 
-def check_settings(
-    admin: AdminClient, bootstrap_servers: str, topics: StoreTopics, *, principal: str = THIS_CLIENT
-) -> None:
+def check_settings(admin: AdminClient, topics: StoreTopics) -> None:
     """Look at the settings of half, op and done, which exist.
 
     What is wrong raises `ConfigurationError` with the command that corrects it. What cannot be looked at is said in a
-    warning, with the right that `principal` needs for it.
+    warning, with the right that this client needs for it.
     """
     for name in (topics.half, topics.op, topics.done):
         # A topic that was just made is not known to all brokers for a moment.
@@ -67,7 +66,8 @@ def check_settings(
             settings = ask_again(ask, _NEW_TOPIC_BUDGET_S, _POLL_S, until=lambda _: True, passes=_is_new)
         except KafkaException as error:
             is_lacking = is_missing_right(error)
-            need = lacking_text([topic_right(Operation.DESCRIBE_CONFIGS, name)], principal) if is_lacking else ""
+            right = topic_right(Operation.DESCRIBE_CONFIGS, name)
+            need = lacking_text([right], principal_of(admin.config)) if is_lacking else ""
             _log.warning(
                 "it is not known whether topic %s has cleanup.policy=delete, retention.ms=-1, retention.bytes=-1 and "
                 "message.timestamp.type=LogAppendTime, without which it can lose transactions: %s",
@@ -81,7 +81,7 @@ def check_settings(
             wanted = ",".join(f"{setting}={right}" for setting, right in wrong.items())
             raise ConfigurationError(
                 f"topic {name} has {was}, which can lose transactions; change it by `kafka-configs.sh "
-                f"--bootstrap-server {bootstrap_servers} --alter --entity-type topics --entity-name {name} "
+                f"--bootstrap-server {admin.servers} --alter --entity-type topics --entity-name {name} "
                 f"--add-config {wanted}`"
             )
 
