@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.transactions.core.check_plan import CheckPolicy
+from penstock.transactions.core.checkpoints import Mark
+from penstock.transactions.core.state import PartitionState
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
-from penstock.transactions.stores.kafka.logs.recovered_partition import RecoveredPartition
+from penstock.transactions.stores.kafka.logs.recovered_partition import DONE, HALF, OP, RecoveredPartition
 from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ops import Op, encode_op
 from penstock.transactions.wire.topics import StoreTopics
@@ -69,15 +71,20 @@ def context_of(topics: StoreTopics, servers: str = "", policy: CheckPolicy | Non
     return CoordinatorContext(servers, {}, policy or CheckPolicy(6, 30, 15), topics)
 
 
+def recovered_at(half: int, op: int, half_end: int = 0, op_end: int = 0) -> RecoveredPartition:
+    """Return what a partition starts from whose done log is empty, and whose logs were read so far."""
+    starts, ends = {HALF: half, OP: op, DONE: 0}, {HALF: half_end, OP: op_end, DONE: 0}
+    return RecoveredPartition(PartitionState(half, op), starts, ends, Mark(0, 0, 0))
+
+
 def half_partition(
     recovered: RecoveredPartition | None = None,
     context: CoordinatorContext | None = None,
 ) -> HalfPartition:
     """Return half partition 0 as its coordinator has it; its logs are empty unless something else was recovered."""
-    empty = RecoveredPartition(0, 0, half_end=0, op_end=0, notes=[], done_end=0)
-    owned = HalfPartition(context or context_of(StoreTopics("store", 1)), 0, recovered or empty)
+    owned = HalfPartition(context or context_of(StoreTopics("store", 1)), 0, recovered or recovered_at(0, 0))
     owned.settled(owned.claim())
     return owned
 
 
-__all__ = ["context_of", "fetched", "half_partition", "half_record", "op_record"]
+__all__ = ["context_of", "fetched", "half_partition", "half_record", "op_record", "recovered_at"]

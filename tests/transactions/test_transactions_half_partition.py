@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from half_partition import context_of, fetched, half_partition, half_record, op_record
+from half_partition import context_of, fetched, half_partition, half_record, op_record, recovered_at
 
 from penstock.transactions.stores.coordination import Counts
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition, held_in
-from penstock.transactions.stores.kafka.logs.recovered_partition import RecoveredPartition
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
@@ -14,7 +13,7 @@ from penstock.transactions.wire.topics import StoreTopics
 
 
 def test_a_partition_counts_as_recovered_only_when_all_that_was_in_its_logs_is_read() -> None:
-    owned = half_partition(RecoveredPartition(5, 3, half_end=7, op_end=4, notes=[], done_end=0))
+    owned = half_partition(recovered_at(5, 3, half_end=7, op_end=4))
     half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
     other = half._replace(transaction_id=new_id())
     op = Op(half.transaction_id, Verdict.UNKNOWN, Author.CHECK, "orders", 0, (5,), 1)

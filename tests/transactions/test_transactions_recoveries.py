@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from half_partition import context_of
+from half_partition import context_of, recovered_at
 
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.transactions.stores.kafka.context import CoordinatorContext
-from penstock.transactions.stores.kafka.logs.recovered_partition import RecoveredPartition
+from penstock.transactions.stores.kafka.logs.recovered_partition import HALF, RecoveredPartition
 from penstock.transactions.stores.kafka.logs.recovery import _ABANDON_AFTER_S, Recoveries, Step
 from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
@@ -32,7 +32,7 @@ class Attempts:
         number = self.made
         step(f"step of attempt {number}")
         next(self._outcomes, well)()
-        return {one: RecoveredPartition(number, 0, 0, 0, [], 0) for one in partitions}
+        return {one: recovered_at(number, 0) for one in partitions}
 
 
 def well() -> None:
@@ -69,7 +69,7 @@ def found(taking: Recoveries, later_s: float = 0.0) -> dict[int, int]:
     """Return the half positions that are found, waiting for the first."""
 
     def look() -> dict[int, int]:
-        return {number: one.half_position for number, one in taking.found(time.monotonic() + later_s)}
+        return {number: one.starts[HALF] for number, one in taking.found(time.monotonic() + later_s)}
 
     return wait_until(look, 30)
 

@@ -21,9 +21,10 @@ from penstock.errors import StoppedError
 from penstock.transactions import Coordinator
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.logs import recovery
-from penstock.transactions.stores.kafka.logs.recovered_partition import RecoveredPartition, decode_claim
+from penstock.transactions.stores.kafka.logs.recovered_partition import DONE, RecoveredPartition, decode_claim
 from penstock.transactions.stores.kafka.logs.recovery import RecoveryReader, Step, end_transactions
 from penstock.transactions.wire.done_records import Note, encode_done
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
@@ -207,7 +208,7 @@ def test_what_a_dead_coordinator_left_open_in_the_done_log_alone_is_ended_by_who
 
     recovered = RecoveryReader(context_of(topics, bench.servers), list).recover([0], until(30.0))[0]
 
-    assert (recovered.done_end, recovered.notes, recovered.unreadable) == (1, [], 0)
+    assert (recovered.ends[DONE], recovered.known.half_position, recovered.forged) == (1, 0, 0)
     with pytest.raises(KafkaException, match=r"FENCED|EPOCH"):
         left.commit_transaction(30)
 
@@ -242,4 +243,5 @@ def test_what_was_tried_apart_and_let_through_before_the_group_changed_hands_is_
     taking.join(60)
     member.close()
 
-    assert [one.transaction_id for one in found[0].notes] == [note.transaction_id]
+    settled = Half(note.transaction_id, "orders", bench.topic, None, None, b"v", (), None)
+    assert found[0].state.add_half(0, settled) is None, "the done log says that it is settled"

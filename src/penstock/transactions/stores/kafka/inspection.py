@@ -205,9 +205,8 @@ class KafkaInspection(Inspection):
         for number, found in positions.items():
             end = bounds[logs[DONE], number][1]
             start = recovered_partition(self._topics, number, found, ids, DoneRead(end, done[number]))
-            partition = read[number] = _Partition(PartitionState(start.half_position, start.op_position), kept)
-            partition.state.remember(start.notes, start.snapshots)
-            begins[HALF][number], begins[OP][number] = start.half_position, start.op_position
+            read[number] = _Partition(start.state, kept)
+            begins[HALF][number], begins[OP][number] = start.starts[HALF], start.starts[OP]
         for message in self._read_log(logs[HALF], begins[HALF], bounds):
             read[message.partition() or 0].take_half(message)
         for message in self._read_log(logs[OP], begins[OP], bounds):

@@ -19,7 +19,6 @@ from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Blocking
 from penstock.transactions.core.snapshot import GAP, to_snapshot
-from penstock.transactions.core.state import PartitionState
 from penstock.transactions.publishing.flight import Backlog
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.log_feed import LogFeed
@@ -32,7 +31,6 @@ from penstock.transactions.stores.kafka.logs.recovered_partition import (
     RecoveredPartition,
     encode_ids,
 )
-from penstock.transactions.wire.done_records import Snapshot
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -50,11 +48,10 @@ class HalfPartition(Backlog):
     def __init__(self, context: CoordinatorContext, number: int, recovered: RecoveredPartition) -> None:
         self.number = number
         self._topics, self._counts, self._log = context.topics, context.counts, context.ration
-        self.state = PartitionState(recovered.half_position, recovered.op_position)
+        self.state = recovered.state
         self.queue = self.state.queue
         self.plan = CheckPlan(context.policy, self.state.undecided)
-        snapshots = [(place, found) for place, found in recovered.snapshots if self._may_restore(place, found)]
-        for pending in self.state.remember(recovered.notes, snapshots):
+        for pending in self.state.pending.values():
             self.plan.add(pending)
         self.clock = context.clock
         # Of the clock, when births were last compared with it.
@@ -68,45 +65,23 @@ class HalfPartition(Backlog):
         # When to look next for what is to be snapshotted, in monotonic seconds.
         self._snapshot_due = 0.0
         #: From where the done log has to be read to learn what a transaction in doubt became.
-        self.done_end = recovered.done_end
+        self.done_end = recovered.ends[DONE]
         #: Positions as last committed, by log. Below them a log is not needed: the next owner begins there.
-        self.committed = {
-            HALF: recovered.half_position,
-            OP: recovered.op_position,
-            DONE: recovered.done_position,
-        }
+        self.committed = dict(recovered.starts)
         # Whether the name of this coordinator stands with the positions, for those who may have to recover it.
         self._is_claimed = False
         #: Below which the done log is not needed, as it is to be committed next.
-        self.done_checkpoint = recovered.done_position
+        self.done_checkpoint = recovered.starts[DONE]
         #: Topic ids of the logs that the positions belong to, as far as they are known.
         self.ids = dict(recovered.ids)
         #: Whether a log of it is not as it was read: nothing more is published, and it is taken over again.
         self.is_given_up = False
         #: Whether all that its predecessors left was read: before, what is pending is not known.
         self.is_recovered = False
-        self._ends_found = (recovered.half_end, recovered.op_end)
-        # Whatever notes of strangers say, nothing lies above the ends.
-        halves = min(max((note.half_offset for note in recovered.notes), default=-1) + 1, recovered.half_end)
-        ops = min(max((note.op_offset for note in recovered.notes), default=-1) + 1, recovered.op_end)
-        self._marks = DoneMarks(Mark(recovered.done_end, halves, ops))
+        self._ends_found = recovered.ends
+        self._marks = DoneMarks(recovered.known)
         self._counts.lost += recovered.lost
-        self._counts.forged += recovered.unreadable
-
-    def _may_restore(self, place: int, snapshot: Snapshot) -> bool:
-        """Tell whether a snapshot may be published: its halves are judged as those of the half log are."""
-        if all(self._topics.may_publish_to(stored.half.topic) for stored in snapshot.halves):
-            return True
-        self._counts.forged += 1
-        self._log.warn(
-            "snapshot",
-            "transaction %s: its record at %d in done partition %d is refused: it is addressed to a topic of the store "
-            "or of Kafka itself",
-            snapshot.note.transaction_id,
-            place,
-            self.number,
-        )
-        return False
+        self._counts.forged += recovered.forged
 
     def note_progress(self, now: float) -> None:
         """Look how far reading came, and what time it is. Called between records, never within one."""
@@ -114,8 +89,8 @@ class HalfPartition(Backlog):
         if (revision := self.clock.revision) != self._clock_revision:
             self._clock_revision = revision
             self._bring_births_back(self.clock.now_ms(now))
-        half_end, op_end = self._ends_found
-        self.is_recovered = self.state.half_position >= half_end and self.state.op_position >= op_end
+        ends = self._ends_found
+        self.is_recovered = self.state.half_position >= ends[HALF] and self.state.op_position >= ends[OP]
         if self.is_recovered:
             if self.state.unread:  # by an op that brokers have lost
                 self.state.queue_unread()

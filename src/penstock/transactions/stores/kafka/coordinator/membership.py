@@ -24,6 +24,7 @@ from penstock.errors import PenstockError
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.stores.kafka.coordinator.log_feed import LogReader
+from penstock.transactions.stores.kafka.logs.recovered_partition import HALF, OP
 from penstock.transactions.stores.kafka.logs.recovery import Recoveries
 
 _log = logging.getLogger("penstock.transactions")
@@ -127,7 +128,7 @@ class Membership:
             self._context.may_not_read(error, f"no partitions of {self._topics.half} are to be had", self._topics.half)
         for number, recovered in self.recoveries.found(time.monotonic()):
             self.owned[number] = HalfPartition(self._context, number, recovered)
-            self.logs.add(number, recovered.half_position, recovered.op_position)
+            self.logs.add(number, recovered.starts[HALF], recovered.starts[OP])
 
     def give_up(self, number: int) -> None:
         """Have a partition recovered again that is owned. No Kafka transaction may be under way that has part in it."""

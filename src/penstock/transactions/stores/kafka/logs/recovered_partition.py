@@ -16,8 +16,10 @@ from typing import NamedTuple
 
 from confluent_kafka import OFFSET_INVALID, TopicPartition
 
+from penstock.transactions.core.checkpoints import Mark
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.recovered_state import live_snapshots
+from penstock.transactions.core.state import PartitionState
 from penstock.transactions.wire.done_records import Done, Note, Snapshot
 from penstock.transactions.wire.topics import StoreTopics
 
@@ -162,27 +164,22 @@ class RecoveredPartition:
     """What the owner of a half partition starts from.
 
     Attributes:
-        half_end: the end of the half log when it was recovered.
-        op_end: the end of the op log then.
-        done_end: the end of the done log when it was read.
-        snapshots: pending transactions that the done log holds whole, each with the offset of its record.
-        done_position: the offset below which the done log is known not to be needed.
+        state: with all that the done log says; it is fed the half and op logs from their positions there.
+        starts: by log, from where it is read; of the done log, below which it is known not to be needed.
+        ends: where the logs ended when it was recovered.
+        known: the end of the done log, with positions above all that it speaks of.
         ids: topic ids of the three logs, as far as they are known.
         lost: records that are gone and were not read, at least.
-        unreadable: how many records of the done log do not read.
+        forged: how many records and snapshots of the done log are none that count.
     """
 
-    half_position: int
-    op_position: int
-    half_end: int
-    op_end: int
-    notes: list[Note]
-    done_end: int
-    snapshots: list[tuple[int, Snapshot]] = field(default_factory=list)
-    done_position: int = 0
+    state: PartitionState
+    starts: Mapping[str, int]
+    ends: Mapping[str, int]
+    known: Mark
     ids: Mapping[str, str] = field(default_factory=dict)
     lost: int = 0
-    unreadable: int = 0
+    forged: int = 0
 
 
 def recovered_partition(
@@ -214,16 +211,25 @@ def recovered_partition(
         log: found.position if reads_on[log] and found.position is not None else found.low
         for log, found in committed.items()
     }
+    ends = {log: found.end for log, found in committed.items()} | {DONE: done.end}
+    # Whatever notes of strangers say, nothing lies above the ends.
+    halves = min(max((note.half_offset for note in notes), default=-1) + 1, ends[HALF])
+    ops = min(max((note.op_offset for note in notes), default=-1) + 1, ends[OP])
+    state = PartitionState(starts[HALF], starts[OP])
+    allowed = [(place, it) for place, it in snapshots if _may_restore(topics, it)]
+    if refused := len(snapshots) - len(allowed):
+        text = (
+            "%s:%d: %d transactions that it holds whole are refused: they are addressed to a topic of the store or of "
+            "Kafka itself; see who may write to it"
+        )
+        _log.warning(text, topics.done, number, refused)
+    state.remember(notes, allowed)
+    known = Mark(done.end, halves, ops)
     return RecoveredPartition(
-        starts[HALF],
-        starts[OP],
-        committed[HALF].end,
-        committed[OP].end,
-        notes,
-        done.end,
-        snapshots,
-        starts[DONE],
-        {**known_ids(committed), **ids},
-        lost,
-        len(done.unreadable),
+        state, starts, ends, known, {**known_ids(committed), **ids}, lost, len(done.unreadable) + refused
     )
+
+
+def _may_restore(topics: StoreTopics, snapshot: Snapshot) -> bool:
+    """Tell whether a snapshot may be published: its halves are judged as those of the half log are."""
+    return all(topics.may_publish_to(stored.half.topic) for stored in snapshot.halves)
