@@ -241,7 +241,8 @@ def test_what_stands_behind_an_open_transaction_is_waited_for_and_then_left_out(
     writer.produce(bench.topics.done, b"of nobody", partition=0)
     assert writer.flush(30) == 0
 
-    found = KafkaInspection(bench.servers, {}, bench.topics, Patience(1.0)).pending()
+    with KafkaInspection(bench.servers, {}, bench.topics, Patience(1.0)) as inspection:
+        found = inspection.pending()
 
     assert [pending.transaction_id for pending in found] == [sent.transaction_id]
     writer.abort_transaction(30)

@@ -219,6 +219,8 @@ class Inspection:
         if all(begins[place] >= end for place, end in ends.items()):
             return
         with self._client("read_committed") as reader:
+            # A topic that the client has not heard of takes it a second, as if a broker were silent.
+            self.ask(lambda: reader.consumer.list_topics(timeout=self._patience.limit_s))
 
             def step(_behind: set[Place], idle_s: float) -> None:
                 if self._patience.is_out_after(idle_s):
