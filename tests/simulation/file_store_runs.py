@@ -1,4 +1,4 @@
-"""Runs of the file store's journal on a disk that tears, held against a model of what was acknowledged (I8).
+"""Runs of the file store's log and table on a disk that tears, held against a model of what was acknowledged (I8).
 
 A run is chosen by its seed: batches of changes, clean stops, power cuts and kills at any operation of the disk, also
 while the store opens or stops, disks that are full, state tables that are gone, torn, or of another time than the log;
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
 from penstock.errors import StoreDamagedError
-from penstock.transactions.stores.file.log.journal import Journal
-from penstock.transactions.stores.file.log.judging import Change, Settle
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import MARK, SUFFIX, NoRoomError
-from penstock.transactions.stores.file.log.table import KEYS, ROWS, STOPPED, tick_of
+from penstock.transactions.stores.file.log.table import KEYS, ROWS, STOPPED, State, tick_of
+from penstock.transactions.stores.file.open_store import Change, OpenStore, Settle
 from penstock.transactions.stores.relayed_store import Decide, Prepare
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_bytes, id_text
@@ -25,6 +25,9 @@ from penstock.transactions.wire.ops import Author, Verdict
 from simulation.torn_disk import PowerCut, TornDisk
 
 GROUPS = ("orders", "bank")
+#: A run is in the future, and so is what it delays: that waits in the table. By the run's own clock it is due, so that
+#: nothing takes it back.
+CLOCK_MS, DUE_MS = 2_600_000_000_000, 2_500_000_000_000
 VERDICTS = (Verdict.COMMIT, Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD, Verdict.UNKNOWN, Verdict.UNKNOWN)
 
 
@@ -41,6 +44,13 @@ class Row:
     checks: int = 0
     answered_ms: int = 0
 
+    @property
+    def tick(self) -> int:
+        """When the last check was answered, while it is not decided; and then, when it is due."""
+        if self.verdict is None:
+            return tick_of(self.answered_ms)
+        return tick_of(self.halves[0].deliver_at_ms or 0) if self.verdict is Verdict.COMMIT else 0
+
 
 @dataclass
 class Model:
@@ -50,7 +60,13 @@ class Model:
     #: Ids in the order of their decisions.
     decided: list[str] = field(default_factory=list)
 
-    def apply(self, change: Change) -> None:
+    def apply_all(self, batch: Sequence[Change]) -> None:
+        # An answered check shows once its batch is durable.
+        checks = {name: row.checks for name, row in self.rows.items()}
+        for change in batch:
+            self._apply(change, checks)
+
+    def _apply(self, change: Change, checks: Mapping[str, int]) -> None:
         if isinstance(change, Prepare):
             self.rows.setdefault(change.halves[0].transaction_id, Row(change.halves))
             return
@@ -68,30 +84,31 @@ class Model:
         elif change.verdict is not Verdict.UNKNOWN:
             row.verdict = change.verdict
             self.decided.append(change.transaction_id)
-        elif change.check_number == row.checks + 1:
+        elif change.check_number == checks.get(change.transaction_id, 0) + 1:
             row.checks, row.answered_ms = change.check_number, change.now_ms
 
     def state(self) -> tuple[object, ...]:
         """Return all of it, to be compared: transactions in the order they were prepared, and of their decisions."""
-        # When the last check was answered matters while it is not decided.
-        rows = [
-            (row.halves, row.verdict, row.checks, 0 if row.verdict else tick_of(row.answered_ms))
-            for row in self.rows.values()
-        ]
+        rows = [(row.halves, row.verdict, row.checks, row.tick) for row in self.rows.values()]
         return rows, self.decided
 
 
-def state_of(journal: Journal) -> tuple[object, ...]:
-    """Return what a journal knows, as `Model.state` does: by its table, and halves read from its log."""
-    numbers = [number for number, _ in journal.table]
-    stored = [one for number in numbers if (one := journal.load(number)) is not None]
+def state_of(store: OpenStore) -> tuple[object, ...]:
+    """Return what a store knows, as `Model.state` does: by its table, and halves read from its log."""
+    numbers = [number for number, _ in store.table]
+    stored = [one for number in numbers if (one := store.load(number)) is not None]
     stored.sort(key=lambda one: one.number)
     # What is not in memory is found by its id.
-    parked = [one for one in stored if one.transaction_id not in journal.live]
-    assert all(journal.table.find(id_bytes(one.transaction_id)) == one.offset for one in parked)
-    rows = [(tuple(one.halves), one.verdict, one.check_count, tick_of(one.answered_ms)) for one in stored]
+    parked = [one for one in stored if one.transaction_id not in store.live]
+    assert all(store.table.find(id_bytes(one.transaction_id)) == one.offset for one in parked)
+    rows = [(tuple(one.halves), one.verdict, one.check_count, _tick(store, one)) for one in stored]
     decided = sorted((one for one in stored if one.verdict is not None), key=lambda one: one.decided)
     return rows, [one.transaction_id for one in decided]
+
+
+def _tick(store: OpenStore, stored: StoredTransaction) -> int:
+    row = store.table.row(stored.offset)
+    return row.tick if row.state == State.DELAYED else tick_of(stored.answered_ms)
 
 
 def shown(state: tuple[object, ...]) -> str:
@@ -112,23 +129,23 @@ class Run:
         self.model = Model()
         #: The model with the batch under way, while it is not known whether it is on the disk.
         self.unsure: Model | None = None
-        self.clock = 1_700_000_000_000
+        self.clock = CLOCK_MS
         self.seen: Counter[str] = Counter()
         self.last_frame = 0
         self.ids: list[str] = []
         #: A state table that was there before.
         self.former: dict[str, bytes] = {}
-        self.journal = self.open()
+        self.store = self.open()
 
-    def open(self) -> Journal:
+    def open(self) -> OpenStore:
         """Open the store as often as it takes, and compare."""
         self.spoil_table()
         for left in (*(self.chance.choice((None, self.chance.randrange(12))) for _ in range(2)), None):
-            journal = Journal(self.disk, self.segment_bytes)
+            store = OpenStore(self.disk, self.segment_bytes)
             self.disk.left = left
             was_sealed = STOPPED in self.disk.files
             try:
-                journal.open()
+                store.open()
             except PowerCut:
                 self.seen["crash while opening"] += 1
                 self.disk.restart(power=self.chance.random() < 0.7)
@@ -136,11 +153,11 @@ class Run:
             except StoreDamagedError as error:
                 raise Lost(f"seed {self.seed}: acknowledged or not, nothing was damaged: {error}") from error
             self.disk.left = None
-            self.seen["table taken over"] += was_sealed and not journal.was_rebuilt
-            self.seen["table made again"] += was_sealed and journal.was_rebuilt
+            self.seen["table taken over"] += was_sealed and not store.was_rebuilt
+            self.seen["table made again"] += was_sealed and store.was_rebuilt
             break
-        self.compare(journal)
-        return journal
+        self.compare(store)
+        return store
 
     def spoil_table(self) -> None:
         """Lose the state table, tear it, or bring one back that was there before."""
@@ -166,15 +183,15 @@ class Run:
         if self.chance.random() < 0.2:
             self.disk.left = self.chance.randrange(6)
         try:
-            self.journal.close()
+            self.store.close()
         except PowerCut:
             self.seen["crash while stopping"] += 1
         if self.disk.left is not None or self.chance.random() < 0.3:
             self.disk.restart(power=self.chance.random() < 0.7)
-        self.journal = self.open()
+        self.store = self.open()
 
-    def compare(self, journal: Journal) -> None:
-        found = state_of(journal)
+    def compare(self, store: OpenStore) -> None:
+        found = state_of(store)
         if self.unsure is not None and found == self.unsure.state():
             self.seen["came after all"] += found != self.model.state()
             self.model = self.unsure
@@ -191,45 +208,44 @@ class Run:
             self.commit([self.change(known, place) for place in range(self.chance.choice((1, 1, 2, 5)))])
             if self.chance.random() < 0.2:
                 self.stop()
-        self.journal = self.open()
+        self.store = self.open()
         if self.chance.random() < 0.5:
-            self.journal.close()
+            self.store.close()
         self.damage()
 
     def commit(self, batch: Sequence[Change]) -> None:
         self.unsure = deepcopy(self.model)
-        for change in batch:
-            self.unsure.apply(change)
+        self.unsure.apply_all(batch)
         if self.chance.random() < 0.15:
             self.disk.left = self.chance.randrange(10)
         if self.chance.random() < 0.05:
             self.disk.room = 0
         if self.chance.random() < 0.05:
             self.disk.good_syncs = self.chance.randrange(2)
-        begin, bases = self.journal.redo.end, self.journal.redo.bases
+        begin, bases = self.store.redo.end, self.store.redo.bases
         try:
-            self.journal.commit(batch)
+            self.store.commit(batch)
         except NoRoomError:
             self.seen["no room"] += 1
             self.disk.left = self.disk.room = self.disk.good_syncs = None
             self.unsure = None
-            self.compare(self.journal)
+            self.compare(self.store)
             return
         except (PowerCut, OSError) as error:
             # After a sync that failed, the store takes nothing more: it is opened again, after a power cut or not.
             self.seen["failed sync" if isinstance(error, OSError) else "crash"] += 1
             self.disk.room = None
             self.disk.restart(power=self.chance.random() < 0.7)
-            self.journal = self.open()
+            self.store = self.open()
             return
         self.disk.left = self.disk.room = self.disk.good_syncs = None
         self.model, self.unsure = self.unsure, None
-        if self.journal.redo.end > begin:
-            self.last_frame = max(begin, self.journal.redo.bases[-1])
-        self.seen["rotated"] += self.journal.redo.bases != bases
-        self.seen["removed"] += self.journal.redo.bases[0] != bases[0]
+        if self.store.redo.end > begin:
+            self.last_frame = max(begin, self.store.redo.bases[-1])
+        self.seen["rotated"] += self.store.redo.bases != bases
+        self.seen["removed"] += self.store.redo.bases[0] != bases[0]
         if self.chance.random() < 0.1:
-            self.compare(self.journal)
+            self.compare(self.store)
 
     def change(self, ids: list[str], place: int) -> Change:
         """Choose a change among transactions, for a place in a batch; some must be refused."""
@@ -262,6 +278,7 @@ class Run:
         group = chance.choice(GROUPS)
         count = chance.choice((1, 1, 1, 3))
         size = chance.choice((0, 10, 60, 60, 900))
+        due_ms = chance.choice((None, None, DUE_MS))
         return tuple(
             Half(
                 transaction_id,
@@ -272,6 +289,7 @@ class Run:
                 chance.choice((None, chance.randbytes(size))),
                 chance.choice(((), (("h", b"1"), ("none", None)))),
                 chance.choice((None, 600_000)),
+                deliver_at_ms=due_ms,
                 part=(number, count) if count > 1 else None,
             )
             for number in range(1, count + 1)
@@ -284,7 +302,7 @@ class Run:
             segments = [name for name in disk.names() if name.endswith(SUFFIX)]
             name = self.chance.choice(segments)
             base, content = int(name.removesuffix(SUFFIX)), disk.files[name].cached
-            end = min(self.journal.redo.end - base, len(content))
+            end = min(self.store.redo.end - base, len(content))
             if self.chance.random() < 0.5:
                 # The mark did not reach the disk. Then what lies behind the last frame is all that can be told.
                 del disk.files[MARK]
@@ -298,10 +316,10 @@ class Run:
                 continue
             self.spoil(content, at, end, how, disk.files[self.chance.choice(segments)].cached)
             self.seen[f"damage: {how}"] += 1
-            journal = Journal(disk, self.segment_bytes)
+            store = OpenStore(disk, self.segment_bytes)
             try:
-                journal.open()
-                state = state_of(journal)
+                store.open()
+                state = state_of(store)
             except StoreDamagedError:
                 self.seen["damage refused"] += 1
                 continue

@@ -22,9 +22,8 @@ from penstock.transactions.publishing.publisher import AbortedError, InDoubtErro
 from penstock.transactions.publishing.publisher_slot import CommitResult
 from penstock.transactions.stores import relay
 from penstock.transactions.stores.done_log import DoneRead
-from penstock.transactions.stores.file.log.judging import Change, Settle
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
-from penstock.transactions.stores.file.open_store import OpenStore
+from penstock.transactions.stores.file.open_store import Change, OpenStore, Settle
 from penstock.transactions.stores.file.shard import FileShard
 from penstock.transactions.stores.relayed_store import Decide, Outcome, Prepare
 from penstock.transactions.stores.shards import CheckTerms, StoredBatch

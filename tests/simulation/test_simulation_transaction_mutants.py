@@ -21,7 +21,7 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.recovered_state import RecoveredNotes
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.stores.done_log import DoneRead
-from penstock.transactions.stores.file.log.judging import Judging
+from penstock.transactions.stores.file.log.frames import Decided
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.shard import FileShard
@@ -91,47 +91,47 @@ def counts_every_answer(patch: pytest.MonkeyPatch) -> None:
 
 def writes_every_answer_down(patch: pytest.MonkeyPatch) -> None:
     """The journal counts an answer to a check that nobody was asked."""
-    judge = Judging._judge
+    judge = OpenStore._judge_decision
 
-    def decided(self: Judging, change: Decide) -> Any:
-        stored = self._holdings.find(change.transaction_id)
-        number = change.check_number
-        if stored is not None:
-            number = self._counts.get(change.transaction_id, stored.check_count) + 1
-        return judge(self, change._replace(check_number=number))
+    def decided(self: OpenStore, change: Decide, taken: Any) -> Any:
+        stored = self.find(change.transaction_id)
+        number = change.check_number if stored is None else stored.check_count + 1
+        return judge(self, change._replace(check_number=number), taken)
 
-    patch.setattr(Judging, "_judge", decided)
+    patch.setattr(OpenStore, "_judge_decision", decided)
 
 
 def lets_strangers_decide(patch: pytest.MonkeyPatch) -> None:
     """The journal asks nobody for the group."""
-    judge = Judging._judge
-    patch.setattr(Judging, "_judge", lambda self, change: judge(self, change._replace(group=None)))
+    judge = OpenStore._judge_decision
+    patch.setattr(
+        OpenStore, "_judge_decision", lambda self, change, taken: judge(self, change._replace(group=None), taken)
+    )
 
 
 def accepts_decisions_on_nothing(patch: pytest.MonkeyPatch) -> None:
     """A decision for an id that never was is none of anybody's business."""
-    judge = Judging._judge
+    judge = OpenStore._judge_decision
 
-    def decided(self: Judging, change: Decide) -> Any:
-        return None if self._holdings.find(change.transaction_id) is None else judge(self, change)
+    def decided(self: OpenStore, change: Decide, taken: Any) -> Any:
+        return None if self.find(change.transaction_id) is None else judge(self, change, taken)
 
-    patch.setattr(Judging, "_judge", decided)
+    patch.setattr(OpenStore, "_judge_decision", decided)
 
 
 def sends_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
     """What is rolled back goes to those that wait to be published."""
 
-    def decided(self: OpenStore, stored: StoredTransaction, change: Decide, now_ms: float) -> None:
+    def decided(self: OpenStore, stored: StoredTransaction, entry: Decided, now_ms: float) -> None:
         stored.verdict = Verdict.COMMIT
         self.queue.add(stored)
 
-    patch.setattr(OpenStore, "_decided", decided)
+    patch.setattr(OpenStore, "_decide", decided)
 
 
 def settles_nothing(patch: pytest.MonkeyPatch) -> None:
     """What is published is not written down as settled."""
-    patch.setattr(FileShard, "_settle_ids", lambda self, ids: None)
+    patch.setattr(relay_runs.Run, "settle_later", lambda self, change, callback: None)
 
 
 def publishes_what_the_done_log_has(patch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ class Inode:
 
     durable: bytearray = field(default_factory=bytearray)
     cached: bytearray = field(default_factory=bytearray)
-    #: Writes (offset, data) and cuts (size, None) since the last sync.
-    pending: list[tuple[int, bytes | None]] = field(default_factory=list)
+    #: Writes (offset, data) since the last sync.
+    pending: list[tuple[int, bytes]] = field(default_factory=list)
 
 
 class TornDisk(Folder):
@@ -92,12 +92,6 @@ class TornDisk(Folder):
         # A cut after the write: it may be there already, wholly or in part.
         self._tick()
 
-    def cut(self, name: str, size: int) -> None:
-        self._tick()
-        file = self._file(name)
-        del file.cached[size:]
-        file.pending.append((size, None))
-
     def sync(self, name: str) -> None:
         self._tick()
         file = self._file(name)
@@ -109,10 +103,7 @@ class TornDisk(Folder):
                 raise OSError(5, "Input/output error", name)
         # What a failed sync lost is no more among what is written now.
         for offset, data in file.pending:
-            if data is None:
-                del file.durable[offset:]
-            else:
-                _put(file.durable, offset, data)
+            _put(file.durable, offset, data)
         file.pending.clear()
         if name in self.mapped:
             file.durable[:] = file.cached
@@ -120,10 +111,7 @@ class TornDisk(Folder):
     def _lose(self, file: Inode) -> None:
         """Fail as Linux does: what was to be written may be lost, and the cache shows it as if it were there."""
         for offset, data in file.pending:
-            if data is None:
-                del file.durable[offset:]
-            else:
-                self._tear(file.durable, offset, data)
+            self._tear(file.durable, offset, data)
         file.pending.clear()
 
     def rename(self, old: str, new: str) -> None:
@@ -169,11 +157,7 @@ class TornDisk(Folder):
         self._note_mapped()
         for file in {id(one): one for one in (*names.values(), *self.files.values())}.values():
             for offset, data in file.pending:
-                if data is None:
-                    if chance.random() < 0.5:
-                        del file.durable[offset:]
-                else:
-                    self._tear(file.durable, offset, data)
+                self._tear(file.durable, offset, data)
             file.pending.clear()
             file.cached = bytearray(file.durable)
         self.files, self.durable_names = names, dict(names)

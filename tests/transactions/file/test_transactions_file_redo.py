@@ -40,8 +40,9 @@ FRAMES = [[(1, b"a" * 40)], [(2, b""), (3, b"bb")], [(1, b"c" * 90)], [(4, b"\xf
 def written(frames: int = len(FRAMES)) -> tuple[TornDisk, list[int]]:
     """Return a disk with a log of some frames in one segment, and where each ends."""
     disk = TornDisk(random.Random(1))  # noqa: S311 - the same disk again
-    log = RedoLog(disk, SEGMENT)
-    log.open(lambda _: None)
+    log = RedoLog(disk, SEGMENT, lambda: 0)
+    log.open()
+    log.recover()
     ends = [log.end]
     for frame in FRAMES[:frames]:
         log.append(frame)
@@ -49,11 +50,12 @@ def written(frames: int = len(FRAMES)) -> tuple[TornDisk, list[int]]:
     return disk, ends
 
 
-def opened(disk: TornDisk) -> tuple[RedoLog, list[tuple[int, bytes]]]:
-    """Open the log on a disk; return it with what it replayed."""
-    found: list[tuple[int, bytes]] = []
-    log = RedoLog(disk, SEGMENT)
-    log.open(lambda record: found.append((record.kind, record.payload)))
+def opened(disk: Folder) -> tuple[RedoLog, list[tuple[int, bytes]]]:
+    """Open the log on a disk; return it with what it had."""
+    log = RedoLog(disk, SEGMENT, lambda: 0)
+    log.open()
+    found = [(record.kind, record.payload) for record in log.records()]
+    log.recover()
     return log, found
 
 
@@ -113,7 +115,7 @@ def test_every_byte_that_changes_in_what_was_acknowledged_is_seen(marked: bool) 
                 opened(disk)
 
 
-def test_every_torn_last_frame_is_cut_off_and_the_log_goes_on() -> None:
+def test_every_torn_last_frame_is_wiped_and_the_log_goes_on() -> None:
     chance = random.Random(3)  # noqa: S311 - the same garbage again
     _, ends = written()
     for at in range(ends[-2], ends[-1]):
@@ -137,12 +139,10 @@ def test_every_torn_last_frame_is_cut_off_and_the_log_goes_on() -> None:
 def test_a_segment_that_is_missing_is_seen() -> None:
     for gone in range(3):
         disk = TornDisk(random.Random(1))  # noqa: S311 - the same disk again
-        log = RedoLog(disk, SEGMENT)
-        log.open(lambda _: None)
-        for number in range(3):
-            log.append([(1, b"%d" % number)])
-            if number < 2:
-                log.begin_segment(100, floor=0)
+        log, _ = opened(disk)
+        for _ in range(3):
+            # Two do not fit into a segment.
+            log.append([(1, bytes(SEGMENT // 2))])
         names = [name for name in disk.names() if name.endswith(SUFFIX)]
         assert len(names) == 3
         disk.remove(names[gone])
@@ -153,10 +153,8 @@ def test_a_segment_that_is_missing_is_seen() -> None:
 
 def test_a_real_folder_keeps_a_log(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    log = RedoLog(folder, SEGMENT)
-    log.open(lambda _: None)
+    log, _ = opened(folder)
     places = [record.place for frame in FRAMES for record in log.append(frame)]
-    log.begin_segment(5_000, floor=0)
     log.append([(7, b"x" * 4_000)])
     end = log.end
     folder.close()
@@ -166,9 +164,7 @@ def test_a_real_folder_keeps_a_log(tmp_path: Path) -> None:
         file.seek(end - int(last.stem))
         file.write(b"\xf5PTX torn")
 
-    again = RedoLog(Folder(tmp_path), SEGMENT)
-    found: list[tuple[int, bytes]] = []
-    again.open(lambda record: found.append((record.kind, record.payload)))
+    again, found = opened(Folder(tmp_path))
 
     assert found == [*flat(len(FRAMES)), (7, b"x" * 4_000)]
     assert (again.end, again.store_id, again.torn_bytes) == (end, log.store_id, 9)
@@ -184,7 +180,7 @@ def test_a_full_disk_is_told_apart_from_a_broken_one(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "posix_fallocate", full)
 
     with pytest.raises(NoRoomError, match="No space left"):
-        RedoLog(Folder(tmp_path), SEGMENT).open(lambda _: None)
+        RedoLog(Folder(tmp_path), SEGMENT, lambda: 0).open()
 
 
 @given(data=st.binary(max_size=300), frames=st.lists(st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=40)))))

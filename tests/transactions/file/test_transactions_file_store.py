@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,8 @@ from penstock.errors import (
 )
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.administration import read_pending
-from penstock.transactions.stores.file.checks import CheckSources
+from penstock.transactions.stores.file.checks import GroupChecks
 from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from waiting import wait_until
 
@@ -124,22 +123,22 @@ def test_a_check_of_what_was_settled_meanwhile_is_not_asked_and_reads_nothing(
     bench: FileBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settled_meanwhile: list[str] = []
-    ask = CheckSources.ask
+    ask = GroupChecks.ask
 
-    def settle_first(self: CheckSources, due: Sequence[StoredTransaction]) -> set[str]:
+    def settle_first(self: GroupChecks, some: Mapping[str, int]) -> bool:
         # Between the timer and the reading of the half: it is rolled back, and the segment that had it is removed.
         if not settled_meanwhile:
             settled_meanwhile.append(first.halves[0].transaction_id)
             bench.decide(first, ROLLBACK)
             for _ in range(60):
                 decide(bench.store, prepare(bench.store, [bench.half(b"x" * 3_000)]), ROLLBACK)
-        return ask(self, due)
+        return ask(self, some)
 
     bench.segment_bytes = 4_096
     first = bench.prepare(bench.half(b"first"))
     opened = bench.file_store.opened
     place = opened.table.row(pending_in(bench.file_store)[0].offset).place
-    monkeypatch.setattr(CheckSources, "ask", settle_first)
+    monkeypatch.setattr(GroupChecks, "ask", settle_first)
     asked: list[Any] = []
     with bench.answering(lambda request: asked.append(request) or COMMIT):  # type: ignore[func-returns-value] # it is None
         coordinator = bench.coordinator(transaction_timeout=0.2)

@@ -25,12 +25,13 @@ from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.publishing.publisher import InDoubtError, Publisher
 from penstock.transactions.stores.done_log import DoneRead
 from penstock.transactions.stores.file import FileStore
+from penstock.transactions.stores.file import open_store as open_stores
 from penstock.transactions.stores.file.administration import read_pending
-from penstock.transactions.stores.file.log import holdings
+from penstock.transactions.stores.file.log import journal as journals
 from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.journal import Journal
-from penstock.transactions.stores.file.log.judging import Settle
 from penstock.transactions.stores.file.log.redo import SUFFIX, NoRoomError
+from penstock.transactions.stores.file.open_store import Settle
 from penstock.transactions.stores.file.shard import FileShard
 from penstock.transactions.stores.relayed_store import ChangedCallback, GroupWriter, decision
 from penstock.transactions.stores.shards import CheckTerms
@@ -221,7 +222,7 @@ def test_who_prepares_does_not_wait_for_a_slow_disk_however_much_waits_to_be_wri
 def test_what_memory_has_no_room_for_is_published_from_the_log(
     bench: FileBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdings, "_PAYLOAD_BYTES", 0)
+    monkeypatch.setattr(journals, "_PAYLOAD_BYTES", 0)
     opened = bench.file_store.opened
     for number in range(3):
         bench.send(COMMIT, bench.half(b"%d" % number, key=b"k", order_key=b"k"))
@@ -269,7 +270,7 @@ def test_what_a_former_coordinator_could_not_settle_for_lack_of_room_is_settled_
 def test_what_its_target_does_not_take_is_not_read_and_what_was_read_for_nothing_leaves_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdings, "_PAYLOAD_BYTES", 2_500)
+    monkeypatch.setattr(journals, "_PAYLOAD_BYTES", 2_500)
     read: list[int] = []
     load = Journal.load
 
@@ -301,7 +302,7 @@ def test_what_its_target_does_not_take_is_not_read_and_what_was_read_for_nothing
 
 
 def test_a_hot_key_that_memory_has_no_room_for_goes_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holdings, "_PAYLOAD_BYTES", 0)
+    monkeypatch.setattr(journals, "_PAYLOAD_BYTES", 0)
     with store_of(tmp_path) as store:
         shard = shard_of(store)
         for number in range(3):
@@ -318,8 +319,8 @@ def test_what_was_to_be_decided_again_waits_as_before_while_the_disk_is_full(
 ) -> None:
     with store_of(tmp_path) as store:
         opened = store.opened
-        # What is due by then waits in memory.
-        opened.near_ms = 5e12
+        # All that is delayed waits in memory.
+        monkeypatch.setattr(open_stores, "NEAR_S", 5e9)
         late, held = (prepare(store, [half(deliver_at_ms=due)]).halves[0].transaction_id for due in (4 * 10**12, None))
         for transaction_id in (late, held):
             store.await_decision(decision(transaction_id, "orders", COMMIT, Author.PRODUCER))

@@ -23,7 +23,7 @@ from penstock.transactions.operator.audit import VERBS, Act, AuditLog, Resuming
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.store import Prepared
 from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.holdings import Holdings
+from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import segments_of
 from penstock.transactions.stores.file.log.table import STAYS
@@ -90,7 +90,7 @@ def _pending(path: Path, only: str | None) -> list[StoredTransaction]:
     folder = Folder(path)
     if not path.is_dir() or not segments_of(folder.names()):
         raise PenstockError(f"there is no file store in {path}; a FileStore makes one")
-    looked_at = Holdings(folder, 0)
+    looked_at = Journal(folder, 0)
     looked_at.look()
     raw_id = id_bytes(only) if only is not None and is_id(only) else b""
     found = []
@@ -227,7 +227,7 @@ class FileAdministration(StoreAdministration):
                 reason = shard.why_held(stored) if shard is not None and stored.held else None
             held_by = None if before is None else before.transaction_id
             obstacle = publication if reason is None else f"Kafka to take it: {reason}"
-            unasked = NO_PRODUCER.format(stored.group) if opened.check_sources.lacks(stored.group) else ""
+            unasked = NO_PRODUCER.format(stored.group) if opened.checks_of(stored.group).lacks else ""
             shown.append((stored.number, shown_as(stored, now_ms, held_by, obstacle, unasked)))
         return [transaction for _, transaction in sorted(shown, key=lambda entry: entry[0])]
 

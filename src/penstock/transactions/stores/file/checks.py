@@ -11,15 +11,13 @@ import math
 import threading
 import time
 from array import array
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
 
 from penstock.transactions.core.check_plan import CheckPolicy
-from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
-from penstock.transactions.stores.file.log.table import TICK_MS, UNDECIDED, State, StateTable, ms_of, tick_of
+from penstock.transactions.stores.file.log.table import TICK_MS, UNDECIDED, State, StateTable, tick_of
 from penstock.transactions.wire.half import CheckRequest
 
 #: What is due within so many seconds after a scan comes into memory; two scans are closer than half of it.
@@ -48,14 +46,11 @@ class TableScan:
         self.checks = array("I")
         self.near = array("I")
 
-    def run(self) -> float:
-        """Look for what is due.
-
-        Return the time up to which all that is to be published was found, in milliseconds since the epoch.
-        """
+    def run(self) -> None:
+        """Look for what is due."""
         begun, now_ms = time.monotonic(), time.time() * 1000
-        now, soon_ms = tick_of(now_ms - TICK_MS), now_ms + NEAR_S * 1000
-        soon, next_tick = tick_of(soon_ms), now + _ticks(self._longest_s)
+        now, soon = tick_of(now_ms - TICK_MS), tick_of(now_ms + NEAR_S * 1000)
+        next_tick = now + _ticks(self._longest_s)
         checks: list[int] = []
         near: list[int] = []
         for number, (_, _, tick, _, state, _, count) in self._table:
@@ -73,10 +68,9 @@ class TableScan:
         self.checks = array("I", [found & _NUMBER for found in sorted(checks, reverse=True)])
         self.near = array("I", [found & _NUMBER for found in reversed(first)])
         if len(near) > len(first):
-            soon_ms, next_tick = ms_of(first[-1] >> 32), now + _CROWDED
+            next_tick = now + _CROWDED
         ended = time.monotonic()
         self.due_at = max(ended + _PAUSE * (ended - begun), begun + (next_tick - now) * TICK_MS / 1000)
-        return soon_ms
 
     def _wait(self, state: int, checks: int) -> int:
         """Return the ticks from the timestamp of an undecided transaction to its next check."""
@@ -95,77 +89,61 @@ def _ticks(seconds: float) -> int:
 _TAKEN = 500
 
 
-class CheckSources:
-    """The checks that wait for producers, by group. Thread-safe."""
+class GroupChecks:
+    """The checks of one producer group, as the producers of this process take them. Thread-safe.
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        # Guards the fields below; sources wait on it. It may be taken with the journal's lock held, never before that.
+    `find` returns an undecided transaction of that number and id with its halves, or None.
+    """
+
+    def __init__(self, find: Callable[[int, str], StoredTransaction | None]) -> None:
+        self._find = find
+        # Guards the fields below; producers wait on it. It may be taken with the store's lock held, never before that.
         self._more = threading.Condition()
         # Ids, with the numbers of their records.
-        self._asked: dict[str, dict[str, int]] = {}
-        self._sources: Counter[str] = Counter()
+        self._asked: dict[str, int] = {}
+        self._producers = 0
 
-    def source(self, group: str) -> FileCheckSource:
-        """Return the checks of a group, for a producer that is here from now on."""
+    def join(self) -> None:
+        """Take in that a producer is here from now on."""
         with self._more:
-            self._sources[group] += 1
-        return FileCheckSource(self, group)
+            self._producers += 1
 
-    def lacks(self, group: str) -> bool:
-        """Tell whether checks of a group wait, and no producer is here."""
+    def close(self) -> None:
+        """Take in that a producer is gone; what it took and did not answer is asked again later, of others."""
         with self._more:
-            return bool(self._asked.get(group)) and not self._sources[group]
+            self._producers -= 1
 
-    def ask(self, due: Sequence[StoredTransaction]) -> set[str]:
-        """Let producers take checks; return the groups that have none here."""
+    @property
+    def lacks(self) -> bool:
+        """Whether checks wait, and no producer is here."""
+        return bool(self._asked) and not self._producers
+
+    def ask(self, some: Mapping[str, int]) -> bool:
+        """Let a producer take checks; tell whether there is one."""
         with self._more:
-            for stored in due:
-                self._asked.setdefault(stored.group, {})[stored.transaction_id] = stored.offset
+            self._asked.update(some)
             self._more.notify_all()
-            return {stored.group for stored in due if not self._sources[stored.group]}
+            return self._producers > 0
 
-    def forget(self, stored: StoredTransaction) -> None:
+    def forget(self, transaction_id: str) -> None:
         """It is decided: nobody has to be asked."""
         with self._more:
-            self._asked.get(stored.group, {}).pop(stored.transaction_id, None)
-
-    def take(self, group: str, timeout_s: float, running: Collection[str]) -> list[CheckRequest]:
-        """Return checks of a group, but those that are running, waiting at most so long for the first."""
-
-        def others() -> list[str]:
-            return list(islice((name for name in self._asked.get(group, ()) if name not in running), _TAKEN))
-
-        with self._more:
-            names = self._more.wait_for(others, timeout_s)
-            taken = [(self._asked[group].pop(name), name) for name in names]
-        found = (self._journal.undecided(number, name) for number, name in taken)
-        return [
-            CheckRequest(stored.half, 0, stored.number, stored.check_count + 1)
-            for stored in found
-            if stored is not None
-        ]
-
-    def leave(self, group: str) -> None:
-        """A source of a group is gone."""
-        with self._more:
-            self._sources[group] -= 1
-
-
-class FileCheckSource:
-    """The checks of a group, as one producer takes them."""
-
-    def __init__(self, sources: CheckSources, group: str) -> None:
-        self._sources = sources
-        self._group = group
+            self._asked.pop(transaction_id, None)
 
     def take(self, timeout_s: float, running: Collection[str] = ()) -> Sequence[CheckRequest]:
         """Return the checks that are there, waiting at most `timeout_s` seconds for the first.
 
         None of those that are `running` here: one that hangs is asked again, and that is for another producer.
         """
-        return self._sources.take(self._group, timeout_s, set(running))
 
-    def close(self) -> None:
-        """Give the source up; what it took and did not answer is asked again later, of others."""
-        self._sources.leave(self._group)
+        def others() -> list[str]:
+            return list(islice((name for name in self._asked if name not in running), _TAKEN))
+
+        with self._more:
+            taken = [(self._asked.pop(name), name) for name in self._more.wait_for(others, timeout_s)]
+        found = (self._find(number, name) for number, name in taken)
+        return [
+            CheckRequest(stored.half, 0, stored.number, stored.check_count + 1)
+            for stored in found
+            if stored is not None
+        ]

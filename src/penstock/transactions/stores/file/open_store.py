@@ -1,8 +1,8 @@
 """A file store that is open: what producers, the coordinator and operators of the process share.
 
-The writing thread changes the journal. A batch that has become durable is taken in at once, under the journal's lock,
-so what is seen here is on the disk. What is decided stands in the queue of all stores, until it is published; what is
-delayed for long waits in the state table, and comes here when its time is near.
+The writing thread judges a batch of changes, makes those that hold durable in one frame, and applies them at once,
+under the store's lock: what is seen here is on the disk. What is decided stands in the queue of all stores, until it is
+published; what is delayed for long waits in the state table, and comes here when its time is near.
 """
 
 from __future__ import annotations
@@ -11,24 +11,55 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
 from penstock.errors import PenstockError, StoreFailedError
+from penstock.transactions.core.decisions import may_cancel
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Delays, ReadyQueue
 from penstock.transactions.store import SettledCallback
 from penstock.transactions.stores.coordination import Counts
-from penstock.transactions.stores.file.checks import CheckSources
+from penstock.transactions.stores.file.checks import NEAR_S, GroupChecks
 from penstock.transactions.stores.file.log.folder import Folder
+from penstock.transactions.stores.file.log.frames import (
+    Checked,
+    Decided,
+    Entry,
+    Prepared,
+    Record,
+    Settled,
+    encode_entry,
+)
 from penstock.transactions.stores.file.log.journal import Journal
-from penstock.transactions.stores.file.log.judging import Applied, Change, Settle
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import NoRoomError
-from penstock.transactions.stores.file.log.table import State
-from penstock.transactions.stores.relayed_store import Decide, Prepare, Result
+from penstock.transactions.stores.file.log.table import State, tick_of
+from penstock.transactions.stores.relayed_store import (
+    NOT_HELD,
+    UNKNOWN_ID,
+    Decide,
+    Outcome,
+    Prepare,
+    Result,
+    came_first,
+)
 from penstock.transactions.stores.shards import ShardBacklog
+from penstock.transactions.wire.half import MAX_CHECK_NUMBER
 from penstock.transactions.wire.ops import Author, Verdict
 
 _log = logging.getLogger("penstock.transactions")
+
+
+class Settle(NamedTuple):
+    """Transactions are over."""
+
+    transaction_ids: tuple[str, ...]
+
+
+Change = Prepare | Decide | Settle
+#: What is prepared or decided in a batch, by id; with its COMMIT that is withdrawn, if it had one.
+_Taken = dict[str, StoredTransaction | None]
 
 
 def _keep(_: Pending) -> None:
@@ -45,7 +76,8 @@ class OpenStore(Journal):
     def __init__(self, folder: Folder, segment_bytes: int) -> None:
         super().__init__(folder, segment_bytes)
         self.queue = ReadyQueue(Delays(), _keep)
-        self.check_sources = CheckSources(self)
+        # By producer group, the checks that its producers take. Changed by `checks_of` alone.
+        self._checks: dict[str, GroupChecks] = {}
         self.counts = Counts()
         #: Why it takes nothing more, or None. Written by the writing thread.
         self.failure: StoreFailedError | None = None
@@ -54,19 +86,13 @@ class OpenStore(Journal):
         self.wake: Callable[[], object] = bool
         #: The call into the Kafka client that publication waits for, and since when in monotonic seconds; None: none.
         self.slow_call: tuple[str, float] | None = None
-        #: What is due by then, in milliseconds since the epoch, waits in memory; what is due later, in the table.
-        self.near_ms = 0.0
-        #: Ids of what is published, a little before that is durable here.
+        #: Ids of what is published, and not durably settled here.
         self.over: set[str] = set()
-        #: Those of them that could not be settled for lack of room, and how many requests to settle are under way: the
-        #: next coordinator of this process goes on with them.
-        self.unsettled: list[str] = []
-        self.settling = 0
         # What was set aside and decided again, and what takes its place.
         self._replaced = deque[tuple[Pending, StoredTransaction]]()
+        # Whom to call once a transaction is settled, by its id; and who is to be called now.
         self._watches: dict[str, SettledCallback] = {}
-        # Of the writing thread: whom to call once a batch is taken in.
-        self._rolled_back: list[SettledCallback] = []
+        self._completed: list[tuple[SettledCallback, Verdict]] = []
 
     def open(self) -> None:
         """Open the log and the table; see `Journal.open`."""
@@ -91,22 +117,22 @@ class OpenStore(Journal):
                     stored.held = False
                 self._wait(stored, now_ms)
 
+    # Changing it. Called by the writing thread.
+
     def write(self, changes: Sequence[Change]) -> Sequence[Result]:
-        """Make changes durable, all of them or none, take them in, and return what became of each."""
+        """Make changes durable, all of them or none, apply them, and return what became of each."""
         if self.failure is not None:
             return [self.failure] * len(changes)
         try:
-            applied = self.commit(changes)
+            outcomes = self.commit(changes)
         except NoRoomError as error:
             _log.warning("the file store has no room: %s; what was to be stored is refused until there is", error)
             return [error] * len(changes)
         except Exception as error:  # noqa: BLE001 - each change gets it; the thread must not die in silence
             return [self._fail(error)] * len(changes)
         self.wake()
-        callbacks, self._rolled_back = self._rolled_back, []
-        for callback in callbacks:
-            callback(Verdict.ROLLBACK)
-        return applied
+        self.call_back()
+        return outcomes
 
     def _fail(self, error: Exception) -> StoreFailedError:
         """Take nothing more: after a sync that failed, nobody knows what the disk holds, and asking again may lie."""
@@ -119,6 +145,231 @@ class OpenStore(Journal):
             _log.exception("the file store fails")
         return self.failure
 
+    def commit(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Judge changes in their order and make those that hold durable, all together.
+
+        Raises `NoRoomError`, having changed nothing: it may be tried again. After an `OSError` it is not known what
+        became of the changes before the store is opened again.
+        """
+        taken: _Taken = {}
+        with self.lock:
+            entries = [self._judge(change, taken) for change in changes]
+        last = self.redo.bases[-1]
+        try:
+            records = iter(self._write([encode_entry(entry) for entry in entries if isinstance(entry, tuple)]))
+        except NoRoomError:
+            with self.lock:
+                for stored in taken.values():
+                    if stored is not None:
+                        self._restore(stored)
+                self._release(changes)
+            raise
+        now_ms = time.time() * 1000
+        with self.lock:
+            outcomes = []
+            for change, entry in zip(changes, entries, strict=True):
+                if isinstance(entry, tuple):
+                    self._apply(entry, next(records), now_ms)
+                    outcomes.append(Outcome())
+                else:
+                    outcomes.append(self._refused(change, entry))
+            self._release(changes)
+        if self.redo.bases[-1] != last:
+            # The changes are durable, whether there is room for this or not; it is tried again with the next segment.
+            with suppress(NoRoomError):
+                self._carry()
+        return outcomes
+
+    # What follows is called with the lock held, save for `call_back`.
+
+    def _judge(self, change: Change, taken: _Taken) -> Entry | str | None:
+        """Return the entry of a change that holds, or why it does not; None: nothing is to be said of that.
+
+        What earlier changes of the batch make of a transaction does not show in it yet: `taken` says it.
+        """
+        if isinstance(change, Settle):
+            return Settled(change.transaction_ids)
+        if isinstance(change, Decide):
+            return self._judge_decision(change, taken)
+        transaction_id = change.halves[0].transaction_id
+        if transaction_id in taken or self.number_of(transaction_id):
+            return f"transaction {transaction_id} is stored already"
+        taken[transaction_id] = None
+        self.table.number += 1
+        return Prepared(self.table.number, change.birth_ms, 0, 0, Verdict.UNKNOWN, 0, change.halves)
+
+    def _judge_decision(self, change: Decide, taken: _Taken) -> Entry | str | None:
+        transaction_id = change.transaction_id
+        stored = self.find(transaction_id)
+        if stored is None:
+            ended = self.ended.get(transaction_id)
+            return UNKNOWN_ID if ended is None else f"{came_first(ended)}; it is settled"
+        group = stored.half.group
+        if change.group not in {None, group}:
+            return f"it belongs to group {group}"
+        is_first = stored.verdict is None and not change.cancels
+        if transaction_id in taken or not (is_first or self._withdraw(stored, change)):
+            # An answered check that comes late says nothing against what was decided.
+            return None if change.verdict is Verdict.UNKNOWN else _too_late(change, stored)
+        if change.verdict is Verdict.UNKNOWN:
+            count = stored.check_count + 1
+            if change.check_number != count or count > MAX_CHECK_NUMBER:
+                return None
+            return Checked(transaction_id, count, change.now_ms)
+        taken[transaction_id] = None if is_first else stored
+        self.table.decided += 1
+        return Decided(transaction_id, change.verdict, change.author, self.table.decided, change.actor)
+
+    def _withdraw(self, stored: StoredTransaction, change: Decide) -> bool:
+        """Tell whether a decision counts against a COMMIT; nobody publishes that from then on.
+
+        A ROLLBACK does before it is due, and an operator's DISCARD where Kafka refuses it; neither while it is under
+        way, or about to be.
+        """
+        if stored.verdict is not Verdict.COMMIT:
+            return False
+        if (change.verdict, change.author) == (Verdict.DISCARD, Author.OPERATOR):
+            may = stored.held and not stored.in_flight
+            if may:
+                # No trial takes it.
+                stored.in_flight = True
+            return may
+        due_ms = stored.half.deliver_at_ms
+        if due_ms is None or change.now_ms >= due_ms or not may_cancel(change.verdict, change.author):
+            return False
+        if stored.half.transaction_id in self.queue.delays:
+            self.queue.withdraw(stored)
+            return True
+        # What is not in memory waits for its time in the table.
+        return not self._waits(stored)
+
+    def _restore(self, stored: StoredTransaction) -> None:
+        """Let what was withdrawn wait as before."""
+        stored.in_flight = False
+        if stored.half.transaction_id not in self.queue.all:
+            self._wait(stored, time.time() * 1000)
+
+    def _refused(self, change: Change, why: str | None) -> Outcome:
+        if why is None or not isinstance(change, Decide):
+            return Outcome(why)
+        self.counts.refused += 1
+        stored = self.live.get(change.transaction_id)
+        if stored is None:
+            ended = self.ended.get(change.transaction_id)
+            return Outcome(why, ended, is_known=ended is not None)
+        return Outcome(why, stored.verdict, is_known=change.group in {None, stored.half.group})
+
+    def _apply(self, entry: Entry, record: Record, now_ms: float) -> None:
+        """Take in what has become durable."""
+        if isinstance(entry, Prepared):
+            self._stand_in_line(self.add(entry, record))
+        elif isinstance(entry, Settled):
+            for transaction_id in entry.transaction_ids:
+                settled = self.find(transaction_id)
+                if settled is not None:
+                    self.end(settled, settled.verdict or Verdict.COMMIT)
+            self.over.difference_update(entry.transaction_ids)
+        else:
+            stored = self._judged(entry)
+            self.checks_of(stored.group).forget(stored.transaction_id)
+            if isinstance(entry, Checked):
+                self.counts.answered_checks += 1
+                stored.check_count, stored.answered_ms = entry.check_count, entry.answered_ms
+                self.table.wait(stored.offset, State.ANSWERED, tick_of(entry.answered_ms), entry.check_count)
+            else:
+                self.counts.answered_checks += entry.author is Author.CHECK
+                self._decide(stored, entry, now_ms)
+
+    def _judged(self, entry: Checked | Decided) -> StoredTransaction:
+        """Return what an entry is of; it may have left the memory since it was judged, to be asked about."""
+        stored = self.find(entry.transaction_id)
+        assert stored is not None  # noqa: S101 - nobody else settles it
+        return stored
+
+    def _decide(self, stored: StoredTransaction, entry: Decided, now_ms: float) -> None:
+        if entry.verdict is Verdict.ROLLBACK:
+            self._settled(stored, entry.verdict, 0.0)
+            self.end(stored, entry.verdict)
+            return
+        self.table.decide(stored.offset, entry.verdict, entry.author, entry.decided)
+        if stored.verdict is None:
+            stored.decide(entry.verdict, entry.author, entry.decided)
+        else:
+            # It is decided again, and the coordinator's thread has it: another object takes its place.
+            self.release(stored)
+            stored = self._judged(entry)
+        self._wait(stored, now_ms)
+
+    def _wait(self, stored: StoredTransaction, now_ms: float) -> None:
+        """Let a decided transaction wait for its time, or to be published."""
+        due_ms = stored.half.deliver_at_ms
+        former = self.queue.all.get(stored.half.transaction_id)
+        if former is not None:
+            self._replaced.append((former, stored))
+        elif due_ms is None or due_ms <= now_ms + NEAR_S * 1000 or stored.verdict is Verdict.DISCARD or stored.stays:
+            # What is due later waits in the table, where a scan finds it in time.
+            self.queue.add(stored)
+
+    def _stand_in_line(self, stored: StoredTransaction) -> None:
+        if stored.half.order_key is not None and (line := stored.half.line) is not None:
+            self.queue.keys.add(line, stored)
+
+    def _release(self, changes: Sequence[Change]) -> None:
+        """Let leave the memory what was decided, or to be decided, and need not be there; but not what is young."""
+        for change in changes:
+            stored = self.live.get(change.transaction_id) if isinstance(change, Decide) else None
+            if stored is not None and (stored.verdict is not None or stored.answered_ms):
+                self.park(stored)
+
+    def park(self, stored: StoredTransaction) -> None:
+        """Let a transaction leave the memory, unless it is needed there."""
+        if not stored.stays and not self._waits(stored) and self.live.get(stored.transaction_id) is stored:
+            self.release(stored)
+
+    def _waits(self, stored: StoredTransaction) -> bool:
+        """Tell whether a transaction waits in memory to be published, or is published and not durably settled."""
+        return stored.half.transaction_id in self.queue.all or stored.half.transaction_id in self.over
+
+    def bring_in(self, number: int, stored: StoredTransaction | None) -> None:
+        """Let one that was read wait in memory, for its time is near; it may be there already, or be settled by now."""
+        stored = self.adopt(number, stored)
+        if stored is not None and stored.verdict is not None:
+            self.queue.add(stored)
+
+    def take_replaced(self) -> None:
+        """Let what was decided again wait instead of what it replaces. Called by the coordinator's thread."""
+        while self._replaced:
+            former, stored = self._replaced.popleft()
+            self.queue.forget(former)
+            self._stand_in_line(stored)
+            self.queue.add(stored)
+
+    def published(self, some: Sequence[Pending]) -> None:
+        """Take in that transactions were published, before that is durable here: the done log knows of it."""
+        now = time.time()
+        for pending in some:
+            self.over.add(pending.half.transaction_id)
+            self._settled(pending, pending.verdict or Verdict.COMMIT, now - pending.birth_ms / 1000)
+
+    def _settled(self, pending: Pending, verdict: Verdict, age_s: float) -> None:
+        self.counts.settled(verdict, age_s)
+        self.queue.forget(pending)
+        watch = self._watches.pop(pending.half.transaction_id, None)
+        if watch is not None:
+            self._completed.append((watch, verdict))
+
+    def is_watched(self, some: Sequence[Pending]) -> bool:
+        """Tell whether somebody waits for the settling of one of them."""
+        return bool(self._watches) and any(pending.half.transaction_id in self._watches for pending in some)
+
+    def checks_of(self, group: str) -> GroupChecks:
+        """Return the checks of a producer group. Safe from any thread, with the lock or without it."""
+        found = self._checks.get(group)
+        # One step under the interpreter's lock: there are no two of a group.
+        return found if found is not None else self._checks.setdefault(group, GroupChecks(self.undecided))
+
+    # Who waits for the settling of a transaction. These take the lock.
+
     def watch(self, transaction_id: str, callback: SettledCallback) -> None:
         """Call back once a transaction is settled."""
         with self.lock:
@@ -129,106 +380,18 @@ class OpenStore(Journal):
         with self.lock:
             self._watches.pop(transaction_id, None)
 
-    def published(self, some: Sequence[Pending]) -> list[tuple[SettledCallback, Verdict]]:
-        """Take in that transactions were published, before that is durable here: the done log knows of it.
-
-        Returns the callbacks to call, each with how its transaction was settled.
-        """
-        completed = []
-        now = time.time()
+    def call_back(self) -> None:
+        """Call who watched what is settled by now."""
         with self.lock:
-            for pending in some:
-                name, verdict = pending.half.transaction_id, pending.verdict or Verdict.COMMIT
-                self.queue.forget(pending)
-                self.over.add(name)
-                self.counts.settled(verdict, now - pending.birth_ms / 1000)
-                watch = self._watches.pop(name, None)
-                if watch is not None:
-                    completed.append((watch, verdict))
-        return completed
+            completed, self._completed = self._completed, []
+        for callback, verdict in completed:
+            callback(verdict)
 
-    # What follows is called with the lock held.
 
-    def is_watched(self, some: Sequence[Pending]) -> bool:
-        """Tell whether somebody waits for the settling of one of them."""
-        return bool(self._watches) and any(pending.half.transaction_id in self._watches for pending in some)
-
-    def take_replaced(self) -> None:
-        """Let what was decided again wait instead of what it replaces. Called by the coordinator's thread."""
-        while self._replaced:
-            former, stored = self._replaced.popleft()
-            self.queue.forget(former)
-            self._stand_in_line(stored)
-            self.queue.add(stored)
-
-    def waits(self, stored: StoredTransaction) -> bool:
-        """Tell whether a transaction waits in memory to be published, or is published and not durably settled."""
-        return stored.half.transaction_id in self.queue.all or stored.half.transaction_id in self.over
-
-    def withdraw(self, stored: StoredTransaction, verdict: Verdict) -> bool:
-        """Let nobody publish what is to be decided again, if that may be."""
-        if verdict is Verdict.DISCARD:
-            may = stored.held and not stored.in_flight
-            if may:
-                # No trial takes it.
-                stored.in_flight = True
-            return may
-        if stored.half.transaction_id in self.queue.delays:
-            self.queue.withdraw(stored)
-            return True
-        # What is not in memory waits for its time in the table.
-        return not self.waits(stored)
-
-    def restore(self, stored: StoredTransaction) -> None:
-        """Let what was withdrawn wait as before."""
-        stored.in_flight = False
-        if stored.half.transaction_id not in self.queue.all:
-            self._wait(stored, time.time() * 1000)
-
-    def changed(self, changes: Sequence[Change], applied: Sequence[Applied]) -> None:
-        """Take in what has become durable."""
-        now_ms = time.time() * 1000
-        for change, outcome in zip(changes, applied, strict=True):
-            if outcome.refused is not None:
-                self.counts.refused += isinstance(change, Decide)
-            elif isinstance(change, Prepare):
-                self._stand_in_line(outcome.changed[0])
-            elif isinstance(change, Settle):
-                self.over.difference_update(change.transaction_ids)
-            else:
-                for stored in outcome.changed:
-                    self._decided(stored, change, now_ms)
-
-    def _stand_in_line(self, stored: StoredTransaction) -> None:
-        if stored.half.order_key is not None and (line := stored.half.line) is not None:
-            self.queue.keys.add(line, stored)
-
-    def _decided(self, stored: StoredTransaction, change: Decide, now_ms: float) -> None:
-        self.counts.answered_checks += change.author is Author.CHECK
-        self.check_sources.forget(stored)
-        if change.verdict is Verdict.UNKNOWN:
-            return
-        if change.verdict is not Verdict.ROLLBACK:
-            self._wait(stored, now_ms)
-            return
-        self.counts.settled(change.verdict, 0.0)
-        self.queue.forget(stored)
-        watch = self._watches.pop(stored.transaction_id, None)
-        if watch is not None:
-            self._rolled_back.append(watch)
-
-    def _wait(self, stored: StoredTransaction, now_ms: float) -> None:
-        """Let a decided transaction wait for its time, or to be published."""
-        due_ms = stored.half.deliver_at_ms
-        former = self.queue.all.get(stored.half.transaction_id)
-        if former is not None:
-            self._replaced.append((former, stored))
-        elif due_ms is None or due_ms <= max(now_ms, self.near_ms) or stored.verdict is Verdict.DISCARD or stored.stays:
-            self.queue.add(stored)
-
-    def bring_in(self, number: int, stored: StoredTransaction | None) -> None:
-        """Let one that was read wait in memory, for its time is near; it may be there already, or be settled by now."""
-        if self.table.row(number).state == State.DELAYED:
-            stored = self.adopt(number, stored)
-            if stored is not None:
-                self.queue.add(stored)
+def _too_late(change: Decide, stored: StoredTransaction) -> str:
+    """Return why a decision does not count."""
+    if stored.verdict is None:
+        return "it is not decided yet" if change.cancels else "another decision came first"
+    if (stored.verdict, change.verdict) == (Verdict.COMMIT, Verdict.DISCARD):
+        return NOT_HELD
+    return came_first(stored.verdict)

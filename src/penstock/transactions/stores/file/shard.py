@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -14,13 +15,11 @@ from penstock.errors import ConfigurationError
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Blocking
 from penstock.transactions.model import CoordinatorStatistics
-from penstock.transactions.stores.file.checks import NEAR_S, TableScan
-from penstock.transactions.stores.file.log.judging import Settle
+from penstock.transactions.stores.file.checks import TableScan
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
-from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.log.table import UNDECIDED, State, tick_of
-from penstock.transactions.stores.file.open_store import OpenStore
-from penstock.transactions.stores.relayed_store import ChangedCallback, Result
+from penstock.transactions.stores.file.open_store import OpenStore, Settle
+from penstock.transactions.stores.relayed_store import ChangedCallback
 from penstock.transactions.stores.shards import CheckTerms, DueCheck, ShardBacklog, StoredBatch, StoreShards
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_bytes
@@ -85,28 +84,17 @@ class FileShard(StoreShards, ShardBacklog):
         """Return what is due, as much as one round has time for; what is to be published soon comes into memory."""
         scan, opened = self._scan, self._opened
         if time.monotonic() >= scan.due_at:
-            self._look()
+            scan.run()
         for number in _some(scan.near):
-            if opened.in_memory(number) is None:
-                stored = opened.load(number)
-                with opened.lock:
-                    opened.bring_in(number, stored)
+            stored = opened.peek(number)
+            with opened.lock:
+                opened.bring_in(number, stored)
         checked = (self._check(number) for number in _some(scan.checks))
         return [
             DueCheck(stored.transaction_id, stored.group, stored.check_count, stored)
             for stored in checked
             if stored is not None
         ]
-
-    def _look(self) -> None:
-        """Scan the table."""
-        opened = self._opened
-        with opened.lock:
-            # What is decided meanwhile, and the scan does not see, must not stay in the table.
-            opened.near_ms = time.time() * 1000 + NEAR_S * 1000
-        near_ms = self._scan.run()
-        with opened.lock:
-            opened.near_ms = near_ms
 
     def _check(self, number: int) -> StoredTransaction | None:
         """Return a transaction that is to be checked now, and waits in the table from now on; None: it is not."""
@@ -129,7 +117,10 @@ class FileShard(StoreShards, ShardBacklog):
 
     def ask(self, due: Sequence[DueCheck]) -> Collection[str]:
         """Let the producers of this process take checks; return the groups that have none."""
-        return self._opened.check_sources.ask([check.stored for check in due])
+        by_group = defaultdict[str, dict[str, int]](dict)
+        for check in due:
+            by_group[check.group][check.transaction_id] = check.stored.offset
+        return {group for group, some in by_group.items() if not self._opened.checks_of(group).ask(some)}
 
     def half(self, due: DueCheck) -> Half | None:
         """Read the first half of an undecided transaction, or None."""
@@ -137,10 +128,13 @@ class FileShard(StoreShards, ShardBacklog):
         return None if stored is None else stored.half
 
     def is_durable(self) -> bool:
-        """Whether all that was published is durably settled; what failed for lack of room is tried again."""
-        self._settle_ids(())
+        """Whether all that was published is durably settled; if not, that is asked for again: there may be room now."""
+        over = self._opened.over
         with self._opened.lock:
-            return not self._opened.settling and not self._opened.unsettled
+            # With the lock held: what is settled by now, and was brought back since, is not settled by this.
+            if over:
+                self._submit(Settle(tuple(over)), lambda _: None)
+            return not over
 
     def purge(self) -> None:
         """What is settled leaves the redo log with its segment."""
@@ -176,7 +170,7 @@ class FileShard(StoreShards, ShardBacklog):
             "pending": pending,
             "oldest_pending_age": max(0.0, (now_ms - table.oldest_ms()) / 1000) if pending else 0.0,
             "held": len(queue.set_aside),
-            "delayed": table.counts[State.DELAYED],
+            "delayed": table.count(State.DELAYED),
             "held_by_key": queue.keys.behind,
         }
         return self.counts.statistics(lambda: held)
@@ -199,15 +193,19 @@ class FileShard(StoreShards, ShardBacklog):
         """Settle what a former coordinator published, among much that is settled."""
         opened = self._opened
         with opened.lock:
-            live = {
-                stored.done_name or name: stored
-                for name, stored in opened.live.items()
-                if stored.verdict is not None and name not in opened.over
-            }
+            by_name = {stored.done_name or name: stored for name, stored in opened.live.items()}
             # What is in the table alone has its id for a name.
-            found = [(live.get(name) or opened.find(name), name) for name in names if name not in opened.over]
-        former = [stored for stored, name in found if stored is not None and (stored.done_name or name) == name]
-        self._settle([stored for stored in former if stored.verdict is not None])
+            found = [(name, by_name.get(name) or opened.find(name)) for name in names]
+        self._settle(
+            [
+                stored
+                for name, stored in found
+                if stored is not None
+                and stored.verdict is not None
+                and (stored.done_name or stored.transaction_id) == name
+                and stored.transaction_id not in opened.over
+            ]
+        )
 
     def next_batch(self, limit: int, blocking: Blocking, room_bytes: int) -> StoredBatch | None:
         """Take what can be published with others, and set the rest aside."""
@@ -232,9 +230,7 @@ class FileShard(StoreShards, ShardBacklog):
                 # What stood behind one that is not held any more is not held itself.
                 if not pending.held:
                     continue
-                if pending.in_flight:
-                    break
-                if not fits(pending):
+                if pending.in_flight or not fits(pending):
                     break
                 chosen.append(pending)
             return self._batch(chosen)
@@ -245,8 +241,7 @@ class FileShard(StoreShards, ShardBacklog):
             return None
         for pending in chosen:
             # Not before: a target may take nothing of all that waits for it.
-            if isinstance(pending, StoredTransaction):
-                self._opened.load_payload(pending)
+            self._opened.load_payload(pending)
         for pending in chosen:
             pending.in_flight = True
             if pending.half.deliver_at_ms is not None:
@@ -259,8 +254,7 @@ class FileShard(StoreShards, ShardBacklog):
         with self._opened.lock:
             super()._given_back(some)
             for pending in some:
-                if isinstance(pending, StoredTransaction):
-                    self._opened.let_go(pending)
+                self._opened.let_go(pending)
 
     def release(self, topic: str, is_refused: Callable[[str], bool]) -> None:
         """Let what was set aside for a topic's sake go with the others; see `Backlog.release`."""
@@ -269,27 +263,12 @@ class FileShard(StoreShards, ShardBacklog):
 
     def _published(self, some: Sequence[Pending]) -> None:
         """Settle what is published, and complete who waits for it."""
-        completed = self._opened.published(some)
-        self._settle_ids([pending.half.transaction_id for pending in some])
-        for callback, verdict in completed:
-            callback(verdict)
-
-    def _settle_ids(self, ids: Sequence[str]) -> None:
-        """Have published transactions settled durably some time later; what fails for lack of room is tried again."""
         opened = self._opened
         with opened.lock:
-            ids, opened.unsettled = (*opened.unsettled, *ids), []
-            if not ids:
-                return
-            opened.settling += 1
-
-        def settled(result: Result) -> None:
-            with opened.lock:
-                opened.settling -= 1
-                if isinstance(result, NoRoomError):
-                    opened.unsettled.extend(ids)
-
-        self._submit(Settle(ids), settled)
+            opened.published(some)
+            # Nobody waits until that is durable; where there is no room for it, `is_durable` asks again.
+            self._submit(Settle(tuple(pending.half.transaction_id for pending in some)), lambda _: None)
+        opened.call_back()
 
 
 def _some(numbers: array[int]) -> list[int]:

@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from penstock.errors import ConfigurationError, StoppedError, StoreFailedError
+from penstock.errors import ConfigurationError, PenstockError, StoppedError, StoreFailedError
 from penstock.options import ClientConfig, not_empty, positive_int, seconds
 from penstock.transactions.store import SettledCallback
 from penstock.transactions.stores.file.administration import FileAdministration
-from penstock.transactions.stores.file.checks import FileCheckSource
-from penstock.transactions.stores.file.log.folder import Folder, FolderLock
+from penstock.transactions.stores.file.checks import GroupChecks
+from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.shard import FileShard
@@ -73,10 +73,8 @@ class FileStore(RelayedStore):
             answer_s=send_timeout,
         )
         self._segment_bytes = segment_bytes
-        self._lock = FolderLock(self.path)
         # Written under the lock of starts, read without it.
         self._opened: OpenStore | None = None
-        self._folder: Folder | None = None
 
     def start(self) -> None:
         """Take the folder's lock and open the store; a start more is counted.
@@ -89,22 +87,18 @@ class FileStore(RelayedStore):
         super().start()
 
     def _open(self) -> GroupWriter:
+        folder = Folder(self.path)
+        opened = OpenStore(folder, self._segment_bytes)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock.take()
-            folder = Folder(self.path)
-            try:
-                opened = OpenStore(folder, self._segment_bytes)
-                opened.open()
-            except BaseException:
-                folder.close()
-                self._lock.release()
-                raise
-        except (OSError, NoRoomError) as error:
-            if isinstance(error, StoreFailedError):
-                raise
-            raise StoreFailedError(f"{self.label} cannot be opened: {error}; repair the disk") from error
-        self._folder, self._opened = folder, opened
+            folder.lock()
+            opened.open()
+        except BaseException as error:
+            folder.unlock()
+            if isinstance(error, OSError | NoRoomError) and not isinstance(error, PenstockError):
+                raise StoreFailedError(f"{self.label} cannot be opened: {error}; repair the disk") from error
+            raise
+        self._opened = opened
         return GroupWriter(opened.write, self.label, self.path.name)
 
     def stop(self, timeout_s: float) -> None:
@@ -119,14 +113,12 @@ class FileStore(RelayedStore):
         opened, self._opened = self._opened, None
         if not has_ended:
             raise StoppedError(f"{self.label} is still writing; its folder stays locked until the process ends")
-        # Where that fails, opening reads the redo log.
-        with suppress(OSError):
-            if opened is not None and opened.failure is None:
-                opened.close()
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            folder.close()
-        self._lock.release()
+        if opened is not None:
+            # Where that fails, opening reads the redo log.
+            with suppress(OSError):
+                if opened.failure is None:
+                    opened.close()
+            opened.folder.unlock()
 
     @property
     def opened(self) -> OpenStore:
@@ -147,9 +139,11 @@ class FileStore(RelayedStore):
     def __exit__(self, *_: object) -> None:
         self.stop(30.0)
 
-    def checks(self, group: str) -> FileCheckSource:
+    def checks(self, group: str) -> GroupChecks:
         """Return the checks of a producer group, of this process alone."""
-        return self.opened.check_sources.source(group)
+        checks = self.opened.checks_of(group)
+        checks.join()
+        return checks
 
     def watch(self, transaction_id: str, callback: SettledCallback) -> None:
         """Call back once a transaction is settled."""

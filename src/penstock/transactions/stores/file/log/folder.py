@@ -21,6 +21,19 @@ from typing import Any
 
 from penstock.errors import StoreInUseError
 
+_LOCK = "lock"
+
+#: Those that this process has made.
+_folders: weakref.WeakSet[Folder] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for folder in _folders:
+        folder.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
 
 class Folder:
     """A folder of files that one process writes. Used by one thread, save for `read`, which any thread may call."""
@@ -30,6 +43,31 @@ class Folder:
         # Descriptors stay open: opening a file for every write costs more than the write. Only the store's thread
         # adds and removes; readers on other threads look up what is there, or open for themselves.
         self._open: dict[str, int] = {}
+        _folders.add(self)
+
+    def lock(self) -> None:
+        """Keep others out until `unlock`.
+
+        Raises `StoreInUseError` where another process, or another store of this one, has the folder.
+        """
+        descriptor = self._descriptor(_LOCK)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            raise StoreInUseError(
+                f"the file store in {self._path} is in use by process {holder}; "
+                "stop that process, share its store within it, or give this one a folder of its own"
+            ) from error
+        # Only for the message above. The file stays: removing it would let two processes lock two files of one name.
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def unlock(self) -> None:
+        """Let the next one in, also while a child that was forked a moment ago has not closed the lock yet."""
+        if _LOCK in self._open:
+            fcntl.flock(self._open[_LOCK], fcntl.LOCK_UN)
+        self.close()
 
     def names(self) -> list[str]:
         """Return the names of the files."""
@@ -70,10 +108,6 @@ class Folder:
                 raise OSError(errno.EIO, "nothing was written", name)
             view, offset = view[written:], offset + written
 
-    def cut(self, name: str, size: int) -> None:
-        """Shorten a file. Not durable before `sync`."""
-        os.ftruncate(self._descriptor(name), size)
-
     def sync(self, name: str) -> None:
         """Make the contents of a file durable."""
         os.fdatasync(self._descriptor(name))
@@ -100,7 +134,7 @@ class Folder:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close what is open. In a forked child the lock stays with the parent; else it goes, too."""
         while self._open:
             _, descriptor = self._open.popitem()
             with suppress(OSError):
@@ -112,55 +146,3 @@ class Folder:
             descriptor = os.open(self._path / name, os.O_RDWR | os.O_CREAT, 0o600)
             self._open[name] = descriptor
         return descriptor
-
-
-_LOCK = "lock"
-
-#: Those that this process has made.
-_locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    for lock in _locks:
-        lock.close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
-
-
-class FolderLock:
-    """Held from `take` to `release`. Used by one thread."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor: int | None = None
-        _locks.add(self)
-
-    def take(self) -> None:
-        """Take the lock. Raises `StoreInUseError` where another process, or a store of this one, holds it."""
-        descriptor = os.open(self._path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(descriptor)
-            raise StoreInUseError(
-                f"the file store in {self._path} is in use by process {holder}; "
-                "stop that process, share its store within it, or give this one a folder of its own"
-            ) from error
-        # Only for the message above. The file stays: removing it would let two processes lock two files of one name.
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        self._descriptor = descriptor
-
-    def release(self) -> None:
-        """Let the next one in, also while a child that was forked a moment ago has not closed it yet."""
-        if self._descriptor is not None:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        self.close()
-
-    def close(self) -> None:
-        """Forget it, in a forked child: its parent alone has it then."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)

@@ -1,237 +1,264 @@
-"""The file store's truth: the redo log and the state table it makes, changed in batches that are durable or not at all.
+"""What a file store holds: the redo log, the state table that it makes, and the transactions that are in memory, too.
 
-A batch is judged (the first decision wins), written and synced in one frame, and only then applied: what the table
-shows is on the disk. Segments that hold little that is still needed are left behind: what is live in the oldest is
-written again at the end, so that the disk taken, and the time to open, follow what is pending.
+Segments that hold little that is still needed are left behind: what is live in the oldest is written again at the end,
+so that the disk taken, and the time to open, follow what is pending.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
 
+from penstock.errors import StoreDamagedError
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.frames import (
-    FRAME_BYTES,
-    RECORD_BYTES,
-    Checked,
-    Decided,
-    Entry,
-    Kind,
-    Prepared,
-    Record,
-    Settled,
-    encode_entry,
+from penstock.transactions.stores.file.log.frames import Kind, Prepared, Record, encode_entry
+from penstock.transactions.stores.file.log.ledger import (
+    StoredTransaction,
+    decoded,
+    due_of,
+    entries_of,
+    loaded,
+    replay,
+    row_of,
 )
-from penstock.transactions.stores.file.log.holdings import Holdings
-from penstock.transactions.stores.file.log.judging import Applied, Change, Judging
-from penstock.transactions.stores.file.log.ledger import Replay, StoredTransaction, due_of, row_of
-from penstock.transactions.stores.file.log.redo import NoRoomError
-from penstock.transactions.stores.file.log.table import KEYS, ROWS, STAYS, STOPPED, State, tick_of
-from penstock.transactions.stores.relayed_store import Decide
-from penstock.transactions.wire.ids import id_bytes
-from penstock.transactions.wire.ops import Author, Verdict
+from penstock.transactions.stores.file.log.redo import NoRoomError, RedoLog, damaged
+from penstock.transactions.stores.file.log.table import (
+    KEYS,
+    ROWS,
+    STAYS,
+    STOPPED,
+    State,
+    StateTable,
+    in_memory,
+    is_current,
+)
+from penstock.transactions.wire.ids import id_bytes, id_text, is_id
+from penstock.transactions.wire.ops import Verdict
 
-#: Bytes of live halves that are written again in one frame, at most (and at least one half).
+#: Ends that are remembered, in this process alone.
+_ENDED = 10_000
+#: Bytes of payloads in memory; what is beyond is read from the log again.
+_PAYLOAD_BYTES = 256 << 20
+#: Bytes of live halves after which a frame of those that are written again ends.
 _CARRY_BYTES = 1 << 20
 
 
-class Journal(Holdings):
-    """The redo log and the state table of one store. One thread opens it, commits and closes."""
+class Journal:
+    """The transactions of one store. One thread opens it, writes and closes; others read.
+
+    `lock` guards the table and what is in memory. Whoever calls this holds it, but where it is said.
+    """
 
     def __init__(self, folder: Folder, segment_bytes: int) -> None:
-        super().__init__(folder, segment_bytes)
+        self.folder = folder
+        self.lock = threading.Lock()
+        self.table = StateTable(folder.map)
+        self.redo = RedoLog(folder, segment_bytes, self._floor)
         #: Whether opening made the table of the log.
         self.was_rebuilt = False
+        #: The transactions in memory, by id: what is young, in flight, ready, or stands in a line. All others are
+        #: entered in the table.
+        self.live: dict[str, StoredTransaction] = {}
+        self._payload_bytes = 0
+        #: How the last transactions ended, for decisions that come after that.
+        self.ended: OrderedDict[str, Verdict] = OrderedDict()
+
+    # Opening and closing; nobody else is there.
 
     def open(self) -> None:
         """Open the log and the table; the latter is made of the log unless a clean stop left it. As `RedoLog.open`.
 
         An older store has no table: it gets one.
         """
-        table, folder = self.table, self._folder
-        log = table.unseal(folder.read(STOPPED)) if STOPPED in folder.names() else None
-        self.was_rebuilt = self.redo.open(Replay(table), log, self._clear)
+        table, folder = self.table, self.folder
+        self.redo.open()
+        seal = folder.read(STOPPED) if STOPPED in folder.names() else b""
+        self.was_rebuilt = not table.unseal(seal, self.redo.log_end)
+        if self.was_rebuilt:
+            for name in (ROWS, KEYS):
+                folder.remove(name)
+            replay(self.redo.records(), table)
+        self.redo.recover()
         table.claim()
         folder.remove(STOPPED)
         for number, (_, _, _, _, state, flags, _) in table:
             if flags & STAYS or state in {State.COMMITTED, State.DISCARDED}:
                 self.adopt(number, self.load(number))
 
-    def _clear(self) -> None:
-        for name in (ROWS, KEYS):
-            self._folder.remove(name)
-        self.table.clear()
-
     def close(self) -> None:
         """Leave the table as it is, so that opening it need not read the log. Raises `OSError`: then it does."""
         for name in (ROWS, KEYS):
-            self._folder.sync(name)
-        self._folder.write(STOPPED, 0, self.table.seal(self.redo.log_end))
-        self._folder.sync(STOPPED)
-        self._folder.sync_names()
+            self.folder.sync(name)
+        self.folder.write(STOPPED, 0, self.table.seal(self.redo.log_end))
+        self.folder.sync(STOPPED)
+        self.folder.sync_names()
 
-    def commit(self, changes: Sequence[Change]) -> list[Applied]:
-        """Judge changes in their order and make those that hold durable, all together.
+    def look(self) -> None:
+        """Read what is pending in a store that another process has, and change nothing.
 
-        Raises `NoRoomError`, having changed nothing: it may be tried again. After an `OSError` it is not known what
-        became of the changes before the store is opened again.
+        After a crash of the machine the table cannot be trusted: then one is made of the log, in memory. Raises
+        `StoreDamagedError`, also where what is read together does not fit together, since segments come and go.
         """
-        with self.lock:
-            judging = Judging(self)
-            entries = [judging.judge(change) for change in changes]
-        try:
-            records = self._write([encode_entry(entry) for entry in entries if isinstance(entry, tuple)], len(changes))
-        except NoRoomError:
-            with self.lock:
-                for stored in judging.withdrawn:
-                    self.restore(stored)
-                self._park(judging.seen)
-            raise
-        with self.lock:
-            written = iter(records)
-            applied = [
-                self._made(entry, next(written)) if isinstance(entry, tuple) else self._not_made(change, entry)
-                for change, entry in zip(changes, entries, strict=True)
-            ]
-            self.changed(changes, applied)
-            self._park(judging.seen)
-        return applied
-
-    def _park(self, seen: Iterable[str]) -> None:
-        """Let leave the memory what was looked at, but for what is young."""
-        for transaction_id in seen:
-            stored = self.live.get(transaction_id)
-            if stored is not None and (stored.verdict is not None or stored.answered_ms):
-                self.park(stored)
-
-    def restore(self, stored: StoredTransaction) -> None:
-        """Let what was withdrawn wait as before."""
-
-    def changed(self, changes: Sequence[Change], applied: Sequence[Applied]) -> None:
-        """Take in what has become durable."""
-
-    def _made(self, entry: Entry, record: Record) -> Applied:
-        table = self.table
-        if isinstance(entry, Prepared):
-            raw_id = id_bytes(entry.halves[0].transaction_id)
-            number = table.add(raw_id, entry.number, row_of(entry, record))
-            table.number = entry.number
-            stored = StoredTransaction(entry.halves, number, entry.number, entry.birth_ms)
-            self._remember(stored)
-        elif isinstance(entry, Settled):
-            changed = [found for name in entry.transaction_ids if (found := self.find(name)) is not None]
-            for settled in changed:
-                self._end(settled, settled.verdict or Verdict.COMMIT)
-            return Applied(changed=changed)
-        elif isinstance(entry, Checked):
-            stored = self._judged(entry.transaction_id)
-            stored.check_count, stored.answered_ms = entry.check_count, entry.answered_ms
-            table.wait(stored.offset, State.ANSWERED, tick_of(entry.answered_ms), entry.check_count)
+        self.redo.look()
+        rows = self.folder.view(ROWS) if ROWS in self.folder.names() else b""
+        if is_current(rows):
+            self.table.look(rows, self.folder.view(KEYS))
         else:
-            stored = self._stand(entry)
-        return Applied(changed=[stored])
+            self.table = StateTable(in_memory())
+            replay(self.redo.records(), self.table)
 
-    def _stand(self, entry: Decided) -> StoredTransaction:
-        """Take a decision in."""
-        table, stored = self.table, self._judged(entry.transaction_id)
-        table.decided = entry.decided
-        if entry.verdict is Verdict.ROLLBACK:
-            self._end(stored, entry.verdict)
-            return stored
-        table.decide(stored.offset, entry.verdict, entry.author, entry.decided, due_of(stored.half.deliver_at_ms))
-        if stored.verdict is None:
-            stored.decide(entry.verdict, entry.author, entry.decided)
-            return stored
-        # It is decided again, and the coordinator's thread has it: another object takes its place.
-        again = self.load(stored.offset)
-        assert again is not None  # noqa: S101 - it is pending
-        self._forget(stored)
-        self._remember(again)
-        return again
+    # Finding.
 
-    def _judged(self, transaction_id: str) -> StoredTransaction:
-        """Return what an entry that was just written is of; it may have left the memory since, to be asked about."""
-        stored = self.find(transaction_id)
-        assert stored is not None  # noqa: S101 - nobody else settles it
+    def number_of(self, transaction_id: str) -> int:
+        """Return the number of a transaction that is pending, or 0."""
+        stored = self.live.get(transaction_id)
+        if stored is not None:
+            return stored.offset
+        return self.table.find(id_bytes(transaction_id)) if is_id(transaction_id) else 0
+
+    def find(self, transaction_id: str) -> StoredTransaction | None:
+        """Return a transaction that is pending, which is in memory then."""
+        stored = self.live.get(transaction_id)
+        if stored is None and (number := self.number_of(transaction_id)):
+            stored = self.adopt(number, self.load(number))
         return stored
 
-    def _not_made(self, change: Change, refused: str | None) -> Applied:
-        if refused is None or not isinstance(change, Decide):
-            return Applied(refused)
-        stored = self.live.get(change.transaction_id)
-        if stored is None:
-            ended = self._ended.get(change.transaction_id)
-            return Applied(refused, ended, is_known=ended is not None)
-        return Applied(refused, stored.verdict, is_known=change.group in {None, stored.half.group})
+    def load(self, number: int) -> StoredTransaction | None:
+        """Read a transaction from the table and the log; None: it is settled by now. Without the lock, too.
 
-    # The log.
+        Raises `StoreDamagedError` where its halves do not read any more.
+        """
+        row = self.table.row(number)
+        while row.state:
+            order = self.table.key(number)[1]
+            try:
+                record = self.redo.read(row.place, row.size)
+            except StoreDamagedError:
+                # It may have been settled a moment ago, or its halves were written again elsewhere.
+                if self.table.row(number) == row:
+                    raise
+                record = None
+            former, row = row, self.table.row(number)
+            if record is not None and row == former:
+                return loaded(number, row, order, decoded(record))
+        return None
 
-    def _write(self, records: Sequence[tuple[int, bytes]], most: int) -> list[Record]:
+    def peek(self, number: int) -> StoredTransaction | None:
+        """Return a transaction by its number, and leave the memory as it is. As `load`."""
+        return self.live.get(id_text(self.table.key(number)[0])) or self.load(number)
+
+    def undecided(self, number: int, transaction_id: str) -> StoredTransaction | None:
+        """Return a transaction with its halves, unless it was decided or settled meanwhile. As `load`."""
+        stored = self.load(number)
+        if stored is None or stored.transaction_id != transaction_id or stored.verdict is not None:
+            return None
+        return stored
+
+    # What is in memory.
+
+    def add(self, entry: Prepared, record: Record) -> StoredTransaction:
+        """Take in what was prepared."""
+        first = entry.halves[0]
+        number = self.table.add(id_bytes(first.transaction_id), due_of(first.deliver_at_ms), row_of(entry, record))
+        stored = StoredTransaction(entry.halves, number, entry.number, entry.birth_ms)
+        self._remember(stored)
+        return stored
+
+    def adopt(self, number: int, stored: StoredTransaction | None) -> StoredTransaction | None:
+        """Take what was read of a record into memory, unless it is there, or is another transaction's by now."""
+        if stored is None or stored.transaction_id in self.live:
+            return None
+        if self.table.find(id_bytes(stored.transaction_id)) != number:
+            return None
+        self.table.leave(number)
+        self._remember(stored)
+        return stored
+
+    def release(self, stored: StoredTransaction) -> None:
+        """Let a transaction leave the memory: the table has it."""
+        self._forget(stored)
+        self.table.enter(stored.offset)
+
+    def end(self, stored: StoredTransaction, verdict: Verdict) -> None:
+        """Forget a transaction that is settled, but for how it ended."""
+        self._forget(stored)
+        self.table.free(stored.offset)
+        self.ended[stored.half.transaction_id] = verdict
+        if len(self.ended) > _ENDED:
+            self.ended.popitem(last=False)
+
+    def load_payload(self, stored: Pending) -> None:
+        """Have the payload of a transaction in memory. As `load`."""
+        if stored.dropped is None:
+            return
+        again = self.load(stored.offset)
+        if again is None or not stored.load(list(zip(again.offsets, again.halves, strict=True))):
+            raise damaged(f"the halves of transaction {stored.transaction_id} are gone")
+        self._payload_bytes += stored.held_bytes
+
+    def let_go(self, stored: Pending) -> None:
+        """Let the payload of a transaction leave the memory, if there is too much."""
+        if stored.dropped is None and self._payload_bytes > _PAYLOAD_BYTES:
+            self._payload_bytes -= stored.held_bytes
+            stored.drop()
+
+    def _remember(self, stored: StoredTransaction) -> None:
+        self.live[stored.half.transaction_id] = stored
+        self._payload_bytes += stored.held_bytes
+        self.let_go(stored)
+
+    def _forget(self, stored: StoredTransaction) -> None:
+        del self.live[stored.half.transaction_id]
+        if stored.dropped is None:
+            self._payload_bytes -= stored.held_bytes
+
+    # The log. Called by the writing thread, without the lock.
+
+    def _write(self, records: Sequence[tuple[int, bytes]]) -> list[Record]:
         """Write records; the table has room for so many more then."""
         if not records:
             return []
         try:
             with self.lock:
-                self.table.reserve(most)
+                self.table.reserve(len(records))
         except OSError as error:
             raise NoRoomError(f"the state table: {error.strerror}") from error
-        size = FRAME_BYTES + sum(RECORD_BYTES + len(payload) for _, payload in records)
-        if self.redo.needs_segment(size):
-            live, floor = self._extent()
-            self.redo.begin_segment(size, floor)
-            self._carry(live)
-        if self.redo.needs_segment(size):
-            # What was carried has filled it.
-            self.redo.begin_segment(size, self._extent()[1])
         return self.redo.append(records)
 
-    def _extent(self) -> tuple[int, int]:
-        """Return the bytes of all that is pending, and the lowest place that is still needed."""
-        live, floor = 0, self.redo.end
-        for _, (place, size, *_) in self.table:
-            live += size
-            floor = min(floor, place)
-        return live, floor
+    def _floor(self) -> int:
+        """Return the lowest place of the log that is still needed."""
+        return min((place for _, (place, *_) in self.table), default=self.redo.end)
 
-    def _carry(self, live: int) -> None:
+    def _carry(self) -> None:
         """Write what is live in the oldest segments again, while the log takes more than twice what is live."""
         bases = self.redo.bases
         # The last two are always there: the one that was begun, and the one that was full.
-        spare, limit = self.redo.end - bases[0] - 2 * live, 0
+        spare, limit = self.redo.end - bases[0] - 2 * sum(size for _, (_, size, *_) in self.table), 0
         for begin, end in itertools.pairwise(bases[:-1]):
             if spare > 0:
                 spare, limit = spare - (end - begin), end
         frame: list[tuple[int, bytes]] = []
         moved: list[int] = []
-        size = FRAME_BYTES
+        size = 0
         for _, number in sorted((place, number) for number, (place, *_) in self.table if place < limit):
             stored = self.load(number)
-            records = [] if stored is None else [encode_entry(entry) for entry in _entries_of(stored)]
-            more = sum(RECORD_BYTES + len(payload) for _, payload in records)
-            if frame and size + more > _CARRY_BYTES:
-                self._append_carried(frame, size, moved)
-                frame, moved, size = [], [], FRAME_BYTES
-            frame += records
+            if stored is None:
+                continue
+            if size > _CARRY_BYTES:
+                self._write_again(frame, moved)
+                frame, moved, size = [], [], 0
+            for kind, payload in map(encode_entry, entries_of(stored)):
+                frame.append((kind, payload))
+                size += len(payload)
             moved.append(number)
-            size += more
-        if frame:
-            self._append_carried(frame, size, moved)
+        self._write_again(frame, moved)
 
-    def _append_carried(self, frame: Sequence[tuple[int, bytes]], size: int, moved: Sequence[int]) -> None:
-        if self.redo.needs_segment(size):
-            self.redo.begin_segment(size, self._extent()[1])
-        halves = (record for record in self.redo.append(frame) if record.kind == Kind.PREPARED)
+    def _write_again(self, frame: Sequence[tuple[int, bytes]], moved: Sequence[int]) -> None:
+        """Write transactions again, whose numbers are given."""
+        halves = [record for record in self._write(frame) if record.kind == Kind.PREPARED]
         with self.lock:
             for number, record in zip(moved, halves, strict=True):
                 self.table.move(number, record.place, record.size)
-
-
-def _entries_of(stored: StoredTransaction) -> list[Entry]:
-    """Return entries that tell all of a transaction that was just read, to be written again."""
-    numbers = (stored.number, stored.birth_ms, stored.check_count, stored.answered_ms)
-    entries: list[Entry] = [Prepared(*numbers, Verdict.UNKNOWN, 0, tuple(stored.halves))]
-    if stored.verdict is not None:
-        author = stored.author or Author.PRODUCER
-        entries.append(Decided(stored.transaction_id, stored.verdict, author, stored.decided, ""))
-    return entries

@@ -1,19 +1,26 @@
-"""What a file store holds: a transaction in memory, and the replay that makes a table of a log.
+"""A transaction of a file store as a record of the log, a record of the table, and an object in memory.
 
-What is written in the log was judged before (`judging`), so a replay judges nothing.
+What is written in the log was judged before, so a replay, which makes a table of it, judges nothing.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from penstock.errors import MessageFormatError, StoreDamagedError
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.stores.file.log.frames import Checked, Decided, Entry, Prepared, Record, decode_entry
+from penstock.transactions.stores.file.log.frames import (
+    Checked,
+    Decided,
+    Entry,
+    Prepared,
+    Record,
+    Settled,
+    decode_entry,
+)
 from penstock.transactions.stores.file.log.table import (
     STAYS,
     UNDECIDED,
@@ -73,58 +80,55 @@ class StoredTransaction(Pending):
             self.done_name = id_text(xxh3_128_digest(f"{self.transaction_id} {verdict.name} {resumed or ''}".encode()))
 
 
-class Replay:
-    """Makes a table of a log's records, in their order; all are entered. Raises `StoreDamagedError`."""
+def replay(records: Iterable[Record], table: StateTable) -> None:
+    """Make a table of a log's records, in their order; all are entered. Raises `StoreDamagedError`.
 
-    def __init__(self, table: StateTable) -> None:
-        self._table = table
-        # Timestamps of delivery, by number: the table has room for them once they are decided.
-        self._dues = array("I")
-
-    def __call__(self, record: Record) -> None:
-        """Let a record change the table. What it speaks of may be settled, and its halves gone with their segment."""
-        table, entry = self._table, decoded(record)
+    What a record speaks of may be settled, and its halves gone with their segment.
+    """
+    table.clear()
+    for record in records:
+        entry = decoded(record)
         if isinstance(entry, Prepared):
-            self._prepare(entry, record)
-        elif isinstance(entry, Decided):
-            table.decided = max(table.decided, entry.decided)
-            number = table.find(id_bytes(entry.transaction_id))
-            if number and entry.verdict is Verdict.ROLLBACK:
-                # There is nothing left to do for it: it is settled by being decided.
-                self._settle(number)
-            elif number:
-                # The first decision is the only one written, save for one that takes a COMMIT back before it is due,
-                # and for an operator's DISCARD of what Kafka refused.
-                table.decide(number, entry.verdict, entry.author, entry.decided, self._dues[number])
+            _replay_prepared(entry, record, table)
+        elif isinstance(entry, Settled):
+            for transaction_id in entry.transaction_ids:
+                _settle(table.find(id_bytes(transaction_id)), table)
         elif isinstance(entry, Checked):
             if number := table.find(id_bytes(entry.transaction_id)):
                 table.wait(number, State.ANSWERED, tick_of(entry.answered_ms), entry.check_count)
         else:
-            for transaction_id in entry.transaction_ids:
-                if number := table.find(id_bytes(transaction_id)):
-                    self._settle(number)
+            table.decided = max(table.decided, entry.decided)
+            number = table.find(id_bytes(entry.transaction_id))
+            if entry.verdict is Verdict.ROLLBACK:
+                # There is nothing left to do for it: it is settled by being decided.
+                _settle(number, table)
+            elif number:
+                # The first decision is the only one written, save for one that takes a COMMIT back before it is due,
+                # and for an operator's DISCARD of what Kafka refused.
+                table.decide(number, entry.verdict, entry.author, entry.decided)
 
-    def _prepare(self, entry: Prepared, record: Record) -> None:
-        table, raw_id = self._table, id_bytes(entry.halves[0].transaction_id)
-        table.number = max(table.number, entry.number)
-        table.decided = max(table.decided, entry.decided)
-        number = table.find(raw_id)
-        if number:
-            # It was written again.
-            table.move(number, record.place, record.size)
-            return
-        number = table.add(raw_id, entry.number, row_of(entry, record))
+
+def _replay_prepared(entry: Prepared, record: Record, table: StateTable) -> None:
+    raw_id, row = id_bytes(entry.halves[0].transaction_id), row_of(entry, record)
+    due = due_of(entry.halves[0].deliver_at_ms)
+    table.number = max(table.number, entry.number)
+    table.decided = max(table.decided, entry.decided)
+    number = table.find(raw_id)
+    if number:
+        # It was written again, with all that was known of it; a decision stands behind it.
+        table.put(number, raw_id, due, row)
+    else:
+        number = table.add(raw_id, due, row)
         table.enter(number)
-        if number >= len(self._dues):
-            self._dues.extend([0] * (number + 1))
-        self._dues[number] = due_of(entry.halves[0].deliver_at_ms)
-        if entry.verdict is not Verdict.UNKNOWN:
-            # As an earlier version of penstock wrote it again.
-            table.decide(number, entry.verdict, Author.PRODUCER, entry.decided, self._dues[number])
+    if entry.verdict is not Verdict.UNKNOWN:
+        # As an earlier version of penstock wrote it again.
+        table.decide(number, entry.verdict, Author.PRODUCER, entry.decided)
 
-    def _settle(self, number: int) -> None:
-        self._table.leave(number)
-        self._table.free(number)
+
+def _settle(number: int, table: StateTable) -> None:
+    if number:
+        table.leave(number)
+        table.free(number)
 
 
 def row_of(entry: Prepared, record: Record) -> RawRow:
@@ -149,6 +153,16 @@ def decoded(record: Record) -> Entry:
             f"the file store is damaged, or was written by a later penstock: place {record.place} of its redo log "
             f"has {error}; use the penstock that wrote it, or restore its folder from a backup"
         ) from error
+
+
+def entries_of(stored: StoredTransaction) -> list[Entry]:
+    """Return entries that say all of a transaction that was just read, to be written again."""
+    numbers = (stored.number, stored.birth_ms, stored.check_count, stored.answered_ms)
+    entries: list[Entry] = [Prepared(*numbers, Verdict.UNKNOWN, 0, tuple(stored.halves))]
+    if stored.verdict is not None:
+        author = stored.author or Author.PRODUCER
+        entries.append(Decided(stored.transaction_id, stored.verdict, author, stored.decided, ""))
+    return entries
 
 
 def loaded(number: int, row: Row, order: int, entry: Entry) -> StoredTransaction:

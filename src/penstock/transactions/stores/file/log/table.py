@@ -6,8 +6,8 @@ Integers are big-endian; records count from 1, for the place of the first one ha
 
 - **record** (24 bytes): place of the halves in the redo log 8, their size 4, timestamp 4, hash of the producer group 4,
   state 4 (state, author of the decision and a flag, answered checks). Timestamps are quarters of a second since 2020.
-- **key** (24 bytes, in a second file under the same number): transaction id 16, and its place in the order of what was
-  prepared, or, once it is decided, in the order of the decisions.
+- **key** (24 bytes, in a second file under the same number): transaction id 16, and the timestamp of its delivery (0:
+  at once), or, once it is decided, its place in the order of the decisions.
 
 Neither file is synced while the store is open: after a crash both are made again from the redo log. A clean stop syncs
 them and writes their checksums into a third file, with where the log ended. If any of that does not fit, it is a crash.
@@ -19,7 +19,7 @@ import struct
 import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import IntEnum
 from heapq import nsmallest
 from pathlib import Path
@@ -33,20 +33,22 @@ RECORD_BYTES = 24
 #: The flag of those that stay in memory: they stand in a line, or were brought back.
 STAYS = 0x80
 _ROW = struct.Struct(">QIIIBBH")
-_TICK, _STATE = struct.Struct(">I"), struct.Struct(">BBH")
+_PLACE, _TICK, _STATE = struct.Struct(">QI"), struct.Struct(">I"), struct.Struct(">BBH")
 _TICK_AT, _STATE_AT = 12, 20
 _KEY, _ORDER = struct.Struct(f">{ID_BYTES}sQ"), struct.Struct(">Q")
 _NOTHING, _NO_ID = bytes(RECORD_BYTES), bytes(ID_BYTES)
 _HEADER = struct.Struct(">7sB16s")
-_MAGIC, _VERSION = b"PENTABL", 1
+_MAGIC, _VERSION = b"PENTABL", 2
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 #: Records that a file has room for at first.
 _ROOM = 1_024
-_SEAL, _CHECK = struct.Struct(">IQQII"), struct.Struct(">I")
+_SEAL, _CHECK = struct.Struct(">BIQQII"), struct.Struct(">I")
 #: What timestamps count: quarters of a second since the begin of 2020.
 _EPOCH_MS = 1_577_836_800_000
 TICK_MS = 250
 _LAST_TICK = (1 << 32) - 1
+#: What the index by id has for a transaction that is gone: what was entered after it is found still.
+_GONE = (1 << 32) - 1
 
 
 class State(IntEnum):
@@ -67,7 +69,7 @@ class State(IntEnum):
 
 UNDECIDED = frozenset({State.BORN, State.ASKED, State.ANSWERED, State.IMMUNE})
 #: As numbers, which are quicker.
-_FREE, _DELAYED, _COMMITTED, _DISCARDED = 0, 5, 6, 7
+_DELAYED, _COMMITTED, _DISCARDED = 5, 6, 7
 
 
 class Row(NamedTuple):
@@ -109,17 +111,15 @@ class StateTable:
         #: The highest numbers that were given out, of transactions and of decisions.
         self.number = 0
         self.decided = 0
-        #: How many transactions stand how.
-        self.counts = [0] * len(State)
         self._rows: Any = b""
         self._keys: Any = b""
         self._capacity = 0
         # Records that are free, below the first that was never used.
         self._free = array("I")
         self._top = 1
-        # The index by id, of those that are entered: open addressing, a record or 0.
+        # The index by id, of those that are entered: open addressing, a record, 0 or `_GONE`; how many are not 0.
         self._slots = array("I")
-        self._entered = 0
+        self._taken = 0
 
     @property
     def used(self) -> int:
@@ -139,16 +139,10 @@ class StateTable:
     def _read(self, records: int) -> None:
         """Take in what the files have in the first so many records."""
         self._map(records)
-        self.counts = [0] * len(State)
         self._free, self._top = array("I"), records + 1
-        self._slots, self._entered = array("I", bytes(4 * _size_for(2 * records))), 0
-        for number in range(1, self._top):
-            state = self._rows[number * RECORD_BYTES + _STATE_AT]
-            self.counts[state] += 1
-            if state:
-                self.enter(number)
-            else:
-                self._free.append(number)
+        states = self._states()
+        self._free.extend(number for number in range(1, self._top) if not states[number - 1])
+        self._index([number for number in range(1, self._top) if states[number - 1]])
 
     def _map(self, records: int) -> None:
         capacity = _size_for(records)
@@ -167,6 +161,13 @@ class StateTable:
         # The first one is the header.
         rows = memoryview(bytes(self._rows[: self._top * RECORD_BYTES]))[RECORD_BYTES:]
         return ((number, row) for number, row in enumerate(_ROW.iter_unpack(rows), 1) if row[4])
+
+    def count(self, state: State) -> int:
+        """Return how many transactions stand so. Quick: there may be a million."""
+        return self._states().count(state)
+
+    def _states(self) -> bytes:
+        return bytes(self._rows[RECORD_BYTES + _STATE_AT : self._top * RECORD_BYTES : RECORD_BYTES])
 
     def row(self, number: int) -> Row:
         """Return a record."""
@@ -196,32 +197,39 @@ class StateTable:
         if self._top + records > self._capacity:
             self._map(self._top + records)
 
-    def add(self, raw_id: bytes, order: int, row: RawRow) -> int:
-        """Take a transaction in, and return its number. There must be room: see `reserve`."""
+    def add(self, raw_id: bytes, due: int, row: RawRow) -> int:
+        """Take a transaction in, and return its number. There must be room: see `reserve`.
+
+        `due` is the timestamp of its delivery, 0 where that is at once.
+        """
         if self._free:
             number = self._free.pop()
-            self.counts[_FREE] -= 1
         else:
             self.reserve(1)
             number, self._top = self._top, self._top + 1
-        _KEY.pack_into(self._keys, number * RECORD_BYTES, raw_id, order)
-        _ROW.pack_into(self._rows, number * RECORD_BYTES, *row)
-        self.counts[row[4]] += 1
+        self.put(number, raw_id, due, row)
         return number
+
+    def put(self, number: int, raw_id: bytes, due: int, row: RawRow) -> None:
+        """Write the record of a transaction that is not decided."""
+        _KEY.pack_into(self._keys, number * RECORD_BYTES, raw_id, due)
+        _ROW.pack_into(self._rows, number * RECORD_BYTES, *row)
 
     def move(self, number: int, place: int, size: int) -> None:
         """Take in that the halves of a transaction stand elsewhere."""
-        _ROW.pack_into(self._rows, number * RECORD_BYTES, place, size, *self.row(number)[2:])
+        _PLACE.pack_into(self._rows, number * RECORD_BYTES, place, size)
 
-    def decide(self, number: int, verdict: Verdict, author: int, order: int, due: int) -> None:
-        """Take a decision in; `due` is the timestamp of the delivery, 0 where that is at once."""
+    def decide(self, number: int, verdict: Verdict, author: int, order: int) -> None:
+        """Take a decision in. A COMMIT, which is the first of its transaction, has it wait for its delivery."""
         at = number * RECORD_BYTES
         _, flags, checks = _STATE.unpack_from(self._rows, at + _STATE_AT)
-        state = _COMMITTED if verdict is Verdict.COMMIT else _DISCARDED
-        if due and state == _COMMITTED:
-            state = _DELAYED
-            _TICK.pack_into(self._rows, at + _TICK_AT, due)
-        self._stand(at, state, flags & STAYS | author, checks)
+        state = _DISCARDED
+        if verdict is Verdict.COMMIT:
+            _, due = self.key(number)
+            state = _DELAYED if due else _COMMITTED
+            if due:
+                _TICK.pack_into(self._rows, at + _TICK_AT, due)
+        _STATE.pack_into(self._rows, at + _STATE_AT, state, flags & STAYS | author, checks)
         _ORDER.pack_into(self._keys, at + ID_BYTES, order)
 
     def wait(self, number: int, state: State, tick: int, checks: int | None = None) -> None:
@@ -229,25 +237,17 @@ class StateTable:
         at = number * RECORD_BYTES
         _, flags, former = _STATE.unpack_from(self._rows, at + _STATE_AT)
         _TICK.pack_into(self._rows, at + _TICK_AT, tick)
-        self._stand(at, state, flags, former if checks is None else checks)
+        _STATE.pack_into(self._rows, at + _STATE_AT, state, flags, former if checks is None else checks)
 
     def ripen(self, number: int) -> None:
         """Take in that the time of a transaction has come, if it waits for that."""
         at = number * RECORD_BYTES
-        state, flags, checks = _STATE.unpack_from(self._rows, at + _STATE_AT)
-        if state == _DELAYED:
-            self._stand(at, _COMMITTED, flags, checks)
-
-    def _stand(self, at: int, state: int, flags: int, checks: int) -> None:
-        self.counts[self._rows[at + _STATE_AT]] -= 1
-        self.counts[state] += 1
-        _STATE.pack_into(self._rows, at + _STATE_AT, state, flags, checks)
+        if self._rows[at + _STATE_AT] == _DELAYED:
+            self._rows[at + _STATE_AT] = _COMMITTED
 
     def free(self, number: int) -> None:
         """Forget a transaction that is settled, and not entered."""
         at = number * RECORD_BYTES
-        self.counts[self._rows[at + _STATE_AT]] -= 1
-        self.counts[_FREE] += 1
         self._rows[at : at + RECORD_BYTES] = _NOTHING
         self._keys[at : at + RECORD_BYTES] = _NOTHING
         self._free.append(number)
@@ -256,72 +256,59 @@ class StateTable:
 
     def find(self, raw_id: bytes) -> int:
         """Return the record of a transaction that is entered, or 0."""
-        if not self._entered:
-            return 0
+        return self._slots[self._slot(raw_id)]
+
+    def enter(self, number: int) -> None:
+        """Let a transaction be found by its id."""
+        if 3 * self._taken >= 2 * len(self._slots):
+            self._index([other for other in self._slots if other not in {0, _GONE}])
+        self._taken += 1
+        self._slots[self._slot(self.key(number)[0])] = number
+
+    def leave(self, number: int) -> None:
+        """Let a transaction that is entered not be found any more."""
+        self._slots[self._slot(self.key(number)[0])] = _GONE
+
+    def _index(self, entered: Collection[int]) -> None:
+        """Make the index of these."""
+        self._slots, self._taken = array("I", bytes(4 * _size_for(2 * len(entered)))), len(entered)
+        for number in entered:
+            self._slots[self._slot(self.key(number)[0])] = number
+
+    def _slot(self, raw_id: bytes) -> int:
+        """Return where a transaction stands in the index, or could stand."""
         slots, keys = self._slots, self._keys
         mask = len(slots) - 1
         slot = hash(raw_id) & mask
         while number := slots[slot]:
             at = number * RECORD_BYTES
-            if keys[at : at + ID_BYTES] == raw_id:
-                return number
+            if number != _GONE and keys[at : at + ID_BYTES] == raw_id:
+                break
             slot = (slot + 1) & mask
-        return 0
-
-    def enter(self, number: int) -> None:
-        """Let a transaction be found by its id."""
-        self._entered += 1
-        if 3 * self._entered > 2 * len(self._slots):
-            former, self._slots = self._slots, array("I", bytes(8 * len(self._slots)))
-            for other in filter(None, former):
-                self._put(other)
-        self._put(number)
-
-    def _put(self, number: int) -> None:
-        slots, slot = self._slots, self._home(number)
-        while slots[slot]:
-            slot = (slot + 1) & (len(slots) - 1)
-        slots[slot] = number
-
-    def leave(self, number: int) -> None:
-        """Let a transaction that is entered not be found any more."""
-        self._entered -= 1
-        slots = self._slots
-        mask, gap = len(slots) - 1, self._home(number)
-        while slots[gap] != number:
-            gap = (gap + 1) & mask
-        # What stands behind it moves up, unless it would then stand ahead of its home.
-        slot = (gap + 1) & mask
-        while other := slots[slot]:
-            if (slot - self._home(other)) & mask >= (slot - gap) & mask:
-                slots[gap] = other
-                gap = slot
-            slot = (slot + 1) & mask
-        slots[gap] = 0
-
-    def _home(self, number: int) -> int:
-        at = number * RECORD_BYTES
-        return hash(bytes(self._keys[at : at + ID_BYTES])) & (len(self._slots) - 1)
+        return slot
 
     # A clean stop.
 
-    def seal(self, log: bytes) -> bytes:
-        """Return what says of the table that it is whole, and which log it belongs to."""
-        content = _SEAL.pack(self._top - 1, self.number, self.decided, *self._checksums(self._top)) + log
+    def seal(self, log_end: bytes) -> bytes:
+        """Return what says of the table that it is whole, and where the log ends that it belongs to."""
+        sums = self._checksums(self._top)
+        content = _SEAL.pack(_VERSION, self._top - 1, self.number, self.decided, *sums) + log_end
         return content + _CHECK.pack(zlib.crc32(content))
 
-    def unseal(self, seal: bytes) -> bytes | None:
-        """Take in what the files have, if `seal` fits them, and return the log that it names; None: it does not."""
+    def unseal(self, seal: bytes, log_end: bytes) -> bool:
+        """Take in what the files have, if `seal` fits them and the end of the log; tell whether it does."""
         content = seal[: -_CHECK.size]
-        if len(content) < _SEAL.size or _CHECK.pack(zlib.crc32(content)) != seal[-_CHECK.size :]:
-            return None
-        records, number, decided, *sums = _SEAL.unpack_from(content)
+        if _CHECK.pack(zlib.crc32(content)) != seal[-_CHECK.size :] or content[_SEAL.size :] != log_end:
+            return False
+        version, records, number, decided, *sums = _SEAL.unpack_from(content)
+        if version != _VERSION:
+            return False
         self._map(records)
         if tuple(sums) != self._checksums(records + 1):
-            return None
+            return False
         self._read(records)
         self.number, self.decided = number, decided
-        return content[_SEAL.size :]
+        return True
 
     def _checksums(self, top: int) -> tuple[int, int]:
         # Not of the header, which changes when the store is opened.
