@@ -20,11 +20,8 @@ from penstock.fleet.reports.report import Report
 from penstock.fleet.reports.reporter import coordinator_reporter
 from penstock.fleet_member import CommandSettings, Outcome, ReportSettings
 from penstock.transactions import FileStore, SqlStore
-from penstock.transactions.operator.audit import read_audit
-from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.stores import coordinator as store_coordinator
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
-from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
 
 #: Seconds for an effect and for an answer: more than a busy machine takes, and less than an action has.
@@ -67,13 +64,9 @@ class Store:
             return wait_until(found, 90)[0]  # type: ignore[no-any-return] # a report
 
     def acts(self, transaction_id: str) -> list[tuple[str, str]]:
-        """Return what was done to a transaction, by whom and why; a store in files has its audit in Kafka."""
-        if self.kind == "file":
-            inspection = Inspection(self.servers, {}, StoreTopics(self.coordinator.prefix))
-            audited = read_audit(inspection, f"{self.coordinator.prefix}.audit", transaction_id)
-        else:
-            audited = self.administration.acts(transaction_id)
-        return [(each.act.what, ": ".join(filter(None, (each.act.who, each.act.why)))) for each in audited]
+        """Return what was done to a transaction, by whom and why."""
+        acts = self.administration.acts(transaction_id)
+        return [(act.what, ": ".join(filter(None, (act.who, act.why)))) for act in acts]
 
     def audited(self, identity: str) -> list[tuple[str, str, Outcome | None]]:
         """Return what the audit tells of an action: kinds of records, by whom, and what came of it."""

@@ -28,8 +28,7 @@ from penstock.message import FixedRecord
 from penstock.spark_sink.sinks.kafka_ledger import decode_entry
 from penstock.telemetry import propagation
 from penstock.transactions.acked_producer import wire_headers
-from penstock.transactions.operator.audit import _audited
-from penstock.transactions.operator.inspection import _discarded
+from penstock.transactions.operator.audit import _audited, _discarded
 from penstock.transactions.stores.done_log import decode_ids, encode_ids
 from penstock.transactions.stores.kafka.logs.recovered_partition import decode_claim
 from penstock.transactions.wire.done_records import Note, Snapshot, SnapshotHalf, decode_done, encode_done

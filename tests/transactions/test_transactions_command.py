@@ -7,11 +7,11 @@ from transaction_tools import Bench, decide, prepared, unknown
 
 from commands import Command, Outcome, commands
 from penstock.transactions import HalfMessage, TransactionState, new_id
-from penstock.transactions.operator.administration import Effect
-from penstock.transactions.operator.audit import Resuming
+from penstock.transactions.operator.administration import Act
+from penstock.transactions.operator.audit import AuditLog
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.wire.half import Half, encode_half
-from penstock.transactions.wire.ops import Verdict
+from penstock.transactions.wire.ops import Op, Verdict
 from waiting import wait_until
 
 
@@ -80,7 +80,7 @@ def test_what_waits_behind_its_key_or_for_a_topic_or_its_time_is_told(bench: Ben
 
     listed = tx("ls")
 
-    assert waits.effect is Effect.WAITS
+    assert waits == "topic there.is.no.such.topic, which does not exist"
     assert f"{head.transaction_id}, before it in its key" in row_of(listed, behind)
     assert "2096-10-02" in row_of(listed, later)
     assert "there.is.no.such.topic, which does not exist" in row_of(listed, gone.transaction_id)
@@ -110,11 +110,9 @@ def test_a_decision_takes_effect_and_is_in_the_audit_log(
     assert bench.visible() == ([(None, b"v")] if command == "commit" else [])
     with KafkaAdministration(bench.servers, bench.topics.prefix) as store:
         (audited,) = store.acts(identity)
-    assert (audited.act.what, audited.act.group, audited.act.why) == (command, "orders", "told so by phone")
-    assert "@" in audited.act.who
-    assert [command, audited.act.who, "told", "so"] in [
-        line.split()[3:7] for line in tx("show", identity).out.splitlines()
-    ]
+    assert (audited.what, audited.group, audited.why) == (command, "orders", "told so by phone")
+    assert "@" in audited.who
+    assert [command, audited.who, "told", "so"] in [line.split()[3:7] for line in tx("show", identity).out.splitlines()]
 
 
 @pytest.mark.thorough
@@ -137,14 +135,14 @@ def test_a_decision_that_comes_second_is_refused_and_says_so(
     coordinator = bench.coordinator(transaction_timeout=600)
     stored = prepared(bench.producer(), bench.topic)
     identity = stored.halves[0].transaction_id
-    send = KafkaAdministration._send
+    store = KafkaAdministration._store_op
 
-    def overtaken(self: KafkaAdministration, op: object) -> int:
+    def overtaken(self: KafkaAdministration, op: Op) -> None:
         # The producer decides between the operator's look and the operator's decision.
         decide(bench, stored, Verdict.ROLLBACK)
-        return send(self, op)  # type: ignore[arg-type] # passed on as it came
+        store(self, op)
 
-    monkeypatch.setattr(KafkaAdministration, "_send", overtaken)
+    monkeypatch.setattr(KafkaAdministration, "_store_op", overtaken)
     refused = tx("commit", identity)
 
     assert refused.code == 1
@@ -199,17 +197,17 @@ def test_of_two_who_bring_the_same_back_at_once_the_first_in_the_audit_log_does(
     result = producer.send(bench.topic, value=b"v", execute=unknown)
     bench.settled(coordinator, discarded=1)
     coordinator.stop()
-    refuse, others = Resuming._refuse_second, []
+    write, others = AuditLog.write, []
 
-    def slow(self: Resuming, place: str, claim: int | None) -> None:
-        refuse(self, place, claim)
-        if claim is None and not others:
+    def slow(self: AuditLog, act: Act) -> int:
+        if not others:
             # Another operator comes in after this one has looked.
             others.append(1)
             with KafkaAdministration(bench.servers, bench.topics.prefix) as store:
                 store.resume(result.transaction_id, "another")
+        return write(self, act)
 
-    monkeypatch.setattr(Resuming, "_refuse_second", slow)
+    monkeypatch.setattr(AuditLog, "write", slow)
     refused = tx("resume", result.transaction_id)
 
     assert others == [1]

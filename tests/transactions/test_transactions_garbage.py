@@ -13,7 +13,7 @@ from fuzz_child import changed, done_records, halves, headers_changed, op_record
 from transaction_tools import Bench, child, line_of
 
 from penstock.transactions import HalfMessage, TransactionState
-from penstock.transactions.stores.kafka.inspection import KafkaInspection
+from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.wire.half import (
     RESERVED_PREFIX,
     TX,
@@ -104,9 +104,9 @@ def test_a_coordinator_starts_on_logs_full_of_garbage_and_counts_it(
         producer.send(bench.topic, value=b"%d" % number)
     for _ in noise:
         pass
-    inspection = KafkaInspection(bench.servers, {}, bench.topics)
-    listed = [one.transaction_id for one in inspection.pending()]
-    assert len(inspection.discarded()) < GARBAGE
+    with KafkaAdministration(bench.servers, bench.topics.prefix) as store:
+        listed = [one.transaction_id for one in store.pending()]
+        assert len(store.discarded()) < GARBAGE
 
     for restart in range(2):
         coordinator = bench.coordinator()

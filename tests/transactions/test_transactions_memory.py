@@ -13,7 +13,7 @@ from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.core.payloads import Payloads
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.stores.kafka.coordinator import payload_reader
-from penstock.transactions.stores.kafka.inspection import _Partition
+from penstock.transactions.stores.kafka.inspection import ReadPartition
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
@@ -131,7 +131,7 @@ def test_a_discard_policy_is_given_a_payload_that_was_dropped_and_so_is_the_disc
 def test_a_list_of_what_is_pending_holds_the_payloads_of_the_transaction_that_is_asked_for_alone() -> None:
     halves = [Half(new_id(), "orders", "topic", None, b"k", b"v" * 1_000, (), None) for _ in range(3)]
     asked_for = halves[1].transaction_id
-    partition = _Partition(PartitionState(0, 0), asked_for)
+    partition = ReadPartition(PartitionState(0, 0), asked_for)
 
     for offset, half in enumerate(halves):
         partition.take_half(half_record(offset, half))

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -20,10 +20,10 @@ from commands import commands
 from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.transactions.acked_producer import Report
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.operator.administration import NO_PRODUCER
-from penstock.transactions.operator.inspection import Patience
+from penstock.transactions.operator.administration import NO_PRODUCER, shown
+from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.stores.kafka.coordinator.own_sends import OwnSends, StatusLog
-from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
+from penstock.transactions.stores.kafka.inspection import found_in, read_partitions, read_statuses
 from penstock.transactions.stores.kafka.status import (
     Status,
     decode_status,
@@ -205,8 +205,8 @@ def test_what_nobody_decided_waits_for_its_group_where_the_owner_of_its_partitio
 
     found = waits_for(undecided, 0, [owner, elsewhere])
 
-    shown = Found(0, undecided, None, found).described(0.0)
-    assert (shown.waits_for, waits_for(other, 0, [owner, elsewhere])) == ("a producer of group shop: none runs", "")
+    assert shown(undecided, 0.0, None, found).waits_for == "a producer of group shop: none runs"
+    assert waits_for(other, 0, [owner, elsewhere]) == ""
     assert owner.lines() == [f"checks of coordinator c1 wait for {why}"]
 
 
@@ -222,8 +222,10 @@ def test_the_store_reads_the_latest_status_of_each_coordinator_and_passes_over_w
         bench.write(topic, 0, status.coordinator.encode(), encode_status(status))
     bench.write(topic, 0, b"one", b"garbage")
 
-    found = KafkaInspection(bench.servers, {}, bench.topics).read_statuses()
+    with Inspection(bench.servers, {}, bench.topics) as reads:
+        found, unseen = read_statuses(reads)
 
+    assert unseen == ""
     assert [(one.coordinator, one.targets, one.notes) for one in found] == [
         ("one", {"sick": "no leader"}, ()),
         ("three", {}, ()),
@@ -241,10 +243,10 @@ def test_what_stands_behind_an_open_transaction_is_waited_for_and_then_left_out(
     writer.produce(bench.topics.done, b"of nobody", partition=0)
     assert writer.flush(30) == 0
 
-    with KafkaInspection(bench.servers, {}, bench.topics, Patience(1.0)) as inspection:
-        found = inspection.pending()
+    with Inspection(bench.servers, {}, bench.topics, 1.0) as reads:
+        found = found_in(reads, read_partitions(reads), ())
 
-    assert [pending.transaction_id for pending in found] == [sent.transaction_id]
+    assert [it.shown.transaction_id for it in found] == [sent.transaction_id]
     writer.abort_transaction(30)
 
 
@@ -270,10 +272,10 @@ def test_tx_ls_lists_what_is_pending_though_a_broker_with_the_coordinators_statu
 ) -> None:
     pending = bench.producer().send(bench.topic, value=b"1").transaction_id
 
-    def away(_inspection: KafkaInspection) -> list[Status]:
+    def away(*_: object) -> NoReturn:
         raise BrokerConnectionError("its leader is away")
 
-    monkeypatch.setattr(KafkaInspection, "read_statuses", away)
+    monkeypatch.setattr(Inspection, "read_all", away)
     listed = commands(monkeypatch, capsys)(
         "tx", "ls", "--bootstrap-servers", bench.servers, "--prefix", bench.topics.prefix
     )

@@ -34,16 +34,13 @@ def audit(
 
     cluster.admin(f"the audit in {topic} cannot be read")
     reading = audit_records(cluster.servers, cluster.settings, topic, last, follow=follow)
-    if follow:
-        for record in reading:
-            yield _shown([] if record is None else [record], int(record is None), details=details)
-    else:
-        found = list(reading)
-        records = [record for record in found if record is not None]
-        yield _shown(records, len(found) - len(records), details=details)
+    for found in ([record] for record in reading) if follow else [list(reading)]:
+        yield _shown(found, details=details)
 
 
-def _shown(records: list[AuditRecord], passed_over: int, *, details: bool) -> Result:
+def _shown(found: list[AuditRecord | None], *, details: bool) -> Result:
+    records = [record for record in found if record is not None]
+    passed_over = len(found) - len(records)
     lines = [line for record in records for line in _lines(record, details=details)]
     notes = [f"{passed_over} records that are none of the audit were passed over"] if passed_over else []
     return Result(facts={"records": [asdict(record) for record in records]}, lines=lines, notes=notes)

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.output import Result, Table, content_text, counted, log_to_stderr, time_text
-from penstock.cli.tx_store import Store, database, groups_without_producers
+from penstock.cli.tx_store import Store, database
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TransactionError
 
 if TYPE_CHECKING:
-    from penstock.transactions.model import DiscardedTransaction, PendingTransaction
-    from penstock.transactions.operator.audit import Audited
-    from penstock.transactions.operator.inspection import Discarded
-    from penstock.transactions.stores.kafka.inspection import Found
+    from penstock.transactions.model import PendingTransaction
+    from penstock.transactions.operator.administration import Act, Administration, Discarded
     from penstock.transactions.wire.half import Half
 
 _ROW_LIMIT = 50
@@ -48,8 +46,6 @@ def ls(
     limit: Annotated[int, typer.Option(min=1, help="Rows to print, the oldest first.")] = _ROW_LIMIT,
 ) -> Result:
     """List what is not settled: age, checks, decision, and what it waits for. Needs no running coordinator."""
-    from penstock.transactions.stores.kafka.administration import KafkaAdministration
-
     if discarded and store.file is not None:
         raise ConfigurationError(
             "what a file store has discarded lies in Kafka, in the topic of its prefix: name that by --prefix instead "
@@ -59,20 +55,15 @@ def ls(
     # An operator soon hears of a broker that is away.
     with store.open(store.connect_timeout) as opened:
         if discarded:
-            now_ms = time.time() * 1000
-            entries = [
-                row
-                for row in map(_discarded_row, opened.discarded())
-                if now_ms - row["at_ms"] >= older_than * 1000 and group in {None, row["group"]}
-            ]
-            rows = [row for row in entries if every or not row["resumed_by"]]
-            if len(rows) < len(entries):
-                notes = [f"{len(entries) - len(rows)} more were brought back since; see them with --all"]
+            before_ms = (time.time() - older_than) * 1000
+            gone = [it for it in opened.discarded() if it.at_ms <= before_ms and group in {None, it.group}]
+            rows = [_discarded_row(it) for it in gone if every or not it.resumed_by]
+            if len(rows) < len(gone):
+                notes = [f"{len(gone) - len(rows)} more were brought back since; see them with --all"]
         else:
             found = [it for it in opened.pending() if it.age_s >= older_than and group in {None, it.group}]
             rows = [_pending_row(pending) for pending in found]
-            if isinstance(opened, KafkaAdministration):
-                notes = [*_alone(store, found), *opened.coordinator_notices()]
+            notes = opened.notices(found)
     columns = ("group", "topics", "reason", "check_count", "at_ms") if discarded else (
         "group", "topics", "age_s", "check_count", "decided", "waits_for"
     )  # fmt: skip
@@ -88,30 +79,15 @@ def show(
     payload: Annotated[bool, typer.Option("--payload", help="Print keys and values, too.")] = False,
 ) -> Result:
     """Print one transaction: its messages, its state, and what operators did to it."""
-    from penstock.transactions.operator.inspection import Discarded
-    from penstock.transactions.stores.kafka.administration import KafkaAdministration
-
     _check_ids([transaction_id])
     if payload:
         store.require_kafka("--payload")
-    states, acts, notes = list[dict[str, Any]](), list[dict[str, Any]](), list[str]()
+    acts, notes = list[dict[str, Any]](), list[str]()
     with store.open() as opened:
-        if isinstance(opened, KafkaAdministration):
-            found = opened.find(transaction_id)
-            if found is not None:
-                halves = zip(found.pending.halves, found.pending.offsets, strict=True)
-                messages = [_message(half, f"half {found.half_partition}:{offset}", payload) for half, offset in halves]
-                row = _pending_row(opened.describe(found))
-                states.append({**row, "decided": _decision(found), "messages": messages})
-        elif (pending := opened.show(transaction_id)) is not None:
-            states.append({**_pending_row(pending), "messages": [f"to {topic}" for topic in pending.topics]})
-        for gone in opened.discarded():
-            if (row := _discarded_row(gone))["transaction_id"] != transaction_id:
-                continue
-            where = f"discarded {gone.partition}:{gone.offset}" if isinstance(gone, Discarded) else ""
-            text = [_message(gone.half, where, payload)] if isinstance(gone, Discarded) else row["topics"]
-            states.append({**row, "messages": text})
+        states = _pending_state(opened, transaction_id, payload)
         try:
+            gone = [it for it in opened.discarded() if it.transaction_id == transaction_id]
+            states += [{**_discarded_row(it), "messages": _discarded_messages(it, payload)} for it in gone]
             acts = [_act(act) for act in opened.acts(transaction_id)]
         except BrokerConnectionError as error:
             if store.file is None:
@@ -160,19 +136,13 @@ def resume(
     ] = False,
 ) -> Result:
     """Bring a discarded transaction back, undecided: its group is asked again, with a fresh count."""
-    from penstock.transactions.stores.kafka.administration import KafkaAdministration
-
     _check_ids([transaction_id])
     log_to_stderr()
     if again:
         store.require_kafka("--again")
     with store.open() as opened:
-        if isinstance(opened, KafkaAdministration):
-            count = opened.resume(transaction_id, _actor(), reason, again=again)
-            what = f"{counted(count, 'message')} brought back"
-        else:
-            opened.resume(transaction_id, _actor(), reason)
-            what = "brought back"
+        count = opened.resume(transaction_id, _actor(), reason, again=again)
+    what = f"{counted(count, 'message')} brought back"
     line = f"{transaction_id}: {what}; its group is asked again"
     return Result(facts={"transaction_id": transaction_id, "outcome": what}, lines=[line])
 
@@ -203,7 +173,7 @@ def create_tables(
 
 def _decided(store: Store, ids: Sequence[str], verdict: str, reason: str, timeout_s: float) -> Result:
     """Store an operator's decisions one by one; it fails if one of them does not stand."""
-    from penstock.transactions.operator.administration import Effect
+    from penstock.transactions.operator.administration import outcome_text
     from penstock.transactions.wire.ops import Verdict
 
     _check_ids(ids)
@@ -212,12 +182,12 @@ def _decided(store: Store, ids: Sequence[str], verdict: str, reason: str, timeou
     with store.open() as opened:
         log_to_stderr()
         for transaction_id in ids:
-            stands, text = False, ""
+            stands = True
             try:
-                decided = opened.settle(transaction_id, Verdict[verdict], _actor(), reason, timeout_s)
-                stands, text = decided.effect is not Effect.REFUSED, decided.text(Verdict[verdict])
+                waits = opened.decide(transaction_id, Verdict[verdict], _actor(), reason, timeout_s)
+                text = outcome_text(Verdict[verdict], waits)
             except TransactionError as error:
-                text = str(error)
+                stands, text = False, str(error)
             except PenstockError as error:  # what was decided before it is printed first
                 failure = error
                 break
@@ -226,16 +196,6 @@ def _decided(store: Store, ids: Sequence[str], verdict: str, reason: str, timeou
         failure = PenstockError(f"{len(lost)} of {len(outcomes)} decisions do not stand; the lines above say why")
     lines = [f"{it['transaction_id']}: {it['outcome']}" for it in outcomes]
     return Result(facts={"decisions": outcomes}, lines=lines, failure=failure)
-
-
-def _alone(store: Store, found: Sequence[PendingTransaction]) -> list[str]:
-    """Say which groups have undecided transactions and no living producer to ask about them."""
-    waiting = sorted({it.group for it in found if it.decided is None and not it.waits_for})
-    return [
-        f"no producer of group {group} is alive that answers checks: its undecided transactions wait until one with a "
-        "check function starts, or for `penstock tx commit` or `rollback`"
-        for group in (groups_without_producers(store, waiting) if waiting else ())
-    ]
 
 
 def _pending_row(pending: PendingTransaction) -> dict[str, Any]:
@@ -249,29 +209,48 @@ def _pending_row(pending: PendingTransaction) -> dict[str, Any]:
     return {"transaction_id": row.pop("transaction_id"), "state": "pending", **row}
 
 
-def _discarded_row(gone: Discarded | DiscardedTransaction) -> dict[str, Any]:
-    from penstock.transactions.model import DiscardedTransaction
+def _pending_state(opened: Administration, transaction_id: str, payload: bool) -> list[dict[str, Any]]:
+    """Return what `show` prints of a transaction if it is pending; of a store in Kafka with its messages."""
+    from penstock.transactions.stores.kafka.administration import KafkaAdministration
 
-    if isinstance(gone, DiscardedTransaction):
-        by, about = "", asdict(gone)
-    else:
-        half, by = gone.half, gone.resumed_by
-        about = {"transaction_id": half.transaction_id, "group": half.group, "topics": (half.topic,)}
-        about |= {"reason": gone.reason, "check_count": gone.check_count, "at_ms": gone.at_ms}
-    about["topics"] = _distinct(about["topics"])
-    about["reason"] += f"; brought back by {by}" if by else ""
-    return {"transaction_id": about.pop("transaction_id"), "state": "discarded", **about, "resumed_by": by or None}
+    if isinstance(opened, KafkaAdministration):
+        if (found := opened.find(transaction_id)) is None:
+            return []
+        pending, row = found.pending, _pending_row(found.shown)
+        halves = zip(pending.halves, pending.offsets, strict=True)
+        messages = [_message(half, f"half {found.half_partition}:{offset}", payload) for half, offset in halves]
+        if pending.verdict is not None:
+            author = "" if pending.author is None else f" by {_AUTHORS[pending.author.name]}"
+            row["decided"] = f"{pending.verdict.name}{author}"
+        return [{**row, "messages": messages}]
+    shown = opened.show(transaction_id)
+    return [] if shown is None else [{**_pending_row(shown), "messages": [f"to {topic}" for topic in shown.topics]}]
+
+
+def _discarded_row(gone: Discarded) -> dict[str, Any]:
+    by = gone.resumed_by
+    return {
+        "transaction_id": gone.transaction_id,
+        "state": "discarded",
+        "group": gone.group,
+        "topics": _distinct(gone.topics),
+        "reason": f"{gone.reason}; brought back by {by}" if by else gone.reason,
+        "check_count": gone.check_count,
+        "at_ms": gone.at_ms,
+        "resumed_by": by or None,
+    }
+
+
+def _discarded_messages(gone: Discarded, payload: bool) -> list[str]:
+    from penstock.transactions.operator.audit import DiscardedMessage
+
+    if not isinstance(gone, DiscardedMessage):
+        return _distinct(gone.topics)
+    return [_message(gone.half, f"discarded {gone.partition}:{gone.offset}", payload)]
 
 
 def _distinct(topics: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(topics))
-
-
-def _decision(found: Found) -> str | None:
-    if found.pending.verdict is None:
-        return None
-    author = found.pending.author
-    return found.pending.verdict.name + ("" if author is None else f" by {_AUTHORS[author.name]}")
 
 
 def _message(half: Half, place: str, payload: bool) -> str:
@@ -284,8 +263,8 @@ def _message(half: Half, place: str, payload: bool) -> str:
     return f"{text}, key {content_text(half.key)}, value {content_text(half.value)}{headers}"
 
 
-def _act(audited: Audited) -> dict[str, Any]:
-    return {"at_ms": audited.at_ms, "what": audited.act.what, "by": audited.act.who, "why": audited.act.why or None}
+def _act(act: Act) -> dict[str, Any]:
+    return {"at_ms": act.at_ms, "what": act.what, "by": act.who, "why": act.why or None}
 
 
 def _actor() -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,12 +14,8 @@ from penstock.cli.options import Reading
 from penstock.errors import ConfigurationError, PenstockError, StoreConnectionError
 
 if TYPE_CHECKING:
-    from penstock.transactions.model import DiscardedTransaction, PendingTransaction
-    from penstock.transactions.operator.audit import Audited
-    from penstock.transactions.stores.kafka.administration import KafkaAdministration
-    from penstock.transactions.stores.sql.administration import SqlAdministration
+    from penstock.transactions.operator.administration import Administration
     from penstock.transactions.stores.sql.database import Database
-    from penstock.transactions.wire.ops import Verdict
 
 #: Seconds that a statement may take: all that is pending may be much.
 _STATEMENT_S = 60.0
@@ -45,14 +41,18 @@ class Store(Reading):
         return "the database" if self.sql is not None else str(self.file or self.prefix)
 
     @contextmanager
-    def open(self, wait_s: float = 15.0) -> Iterator[KafkaAdministration | SqlAdministration | FileReading]:
+    def open(self, wait_s: float = 15.0) -> Iterator[Administration]:
         """Yield what can be done there, and close it.
 
         Brokers that do not answer at once are waited for about `wait_s` seconds in all.
         """
         require_one_store(self.sql, self.file)
         if self.file is not None:
-            yield FileReading(self, self.file)
+            from penstock.transactions.stores.file.administration import FolderReading
+            from penstock.transactions.wire.topics import StoreTopics
+
+            kafka = None if self.named_servers is None else (self.servers, self.settings, StoreTopics(self.prefix))
+            yield FolderReading(self.file, kafka)
         elif self.sql is not None:
             with database(self.sql) as opened:
                 from penstock.transactions.stores.sql.administration import SqlAdministration
@@ -114,73 +114,3 @@ def _require_tables(opened: Database) -> None:
             f"there is no store of transactions in database {name}; a SqlStore makes one, and so does "
             "`penstock tx create-tables --sql URL`"
         )
-
-
-class FileReading:
-    """What `penstock tx` shows of a file store, without its lock; only the process that has the store changes it."""
-
-    def __init__(self, store: Store, folder: Path) -> None:
-        self._store = store
-        self._folder = folder
-
-    def pending(self, only: str | None = None) -> Sequence[PendingTransaction]:
-        """Return what is not settled, oldest first; of one id, if `only` names one. Raises as `read_pending`."""
-        from penstock.transactions.stores.file.administration import read_pending
-
-        return read_pending(self._folder, only)
-
-    def show(self, transaction_id: str) -> PendingTransaction | None:
-        """Return one pending transaction, or None."""
-        return next(iter(self.pending(transaction_id)), None)
-
-    def discarded(self) -> Sequence[DiscardedTransaction]:
-        """Return nothing: what was discarded lies in Kafka, in the topic of the store's prefix."""
-        return ()
-
-    def acts(self, transaction_id: str) -> Sequence[Audited]:
-        """Return what operators did to a transaction, oldest first, where it is known which Kafka has that."""
-        if self._store.named_servers is None:
-            return ()
-        from penstock.transactions.operator.audit import read_audit
-        from penstock.transactions.operator.inspection import Inspection
-        from penstock.transactions.wire.topics import StoreTopics
-
-        topics = StoreTopics(self._store.prefix)
-        inspection = Inspection(self._store.servers, self._store.settings, topics)
-        return read_audit(inspection, topics.audit, transaction_id)
-
-    def settle(self, transaction_id: str, verdict: Verdict, *_others: object) -> NoReturn:
-        """Refuse, and say what to do."""
-        self._refuse(f"decide({transaction_id!r}, Verdict.{verdict.name}, actor)")
-
-    def resume(self, transaction_id: str, *_others: object) -> NoReturn:
-        """Refuse, and say what to do."""
-        self._refuse(f"resume({transaction_id!r}, actor)")
-
-    def _refuse(self, call: str) -> NoReturn:
-        raise ConfigurationError(
-            f"the file store in {self._folder} is changed by the process that has it, and from here only looked at: "
-            f"call store.administration().{call} there"
-        )
-
-
-def groups_without_producers(store: Store, groups: Sequence[str]) -> Iterator[str]:
-    """Yield those producer groups of a store in Kafka of which no producer that answers checks is alive."""
-    from confluent_kafka import KafkaError, KafkaException
-
-    from penstock import clients
-    from penstock.clients.answers import answered
-    from penstock.clients.groups import describe_groups
-    from penstock.clients.kafka_errors import code_of
-    from penstock.transactions.wire.topics import StoreTopics
-
-    checkers: dict[str, str] = {StoreTopics(store.prefix).checkers(group): group for group in groups}
-    admin = clients.admin(store.servers, store.settings)  # it lives until it has answered
-    for name, asked in describe_groups(admin, checkers).items():
-        try:
-            has_members = bool(answered(asked, store.connect_timeout).members)
-        except KafkaException as error:
-            # What brokers do not say is not known, and nothing is said of it.
-            has_members = code_of(error) != KafkaError.GROUP_ID_NOT_FOUND
-        if not has_members:
-            yield checkers[name]

@@ -79,24 +79,6 @@ class PendingTransaction:
     waits_for: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DiscardedTransaction:
-    """A transaction that was discarded: its messages lie in the discarded topic, and `resume` brings it back.
-
-    Attributes:
-        topics: the topics of its messages, in the order of its parts.
-        check_count: answered checks until then.
-        at_ms: when it was settled, in milliseconds since the epoch, by the store's clock.
-    """
-
-    transaction_id: str
-    group: str
-    topics: tuple[str, ...]
-    reason: str
-    check_count: int
-    at_ms: int
-
-
 class TransactionResult(NamedTuple):
     """What `TransactionalProducer.send` did. A named tuple, for it is quick to make.
 

@@ -23,7 +23,6 @@ from kafka_tools import read_all
 from penstock.errors import HalfNotStoredError, TransactionError, TransactionRefusedError
 from penstock.transactions import Coordinator, TransactionalProducer, new_id
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.operator.administration import Effect
 from penstock.transactions.store import Prepared, Store
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
@@ -305,9 +304,7 @@ class KafkaBench(StoreBench):
 
     def decide_as_operator(self, transaction_id: str, verdict: Verdict, why: str = "") -> None:
         with self.administration() as hands:
-            decided = hands.decide(transaction_id, verdict, "eve@host", why)
-        if decided.effect is Effect.REFUSED:
-            raise TransactionRefusedError(decided.text(verdict))
+            hands.decide(transaction_id, verdict, "eve@host", why, 30.0)
 
     def resume(self, transaction_id: str) -> None:
         with self.administration() as hands:

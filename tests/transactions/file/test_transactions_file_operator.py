@@ -145,7 +145,7 @@ def test_another_process_sees_what_is_pending_and_changes_nothing(tmp_path: Path
 def test_a_torn_end_is_passed_over_damage_is_told_and_so_is_a_folder_without_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.file.administration._REREAD_DELAY_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.file.administration._READ_BUDGET_S", 0.0)
     folder = tmp_path / "store"
     with store_of(folder) as store:
         ids = [prepare(store, [half()]).halves[0].transaction_id for _ in range(2)]

@@ -141,7 +141,7 @@ def _operate(command: Command, around: Surroundings, *, dry_run: bool) -> Answer
         if command.name == "settle":
             state, is_there = "pending", store.show(transaction_id) is not None
         else:
-            discarded = (it.half.transaction_id for it in store.discarded())
+            discarded = (it.transaction_id for it in store.discarded())
             state, is_there = "among the discarded", transaction_id in discarded
     if not is_there:
         return Answer(Outcome.REFUSED, f"transaction {transaction_id} is not {state} in {prefix}")

@@ -1,25 +1,34 @@
-"""How a pending transaction is shown to operators, whatever store it is in, and what became of an operator's decision.
+"""What an operator may do with the transactions of a store: look, decide, bring a discarded one back.
 
-A store that shows what is pending is asked until the transaction is gone.
+A store shows what it holds and takes a decision. What an operator reads of it is put into words here, the same for all.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from typing import NamedTuple
 
 from penstock.clients.bounded_calls import ask_again
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.model import PendingTransaction, TransactionState
 from penstock.transactions.wire.ops import Verdict
-
-#: DISCARD is no state that a user knows.
-_STATES = {Verdict.COMMIT: TransactionState.COMMIT, Verdict.ROLLBACK: TransactionState.ROLLBACK}
 
 #: What the undecided transactions of a producer group wait for that could not be asked about them.
 NO_PRODUCER = "a producer of group {}: none runs"
 NO_ANSWER = "an answer of group {}: the brokers did not say whether one of its producers runs"
+
+#: DISCARD is no state that a user knows.
+_STATES = {Verdict.COMMIT: TransactionState.COMMIT, Verdict.ROLLBACK: TransactionState.ROLLBACK}
+#: What a decision that took effect has done.
+_ENDS = {
+    Verdict.COMMIT: "committed: visible",
+    Verdict.ROLLBACK: "rolled back",
+    Verdict.DISCARD: "moved to the discarded topic",
+}
+#: Seconds between two looks whether a decision took effect.
+_POLL_S = 0.2
 
 
 def hanging(call: str, age_s: float) -> str:
@@ -27,103 +36,82 @@ def hanging(call: str, age_s: float) -> str:
     return f"Kafka: {call} has not gone on for {max(0.0, age_s):.0f} s"
 
 
-def described(
-    transaction_id: str,
-    group: str,
-    topics: Sequence[str],
-    *,
-    birth_ms: float,
-    now_ms: float,
-    check_count: int,
-    verdict: Verdict | None,
-    deliver_at_ms: int | None,
-    held_by: str | None,
-    is_complete: bool = True,
-    missing: Collection[str] = (),
-    obstacle: str = "",
-    unasked: str = "",
+def shown(
+    pending: Pending, now_ms: float, held_by: str | None, obstacle: str, otherwise: str = "a coordinator"
 ) -> PendingTransaction:
-    """Return a transaction that is not settled as an operator sees it. Times are milliseconds since the epoch.
+    """Return a transaction that is not settled as an operator sees it.
 
-    The verdict waits to take effect; `held_by` is the id of the transaction of its group and key that it waits for;
-    `missing` are topics that do not exist; `unasked` is what it waits for as long as nobody can be asked about it.
+    Args:
+        pending: the transaction; no payload is needed.
+        now_ms: the store's time, in milliseconds since the epoch.
+        held_by: id of the transaction of its group and key that it waits for, or None.
+        obstacle: what stands in its way, if that is known: of an undecided one, why nobody is asked about it.
+        otherwise: what it waits for if it is committed, and none of this is so.
     """
-    waits_for = obstacle or "a coordinator"
-    if not is_complete:
-        waits_for = "the rest of its messages"
+    half, verdict = pending.half, pending.verdict
+    if not pending.is_complete:
+        waits = "the rest of its messages"
     elif verdict is None:
-        waits_for = unasked
+        waits = obstacle
     elif verdict is Verdict.COMMIT and held_by is not None:
-        waits_for = ""
-    elif verdict is Verdict.COMMIT and (absent := sorted(set(topics) & set(missing))):
-        waits_for = f"topic {', '.join(absent)}, which does not exist"
-    elif verdict is Verdict.COMMIT and deliver_at_ms is not None and deliver_at_ms > now_ms:
-        waits_for = "its time"
+        waits = ""
+    elif verdict is Verdict.COMMIT and half.deliver_at_ms is not None and half.deliver_at_ms > now_ms:
+        waits = "its time"
+    else:
+        waits = obstacle or ("the discarded topic" if verdict is Verdict.DISCARD else otherwise)
     return PendingTransaction(
-        transaction_id=transaction_id,
-        group=group,
-        topics=tuple(topics),
-        age_s=max(0.0, (now_ms - birth_ms) / 1000),
-        check_count=check_count,
+        transaction_id=half.transaction_id,
+        group=half.group,
+        topics=tuple(half.topic for half in pending.halves),
+        age_s=max(0.0, (now_ms - pending.birth_ms) / 1000),
+        check_count=pending.check_count,
         decided=None if verdict is None else _STATES.get(verdict),
-        deliver_at_ms=deliver_at_ms,
+        deliver_at_ms=half.deliver_at_ms,
         held_by=held_by,
-        waits_for=waits_for,
+        waits_for=waits,
     )
 
 
-#: Seconds between two looks.
-_POLL_S = 0.2
-
-#: What a decision that took effect has done; and how those that may stand are called.
-_ENDS = {
-    Verdict.COMMIT: "committed: visible",
-    Verdict.ROLLBACK: "rolled back",
-    Verdict.DISCARD: "moved to the discarded topic",
-}
-_NAMES = {verdict: verdict.name for verdict in _ENDS}
+def outcome_text(verdict: Verdict, waits: str) -> str:
+    """Return what came of a decision, as the end of a line; `waits` is what `Administration.decide` returned."""
+    return f"stored, not seen to take effect; it waits for {waits}" if waits else _ENDS[verdict]
 
 
-class Effect(Enum):
-    """What became of an operator's decision."""
+class Act(NamedTuple):
+    """What an operator did, or began to do, as it stands in an audit log."""
 
-    #: It stands, and it is done.
-    DONE = "done"
-    #: Another decision was in the log before it, and stands.
-    REFUSED = "refused"
-    #: It is stored and was not seen to take effect: no coordinator runs, or the transaction waits for something.
-    WAITS = "waits"
+    who: str
+    #: `commit`, `rollback`, `discard` or `resume`.
+    what: str
+    #: Its id.
+    transaction: str
+    group: str
+    #: Topic, partition and offset; or what the store is called.
+    place: str
+    why: str = ""
+    #: Of its record, and when it was written, in milliseconds since the epoch by the store's clock.
+    offset: int = -1
+    at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
-    """The answer to an operator's decision."""
+class Discarded:
+    """A transaction that was discarded, or one message of it: `resume` brings it back.
 
-    effect: Effect
-    #: The decision that stands, as far as it is known.
-    stands: Verdict | None
-    #: In words.
-    waits_for: str = ""
+    Attributes:
+        topics: the topics of its messages, in the order of its parts.
+        check_count: answered checks until then.
+        at_ms: when it was settled, in milliseconds since the epoch, by the store's clock.
+        resumed_by: who brought it back since; empty: it waits there.
+    """
 
-    def text(self, verdict: Verdict) -> str:
-        """Return what came of a decision, as the end of a line."""
-        if self.effect is Effect.DONE:
-            return _ENDS[verdict]
-        waits = f"; it waits for {self.waits_for}" if self.waits_for else ""
-        if self.effect is Effect.REFUSED:
-            stands = "nothing yet" if self.stands is None else _NAMES.get(self.stands, "another decision")
-            return f"refused: {stands} was decided before{waits}"
-        return f"stored, not seen to take effect{waits}"
-
-
-def await_effect(
-    show: Callable[[str], PendingTransaction | None], transaction_id: str, verdict: Verdict, timeout_s: float
-) -> Decided:
-    """Wait until a transaction that was decided is settled, at most so long; return whether it is."""
-    left = ask_again(lambda: show(transaction_id), timeout_s, _POLL_S, until=lambda found: found is None)
-    if left is not None:
-        return Decided(Effect.WAITS, verdict, left.waits_for or "a coordinator")
-    return Decided(Effect.DONE, verdict)
+    transaction_id: str
+    group: str
+    topics: tuple[str, ...]
+    reason: str
+    check_count: int
+    at_ms: int
+    resumed_by: str
 
 
 class Administration(ABC):
@@ -138,14 +126,62 @@ class Administration(ABC):
         """Return one pending transaction, or None."""
 
     @abstractmethod
-    def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "") -> object:
-        """Store an operator's decision, and write down who it was and why. It counts if it is the first."""
+    def discarded(self) -> Sequence[Discarded]:
+        """Return what was discarded, as long as it is kept; also what was brought back since, where it still lies."""
 
     @abstractmethod
-    def resume(self, transaction_id: str, actor: str, why: str = "") -> object:
-        """Bring a discarded transaction back, undecided, and write down who it was and why."""
+    def acts(self, transaction_id: str) -> Sequence[Act]:
+        """Return what operators did to a transaction, oldest first: it is kept for ever."""
 
-    def settle(self, transaction_id: str, verdict: Verdict, actor: str, why: str, timeout_s: float) -> Decided:
-        """Do what `decide` does, and wait at most `timeout_s` seconds until it took effect."""
-        self.decide(transaction_id, verdict, actor, why)
-        return await_effect(self.show, transaction_id, verdict, timeout_s)
+    def notices(self, pending: Sequence[PendingTransaction]) -> list[str]:  # noqa: ARG002 - it is all in what is shown
+        """Return in sentences what hinders those that were just listed, and does not stand with them."""
+        return []
+
+    @abstractmethod
+    def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "", timeout_s: float = 0.0) -> str:
+        """Store an operator's decision, and wait until it took effect, at most `timeout_s` seconds.
+
+        It counts if it is the first. A ROLLBACK also counts against a COMMIT whose message waits for its `deliver_at`,
+        and a DISCARD against one that Kafka refuses. Who it was, and why, is written down before.
+
+        Returns:
+            what the transaction still waits for; empty: it is settled.
+
+        Raises:
+            TransactionRefusedError: another decision stands; or what is committed is to be discarded, and Kafka does
+                not refuse it, or it is being published just now.
+            TransactionError: no such transaction is pending, or not all of its messages are there.
+            DecisionNotStoredError: it is not known to be durable.
+            PenstockError: it could not be written down; nothing was done.
+        """
+
+    @abstractmethod
+    def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
+        """Bring a discarded transaction back, undecided, with a fresh count of checks; return how many messages it has.
+
+        Who it was, and why, is written down before. It is brought back once; `again`: also what was brought back
+        before, which may become visible twice.
+
+        Raises:
+            TransactionError: it is not among the discarded ones, is pending, or was brought back before.
+            MissingRightError: this client may not store halves, or not look who brought it back; nothing was done.
+            PenstockError: it could not be written down; or was not stored after that, then try with `again`.
+        """
+
+
+class StoreAdministration(Administration):
+    """What an operator may do on a store outside Kafka, in the process of its coordinator. Safe from any thread."""
+
+    @abstractmethod
+    def oldest(self, most: int, shards: Collection[int]) -> Sequence[PendingTransaction]:
+        """Return the oldest pending transactions of some shards, at most so many."""
+
+    def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "", timeout_s: float = 0.0) -> str:
+        """Store an operator's decision; see `Administration.decide`."""
+        self._store_decision(transaction_id, verdict, actor, why)
+        left = ask_again(lambda: self.show(transaction_id), timeout_s, _POLL_S, until=lambda found: found is None)
+        return "" if left is None else left.waits_for or "a coordinator"
+
+    @abstractmethod
+    def _store_decision(self, transaction_id: str, verdict: Verdict, actor: str, why: str) -> None:
+        """Do what `decide` does, and wait for no effect."""

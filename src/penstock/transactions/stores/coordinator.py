@@ -22,7 +22,7 @@ from penstock.fleet_member import (
 )
 from penstock.options import ClientConfig
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy, PendingTransaction
-from penstock.transactions.operator.administration import Administration, Effect
+from penstock.transactions.operator.administration import Administration, outcome_text
 from penstock.transactions.stores.coordination import CoordinatorOptions, StoreCoordinator
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.stores.kafka.coordinator.coordinator import KafkaCoordinator
@@ -38,7 +38,6 @@ _TARGET_LATENCY_S = 0.02
 #: Seconds to wait until a commanded decision takes effect: whoever asked waits for an answer, and not for ever.
 _EFFECT_BUDGET_S = 8.0
 _DECISIONS = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK, "discard": Verdict.DISCARD}
-_OUTCOMES = {Effect.DONE: Outcome.DONE, Effect.REFUSED: Outcome.REFUSED, Effect.WAITS: Outcome.SENT}
 
 
 def _operator(administration: Callable[[], AbstractContextManager[Administration]]) -> StoreOperator:
@@ -47,8 +46,9 @@ def _operator(administration: Callable[[], AbstractContextManager[Administration
     def settle(transaction_id: str, decision: str, actor: str, why: str) -> tuple[Outcome, str]:
         verdict = _DECISIONS[decision]
         with administration() as store:
-            decided = store.settle(transaction_id, verdict, actor, why, _EFFECT_BUDGET_S)
-        return _OUTCOMES[decided.effect], f"transaction {transaction_id}: {decided.text(verdict)}"
+            waits = store.decide(transaction_id, verdict, actor, why, _EFFECT_BUDGET_S)
+        outcome = Outcome.SENT if waits else Outcome.DONE
+        return outcome, f"transaction {transaction_id}: {outcome_text(verdict, waits)}"
 
     def resume(transaction_id: str, actor: str, why: str) -> str:
         with administration() as store:

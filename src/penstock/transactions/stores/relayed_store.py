@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -32,8 +32,7 @@ from penstock.errors import (
 from penstock.options import ClientConfig
 from penstock.transactions.connections import cause_of
 from penstock.transactions.core.decisions import not_cancelled, not_pending
-from penstock.transactions.model import PendingTransaction
-from penstock.transactions.operator.administration import Administration
+from penstock.transactions.operator.administration import StoreAdministration
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, Store
 from penstock.transactions.stores.shards import CheckTerms, StoreShards
@@ -193,14 +192,6 @@ def _size_of(change: Any) -> int:
 
 #: Seconds that an error waits for the store to say more.
 _EXPLANATION_BUDGET_S = 1.0
-
-
-class StoreAdministration(Administration):
-    """What an operator may do on such a store, in the process of its coordinator. Safe from any thread."""
-
-    @abstractmethod
-    def oldest(self, most: int, shards: Collection[int]) -> Sequence[PendingTransaction]:
-        """Return the oldest pending transactions of some shards, at most so many."""
 
 
 class RelayedStore(Store, ABC):

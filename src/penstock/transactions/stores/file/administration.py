@@ -7,20 +7,31 @@ without changing anything. What does not fit together, since segments come and g
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
-import tenacity
-
-from penstock import clients
-from penstock.errors import HalfNotStoredError, PenstockError, StoreDamagedError, StoreFailedError, TransactionError
-from penstock.transactions.acked_producer import AckedProducer, LateProducer
+from penstock.clients.bounded_calls import ask_again
+from penstock.errors import (
+    ConfigurationError,
+    HalfNotStoredError,
+    PenstockError,
+    StoreDamagedError,
+    StoreFailedError,
+    TransactionError,
+)
+from penstock.options import ClientConfig
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.operator.administration import NO_PRODUCER, described, hanging
-from penstock.transactions.operator.audit import VERBS, Act, AuditLog, Resuming
-from penstock.transactions.operator.inspection import Inspection
+from penstock.transactions.operator.administration import (
+    NO_PRODUCER,
+    Act,
+    Administration,
+    Discarded,
+    StoreAdministration,
+    hanging,
+    shown,
+)
+from penstock.transactions.operator.audit import VERBS, AuditLog
 from penstock.transactions.store import Prepared
 from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.journal import Journal
@@ -28,13 +39,14 @@ from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import segments_of
 from penstock.transactions.stores.file.log.table import STAYS
 from penstock.transactions.stores.file.open_store import OpenStore
-from penstock.transactions.stores.relayed_store import RelayedStore, StoreAdministration, decision
+from penstock.transactions.stores.relayed_store import RelayedStore, decision
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ids import id_bytes, is_id
 from penstock.transactions.wire.ops import Author, Verdict
+from penstock.transactions.wire.topics import StoreTopics
 
-#: Times that it is read before what does not fit together counts as damaged, and seconds between two.
-_TRIES = 5
+#: Seconds for which what does not fit together is read again, before it counts as damaged, and between two tries.
+_READ_BUDGET_S = 1.0
 _REREAD_DELAY_S = 0.2
 
 
@@ -44,45 +56,29 @@ def read_pending(folder: Path, only: str | None = None) -> list[PendingTransacti
     Ages are by this machine's clock, as the births are. Raises `PenstockError` where there is no store, or where it
     cannot be read.
     """
-    reading = tenacity.Retrying(
-        stop=tenacity.stop_after_attempt(_TRIES),
-        wait=tenacity.wait_fixed(_REREAD_DELAY_S),
-        retry=tenacity.retry_if_exception_type((StoreDamagedError, FileNotFoundError)),
-        reraise=True,
-    )
+
+    def may_fit_soon(error: BaseException) -> bool:
+        return isinstance(error, StoreDamagedError | FileNotFoundError)
+
     try:
-        pending = reading(_pending, folder, only)
+        pending = ask_again(
+            lambda: _pending(folder, only),
+            _READ_BUDGET_S,
+            _REREAD_DELAY_S,
+            until=lambda _pending: True,
+            passes=may_fit_soon,
+        )
     except OSError as error:
         raise StoreFailedError(f"the file store in {folder} cannot be read: {error}; look as its user") from error
-    waiting = sorted(pending, key=lambda stored: stored.number)
     heads: dict[Line, StoredTransaction] = {}
-    shown, now_ms, obstacle = [], time.time() * 1000, "its process, to publish it"
-    for stored in waiting:
+    listed, now_ms = [], time.time() * 1000
+    for stored in sorted(pending, key=lambda stored: stored.number):
         line = stored.half.line
         head = stored if line is None else heads.setdefault(line, stored)
-        is_held = head is not stored and stored.verdict is Verdict.COMMIT
+        held_by = head.transaction_id if head is not stored and stored.verdict is Verdict.COMMIT else None
         if only in {None, stored.transaction_id}:
-            shown.append(shown_as(stored, now_ms, head.transaction_id if is_held else None, obstacle))
-    return shown
-
-
-def shown_as(
-    stored: StoredTransaction, now_ms: float, held_by: str | None, obstacle: str, unasked: str = ""
-) -> PendingTransaction:
-    """Return a transaction as operators see it; `obstacle` and `unasked` are what stands in its way."""
-    return described(
-        stored.transaction_id,
-        stored.group,
-        stored.targets,
-        birth_ms=stored.birth_ms,
-        now_ms=now_ms,
-        check_count=stored.check_count,
-        verdict=stored.verdict,
-        deliver_at_ms=stored.half.deliver_at_ms,
-        held_by=held_by,
-        obstacle="the discarded topic" if stored.verdict is Verdict.DISCARD else obstacle,
-        unasked=unasked,
-    )
+            listed.append(shown(stored, now_ms, held_by, "", "its process, to publish it"))
+    return listed
 
 
 def _pending(path: Path, only: str | None) -> list[StoredTransaction]:
@@ -103,97 +99,104 @@ def _pending(path: Path, only: str | None) -> list[StoredTransaction]:
     return found
 
 
-#: Seconds that a record in Kafka may take to be acknowledged.
-_SEND_TIMEOUT_S = 15.0
+class FolderReading(Administration):
+    """What any process may see of the store in a folder, without its lock. Only the process that has it changes it.
+
+    `kafka` is where its audit log is: addresses, client settings and topics; None: that is not known.
+    """
+
+    def __init__(self, path: Path, kafka: tuple[str, ClientConfig, StoreTopics] | None) -> None:
+        self._path = path
+        self._kafka = kafka
+
+    def pending(self) -> Sequence[PendingTransaction]:
+        """Return what is not settled, oldest first. Raises as `read_pending`."""
+        return read_pending(self._path)
+
+    def show(self, transaction_id: str) -> PendingTransaction | None:
+        """Return one pending transaction, or None. Raises as `read_pending`."""
+        return next(iter(read_pending(self._path, transaction_id)), None)
+
+    def discarded(self) -> Sequence[Discarded]:
+        """Return nothing: what was discarded lies in Kafka, in the topic of the store's prefix."""
+        return ()
+
+    def acts(self, transaction_id: str) -> Sequence[Act]:
+        """Return what operators did to a transaction, oldest first, where it is known which Kafka has that."""
+        if self._kafka is None:
+            return ()
+        with AuditLog(*self._kafka) as audit:
+            return audit.acts(transaction_id)
+
+    def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "", timeout_s: float = 0.0) -> str:  # noqa: ARG002 - it refuses
+        """Refuse, and say what to do."""
+        raise self._refusal(f"decide({transaction_id!r}, Verdict.{verdict.name}, actor)")
+
+    def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:  # noqa: ARG002 - it refuses
+        """Refuse, and say what to do."""
+        raise self._refusal(f"resume({transaction_id!r}, actor)")
+
+    def _refusal(self, call: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"the file store in {self._path} is changed by the process that has it, and from here only looked at: "
+            f"call store.administration().{call} there"
+        )
 
 
-class FileAdministration(StoreAdministration):
+class FileAdministration(StoreAdministration, FolderReading):
     """Shows and settles what is pending in a file store that is started. Thread-safe.
 
-    `opened` returns what is open, or raises `StoppedError`.
+    `opened` returns what is open, or raises `StoppedError`, as then all of this does.
     """
 
     def __init__(self, store: RelayedStore, path: Path, opened: Callable[[], OpenStore]) -> None:
+        super().__init__(path, (store.bootstrap_servers, store.config, store.topics))
         self._store = store
-        self._path = path
         self._opened = opened
 
     def pending(self) -> Sequence[PendingTransaction]:
-        """Return what is not settled, oldest first. Raises `StoppedError` where the store is not started here."""
-        return self._shown(self._opened().table.used)
+        """Return what is not settled, oldest first."""
+        return self.oldest(self._opened().table.used, ())
 
     def oldest(self, most: int, shards: Collection[int]) -> Sequence[PendingTransaction]:  # noqa: ARG002 - there is one
-        """Return the oldest of those that are not settled, at most so many. Raises as `pending`."""
-        return self._shown(most)
+        """Return the oldest of those that are not settled, at most so many."""
+        opened = self._opened()
+        # Of those that are begun first, some may be settled, and not durably so.
+        return self._described(opened.table.oldest(most + len(opened.over)))[:most]
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
-        """Return one pending transaction, or None. Raises as `pending`."""
-        opened = self._opened()
-        with opened.lock:
-            number = opened.number_of(transaction_id)
-        shown = self._described([number]) if number else []
-        return shown[0] if shown else None
+        """Return one pending transaction, or None."""
+        number = self._number_of(transaction_id)
+        return next(iter(self._described([number] if number else [])), None)
 
-    def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "") -> None:
-        """Store an operator's decision; it counts if it is the first. So does a DISCARD of what Kafka refuses.
-
-        A ROLLBACK also counts against a COMMIT, as long as the message waits for its `deliver_at`. The act stands in
-        the topic `<prefix>.audit` before it is done, and who it was in the store itself.
-
-        Args:
-            transaction_id: a pending one.
-            verdict: COMMIT, ROLLBACK or DISCARD.
-            actor: who decides.
-            why: the reason, for the audit log.
-
-        Raises:
-            TransactionError: no such transaction is pending.
-            TransactionRefusedError: another decision stands; or what is committed is to be discarded, but is not
-                refused by Kafka, or is being published just now.
-            PenstockError: the act could not be written down; nothing was done.
-            DecisionNotStoredError: it is not known to be durable.
-            StoppedError: the store is not started in this process.
-        """
-        store, shown = self._store, self.show(transaction_id)
-        if shown is None:
+    def _store_decision(self, transaction_id: str, verdict: Verdict, actor: str, why: str) -> None:
+        """Store an operator's decision; the act stands in the topic `<prefix>.audit` before."""
+        found = self.show(transaction_id)
+        if found is None:
             raise TransactionError(
                 f"no transaction {transaction_id} is pending in {self._path}: look at what is, or at the "
                 "discarded topic"
             )
-        with self._auditing() as (audit, _):
-            audit.write(Act(actor, VERBS[verdict], transaction_id, shown.group, str(self._path), why))
-        change = decision(transaction_id, shown.group, verdict, Author.OPERATOR)
-        store.await_decision(change._replace(actor=actor))
+        with self._auditing() as audit:
+            audit.write(Act(actor, VERBS[verdict], transaction_id, found.group, str(self._path), why))
+        change = decision(transaction_id, found.group, verdict, Author.OPERATOR)
+        self._store.await_decision(change._replace(actor=actor))
 
     def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
-        """Bring a discarded transaction back from Kafka, undecided, with a fresh count of checks; return its messages.
+        """Bring a discarded transaction back from Kafka; see `Administration.resume`.
 
-        The act stands in the topic `<prefix>.audit` before it is done: what stands at a place of the discarded topic is
-        brought back once.
-
-        Args:
-            transaction_id: a discarded one.
-            actor: who brings it back.
-            why: the reason, for the audit log.
-            again: also what was brought back before; it may become visible twice.
-
-        Raises:
-            TransactionError: it is pending, is not in the discarded topic, or was brought back before.
-            PenstockError: the act could not be written down, or a half not be stored; then try again with `again`.
-            StoppedError: the store is not started in this process.
+        The act in the topic `<prefix>.audit` is the claim: what stands at a place of the discarded topic is brought
+        back once.
         """
-        store, opened = self._store, self._opened()
-        with opened.lock:
-            # One that is settled and not durably so is there, too.
-            number = opened.number_of(transaction_id)
-        if number:
+        store = self._store
+        # One that is settled and not durably so is there, too.
+        if self._number_of(transaction_id):
             raise TransactionError(
                 f"transaction {transaction_id} is pending in {self._path}, or on its way to the discarded topic: "
                 "there is nothing to bring back; look again in a moment"
             )
-        with self._auditing() as (audit, inspection):
-            resuming = Resuming(store.topics, inspection, audit, store.may_publish_to)
-            halves = resuming.claim(transaction_id, actor, why, again=again)
+        with self._auditing() as audit:
+            halves = audit.claim(transaction_id, actor, why, again=again, may_publish_to=store.may_publish_to)
         answers: SimpleQueue[Prepared | HalfNotStoredError] = SimpleQueue()
         store.prepare(halves, answers.put)
         answer = answers.get()
@@ -204,18 +207,18 @@ class FileAdministration(StoreAdministration):
             ) from answer
         return len(halves)
 
-    def _shown(self, most: int) -> list[PendingTransaction]:
+    def _number_of(self, transaction_id: str) -> int:
+        """Return the number of a transaction in the table, or 0."""
         opened = self._opened()
-        # Of those that are begun first, some may be settled, and not durably so.
-        shown = self._described(opened.table.oldest(most + len(opened.over)))
-        return shown[:most]
+        with opened.lock:
+            return opened.number_of(transaction_id)
 
     def _described(self, numbers: Sequence[int]) -> list[PendingTransaction]:
         """Return those that are not settled as operators see them. They are read while others change the store."""
         opened = self._opened()
         slow, now_ms, shard = opened.slow_call, time.time() * 1000, opened.shard
-        publication = "publication" if slow is None else hanging(slow[0], time.monotonic() - slow[1])
-        shown: list[tuple[int, PendingTransaction]] = []
+        hangs = "" if slow is None else hanging(slow[0], time.monotonic() - slow[1])
+        found: list[tuple[int, PendingTransaction]] = []
         for number in numbers:
             stored = opened.peek(number)
             if stored is None:
@@ -225,20 +228,13 @@ class FileAdministration(StoreAdministration):
                     continue
                 before = opened.queue.held_by(stored) if stored.verdict is Verdict.COMMIT else None
                 reason = shard.why_held(stored) if shard is not None and stored.held else None
+            obstacle = hangs if reason is None else f"Kafka to take it: {reason}"
+            if stored.verdict is None:
+                obstacle = NO_PRODUCER.format(stored.group) if opened.checks_of(stored.group).lacks else ""
             held_by = None if before is None else before.transaction_id
-            obstacle = publication if reason is None else f"Kafka to take it: {reason}"
-            unasked = NO_PRODUCER.format(stored.group) if opened.checks_of(stored.group).lacks else ""
-            shown.append((stored.number, shown_as(stored, now_ms, held_by, obstacle, unasked)))
-        return [transaction for _, transaction in sorted(shown, key=lambda entry: entry[0])]
+            found.append((stored.number, shown(stored, now_ms, held_by, obstacle, "publication")))
+        return [transaction for _, transaction in sorted(found, key=lambda entry: entry[0])]
 
-    @contextmanager
-    def _auditing(self) -> Iterator[tuple[AuditLog, Inspection]]:
-        """Lend the audit log and what reads Kafka, over connections of their own: operators act seldom."""
-        store = self._store
-        servers, config, topics = store.bootstrap_servers, store.config, store.topics
-        sends = LateProducer(lambda: AckedProducer(servers, config, _SEND_TIMEOUT_S, f"operator-{store.prefix}"))
-        admin, inspection = clients.admin(servers, config), Inspection(servers, config, topics)
-        try:
-            yield AuditLog(topics, admin, sends, inspection), inspection
-        finally:
-            sends.stop(_SEND_TIMEOUT_S)
+    def _auditing(self) -> AuditLog:
+        """Return the audit log, over connections of its own: operators act seldom."""
+        return AuditLog(self._store.bootstrap_servers, self._store.config, self._store.topics)

@@ -6,35 +6,40 @@ when a coordinator runs. Each act is in the audit log before it is done.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Sequence
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterator, Sequence
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
-from penstock import clients
-from penstock.clients.rights import MissingRightError, Operation, principal_of, require_rights, topic_right
+from penstock.clients.answers import answered
+from penstock.clients.bounded_calls import ask_again
+from penstock.clients.groups import describe_groups
+from penstock.clients.kafka_errors import code_of
+from penstock.clients.rights import MissingRightError, Operation, require_rights, topic_right
 from penstock.clients.topics import hidden_topics, partition_counts
-from penstock.errors import DecisionNotStoredError, PenstockError, TransactionError
+from penstock.errors import DecisionNotStoredError, PenstockError, TransactionError, TransactionRefusedError
 from penstock.options import ClientConfig
-from penstock.transactions.acked_producer import ANY_SIZE, AckedProducer, LateProducer
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.operator.administration import Administration, Decided, Effect
-from penstock.transactions.operator.audit import VERBS, Act, Audited, AuditLog, Resuming, marked
-from penstock.transactions.operator.inspection import WAIT_S, Discarded, Patience
-from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
-from penstock.transactions.stores.kafka.status import target_text
+from penstock.transactions.operator.administration import Act, Administration
+from penstock.transactions.operator.audit import ANSWER_S, VERBS, AuditLog
+from penstock.transactions.operator.inspection import WAIT_S
+from penstock.transactions.stores.kafka.inspection import (
+    Found,
+    end_of,
+    found_in,
+    missing_topics,
+    read_partitions,
+    read_statuses,
+)
+from penstock.transactions.stores.kafka.status import Status, target_text
 from penstock.transactions.wire.half import encode_half
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics
 
-#: Seconds that a record may take to be acknowledged.
-_SEND_TIMEOUT_S = 15.0
-_ANSWER_S = _SEND_TIMEOUT_S + 5.0
+#: Seconds between two looks whether a transaction is settled.
+_SETTLED_POLL_S = 0.3
 
 
-class KafkaAdministration(Administration):
+class KafkaAdministration(AuditLog, Administration):
     """An operator's hands on one store. Used by one thread; use it as a context manager.
 
     Its questions wait at most about `wait_s` seconds in all for brokers that do not answer at once.
@@ -51,86 +56,69 @@ class KafkaAdministration(Administration):
         *,
         wait_s: float = WAIT_S,
     ) -> None:
-        given = config or {}
-        self._admin = clients.admin(bootstrap_servers, given)
-        self._patience = Patience(wait_s)
         topics = StoreTopics(prefix)
-        with self._patience.waiting():
-            counts = partition_counts(self._admin, self._patience.limit_s)
-            unseen = [log for log in (topics.half, topics.op, topics.done) if log not in counts]
-            hidden = hidden_topics(self._admin, unseen, self._patience.limit_s)
-        if hidden:
+        super().__init__(bootstrap_servers, config or {}, topics, wait_s)
+        self._wait_s = wait_s
+        # What was read of the coordinators last, and why that was nothing.
+        self._statuses: Sequence[Status] = ()
+        self._unseen = ""
+        counts = self.ask(lambda limit_s: partition_counts(self.admin, limit_s))
+        unseen = [log for log in (topics.half, topics.op, topics.done) if log not in counts]
+        if hidden := self.ask(lambda limit_s: hidden_topics(self.admin, unseen, limit_s)):
             rights = [topic_right(Operation.READ, name) for name in hidden]
-            raise MissingRightError(f"the store {prefix} cannot be read, if it is there", rights, principal_of(given))
+            raise MissingRightError(f"the store {prefix} cannot be read, if it is there", rights, self.principal)
         if topics.half not in counts:
             raise PenstockError(
                 f"there is no topic {topics.half} at {bootstrap_servers}; name the store by --prefix, or start a "
                 "coordinator, which makes it"
             )
-        self._counts = counts
-        self._topics = StoreTopics(prefix, counts[topics.half])
-        self._inspection = KafkaInspection(bootstrap_servers, given, self._topics, self._patience)
-        # A half that is resumed has a header more than before.
-        settings, name = {**ANY_SIZE, **given}, f"operator-{prefix}"
-        self._sends = LateProducer(lambda: AckedProducer(bootstrap_servers, settings, _SEND_TIMEOUT_S, name))
-        self._audit = AuditLog(self._topics, self._admin, self._sends, self._inspection)
-        self._resuming = Resuming(self._topics, self._inspection, self._audit, self._topics.may_publish_to)
-
-    def __enter__(self) -> Self:
-        self._inspection.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._inspection.__exit__(kind, error, traceback)
-        self._sends.stop(_SEND_TIMEOUT_S)
+        self.topics = StoreTopics(prefix, counts[topics.half])
 
     def pending(self) -> Sequence[PendingTransaction]:
         """Return what is not settled, oldest first. Ages are by this machine's clock."""
-        found = self._inspection.pending()
-        missing = self._missing(found)
-        now_ms = time.time() * 1000
-        return [it.described(now_ms, missing) for it in found]
+        return [found.shown for found in self._read()]
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None."""
         found = self.find(transaction_id)
-        return None if found is None else self.describe(found)
+        return None if found is None else found.shown
 
     def find(self, transaction_id: str) -> Found | None:
         """Return one pending transaction with its messages, or None."""
-        return self._inspection.find(transaction_id)
+        return next((it for it in self._read(transaction_id) if it.pending.transaction_id == transaction_id), None)
 
-    def discarded(self) -> list[Discarded]:
-        """Return what lies in the discarded topic, oldest first; also what was brought back since, with who did so."""
-        return marked(self._inspection.discarded(), self._audit.read(), self._topics)
+    def _read(self, kept: str | None = None) -> list[Found]:
+        read = read_partitions(self, kept)
+        # After it: a broker with the coordinators' status that is away costs the list nothing.
+        self._statuses, self._unseen = read_statuses(self)
+        return found_in(self, read, self._statuses)
 
-    def coordinator_notices(self) -> list[str]:
-        """Return what the status of the coordinators shows to be wrong, a line for each."""
-        read = self._inspection.statuses
-        statuses = self._inspection.seen_statuses() if read is None else read
-        if self._inspection.unseen:
-            return [f"the status of the coordinators is not seen: {self._inspection.unseen}"]
-        return [line for status in statuses for line in status.lines()]
+    def notices(self, pending: Sequence[PendingTransaction]) -> list[str]:
+        """Return which groups have nobody to ask, and what coordinators say to be wrong, a line for each."""
+        waiting = sorted({it.group for it in pending if it.decided is None and not it.waits_for})
+        alone = [
+            f"no producer of group {group} is alive that answers checks: its undecided transactions wait until one "
+            "with a check function starts, or for `penstock tx commit` or `rollback`"
+            for group in self._without_producers(waiting)
+        ]
+        if self._unseen:
+            return [*alone, f"the status of the coordinators is not seen: {self._unseen}"]
+        return [*alone, *(line for status in self._statuses for line in status.lines())]
 
-    def acts(self, transaction_id: str | None = None) -> list[Audited]:
-        """Return what operators did, oldest first; to one transaction, or to all."""
-        return self._audit.read(transaction_id)
+    def _without_producers(self, groups: Sequence[str]) -> Iterator[str]:
+        """Yield those producer groups of which no producer that answers checks is alive."""
+        checkers = {self.topics.checkers(group): group for group in groups}
+        for name, asked in describe_groups(self.admin, checkers).items() if checkers else ():
+            try:
+                has_members = bool(answered(asked, self._wait_s).members)
+            except KafkaException as error:
+                # What brokers do not say is not known, and nothing is said of it.
+                has_members = code_of(error) != KafkaError.GROUP_ID_NOT_FOUND
+            if not has_members:
+                yield checkers[name]
 
-    def decide(
-        self, transaction_id: str, verdict: Verdict, actor: str, why: str = "", timeout_s: float = 30.0
-    ) -> Decided:
-        """Write the act down, store the decision, and wait until it took effect.
-
-        It counts if it is the first. A ROLLBACK also counts against a COMMIT whose message waits for its `deliver_at`,
-        and a DISCARD against one that its target does not take. Waits at most `timeout_s` seconds for the effect.
-
-        Raises:
-            TransactionError: it is not pending, or not all of its messages are there.
-            DecisionNotStoredError: the decision is not known to be stored.
-            PenstockError: the act could not be written down; nothing was done.
-        """
+    def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "", timeout_s: float = 0.0) -> str:
+        """Store an operator's decision; see `Administration.decide`. Only a coordinator lets it take effect."""
         found = self.find(transaction_id)
         if found is None:
             raise TransactionError(
@@ -138,41 +126,46 @@ class KafkaAdministration(Administration):
                 "`penstock tx show` tells whether it was discarded"
             )
         pending, number = found.pending, found.half_partition
-        if pending.verdict is not None and not self._may_follow(found, verdict):
-            return Decided(Effect.REFUSED, pending.verdict, self.describe(found).waits_for)
-        if not pending.is_complete and verdict is not Verdict.ROLLBACK:
-            raise TransactionError(f"not all messages of transaction {transaction_id} are stored: only roll it back")
-        group, place = pending.half.group, f"{self._topics.half}[{number}]@{pending.offset}"
-        self._audit.write(Act(actor, VERBS[verdict], transaction_id, group, place, why))
-        return self.apply(found, verdict, Author.OPERATOR, actor, timeout_s)
+        stands, waits = pending.verdict, found.shown.waits_for
+        if stands is None or self._may_follow(found, verdict):
+            if not pending.is_complete and verdict is not Verdict.ROLLBACK:
+                raise TransactionError(
+                    f"not all messages of transaction {transaction_id} are stored: only roll it back"
+                )
+            place = f"{self.topics.half}[{number}]@{pending.offset}"
+            self.write(Act(actor, VERBS[verdict], transaction_id, pending.group, place, why))
+            stands, waits = self.apply(found, verdict, Author.OPERATOR, actor, timeout_s)
+            if stands is verdict:
+                return waits
+        blocked = f"; it waits for {waits}" if waits else ""
+        raise TransactionRefusedError(
+            f"transaction {transaction_id}: its {verdict.name} was refused: {stands.name} was decided before{blocked}"
+        )
 
-    def apply(self, found: Found, verdict: Verdict, author: Author, actor: str, timeout_s: float) -> Decided:
-        """Store a decision, and wait at most `timeout_s` seconds until it took effect.
+    def apply(
+        self, found: Found, verdict: Verdict, author: Author, actor: str, timeout_s: float
+    ) -> tuple[Verdict, str]:
+        """Store a decision, and wait until it took effect, at most `timeout_s` seconds.
 
+        Returns the decision that stands, this one or an earlier one, and what it still waits for; empty: it is settled.
         Raises `DecisionNotStoredError` where it is not known to be stored.
         """
         pending, number = found.pending, found.half_partition
-        done_from = self._inspection.end(self._topics.done, number)
-        op_offset = self._send(
-            Op(found.transaction_id, verdict, author, pending.group, number, pending.offsets, 0, actor)
-        )
-        note = self._inspection.await_end(found, done_from, timeout_s)
-        if note is not None:
-            return Decided(Effect.DONE if note.op_offset == op_offset else Effect.REFUSED, note.verdict)
-        now = self.find(found.transaction_id)
+        place = (self.topics.done, number)
+        done_from = self.bounds([place])[place][1]
+        self._store_op(Op(pending.transaction_id, verdict, author, pending.group, number, pending.offsets, 0, actor))
+        end = ask_again(lambda: end_of(self, pending.transaction_id, number, done_from), timeout_s, _SETTLED_POLL_S)
+        if end is not None:
+            return end, ""
+        now = self.find(pending.transaction_id)
         if now is None or now.pending.verdict is None:
-            return Decided(Effect.WAITS, None, "a coordinator")
-        ours = now.pending.decided_at == op_offset
-        return Decided(Effect.WAITS if ours else Effect.REFUSED, now.pending.verdict, self.describe(now).waits_for)
+            return verdict, "a coordinator"
+        return now.pending.verdict, now.shown.waits_for or "a coordinator"
 
     def end_of(self, transaction_id: str) -> Verdict | None:
         """Return how a transaction was settled, as far as the done log still says so."""
-        ends = (self._inspection.ends_of(transaction_id, number, 0) for number in range(self._topics.partitions))
-        return next((note.verdict for note in ends if note is not None), None)
-
-    def settle(self, transaction_id: str, verdict: Verdict, actor: str, why: str, timeout_s: float) -> Decided:
-        """Do what `decide` does."""
-        return self.decide(transaction_id, verdict, actor, why, timeout_s)
+        ends = (end_of(self, transaction_id, number) for number in range(self.topics.partitions))
+        return next((end for end in ends if end is not None), None)
 
     def _may_follow(self, found: Found, verdict: Verdict) -> bool:
         """Tell whether a decision may count though another one stands; the coordinator judges it.
@@ -184,40 +177,35 @@ class KafkaAdministration(Administration):
             return False
         if verdict is Verdict.ROLLBACK:
             return pending.half.deliver_at_ms is not None
-        by_target = target_text(pending.topics, self._inspection.statuses or ())
-        return verdict is Verdict.DISCARD and bool(by_target or self._missing([found]))
+        by_target = target_text(pending.topics, self._statuses)
+        return verdict is Verdict.DISCARD and bool(by_target or missing_topics(self, [pending]))
 
     def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
-        """Bring a discarded transaction back, undecided, with a fresh count of checks; return its messages.
+        """Bring a discarded transaction back; see `Administration.resume`.
 
         The act in the audit log is the claim: what stands at a place of the discarded topic is brought back once.
-
-        Raises:
-            TransactionError: it is not in the discarded topic; or it was brought back before and `again` is not set, or
-                is pending since.
-            MissingRightError: this client may not store halves, or not look for claims; nothing was done.
-            PenstockError: the act could not be written down, or a half not be stored; then try again with `again`.
         """
         if again and self.find(transaction_id) is not None:
             raise TransactionError(
                 f"transaction {transaction_id} is pending: there is nothing to bring back; see what it waits for with "
                 "`penstock tx show`"
             )
+        topics = self.topics
         # Before the claim: what may not be stored after it would count as brought back.
         needed = [
-            topic_right(Operation.WRITE, self._topics.half),
-            topic_right(Operation.READ, self._topics.audit),
-            topic_right(Operation.WRITE, self._topics.audit),
+            topic_right(Operation.WRITE, topics.half),
+            topic_right(Operation.READ, topics.audit),
+            topic_right(Operation.WRITE, topics.audit),
         ]
-        require_rights(self._admin, f"transaction {transaction_id} cannot be brought back", needed)
-        halves = self._resuming.claim(transaction_id, actor, why, again=again)
+        require_rights(self.admin, f"transaction {transaction_id} cannot be brought back", needed)
+        halves = self.claim(transaction_id, actor, why, again=again, may_publish_to=topics.may_publish_to)
         first = halves[0]
         keys = (first.order_key, first.key, transaction_id.encode())
-        to = self._topics.half_partition(next(key for key in keys if key is not None))
-        sends = self._sends()
+        to = topics.half_partition(next(key for key in keys if key is not None))
+        producer = self.producer
         try:
             for half in halves:
-                sends.store(self._topics.half, to, half.key, half.value, encode_half(half), limit_s=_ANSWER_S)
+                producer.store(topics.half, to, half.key, half.value, encode_half(half), limit_s=ANSWER_S)
         except (KafkaException, PenstockError) as error:
             raise PenstockError(
                 f"a half of transaction {transaction_id} is not known to be stored: {error}; look with "
@@ -225,27 +213,13 @@ class KafkaAdministration(Administration):
             ) from error
         return len(halves)
 
-    def _send(self, op: Op) -> int:
-        """Store a decision and return the offset of its record."""
+    def _store_op(self, op: Op) -> None:
+        """Store a decision."""
         try:
             key = op.transaction_id.encode()
-            return self._sends().store(self._topics.op, op.half_partition, key, encode_op(op), limit_s=_ANSWER_S)
+            self.producer.store(self.topics.op, op.half_partition, key, encode_op(op), limit_s=ANSWER_S)
         except (KafkaException, PenstockError) as error:
             raise DecisionNotStoredError(
                 f"the decision of transaction {op.transaction_id} is not known to be stored: {error}; "
                 "try again: a second one harms nothing"
             ) from error
-
-    def describe(self, found: Found) -> PendingTransaction:
-        """Return a pending transaction as an operator sees it."""
-        return found.described(time.time() * 1000, self._missing([found]))
-
-    def _missing(self, found: Collection[Found]) -> set[str]:
-        """Return those target topics that do not exist."""
-        missing = {half.topic for it in found for half in it.pending.halves} - self._counts.keys()
-        if not missing:
-            return missing
-        with self._patience.waiting():
-            missing -= partition_counts(self._admin, self._patience.limit_s).keys()
-            # What this client may not see may be there.
-            return missing.difference(hidden_topics(self._admin, missing, self._patience.limit_s))

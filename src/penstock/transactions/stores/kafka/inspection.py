@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from confluent_kafka import Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from penstock.clients.bounded_calls import ask_again
+from penstock.clients.kafka_errors import is_missing_right
 from penstock.clients.reading import Place
 from penstock.clients.rights import MissingRightError
+from penstock.clients.topics import ask_topic_ids
+from penstock.clients.transactional.missing_rights import is_group_forbidden
 from penstock.errors import BrokerConnectionError, MessageFormatError
-from penstock.options import ClientConfig
 from penstock.transactions.acked_producer import wire_headers
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.recovered_state import without_payloads
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.operator.administration import described
-from penstock.transactions.operator.inspection import Inspection, Patience
+from penstock.transactions.operator.administration import shown
+from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.stores.kafka.logs.recovered_partition import (
     DONE,
     HALF,
@@ -36,55 +38,24 @@ from penstock.transactions.stores.kafka.logs.recovered_partition import (
     recovered_partition,
 )
 from penstock.transactions.stores.kafka.status import STALE_S, Status, decode_status, waits_for
-from penstock.transactions.wire.done_records import Done, Note, decode_done
+from penstock.transactions.wire.done_records import Done, decode_done
 from penstock.transactions.wire.half import decode_half
 from penstock.transactions.wire.ops import Verdict, decode_ops
-from penstock.transactions.wire.topics import StoreTopics
 
 #: The last records of the status topic: more than dozens of coordinators write in the time for which they count.
 _STATUS_RECORDS = 5_000
-#: Seconds between two looks whether a transaction is settled.
-_SETTLED_POLL_S = 0.3
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A pending transaction and where it is."""
+class Found(NamedTuple):
+    """A pending transaction, where it is, and as an operator sees it."""
 
     half_partition: int
     pending: Pending
-    #: Id of the transaction of its group and key that it waits for.
-    held_by: str | None
-    #: What it waits for, from the status of a coordinator; empty: that is not known.
-    obstacle: str = ""
-
-    @property
-    def transaction_id(self) -> str:
-        """Its id."""
-        return self.pending.half.transaction_id
-
-    def described(self, now_ms: float, missing: Iterable[str] = ()) -> PendingTransaction:
-        """Return it as an operator sees it, given the topics that do not exist."""
-        pending = self.pending
-        return described(
-            pending.transaction_id,
-            pending.group,
-            [half.topic for half in pending.halves],
-            birth_ms=pending.birth_ms,
-            now_ms=now_ms,
-            check_count=pending.check_count,
-            verdict=pending.verdict,
-            deliver_at_ms=pending.half.deliver_at_ms,
-            held_by=self.held_by,
-            is_complete=pending.is_complete,
-            missing=frozenset(missing),
-            obstacle=self.obstacle,
-            unasked=self.obstacle,
-        )
+    shown: PendingTransaction
 
 
 @dataclass(slots=True)
-class _Partition:
+class ReadPartition:
     """What was read of one half partition; payloads are kept of the transaction of one id."""
 
     state: PartitionState
@@ -116,117 +87,116 @@ class _Partition:
         state.skip_op(offset)
 
 
-class KafkaInspection(Inspection):
-    """Says what lies in a store in Kafka. Used by one thread; raises as `Inspection`."""
+def read_partitions(reads: Inspection, kept: str | None = None) -> dict[int, ReadPartition]:
+    """Read the logs of all half partitions as a coordinator does; report logs that were replaced or cut.
 
-    def __init__(
-        self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, patience: Patience | None = None
-    ) -> None:
-        super().__init__(bootstrap_servers, config, topics, patience)
-        #: What `pending` read of the coordinators last; None: nothing yet. And why `seen_statuses` saw nothing.
-        self.statuses: list[Status] | None = None
-        self.unseen = ""
+    Payloads are in memory of the transaction `kept` alone.
+    """
+    logs = names_of(reads.topics)
+    numbers = range(reads.topics.partitions)
+    places = [(topic, number) for number in numbers for topic in logs.values()]
+    committed = reads.ask(lambda limit_s: _committed(reads, places, limit_s))
+    # After the positions: an end that was asked for before may lie below one.
+    found_ids = reads.ask(lambda limit_s: ask_topic_ids(reads.admin, logs.values(), limit_s)).ids
+    ids = {log: found_ids[topic] for log, topic in logs.items() if topic in found_ids}
+    bounds = reads.bounds(places)
+    positions = {
+        number: {log: committed_at(committed[topic, number], *bounds[topic, number]) for log, topic in logs.items()}
+        for number in numbers
+    }
+    done: dict[int, list[tuple[int, Done]]] = {number: [] for number in numbers}
+    for message in reads.read({(logs[DONE], number): positions[number][DONE].low for number in numbers}, bounds):
+        with contextlib.suppress(MessageFormatError):
+            record = _without_payloads(decode_done(message.value()), kept)
+            done[message.partition() or 0].append((message.offset() or 0, record))
+    read: dict[int, ReadPartition] = {}
+    halves, ops = dict[Place, int](), dict[Place, int]()
+    for number, found in positions.items():
+        end = bounds[logs[DONE], number][1]
+        start = recovered_partition(reads.topics, number, found, ids, DoneRead(end, done[number]))
+        read[number] = ReadPartition(start.state, kept)
+        halves[logs[HALF], number], ops[logs[OP], number] = start.starts[HALF], start.starts[OP]
+    for message in reads.read(halves, bounds):
+        read[message.partition() or 0].take_half(message)
+    for message in reads.read(ops, bounds):
+        read[message.partition() or 0].take_op(message)
+    return read
 
-    def pending(self, kept: str | None = None) -> list[Found]:
-        """Return what is not settled, oldest first; with its payloads only the transaction `kept`."""
-        read = self._partitions(kept)
-        self.statuses = self.seen_statuses()
-        pending = [it for number, partition in read.items() for it in _found(number, partition, self.statuses)]
-        return sorted(pending, key=lambda it: it.pending.birth_ms)
 
-    def find(self, transaction_id: str) -> Found | None:
-        """Return one that is not settled, with its messages, or None."""
-        return next((found for found in self.pending(transaction_id) if found.transaction_id == transaction_id), None)
+def read_statuses(reads: Inspection) -> tuple[list[Status], str]:
+    """Return the last status of each coordinator, unless that was long ago.
 
-    def seen_statuses(self) -> list[Status]:
-        """Return what `read_statuses` does, or nothing where it may not be read, or a broker of its topic is away."""
-        self.unseen = ""
-        try:
-            return self.read_statuses()
-        except (MissingRightError, BrokerConnectionError) as error:
-            self.unseen = str(error)
-            return []
-
-    def read_statuses(self) -> list[Status]:
-        """Return the last status of each coordinator, unless that was long ago."""
-        topic = self._topics.status
-        if not self.partitions_of(topic):
-            return []
-        latest: dict[str, Status] = {}
-        bounds = self._bounds(topic, [0])
-        begin = max(0, bounds[topic, 0][1] - _STATUS_RECORDS)
-        for message in self.read_places({(topic, 0): begin}, bounds):
-            try:
-                status = decode_status(message.value())
-            except MessageFormatError:
-                continue
-            # The broker's time: ages go by it everywhere.
-            latest[status.coordinator] = replace(status, at_ms=message.timestamp()[1])
-        oldest_ms = (time.time() - STALE_S) * 1000
-        return [latest[name] for name in sorted(latest) if latest[name].at_ms >= oldest_ms]
-
-    def ends_of(self, transaction_id: str, half_partition: int, done_from: int) -> Note | None:
-        """Return how a transaction was settled, as the done log says at or above an offset, or None."""
-        for message in self.read(self._topics.done, {half_partition: done_from}):
-            try:
-                notes = decode_done(message.value()).notes
-            except MessageFormatError:
-                continue
-            for note in notes:
-                if note.transaction_id == transaction_id and note.verdict is not Verdict.UNKNOWN:
-                    return note
-        return None
-
-    def await_end(self, found: Found, done_from: int, timeout_s: float) -> Note | None:
-        """Return how a transaction is settled, as soon as the done log says so at or above an offset, or None."""
-        return ask_again(
-            lambda: self.ends_of(found.transaction_id, found.half_partition, done_from), timeout_s, _SETTLED_POLL_S
-        )
-
-    def _partitions(self, kept: str | None) -> dict[int, _Partition]:
-        """Read the logs of all half partitions as a coordinator does; report logs that were replaced or cut."""
-        logs = names_of(self._topics)
-        numbers = range(self._topics.partitions)
-        places = [(topic, number) for number in numbers for topic in logs.values()]
-        committed = self.ask(lambda: self.committed([TopicPartition(*place) for place in places]))
-        # After the positions: an end that was asked for before may lie below one.
-        ids, bounds = self.ask(lambda: self.ids_and_bounds(logs, places))
-        positions = {
-            number: {log: committed_at(committed[topic, number], *bounds[topic, number]) for log, topic in logs.items()}
-            for number in numbers
-        }
-        done: dict[int, list[tuple[int, Done]]] = {number: [] for number in numbers}
-        for message in self._read_log(logs[DONE], {number: positions[number][DONE].low for number in numbers}, bounds):
+    And why none was seen, where they may not be read, or a broker of their topic is away.
+    """
+    latest: dict[str, Status] = {}
+    try:
+        for message in reads.read_all(reads.topics.status, _STATUS_RECORDS):
             with contextlib.suppress(MessageFormatError):
-                record = _without_payloads(decode_done(message.value()), kept)
-                done[message.partition() or 0].append((message.offset() or 0, record))
-        read: dict[int, _Partition] = {}
-        begins: dict[str, dict[int, int]] = {HALF: {}, OP: {}}
-        for number, found in positions.items():
-            end = bounds[logs[DONE], number][1]
-            start = recovered_partition(self._topics, number, found, ids, DoneRead(end, done[number]))
-            read[number] = _Partition(start.state, kept)
-            begins[HALF][number], begins[OP][number] = start.starts[HALF], start.starts[OP]
-        for message in self._read_log(logs[HALF], begins[HALF], bounds):
-            read[message.partition() or 0].take_half(message)
-        for message in self._read_log(logs[OP], begins[OP], bounds):
-            read[message.partition() or 0].take_op(message)
-        return read
+                status = decode_status(message.value())
+                # The broker's time: ages go by it everywhere.
+                latest[status.coordinator] = replace(status, at_ms=message.timestamp()[1])
+    except (MissingRightError, BrokerConnectionError) as error:
+        return [], str(error)
+    oldest_ms = (time.time() - STALE_S) * 1000
+    return [latest[name] for name in sorted(latest) if latest[name].at_ms >= oldest_ms], ""
 
-    def _read_log(self, topic: str, begins: dict[int, int], bounds: dict[Place, tuple[int, int]]) -> Iterator[Message]:
-        return self.read_places({(topic, number): begin for number, begin in begins.items()}, bounds)
+
+def found_in(reads: Inspection, read: Mapping[int, ReadPartition], statuses: Sequence[Status]) -> list[Found]:
+    """Return what is not settled, oldest first, and what it waits for by the statuses of the coordinators.
+
+    Ages are by this machine's clock.
+    """
+    missing = missing_topics(reads, (pending for it in read.values() for pending in it.state.pending.values()))
+    found, now_ms = list[Found](), time.time() * 1000
+    for number, partition in read.items():
+        for pending in partition.state.pending.values():
+            before = partition.state.queue.held_by(pending)
+            absent = ", ".join(sorted(missing.intersection(pending.topics)))
+            why = f"topic {absent}, which does not exist" if absent else waits_for(pending, number, statuses)
+            held_by = None if before is None else before.transaction_id
+            found.append(Found(number, pending, shown(pending, now_ms, held_by, why)))
+    return sorted(found, key=lambda it: it.pending.birth_ms)
+
+
+def missing_topics(reads: Inspection, some: Iterable[Pending]) -> frozenset[str]:
+    """Return those topics to which committed ones go and which do not exist; what may not be seen may be there."""
+    targets = {topic for pending in some for topic in pending.topics}
+    return reads.ask(lambda limit_s: ask_topic_ids(reads.admin, targets, limit_s), *targets).absent
+
+
+def end_of(reads: Inspection, transaction_id: str, half_partition: int, done_from: int = 0) -> Verdict | None:
+    """Return how a transaction was settled, as the done log says at or above an offset, or None."""
+    place = (reads.topics.done, half_partition)
+    for message in reads.read({place: done_from}, reads.bounds([place])):
+        try:
+            notes = decode_done(message.value()).notes
+        except MessageFormatError:
+            continue
+        for note in notes:
+            if note.transaction_id == transaction_id and note.verdict is not Verdict.UNKNOWN:
+                return note.verdict
+    return None
+
+
+def _committed(reads: Inspection, places: list[Place], limit_s: float) -> dict[Place, TopicPartition]:
+    """Return the positions that coordinators committed.
+
+    A reader of uncommitted records gets them at once, others wait for the transactions that write them.
+    """
+    consumer = reads.reader("read_uncommitted", limit_s).consumer
+    try:
+        found = consumer.committed([TopicPartition(*place) for place in places], limit_s)
+    except KafkaException:
+        if is_group_forbidden(consumer):
+            raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)) from None
+        raise
+    for place in found:
+        if place.error is not None and is_missing_right(place.error):
+            raise KafkaException(place.error)
+    return {(place.topic, place.partition): place for place in found}
 
 
 def _without_payloads(record: Done, kept: str | None) -> Done:
     """Return a record of the done log with the payloads of one transaction alone."""
     is_kept = any(snapshot.note.transaction_id == kept for snapshot in record.snapshots)
     return record if is_kept else without_payloads(record)
-
-
-def _found(number: int, partition: _Partition, statuses: list[Status]) -> Iterator[Found]:
-    keys = partition.state.queue.keys
-    for pending in partition.state.pending.values():
-        line = pending.half.line
-        head = None if line is None else keys.head(line)
-        held_by = None if head is None or head is pending else head.half.transaction_id
-        yield Found(number, pending, held_by, waits_for(pending, number, statuses))

@@ -19,7 +19,6 @@ from penstock.errors import DecisionNotStoredError, MessageFormatError, Transact
 from penstock.options import ClientConfig
 from penstock.transactions.acked_producer import AckedProducer, wire_headers
 from penstock.transactions.core.decisions import not_cancelled, not_pending
-from penstock.transactions.operator.administration import Effect
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
@@ -214,14 +213,13 @@ class KafkaStore:
             if end is None if found is None else found.pending.group != group:
                 raise not_pending(transaction_id, group)
             if found is not None and end is Verdict.COMMIT and found.pending.half.deliver_at_ms is not None:
-                decided = store.apply(found, Verdict.ROLLBACK, Author.PRODUCER, "", wait_s)
-                if decided.effect is Effect.WAITS:
+                end, waits = store.apply(found, Verdict.ROLLBACK, Author.PRODUCER, "", wait_s)
+                if end is Verdict.ROLLBACK and waits:
                     raise DecisionNotStoredError(
                         f"transaction {transaction_id}: that it is cancelled is stored, but no coordinator has settled "
                         f"it in {wait_s:g} s; one that is started does so, if that was stored before it was due: look "
                         f"with `penstock tx show {transaction_id}`"
                     )
-                end = decided.stands
         if end is not Verdict.ROLLBACK:
             raise not_cancelled(transaction_id, end)
 

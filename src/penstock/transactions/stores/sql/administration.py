@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 
 from penstock.errors import TransactionError, TransactionRefusedError
-from penstock.transactions.model import DiscardedTransaction, PendingTransaction
-from penstock.transactions.operator.administration import NO_PRODUCER, described, hanging
-from penstock.transactions.operator.audit import Act, Audited
-from penstock.transactions.stores.relayed_store import StoreAdministration, decision
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.model import PendingTransaction
+from penstock.transactions.operator.administration import (
+    NO_PRODUCER,
+    Act,
+    Discarded,
+    StoreAdministration,
+    hanging,
+    shown,
+)
+from penstock.transactions.stores.relayed_store import decision
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.backlog import reason_of_discard
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.writing import decide
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
 
 
@@ -43,7 +52,7 @@ class SqlAdministration(StoreAdministration):
         found = self._shown(schema.tx.c.settled_at.is_(None) & (schema.tx.c.id == transaction_id))
         return found[0] if found else None
 
-    def discarded(self) -> Sequence[DiscardedTransaction]:
+    def discarded(self) -> Sequence[Discarded]:
         """Return what was discarded and can be resumed, latest first: it is kept for 30 days."""
         tx = schema.tx
         gone = (tx.c.state == schema.DISCARD) & tx.c.settled_at.is_not(None)
@@ -51,41 +60,31 @@ class SqlAdministration(StoreAdministration):
             rows = connection.execute(sa.select(tx).where(gone).order_by(tx.c.settled_at.desc(), tx.c.seq)).all()
             topics = _topics(connection, gone)
         return [
-            DiscardedTransaction(
+            Discarded(
                 transaction_id=row.id,
                 group=row.producer_group,
                 topics=tuple(topics[row.id]),
                 reason=reason_of_discard(row.author),
                 check_count=row.check_count,
                 at_ms=int(row.settled_at * 1000),
+                resumed_by="",
             )
             for row in rows
         ]
 
-    def acts(self, transaction_id: str) -> Sequence[Audited]:
+    def acts(self, transaction_id: str) -> Sequence[Act]:
         """Return what operators did to a transaction, oldest first: it is kept for ever."""
         audit = schema.audit
+        named = sa.select(audit).where(audit.c.tx == transaction_id).order_by(audit.c.number)
         with self._database.read() as connection:
-            rows = connection.execute(
-                sa.select(audit).where(audit.c.tx == transaction_id).order_by(audit.c.number)
-            ).all()
+            rows = connection.execute(named).all()
         # The actor has the reason in it.
         return [
-            Audited(Act(row.actor, row.what, row.tx, "", "penstock_audit"), row.number, int(row.at * 1000))
-            for row in rows
+            Act(row.actor, row.what, row.tx, "", "penstock_audit", "", row.number, int(row.at * 1000)) for row in rows
         ]
 
-    def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "") -> None:
-        """Store an operator's decision, with who it was and why.
-
-        It counts if it is the first. So does a DISCARD where a COMMIT is refused by Kafka. A ROLLBACK also counts
-        against a COMMIT, as long as the message waits for its `deliver_at`.
-
-        Raises:
-            TransactionRefusedError: another decision stands, or there is no such transaction; or a COMMIT is to be
-                discarded that is not refused, or is being published just now.
-            DecisionNotStoredError: it is not known to be durable.
-        """
+    def _store_decision(self, transaction_id: str, verdict: Verdict, actor: str, why: str) -> None:
+        """Store an operator's decision, with who it was and why."""
         actor = _signed(actor, why)
         what = f"transaction {transaction_id}: its {verdict.name}"
         with self._database.storing(f"{what} by {actor}", "look at it, and try again") as connection:
@@ -95,13 +94,8 @@ class SqlAdministration(StoreAdministration):
         if outcome.refused is not None:
             raise TransactionRefusedError(f"{what} was refused: {outcome.refused}")
 
-    def resume(self, transaction_id: str, actor: str, why: str = "") -> None:
-        """Bring a discarded transaction back, undecided, with a fresh count of checks.
-
-        Raises:
-            TransactionError: no such transaction was discarded, or so long ago that it was deleted.
-            DecisionNotStoredError: it is not known to be stored.
-        """
+    def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:  # noqa: ARG002 - a row comes back once
+        """Bring a discarded transaction back; see `Administration.resume`."""
         actor = _signed(actor, why)
         tx, what = schema.tx, f"transaction {transaction_id}: that {actor} resumed it"
         empty = ("settled_at", "author", "actor", "decided_seq", "answered_at", "check_at", "held_why", "publish_at_ms")
@@ -114,11 +108,13 @@ class SqlAdministration(StoreAdministration):
                 .values(**fresh, **dict.fromkeys(empty), **dict.fromkeys(zero, 0))
             )
             self._write_down(connection, actor, "resume", transaction_id)
+            topics = _topics(connection, tx.c.id == transaction_id)
         if not done.rowcount:
             raise TransactionError(
                 f"transaction {transaction_id} is not among the discarded ones of the store: it was not discarded, was "
                 "resumed already, or was discarded too long ago; its message is in the discarded topic"
             )
+        return len(topics[transaction_id])
 
     def _write_down(self, connection: sa.Connection, actor: str, what: str, transaction_id: str) -> None:
         act = schema.audit.insert().values(at=self._database.now, actor=actor, what=what, tx=transaction_id)
@@ -175,20 +171,14 @@ def _topics(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> def
 
 
 def _described(row: Any, topics: Sequence[str]) -> PendingTransaction:
-    verdict = None if row.state == schema.PREPARED else Verdict(row.state)
+    now_ms = float(row.now_ms)
+    first = Half(row.id, row.producer_group, "", None, None, None, (), None, row.deliver_at_ms)
+    pending = Pending(first, row.seq, int(now_ms - float(row.age) * 1000))
+    pending.verdict = None if row.state == schema.PREPARED else Verdict(row.state)
+    pending.check_count = row.check_count
     obstacle = "" if row.slow_call is None else hanging(row.slow_call, row.silent_s)
-    if row.held_why is not None:
+    if pending.verdict is None:
+        obstacle = NO_PRODUCER.format(row.producer_group) if row.question and not row.has_producer else ""
+    elif row.held_why is not None:
         obstacle = f"Kafka to take it: {row.held_why}"
-    return described(
-        row.id,
-        row.producer_group,
-        topics,
-        birth_ms=float(row.now_ms) - float(row.age) * 1000,
-        now_ms=float(row.now_ms),
-        check_count=row.check_count,
-        verdict=verdict,
-        deliver_at_ms=row.deliver_at_ms,
-        held_by=row.held_by,
-        obstacle="the discarded topic" if verdict is Verdict.DISCARD and not row.slow_call else obstacle,
-        unasked=NO_PRODUCER.format(row.producer_group) if row.question and not row.has_producer else "",
-    )
+    return replace(shown(pending, now_ms, row.held_by, obstacle), topics=tuple(topics))

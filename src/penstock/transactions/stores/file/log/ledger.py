@@ -61,11 +61,6 @@ class StoredTransaction(Pending):
             self.add_part(place, half)
 
     @property
-    def targets(self) -> tuple[str, ...]:
-        """The topics of its messages, in the order of its parts."""
-        return tuple(dict.fromkeys(half.topic for half in self.halves))
-
-    @property
     def stays(self) -> bool:
         """Whether it stays in memory as long as it is pending: it stands in a line, or was brought back."""
         return self.half.order_key is not None or self.half.resumed is not None

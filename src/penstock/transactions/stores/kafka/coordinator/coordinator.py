@@ -26,6 +26,7 @@ from penstock.options import ClientConfig, positive, positive_int, reserved
 from penstock.transactions.acked_producer import ANY_SIZE, AckedProducer
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.model import CoordinatorStatistics, PendingTransaction
+from penstock.transactions.operator.administration import shown
 from penstock.transactions.publishing.engine import IN_FLIGHT_S, Engine, PublishingClients
 from penstock.transactions.publishing.publisher import Proof
 from penstock.transactions.publishing.publisher_slot import SLOW_S
@@ -38,7 +39,6 @@ from penstock.transactions.stores.kafka.coordinator.log_upkeep import LogUpkeep
 from penstock.transactions.stores.kafka.coordinator.membership import Membership
 from penstock.transactions.stores.kafka.coordinator.own_sends import OwnSends, StatusLog
 from penstock.transactions.stores.kafka.coordinator.payload_reader import PayloadReader
-from penstock.transactions.stores.kafka.inspection import Found
 from penstock.transactions.stores.kafka.logs.recovered_partition import DoneRead, log_positions
 from penstock.transactions.stores.kafka.logs.recovery import Recoveries, RecoveryReader
 from penstock.transactions.stores.kafka.logs.topic_settings import check_settings
@@ -131,8 +131,7 @@ class KafkaCoordinator(StoreCoordinator):
         statuses, number = ([], 0) if status is None else ([status], next(iter(status.partitions), 0))
         some = (pending for partition in list(self._owned.values()) for pending in partition.oldest(most))
         oldest = sorted(some, key=lambda pending: pending.birth_ms)[:most]
-        waits = [waits_for(it, number, statuses) or ("" if it.verdict is None else _ITS_TURN) for it in oldest]
-        return [Found(number, it, None, why).described(now_ms) for it, why in zip(oldest, waits, strict=True)]
+        return [shown(it, now_ms, None, waits_for(it, number, statuses), _ITS_TURN) for it in oldest]
 
     def waits(self) -> list[str]:
         """Return in sentences what its pending transactions wait for besides their decisions. Any thread."""
