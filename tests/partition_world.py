@@ -232,7 +232,7 @@ class World:
         if self.chance.random() < 0.7:
             return []
         lower: list[Pending] = []
-        for pending in self.state.only_in_half_log:
+        for pending in self.state.places.only_in_half_log.values():
             if not pending.is_complete or len(lower) == 3:
                 break
             if pending.dropped is not None:
@@ -303,7 +303,7 @@ class World:
         for pending in some:
             if pending.dropped is not None:
                 self.state.payloads.want(pending)
-        batch = CommitBatch(list(takewhile(lambda one: one.dropped is None, some)), [], -1, -1)
+        batch = CommitBatch(list(takewhile(lambda one: one.dropped is None, some)), -1, -1)
         if batch.decided:
             self.take_hold(batch, Done(batch.notes(), ()))
             self.state.apply(batch, self.marks.end)
@@ -363,11 +363,11 @@ class World:
         """Delete what is not needed any more."""
         state = self.state
         self.marks.add(Mark(len(self.done), state.half_position, state.op_position))
-        snapshotted = [p.snapshot_at or 0 for p in state.snapshotted][:1]
+        snapshotted = [p.snapshot_at or 0 for p in state.places.snapshotted.values()][:1]
         self.half_low, self.op_low = self.positions
         # Who has just started knows of no lower end yet.
         low = max(self.marks.low(*self.positions, snapshotted), self.done_low)
-        only_in_half_log = [pending.offset for pending in state.only_in_half_log]
+        only_in_half_log = [pending.offset for pending in state.places.only_in_half_log.values()]
         assert only_in_half_log == sorted(only_in_half_log), (
             "the lowest goes first: where it is, reading starts after a restart"
         )

@@ -36,7 +36,7 @@ def test_a_partition_counts_as_recovered_only_when_all_that_was_in_its_logs_is_r
 
 
 def decided_in_order(owned: HalfPartition) -> list[str]:
-    return list(owned.state.decided)
+    return list(owned.state.queue.all)
 
 
 def test_decisions_wait_for_a_half_however_long_its_log_is_not_read() -> None:

@@ -45,7 +45,7 @@ def coordinator_of(state: dict[str, Any], has_work: bool, waited: list[float]) -
     engine.slow_call = lambda: ("", 0.0)
 
     partition = SimpleNamespace(
-        state=SimpleNamespace(has_work=has_work, queue=SimpleNamespace(ready=1), pending=(), decided=()),
+        state=SimpleNamespace(has_work=has_work, queue=SimpleNamespace(ready=1, all=()), pending=()),
         feed=SimpleNamespace(waiting=0),
         is_given_up=False,
         note_progress=lambda _: None,

@@ -117,13 +117,13 @@ def test_what_is_refused_stays_set_aside_when_its_topic_is_released_and_holds_wh
     assert set_aside.release("sick", lambda one: one is stuck) == [other]
 
     assert [one.transaction_id for one in set_aside.fronts("sick")] == ["1"]
-    assert "2" in set_aside
+    assert behind.held
     assert set_aside.remove(stuck) == [behind]
 
 
 def waiting(name: str, places: tuple[int, ...]) -> Any:
     return SimpleNamespace(
-        transaction_id=name, places=places, topics=("sick",), order=name, held=False, in_flight=False
+        transaction_id=name, places=places, topics=("sick",), sequence=name, held=False, in_flight=False
     )
 
 

@@ -74,17 +74,15 @@ class CommitBatch(DecidedBatch):
     """The part of one half partition in a Kafka transaction.
 
     Attributes:
-        answered: pending transactions whose count of answered checks is written down by it.
         half_checkpoint: where reading of the half log would start once it is committed.
         op_checkpoint: the same for the op log.
         done_checkpoint: the offset of the done log below which nothing is needed.
         done_from: an offset of the done log at or below that of its records.
         log_ids: topic ids of the logs, as they stand beside the positions.
-        counts: notes on these as they were when it was chosen: answers may come while it is under way.
+        counts: how many checks of pending transactions were answered when it was chosen: more may be meanwhile.
         snapshots: pending transactions, as they were then, that it writes down whole so that the checkpoints pass them.
     """
 
-    answered: list[Pending]
     half_checkpoint: int
     op_checkpoint: int
     counts: list[Note] = field(default_factory=list)

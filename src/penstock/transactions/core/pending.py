@@ -221,11 +221,6 @@ class Pending:
         """The lines in which it stands while it is set aside: what is discarded has no order."""
         return self.keys if self.verdict is Verdict.COMMIT else ()
 
-    @property
-    def order(self) -> int:
-        """Its place among those that could be published."""
-        return self.sequence
-
     def partitions_wanted(self, topic: str) -> int:
         """Return how many partitions a target must have at least; 0 where nothing goes there."""
         wanted = (1 if half.partition is None else half.partition + 1 for half in self.addressed if half.topic == topic)

@@ -231,11 +231,10 @@ class ReadyQueue:
             self.delays.remove(transaction_id)
         if (line := pending.half.line) is not None:
             head = self.keys.remove(line, pending)
-            if head is not None and head.verdict is Verdict.COMMIT and self._is_nowhere(head.half.transaction_id):
-                self._make_ready(head)
-
-    def _is_nowhere(self, transaction_id: str) -> bool:
-        return not any(transaction_id in place for place in (self._ready, self.delays, self.set_aside))
+            if head is not None and head.verdict is Verdict.COMMIT:
+                name = head.half.transaction_id
+                if not (head.held or name in self._ready or name in self.delays):
+                    self._make_ready(head)
 
     def is_put_off(self, pending: Pending) -> bool:
         """Tell whether a transaction is delayed, or set aside."""

@@ -27,16 +27,13 @@ class SetAside:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, transaction_id: str) -> bool:
-        return transaction_id in self._entries
-
     def is_behind(self, entry: Pending) -> bool:
         """Tell whether a transaction must stay behind one that is set aside."""
-        return bool(self._lines) and any(self._is_behind_in(place, entry.order) for place in entry.places)
+        return bool(self._lines) and any(self._is_behind_in(place, entry.sequence) for place in entry.places)
 
-    def _is_behind_in(self, place: int, order: int) -> bool:
+    def _is_behind_in(self, place: int, sequence: int) -> bool:
         line = self._lines.get(place)
-        return line is not None and next(iter(line.values())).order < order
+        return line is not None and next(iter(line.values())).sequence < sequence
 
     def behind(self, waiting: Pending) -> Pending | None:
         """Return a transaction that stands in front of one that is set aside, or None."""
@@ -62,7 +59,7 @@ class SetAside:
             self._fronts.setdefault(topic, {})[transaction_id] = waiting
 
     def _with(self, waiting: Pending, line: OrderedDict[str, Pending]) -> OrderedDict[str, Pending]:
-        later = list(takewhile(lambda other: other.order > waiting.order, reversed(line.values())))
+        later = list(takewhile(lambda other: other.sequence > waiting.sequence, reversed(line.values())))
         line[waiting.transaction_id] = waiting
         for follower in reversed(later):
             name = follower.transaction_id
@@ -75,8 +72,7 @@ class SetAside:
 
         Those that stand in front now, and were set aside for a topic's sake, stay.
         """
-        transaction_id = waiting.transaction_id
-        if transaction_id not in self._entries:
+        if waiting.transaction_id not in self._entries:
             return []
         freed: list[Pending] = []
         gone = [waiting]
@@ -89,7 +85,7 @@ class SetAside:
                     gone.append(follower)
                 else:
                     self._fronts.setdefault(topic, {})[follower.transaction_id] = follower
-        freed.sort(key=lambda waiting: waiting.order)
+        freed.sort(key=lambda waiting: waiting.sequence)
         return freed
 
     def _take_out(self, waiting: Pending) -> list[Pending]:

@@ -47,18 +47,19 @@ def to_snapshot(state: PartitionState, done_end: int, gap: int) -> list[Pending]
 
 
 def _candidates(state: PartitionState, done_end: int, gap: int) -> Iterator[Pending]:
-    lowest = next(iter(state.only_in_half_log), None)
+    places = state.places
+    lowest = next(iter(places.only_in_half_log.values()), None)
     if lowest is not None and state.half_position - lowest.offset > gap:
-        for pending in state.only_in_half_log:
+        for pending in places.only_in_half_log.values():
             is_old = state.half_position - pending.offset > gap // 2
             if not is_old or not _fits_snapshot(pending):
                 break
             yield pending
     # Only the oldest are looked at: a million that are not due yet cost nothing.
     yield from takewhile(
-        lambda snapshot: state.op_position - snapshot.decided_at > gap, state.places.stale_snapshots.values()
+        lambda snapshot: state.op_position - snapshot.decided_at > gap, places.stale_snapshots.values()
     )
-    yield from takewhile(lambda pending: done_end - (pending.snapshot_at or 0) > gap, state.snapshotted)
+    yield from takewhile(lambda pending: done_end - (pending.snapshot_at or 0) > gap, places.snapshotted.values())
 
 
 def _fits_snapshot(pending: Pending) -> bool:

@@ -74,21 +74,6 @@ class PartitionState:
         self._reborn: dict[str, list[_StoredHalf]] = {}
 
     @property
-    def decided(self) -> Mapping[str, Pending]:
-        """Pending transactions that have a decision, in the order in which the decisions took effect."""
-        return self.queue.all
-
-    @property
-    def only_in_half_log(self) -> Iterable[Pending]:
-        """Pending transactions that are in the half log alone, lowest first."""
-        return self.places.only_in_half_log.values()
-
-    @property
-    def snapshotted(self) -> Iterable[Pending]:
-        """Pending transactions with a snapshot in the done log, in the order of the snapshots."""
-        return self.places.snapshotted.values()
-
-    @property
     def has_work(self) -> bool:
         """Whether there is something to publish or to write down, apart from what waits."""
         return bool(self.answered) or self.queue.ready > 0
@@ -353,7 +338,6 @@ class PartitionState:
             return None
         return CommitBatch(
             list(chosen.values()),
-            answered,
             self._half_checkpoint(passed),
             self.places.op_checkpoint(passed.values(), self.op_position),
             [pending.count() for pending in answered],

@@ -273,7 +273,7 @@ class KafkaCoordinator(StoreCoordinator):
     def _read(self, timeout_s: float) -> None:
         # In pieces of what one Kafka transaction settles: what is read beyond that waits here instead of in the logs.
         limit, owned = self._engine.decisions, self._membership.owned.values()
-        undecided = sum(len(p.state.pending) - len(p.state.decided) for p in owned)
+        undecided = sum(len(p.state.pending) - len(p.state.queue.all) for p in owned)
         for_halves = any(p.feed.waiting for p in owned)
         records = self._membership.logs.read(timeout_s, limit, for_halves=for_halves, full=undecided >= 2 * limit)
         with collection_put_off():

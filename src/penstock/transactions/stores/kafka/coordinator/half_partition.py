@@ -148,7 +148,7 @@ class HalfPartition(Backlog):
 
     def learned(self, batch: CommitBatch, found: DoneRead) -> list[str]:
         """Take in what the done log says of a batch whose end was in doubt; return the ids of what is settled."""
-        ids = {pending.half.transaction_id for pending in (*batch.decided, *batch.answered)}
+        ids = {note.transaction_id for note in batch.notes()}
         snapshotted = {snapshot.note.transaction_id for snapshot in batch.snapshots}
         notes = [note for note in found.notes if note.transaction_id in ids]
         snapshots = [(place, it) for place, it in found.snapshots if it.note.transaction_id in snapshotted]
@@ -226,11 +226,11 @@ class HalfPartition(Backlog):
                 break
         chosen = list(takewhile(fits, takewhile(lambda pending: pending.dropped is None, waiting)))
         is_possible = bool(chosen) and not self.is_given_up
-        return CommitBatch(chosen, [], -1, -1, discarded_to=self._topics.discarded) if is_possible else None
+        return CommitBatch(chosen, -1, -1, discarded_to=self._topics.discarded) if is_possible else None
 
     def claim(self) -> CommitBatch:
         """Return a batch that settles nothing: what is written are the positions, and who owns the partition."""
-        return self._placed(CommitBatch([], [], *self.state.checkpoints()))
+        return self._placed(CommitBatch([], *self.state.checkpoints()))
 
     def _placed(self, batch: CommitBatch) -> CommitBatch:
         batch.done_from, batch.done_checkpoint = self.done_end, self.done_checkpoint
@@ -246,7 +246,7 @@ class HalfPartition(Backlog):
         (half_begin, half_end), (op_begin, _), (_, self.done_end) = (bounds[log] for log in LOGS)
         self._marks.add(Mark(self.done_end, self.state.half_position, self.state.op_position))
         # They stand in the order of the done log.
-        snapshotted = [p.snapshot_at or 0 for p in islice(self.state.snapshotted, 1)]
+        snapshotted = [p.snapshot_at or 0 for p in islice(self.state.places.snapshotted.values(), 1)]
         self.done_checkpoint = max(self.done_checkpoint, self._marks.low(half_begin, op_begin, snapshotted))
         # Decisions whose half cannot come any more.
         dropped = self.state.sweep_held(half_end, ops_read_to)
