@@ -93,12 +93,10 @@ class CheckPlan:
     def __init__(self, policy: CheckPolicy, find: Callable[[str], Pending | None]) -> None:
         self.policy = policy
         self._find = find
-        # First checks, whose due times rise as births do but for few: due time and id. Those of transactions that need
-        # no check any more stay until they come up, or until there are many.
-        self._first: deque[tuple[float, str]] = deque()
-        # All others, likewise: due time, a number that settles ties, id.
-        self._later: list[tuple[float, int, str]] = []
-        self._first_crowd = self._later_crowd = _CROWD
+        # A heap: due time, a number that settles ties, id. Those of transactions that need no check any more stay until
+        # they come up, or until there are many.
+        self._planned: list[tuple[float, int, str]] = []
+        self._crowd = _CROWD
         self._ticket = itertools.count()
         # Ids of what is due, by group; under "" what nobody has to be asked about. Groups at the front have their turn
         # next.
@@ -112,25 +110,18 @@ class CheckPlan:
 
     def add(self, asked: Pending) -> None:
         """Plan the next check of a half that was just read, or of one that has just become complete."""
-        first = self._first
-        due = self.policy.first_due(asked) if asked.is_special else asked.birth_ms / 1000 + self.policy.timeout_s
-        if first and due < first[-1][0]:
-            self.postpone(asked, due)
-            return
-        asked.check_due = due
-        first.append((due, asked.transaction_id))
-        if len(first) > self._first_crowd:
-            self._first = deque(entry for entry in first if self._is_planned(*entry) is not None)
-            self._first_crowd = max(_CROWD, 2 * len(self._first))
+        is_usual = not asked.is_special
+        due = asked.birth_ms / 1000 + self.policy.timeout_s if is_usual else self.policy.first_due(asked)
+        self.postpone(asked, due)
 
     def postpone(self, asked: Pending, due: float) -> None:
         """Plan the next check of a half for a time."""
         asked.check_due = due
-        heapq.heappush(self._later, (due, next(self._ticket), asked.transaction_id))
-        if len(self._later) > self._later_crowd:
-            self._later = [entry for entry in self._later if self._is_planned(entry[0], entry[2]) is not None]
-            heapq.heapify(self._later)
-            self._later_crowd = max(_CROWD, 2 * len(self._later))
+        heapq.heappush(self._planned, (due, next(self._ticket), asked.transaction_id))
+        if len(self._planned) > self._crowd:
+            self._planned = [entry for entry in self._planned if self._is_planned(entry[0], entry[2]) is not None]
+            heapq.heapify(self._planned)
+            self._crowd = max(_CROWD, 2 * len(self._planned))
 
     def _is_planned(self, due: float, transaction_id: str) -> Pending | None:
         """Return the transaction whose check is planned for that time still, or None."""
@@ -199,17 +190,15 @@ class CheckPlan:
                 yield asked
 
     def _ripen(self, now: float) -> None:
-        first, later = self._first, self._later
-        while first and (first[0][0] <= now or self._is_planned(*first[0]) is None):
-            self._put(*first.popleft())
-        while later and later[0][0] <= now:
-            due, _, transaction_id = heapq.heappop(later)
-            self._put(due, transaction_id)
-
-    def _put(self, due: float, transaction_id: str) -> None:
-        asked = self._is_planned(due, transaction_id)
-        if asked is not None:
-            self._due.setdefault(self.turn_of(asked), deque()).append(transaction_id)
+        planned = self._planned
+        while planned:
+            due, _, transaction_id = planned[0]
+            asked = self._is_planned(due, transaction_id)
+            if asked is not None and due > now:
+                break
+            heapq.heappop(planned)
+            if asked is not None:
+                self._due.setdefault(self.turn_of(asked), deque()).append(transaction_id)
 
     def turn_of(self, asked: Pending) -> str:
         """Return the group whose turn it waits for; "" where nobody has to be asked."""
@@ -221,5 +210,5 @@ class CheckPlan:
         A half that was decided since may be the reason: then nothing comes of it.
         """
         times = [self._parked.get(group, float("-inf")) for group in self._due]
-        times += [planned[0][0] for planned in (self._first, self._later) if planned]
+        times += [due for due, *_ in self._planned[:1]]
         return min(times, default=None)
