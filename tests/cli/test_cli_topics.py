@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from commands import Command
-from penstock.clients.topics import partition_counts, topic_setting
+from penstock.clients.topics import partition_counts, topic_settings
 from penstock.devbroker import DevBroker
 from settings_tools import clean_settings
 from waiting import wait_until
@@ -67,5 +67,5 @@ def test_what_an_app_needs_is_shown_made_once_and_left_alone_after(  # noqa: PLR
     assert {found for found, state in results.items() if state == "created"} == {f"{name}.paid"}
     assert set(again.values()) == {"there"}
     assert (counts[f"dlq.{topic}"], counts[f"{name}.paid"], counts[f"{name}.half"]) == (3, 2, 2)
-    assert "compact" in topic_setting(admin, [f"{name}.reports"], "cleanup.policy")[f"{name}.reports"]
+    assert "compact" in topic_settings(admin, [f"{name}.reports"])[0][f"{name}.reports"]["cleanup.policy"]
     assert len(retries) == 1

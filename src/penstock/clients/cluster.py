@@ -25,7 +25,7 @@ from penstock.clients.topics import (
     log_ends,
     partition_counts,
     require_topics,
-    topic_setting,
+    topic_settings,
 )
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.settings import Pace
@@ -154,8 +154,8 @@ class Cluster:
 
     def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
         """Return how many bytes a message of each topic may have; without those that are not known."""
-        found = topic_setting(self._new_admin(), topics, "max.message.bytes")
-        return {topic: int(limit) for topic, limit in found.items()}
+        found, _ = topic_settings(self._new_admin(), topics)
+        return {topic: int(limit) for topic, each in found.items() if (limit := each.get("max.message.bytes"))}
 
     def ask_topic_ids(self, topics: Iterable[str]) -> Answer[TopicIds]:
         """Ask which topics there are, as `in_background`."""

@@ -365,15 +365,15 @@ def _not_created(
     )
 
 
-def topic_setting(admin: AdminClient, topics: Iterable[str], name: str) -> dict[str, str]:
-    """Return a setting of each topic as the brokers apply it; without those that they do not tell."""
+def topic_settings(
+    admin: AdminClient, topics: Iterable[str], timeout_s: float = CONNECT_TIMEOUT_S
+) -> tuple[dict[str, dict[str, str | None]], dict[str, KafkaException]]:
+    """Return the settings of each topic as the brokers apply them, and by name why those of others are not known."""
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
     if not resources:
-        return {}
-    found = {}
-    for resource, future in admin.describe_configs(resources, request_timeout=CONNECT_TIMEOUT_S).items():
-        try:
-            found[resource.name] = str(answered(future, CONNECT_TIMEOUT_S + LATE_S)[name].value)
-        except (KafkaException, KeyError) as error:  # no right to ask is no reason not to run
-            _log.info("the settings of topic %s are not known: %s", resource.name, error)
-    return found
+        return {}, {}
+    asked = admin.describe_configs(resources, request_timeout=timeout_s)
+    found, failed = all_answered({resource.name: future for resource, future in asked.items()}, timeout_s)
+    for topic, error in failed.items():  # no right to ask is no reason not to run
+        _log.info("the settings of topic %s are not known: %s", topic, reason(error))
+    return {topic: {name: each.value for name, each in settings.items()} for topic, settings in found.items()}, failed

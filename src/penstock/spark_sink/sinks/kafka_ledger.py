@@ -18,7 +18,7 @@ from penstock.clients import require_travelling
 from penstock.clients.kafka_errors import reason
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.rights import Operation, Right, require_rights, topic_right, transactional_right
-from penstock.clients.topics import TopicSpec, ensure_topics, log_ends, partition_counts, require_topics, topic_setting
+from penstock.clients.topics import TopicSpec, ensure_topics, log_ends, partition_counts, require_topics, topic_settings
 from penstock.errors import ConfigurationError, MessageFormatError, SinkError
 from penstock.options import ClientConfig, not_empty, reserved
 from penstock.spark_sink.ledger.rules import LedgerEntry
@@ -121,7 +121,8 @@ def require_target(target: Target, topics: Collection[str], made: Mapping[str, C
             f"topic {target.ledger} has {count} partitions, a ledger needs {PARTITIONS}; give another "
             "ledger_topic, which is made as it has to be"
         )
-    policy = topic_setting(admin, [target.ledger], "cleanup.policy").get(target.ledger, "compact")
+    settings, _ = topic_settings(admin, [target.ledger])
+    policy = settings.get(target.ledger, {}).get("cleanup.policy", "compact")
     if policy != "compact":
         raise ConfigurationError(
             f"topic {target.ledger} has cleanup.policy={policy}: Kafka deletes the ledger with time, and all is "

@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined] # not in its __all__
 
-from penstock.clients.answers import LATE_S, answered
 from penstock.clients.bounded_calls import ask_again
 from penstock.clients.factory import AdminClient
 from penstock.clients.kafka_errors import code_of, is_missing_right, reason
 from penstock.clients.rights import Operation, lacking_text, principal_of, topic_right
+from penstock.clients.topics import topic_settings
 from penstock.errors import ConfigurationError
 from penstock.transactions.wire.topics import StoreTopics
 
@@ -59,22 +58,24 @@ def check_settings(admin: AdminClient, topics: StoreTopics) -> None:
     What is wrong raises `ConfigurationError` with the command that corrects it. What cannot be looked at is said in a
     warning, with the right that this client needs for it.
     """
-    for name in (topics.half, topics.op, topics.done):
+    names = (topics.half, topics.op, topics.done)
+
+    def are_known(answer: tuple[object, Mapping[str, KafkaException]]) -> bool:
         # A topic that was just made is not known to all brokers for a moment.
-        ask = partial(_settings, admin, name)
-        try:
-            settings = ask_again(ask, _NEW_TOPIC_BUDGET_S, _POLL_S, until=lambda _: True, passes=_is_new)
-        except KafkaException as error:
-            is_lacking = is_missing_right(error)
-            right = topic_right(Operation.DESCRIBE_CONFIGS, name)
-            need = lacking_text([right], principal_of(admin.config)) if is_lacking else ""
-            _log.warning(
-                "it is not known whether topic %s has cleanup.policy=delete, retention.ms=-1, retention.bytes=-1 and "
-                "message.timestamp.type=LogAppendTime, without which it can lose transactions: %s",
-                name,
-                ": ".join(filter(None, (reason(error), need))),
-            )
-            continue
+        return all(code_of(error) != KafkaError.UNKNOWN_TOPIC_OR_PART for error in answer[1].values())
+
+    ask = partial(topic_settings, admin, names, _ANSWER_S)
+    found, failed = ask_again(ask, _NEW_TOPIC_BUDGET_S, _POLL_S, until=are_known)
+    for name, error in failed.items():
+        right = topic_right(Operation.DESCRIBE_CONFIGS, name)
+        need = lacking_text([right], principal_of(admin.config)) if is_missing_right(error) else ""
+        _log.warning(
+            "it is not known whether topic %s has cleanup.policy=delete, retention.ms=-1, retention.bytes=-1 and "
+            "message.timestamp.type=LogAppendTime, without which it can lose transactions: %s",
+            name,
+            ": ".join(filter(None, (reason(error), need))),
+        )
+    for name, settings in found.items():
         wrong = wrong_settings(settings, is_done=name == topics.done)
         if wrong:
             was = ", ".join(f"{setting}={settings[setting]}" for setting in wrong)
@@ -84,13 +85,3 @@ def check_settings(admin: AdminClient, topics: StoreTopics) -> None:
                 f"--bootstrap-server {admin.servers} --alter --entity-type topics --entity-name {name} "
                 f"--add-config {wanted}`"
             )
-
-
-def _settings(admin: AdminClient, topic: str) -> dict[str, str | None]:
-    asked = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, topic)], request_timeout=_ANSWER_S)
-    (future,) = asked.values()
-    return {name: entry.value for name, entry in answered(future, _ANSWER_S + LATE_S).items()}
-
-
-def _is_new(error: BaseException) -> bool:
-    return isinstance(error, KafkaException) and code_of(error) == KafkaError.UNKNOWN_TOPIC_OR_PART
