@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import itertools
-import math
 import re
 import threading
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
-from penstock.errors import DecisionNotStoredError, HalfNotStoredError, PublicationNotSeenError
+from penstock.errors import BufferFullError, DecisionNotStoredError, HalfNotStoredError, PublicationNotSeenError
 from penstock.transactions import TransactionalProducer
-from penstock.transactions.producer.in_flight import RequestDeadlines
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.wire.half import CheckRequest, Half
 from penstock.transactions.wire.ops import Author, Verdict
@@ -66,9 +62,6 @@ class MuteStore:
 
     def cancel(self, transaction_id: str, group: str, wait_s: float) -> NoReturn:
         raise NotImplementedError
-
-    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:  # noqa: ARG002 - the same
-        return "something"
 
 
 @pytest.fixture
@@ -187,70 +180,33 @@ def test_who_waits_for_the_handing_over_alone_goes_on_and_a_lost_decision_is_cou
     producer.stop()
 
 
-class Waiting:
-    """A flight that is told when it was waited for long enough."""
+def test_the_bytes_in_flight_are_bounded_and_one_alone_may_have_more(store: MuteStore) -> None:
+    limits: Any = {"max_in_flight": 10, "max_in_flight_bytes": 100, "when_full": "raise"}
+    producer = TransactionalProducer("orders", store=store, **limits).start()
 
-    def __init__(self) -> None:
-        self.told = threading.Event()
+    producer.submit("t", value=bytes(500))
+    with pytest.raises(BufferFullError, match="500 bytes"):
+        producer.submit("t", value=b"v")
+    store.prepares[0][1](HalfNotStoredError("the broker is away"))
+    producer.submit("t", value=bytes(50), key=bytes(10))
+    with pytest.raises(BufferFullError, match="max_in_flight_bytes 100"):
+        producer.submit("t", value=bytes(41))
+    producer.submit("t", value=bytes(40))
 
-    def give_up(self, cause: str) -> None:  # noqa: ARG002 - who waits for this knows
-        self.told.set()
-
-    def give_up_publication(self, cause: str) -> None:
-        raise NotImplementedError
-
-
-def test_flights_that_begin_and_end_while_the_time_is_looked_at_do_not_end_the_looking() -> None:
-    deadlines, late = RequestDeadlines("looking", 0.5, 1.0), Waiting()
-    deadlines.awaiting_answer.update((Waiting(), math.inf) for _ in range(5_000))
-    begun = itertools.count()
-
-    def begin_one(phase: str, _info: object) -> None:
-        # At any allocation another thread may have its turn, as here.
-        if phase == "start" and next(begun) < 100_000:
-            deadlines.awaiting_answer[Waiting()] = math.inf
-
-    thresholds = gc.get_threshold()
-    gc.callbacks.append(begin_one)
-    gc.set_threshold(1, 1_000_000, 1_000_000)
-    try:
-        deadlines.start()
-        deadlines.await_answer(late)
-        told = late.told.wait(30)
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.callbacks.remove(begin_one)
-        deadlines.awaiting_answer.clear()
-        deadlines.stop()
-
-    assert told
-    assert next(begun) > 0, "flights did begin meanwhile"
+    assert (producer._core.count, producer._core.bytes) == (2, 100)
+    producer.stop(0)
 
 
-def test_while_the_store_does_not_say_what_a_publication_waits_for_other_deadlines_hold(
-    store: MuteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    let_go, asked = threading.Event(), threading.Event()
+def test_room_that_never_comes_is_told_after_the_time_to_wait(store: MuteStore) -> None:
+    producer = TransactionalProducer("orders", store=store, max_in_flight=1, send_timeout=0.05).start()
+    producer.submit("t", value=b"v")
 
-    def mute(transaction_id: str, topics: Sequence[str]) -> str:
-        asked.set()
-        let_go.wait(120)
-        return ""
+    with pytest.raises(BufferFullError, match="1 transactions"):
+        producer.submit("t", value=b"v")
 
-    monkeypatch.setattr(store, "waits_for", mute)
-    producer = TransactionalProducer("orders", store=store, publish_timeout=0.05, send_timeout=0.05).start()
-    unseen = producer.submit("t", value=b"v", wait="published")
-    store.say_prepared(0)
-    store.decides[0][1](None)
-    assert asked.wait(30)
-
-    with pytest.raises(HalfNotStoredError, match="did not answer within"):
-        producer.submit("t", value=b"v").result(60)
-    assert not unseen.done()
-    let_go.set()
-    with pytest.raises(PublicationNotSeenError):
-        unseen.result(60)
-    producer.stop()
+    store.prepares[0][1](HalfNotStoredError("the broker is away"))
+    producer.submit("t", value=b"v")
+    producer.stop(0)
 
 
 def test_an_async_block_that_is_cancelled_while_it_starts_is_rolled_back_and_leaves_its_place(store: MuteStore) -> None:

@@ -117,8 +117,7 @@ def test_a_half_is_never_appended_again_and_a_late_decision_finds_it_where_it_st
         return UNKNOWN
 
     coordinator, producer = bench.coordinator(check_max=1_000), bench.producer(check=check)
-    with producer.transaction(bench.topic, value=b"v") as tx:
-        assert tx._flight is not None
+    with producer.transaction(bench.topic, value=b"v"):
         (before,) = bench.messages(bench.topics.half)
         assert late.wait(60)
         (after,) = bench.messages(bench.topics.half)

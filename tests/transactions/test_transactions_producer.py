@@ -19,9 +19,7 @@ from penstock.errors import (
     TopicNotFoundError,
     TransactionError,
 )
-from penstock.transactions import HalfMessage, Outgoing, TransactionResult, TransactionState
-from penstock.transactions.producer.futures import ResultFuture
-from penstock.transactions.producer.in_flight import InFlightLimit
+from penstock.transactions import HalfMessage, Outgoing, Submission, TransactionResult, TransactionState
 from penstock.transactions.wire.half import decode_half
 from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
@@ -60,7 +58,7 @@ def test_a_callback_hears_of_the_end_and_what_it_raises_harms_nobody(bench: Benc
     producer = bench.producer()
     heard: list[TransactionResult] = []
 
-    def bad(_: ResultFuture[TransactionResult]) -> None:
+    def bad(_: Submission) -> None:
         raise error
 
     first = producer.submit(bench.topic, value=b"1")
@@ -87,36 +85,10 @@ def test_a_full_buffer_blocks_or_raises_as_chosen(bench: Bench) -> None:
     with blocking.transaction(bench.topic, value=b"first"):
         other = threading.Thread(target=lambda: ended.append(blocking.send(bench.topic, value=b"second").state))
         other.start()
-        wait_until(lambda: blocking._core.in_flight._waiting == 1)
+        wait_until(lambda: blocking._core._waiting == 1)
         assert ended == []
     other.join(60)
     assert ended == [TransactionState.COMMIT]
-
-
-def test_the_bytes_in_flight_are_bounded_and_one_alone_may_have_more() -> None:
-    room = InFlightLimit(10, 100, timeout_s=0)
-
-    room.reserve(500)
-    with pytest.raises(BufferFullError, match="500 bytes"):
-        room.reserve(1)
-    room.release(500)
-    room.reserve(60)
-    with pytest.raises(BufferFullError, match="max_in_flight_bytes 100"):
-        room.reserve(41)
-    room.reserve(40)
-
-    assert (room.count, room.bytes) == (2, 100)
-
-
-def test_room_that_never_comes_is_told_after_the_time_to_wait() -> None:
-    room = InFlightLimit(1, 100, timeout_s=0.05)
-    room.reserve(1)
-
-    with pytest.raises(BufferFullError, match="1 transactions"):
-        room.reserve(1)
-
-    room.release(1)
-    room.reserve(1)
 
 
 def test_many_are_submitted_at_once_and_each_is_a_transaction_of_its_own(bench: Bench) -> None:

@@ -15,8 +15,7 @@ from penstock.errors import (
     DecisionNotStoredError,
     HalfNotStoredError,
 )
-from penstock.transactions import HalfMessage, TransactionResult, TransactionState
-from penstock.transactions.producer.futures import ResultFuture
+from penstock.transactions import HalfMessage, Submission, TransactionState
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
@@ -46,7 +45,7 @@ def test_a_check_that_hangs_delays_no_other_and_its_late_answer_counts(bench: Be
 def test_a_fatal_client_error_is_healed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = bench.producer()
     producer.send(bench.topic, value=b"before")
-    sends = producer._store._sends  # type: ignore[attr-defined] # the store is Kafka's
+    sends = producer._core.store._sends  # type: ignore[attr-defined] # the store is Kafka's
     broken = sends._clients.client
 
     class Broken:
@@ -80,7 +79,7 @@ def test_a_transaction_whose_decision_is_lost_says_so_and_takes_no_room(
         refused.append(1)
         raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "no"))
 
-    monkeypatch.setattr(producer._store._sends, "try_post", refuse)  # type: ignore[attr-defined] # the store is Kafka's
+    monkeypatch.setattr(producer._core.store._sends, "try_post", refuse)  # type: ignore[attr-defined] # the store is Kafka's
     with pytest.raises(DecisionNotStoredError, match="will settle it"):
         producer.send(bench.topic, value=b"v")
 
@@ -127,7 +126,7 @@ def test_a_callback_that_finds_no_room_is_told_and_does_not_wait(bench: Bench) -
     producer = bench.producer(max_in_flight=1, send_timeout=60.0)
     told: list[type[Exception]] = []
 
-    def submit_another(_: ResultFuture[TransactionResult]) -> None:
+    def submit_another(_: Submission) -> None:
         # The decision of the first is handed over, but this very thread has to hear that it is stored.
         try:
             producer.submit(bench.topic, value=b"another")
@@ -135,11 +134,11 @@ def test_a_callback_that_finds_no_room_is_told_and_does_not_wait(bench: Bench) -
             told.append(type(error))
 
     producer.send(bench.topic, value=b"warm")
-    prepare, held = producer._store.prepare, []
-    producer._store.prepare = lambda *arguments: held.append(arguments)  # type: ignore[method-assign] # to be first
+    prepare, held = producer._core.store.prepare, []
+    producer._core.store.prepare = lambda *arguments: held.append(arguments)  # type: ignore[method-assign] # to be first
     pledge = producer.submit(bench.topic, value=b"one", wait="sent")
     pledge.add_done_callback(submit_another)
-    producer._store.prepare = prepare  # type: ignore[method-assign] # as it was
+    producer._core.store.prepare = prepare  # type: ignore[method-assign] # as it was
     prepare(*held[0])
     wait_until(lambda: told == [BufferFullError])
     wait_until(lambda: producer.statistics().in_flight == 0)

@@ -212,8 +212,7 @@ def prepared(producer: TransactionalProducer, topic: str, value: bytes = b"v") -
     transaction = producer.transaction(topic, value=value)
     transaction.unknown()
     with transaction:
-        assert transaction._flight is not None
-        stored = transaction._flight._prepared
+        stored = transaction._prepared
     assert isinstance(stored, StoredHalves)
     return stored
 

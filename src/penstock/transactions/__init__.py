@@ -19,9 +19,9 @@ from penstock.transactions.model import (
     Wait,
 )
 from penstock.transactions.producer.check_responder import Check
-from penstock.transactions.producer.flight import Submission
 from penstock.transactions.producer.producer import TransactionalProducer
 from penstock.transactions.producer.sender import AsyncExecute, Execute
+from penstock.transactions.producer.submission import Submission
 from penstock.transactions.producer.transaction import Run, Transaction, TransactionListener
 from penstock.transactions.store import Store
 from penstock.transactions.stores.coordinator import Coordinator

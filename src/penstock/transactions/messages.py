@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from penstock.errors import ConfigurationError
 from penstock.message import Headers
 from penstock.options import not_negative
 from penstock.outgoing import Outgoing, UserHeaders, as_headers, encoded, require_place
+from penstock.transactions.model import HalfMessage
 from penstock.transactions.wire.half import MAX_PARTS, RESERVED_PREFIX, Half
 
 #: The longest time that is taken for one: a hundred years.
@@ -24,13 +25,11 @@ class Terms:
     Attributes:
         immunity_ms: milliseconds from birth before the first check, or None.
         deliver_at_ms: when to publish, in milliseconds since the epoch, or None.
-        ordering_key: what chooses the half partition, where the first message's key shall not.
-        by_half: whether halves of one ordering key are published in the order they were sent.
+        by_half: whether halves of one key are published in the order they were sent.
     """
 
     immunity_ms: int | None = None
     deliver_at_ms: int | None = None
-    ordering_key: bytes | None = field(default=None, repr=False)
     by_half: bool = False
 
 
@@ -49,7 +48,7 @@ def terms(check_immunity: float | None, deliver_at: datetime | float | None, *, 
                 'deliver_at cannot be had with order="half": a message that waits would hold all later ones of its key'
             )
         deliver_at_ms = _milliseconds(deliver_at)
-    return Terms(immunity_ms, deliver_at_ms)
+    return Terms(immunity_ms, deliver_at_ms, by_half)
 
 
 def _milliseconds(at: datetime | float) -> int:
@@ -62,26 +61,25 @@ def _milliseconds(at: datetime | float) -> int:
     return int(at * 1000)
 
 
-def halves(transaction_id: str, group: str, messages: Sequence[Outgoing], under: Terms) -> list[Half]:
-    """Return the halves of a transaction of several messages; what is wrong raises `ConfigurationError`."""
+def halves(
+    transaction_id: str, group: str, messages: Sequence[Outgoing], under: Terms, ordering_key: bytes | None
+) -> list[Half]:
+    """Return the halves of a transaction of several messages; what is wrong raises `ConfigurationError`.
+
+    `ordering_key` orders them among others; it is the first message's key where it is None.
+    """
     if not 1 <= len(messages) <= MAX_PARTS:
         raise ConfigurationError(f"a transaction has 1 to {MAX_PARTS} messages, but this one has {len(messages)}")
-    key = under.ordering_key if under.ordering_key is not None else encoded("key", messages[0].key)
-    order_key = key if under.by_half else None
-    made = []
-    for number, message in enumerate(messages, 1):
-        half = a_half(
-            transaction_id,
-            group,
-            under,
-            message.topic,
-            message.key,
-            message.value,
-            message.headers,
-            message.partition,
-        )
-        made.append(half._replace(part=(number, len(messages)) if len(messages) > 1 else None, order_key=order_key))
-    return made
+    made = [half_of(transaction_id, group, under, message) for message in messages]
+    order_key = (made[0].key if ordering_key is None else ordering_key) if under.by_half else None
+    parts = [(number, len(made)) if len(made) > 1 else None for number in range(1, len(made) + 1)]
+    return [half._replace(part=part, order_key=order_key) for half, part in zip(made, parts, strict=True)]
+
+
+def half_of(transaction_id: str, group: str, under: Terms, message: Outgoing) -> Half:
+    """Return the half of one message; what is wrong raises `ConfigurationError`."""
+    it = message
+    return a_half(transaction_id, group, under, it.topic, it.key, it.value, it.headers, it.partition)
 
 
 def a_half(  # noqa: PLR0917 - the arguments of a message, handed on
@@ -102,8 +100,11 @@ def a_half(  # noqa: PLR0917 - the arguments of a message, handed on
         value = encoded("value", value)
     checked = _headers(headers) if headers else ()
     times = (under.immunity_ms, under.deliver_at_ms)
+    order = key if under.by_half else None
     # What `Half(...)` does, in half the time: thousands are made a second.
-    return tuple.__new__(Half, (transaction_id, group, topic, partition, key, value, checked, *times, None, None, None))
+    return tuple.__new__(
+        Half, (transaction_id, group, topic, partition, key, value, checked, *times, None, order, None)
+    )
 
 
 def _headers(headers: UserHeaders) -> Headers:
@@ -112,3 +113,8 @@ def _headers(headers: UserHeaders) -> Headers:
         if name.startswith(RESERVED_PREFIX):
             raise ConfigurationError(f"header names must not begin with {RESERVED_PREFIX!r}, but one is {name!r}")
     return tuple(checked)
+
+
+def as_seen(half: Half, check_count: int) -> HalfMessage:
+    """Return a half as a user's function sees it, after so many checks that were answered UNKNOWN."""
+    return HalfMessage(half.topic, half.key, half.value, half.headers, half.transaction_id, check_count)

@@ -106,9 +106,3 @@ class Store(Protocol):
 
     def forget(self, transaction_id: str) -> None:
         """Give a watch up."""
-
-    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:
-        """Say what a committed transaction waits for, as far as that is known within seconds; empty: it is not.
-
-        Raises nothing: it is asked where something else has failed.
-        """

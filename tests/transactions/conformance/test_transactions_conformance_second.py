@@ -17,8 +17,7 @@ pytestmark = BUT_SQL
 
 def decided(bench: StoreBench, tx: Transaction, verdict: Verdict, author: Author = Author.CHECK) -> None:
     """Have a check answered, or an operator decide, while the local transaction runs."""
-    assert tx._flight is not None
-    stored = tx._flight._prepared
+    stored = tx._prepared
     assert stored is not None
     place = (getattr(stored, "partition", 0), getattr(stored, "offsets", (0,))[0])
     bench.store.answer(CheckRequest(stored.halves[0], *place, 1), verdict, author)

@@ -9,8 +9,7 @@ import pytest
 from conformance.store_cases import BUT_SQL, NO_CHECKS, StoreBench, settled
 
 from penstock.errors import DecisionNotStoredError, PublicationNotSeenError, StoppedError
-from penstock.transactions import TransactionalProducer, TransactionState
-from penstock.transactions.producer.flight import Submission
+from penstock.transactions import Submission, TransactionalProducer, TransactionState
 from waiting import wait_until
 
 pytestmark = BUT_SQL

@@ -1,105 +1,270 @@
-"""What the transactions of one producer share: how many may be in flight, and how long anything is waited for.
+"""What the transactions of one producer share: the store, its life, how many may be in flight, and for how long.
 
-One thread looks at the time and gives up what took too long; what is still waited for at a stop is given up, too. What
-that means for a transaction, and whose callback comes, is the flight's own. An error for a publication says what it
-waits for: the store is asked that on another thread, so that no other deadline waits for the answer.
+A transaction holds room from its start until the store has answered for the last time. One thread looks at the time and
+gives up what took too long; what is still waited for at a stop is given up, too. What that means for a transaction, and
+who is called back, is the flight's own.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.clients.bounded_calls import ask_again
-from penstock.errors import BufferFullError
+from penstock.errors import BufferFullError, StoppedError
 from penstock.transactions.model import ProducerStatistics, TransactionState
-from penstock.transactions.producer.futures import in_callback
+from penstock.transactions.producer.check_responder import CheckResponder
 from penstock.transactions.store import Store
 
 if TYPE_CHECKING:
     from penstock.telemetry.sending import SendSpans
 
+_log = logging.getLogger("penstock.transactions")
+
 # Members of enumerations are expensive to look up, and every message passes here.
 _COMMIT, _UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN
 
+#: Seconds between two looks at the time, and at what is owed at a stop; seconds for the thread that looks to end.
+_POLL_S = 0.1
+_STOP_POLL_S = 0.005
+_JOIN_S = 5.0
 
-class InFlightLimit:
-    """Counts what is in flight, keeps it within bounds, and counts how it ended. Thread-safe.
+#: Whether this thread runs callbacks: it is the one that serves all deliveries, and may not wait for one.
+here = threading.local()
 
-    One transaction alone may have more than `most_bytes`. Who waits for room does so for `timeout_s` seconds; 0: it
-    raises at once.
+
+def in_callback() -> bool:
+    """Tell whether the caller is a callback of a submission that has ended."""
+    return bool(getattr(here, "in_callback", False))
+
+
+class _Life(Enum):
+    """How far a producer is; it only ever goes on."""
+
+    NEW = "new"
+    STARTED = "started"
+    STOPPED = "stopped"
+
+
+_STARTED, _STOPPED = _Life.STARTED, _Life.STOPPED
+
+
+class InFlight(Protocol):
+    """A flight, as far as it is counted and waited for."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its keys and values."""
+
+    @property
+    def until(self) -> float:
+        """The monotonic second until which it waits."""
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether the store owes it an answer; not while its block runs."""
+
+    def give_up(self, now: float) -> None:
+        """Wait no longer, if it waits and its time is over at `now`; infinite: the producer was stopped."""
+
+
+class Core:
+    """What all transactions of one producer share. Thread-safe. It starts and stops its parts, once each.
+
+    One transaction alone may have more than `most_bytes`. Who waits for room does so for `room_timeout_s` seconds; 0:
+    it raises at once. An answer of the store is waited for `answer_timeout_s`, infinite where the store keeps the time
+    itself, and a publication `publish_timeout_s`, from its stored decision on.
     """
 
-    def __init__(self, most: int, most_bytes: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        group: str,
+        *,
+        most: int,
+        most_bytes: int,
+        room_timeout_s: float,
+        answer_timeout_s: float,
+        publish_timeout_s: float,
+        checks: CheckResponder | None,
+        spans: SendSpans | None,
+    ) -> None:
+        self.store = store
+        self.group = group
+        self.spans = spans
+        self.room_timeout_s = room_timeout_s
+        self.answer_timeout_s = answer_timeout_s
+        self.publish_timeout_s = publish_timeout_s
         self._most = most
         self._most_bytes = most_bytes
-        self.timeout_s = timeout_s
-        # Guards all fields below. Entered by itself, for a condition's own way in is written in Python.
-        self._lock = threading.Lock()
-        # Waiters sleep on it.
-        self._room = threading.Condition(self._lock)
+        self._checks = checks
+        #: Targets that event loops asked for before. A set's steps are single ones.
+        self.known: set[tuple[str, int | None]] = set()
+        # Guards starting and stopping.
+        self._life_lock = threading.Lock()
+        # Written under the lock of life; read without it, for it only ever goes on.
+        self._life = _Life.NEW
+        # Set unless it is started, and not stopped yet.
+        self._is_down = threading.Event()
+        self._is_down.set()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"penstock-deadlines-{group}", daemon=True)
+        #: Guards all fields below, and the phase of every flight: its owner, the store's threads and the thread of the
+        #: deadlines meet there. Entered by itself, for a condition's own way in is written in Python.
+        self.lock = threading.Lock()
+        # Waiters for room sleep on it.
+        self._room = threading.Condition(self.lock)
         self._waiting = 0
-        self.count = 0
+        # Flights that hold room, and the bytes of their keys and values.
+        self._flights: set[InFlight] = set()
         self.bytes = 0
+        #: Flights whose decision is stored and whose publication is waited for.
+        self.unseen: set[InFlight] = set()
         # How many ended as they should, by their decision.
         self._committed = self._rolled_back = self._unknown = 0
-        # Halves and decisions that are not known to be stored; of these the decisions that nobody waited for.
-        self._failed = self._lost = 0
+        #: Halves and decisions that are not known to be stored; of these the decisions that nobody waited for.
+        self.failed = self.lost = 0
 
-    def reserve(self, size: int, *, may_wait: bool = True) -> None:
-        """Take room for so many bytes, waiting for it where that was chosen, or raise `BufferFullError`."""
-        with self._lock:
-            if not self._fits(size):
-                self._wait(size, may_wait=may_wait)
-            self.count += 1
-            self.bytes += size
+    def open(self) -> None:
+        """Start all parts at the first use."""
+        if self._life is not _STARTED:
+            self.start()
 
-    def release(self, size: int, ended: TransactionState | None = None) -> None:
-        """Give room back; count a transaction that ended as it should by its decision."""
-        with self._lock:
-            self.count -= 1
-            self.bytes -= size
-            if ended is _COMMIT:
-                self._committed += 1
-            elif ended is _UNKNOWN:
-                self._unknown += 1
-            elif ended is not None:
-                self._rolled_back += 1
-            if self._waiting:
-                self._room.notify()
+    def start(self) -> None:
+        """Start all parts; a start more does nothing. Raises as `TransactionalProducer.start`."""
+        with self._life_lock:
+            if self._life is _STOPPED:
+                raise StoppedError(f"the producer of group {self.group} was stopped; make a new one")
+            if self._life is _STARTED:
+                return
+            self.store.start()
+            try:
+                if self._checks is not None:
+                    self._checks.start()
+                self._thread.start()
+            except BaseException:
+                # What was started cannot be started again.
+                self._life = _STOPPED
+                self.store.stop(0)
+                raise
+            self._life = _STARTED
+            self._is_down.clear()
 
-    def count_failure(self, *, lost: bool = False) -> None:
-        """Count a half or a decision that is not known to be stored."""
-        with self._lock:
-            self._failed += 1
-            self._lost += lost
+    def stop(self, timeout_s: float) -> None:
+        """Stop all parts, in the order in which nothing that is under way is lost; see `TransactionalProducer.stop`."""
+        # A start under way may wait for brokers.
+        if not self._life_lock.acquire(timeout=timeout_s):
+            _log.warning("the producer of %s is not stopped: its start has not returned", self.group)
+            return
+        try:
+            before, self._life = self._life, _STOPPED
+        finally:
+            self._life_lock.release()
+        if before is _STARTED and in_callback():
+            threading.Thread(target=self._stop, args=(timeout_s,), name=f"penstock-stop-{self.group}").start()
+        elif before is _STARTED:
+            self._stop(timeout_s)
+        elif not in_callback():
+            self._is_down.wait(timeout_s)
+
+    def _stop(self, timeout_s: float) -> None:
+        deadline = 0.0
+        try:
+            if self._checks is not None:
+                self._checks.stop(timeout_s)
+            deadline = time.monotonic() + timeout_s
+            # Before the store refuses decisions: halves that are stored by now lead to some.
+            ask_again(lambda: not any(flight.is_owed for flight in self._waited_for()), timeout_s, _STOP_POLL_S)
+        finally:
+            try:
+                self.store.stop(max(0.0, deadline - time.monotonic()))
+            finally:
+                self._give_up_all()
+                self._is_down.set()
+
+    def _give_up_all(self) -> None:
+        """Give up whatever is still waited for. The store is stopped: nobody else calls back."""
+        self._ending.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+        for flight in self._waited_for():
+            flight.give_up(math.inf)
+
+    def _run(self) -> None:
+        while not self._ending.wait(_POLL_S):
+            now = time.monotonic()
+            for flight in self._waited_for():
+                if flight.until <= now:
+                    flight.give_up(now)
+
+    def _waited_for(self) -> list[InFlight]:
+        with self.lock:
+            return [*self._flights, *self.unseen]
+
+    def require(self, places: set[tuple[str, int | None]]) -> None:
+        """Connect, and raise unless all targets exist."""
+        self.open()
+        for place in places:
+            self.store.require_target(*place)
+        self.known.update(places)
+
+    @property
+    def count(self) -> int:
+        """Transactions in flight."""
+        return len(self._flights)
+
+    def add(self, flight: InFlight, *, may_wait: bool) -> None:
+        """Take room for a flight, waiting for it where that was chosen; called under the lock.
+
+        Raises `BufferFullError`, and `StoppedError` where the producer was stopped.
+        """
+        if not self._fits(flight.size):
+            self._wait(flight.size, may_wait=may_wait)
+        if self._life is _STOPPED:
+            raise StoppedError(f"the producer of group {self.group} was stopped, and nothing was sent; make a new one")
+        self._flights.add(flight)
+        self.bytes += flight.size
+
+    def remove(self, flight: InFlight, ended: TransactionState | None = None) -> None:
+        """Give a flight's room back; count one that ended as it should by its decision. Called under the lock."""
+        self._flights.discard(flight)
+        self.bytes -= flight.size
+        if ended is _COMMIT:
+            self._committed += 1
+        elif ended is _UNKNOWN:
+            self._unknown += 1
+        elif ended is not None:
+            self._rolled_back += 1
+        if self._waiting:
+            self._room.notify()
 
     def statistics(self) -> ProducerStatistics:
         """Return the counts; those of checks are 0."""
-        with self._lock:
+        with self.lock:
             return ProducerStatistics(
                 in_flight=self.count,
                 committed=self._committed,
                 rolled_back=self._rolled_back,
                 unknown=self._unknown,
-                failed=self._failed,
+                failed=self.failed,
                 checks=0,
                 failed_checks=0,
                 skipped_checks=0,
-                lost_decisions=self._lost,
+                lost_decisions=self.lost,
             )
 
     def _fits(self, size: int) -> bool:
-        return self.count < self._most and (self.bytes + size <= self._most_bytes or not self.count)
+        count = len(self._flights)
+        return count < self._most and (self.bytes + size <= self._most_bytes or not count)
 
     def _wait(self, size: int, *, may_wait: bool) -> None:
         # A callback that waited would wait for what it holds up itself.
         may_wait = may_wait and not in_callback()
-        deadline = time.monotonic() + self.timeout_s
+        deadline = time.monotonic() + self.room_timeout_s
         self._waiting += 1
         try:
             while not self._fits(size):
@@ -117,119 +282,9 @@ class InFlightLimit:
             if self._waiting and self._fits(0):
                 self._room.notify()
 
-
-_POLL_S = 0.1
-_STOP_POLL_S = 0.005
-_JOIN_S = 5.0
-
-
-class Awaited(Protocol):
-    """A flight, as far as it is waited for. It may already be complete: giving it up is a no-op then."""
-
-    def give_up(self, cause: str) -> None:
-        """Wait no longer for the store's answer."""
-
-    def give_up_publication(self, cause: str) -> None:
-        """Wait no longer until the message is visible."""
-
-
-class RequestDeadlines:
-    """Who waits, and until when. Thread-safe.
-
-    An answer is waited for `answer_timeout_s` seconds, infinite where the store keeps the time itself, and a
-    publication `publish_timeout_s`, from its stored decision on.
-    """
-
-    def __init__(self, name: str, answer_timeout_s: float, publish_timeout_s: float) -> None:
-        self._answer_timeout_s = answer_timeout_s
-        #: Whether an answer may come too late.
-        self.has_limit = answer_timeout_s < math.inf
-        self._publish_timeout_s = publish_timeout_s
-        # Both are changed by flights, in any thread: steps on a dict are single ones, and it keeps their order.
-        #: Flights that the store owes an answer, and until when; not those whose block runs.
-        self.awaiting_answer: dict[Awaited, float] = {}
-        #: Flights whose decision is stored and whose publication is waited for, and until when. Who takes one out tells
-        #: its owner.
-        self.awaiting_publication: dict[Awaited, float] = {}
-        # Set by drain(), before it looks at what is owed; read by flights, after they are among those.
-        self.stopping = False
-        self._ending = threading.Event()
-        self._name = name
-        self._thread = threading.Thread(target=self._run, name=f"penstock-deadlines-{name}", daemon=True)
-        # Gives up publications. Made by the thread above, one at a time.
-        self._diagnosis: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin to look at the time."""
-        self._thread.start()
-
-    def await_answer(self, flight: Awaited) -> None:
-        """Wait for the store's answer from now on."""
-        self.awaiting_answer[flight] = time.monotonic() + self._answer_timeout_s
-
-    def await_publication(self, flight: Awaited) -> None:
-        """Wait for the publication from now on."""
-        self.awaiting_publication[flight] = time.monotonic() + self._publish_timeout_s
-
-    def drain(self, timeout_s: float) -> None:
-        """Have new flights refused, and wait until the store owes no answer, at most `timeout_s` seconds."""
-        self.stopping = True
-        ask_again(lambda: not self.awaiting_answer, timeout_s, _STOP_POLL_S)
-
-    def stop(self) -> None:
-        """Give up whatever is still waited for. The store is stopped: nobody else may tell of it."""
-        self._ending.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_S)
-        for flight in list(self.awaiting_answer):
-            flight.give_up("the producer was stopped before the store had answered")
-        for flight in list(self.awaiting_publication):
-            flight.give_up_publication("the producer was stopped before it was seen to be visible")
-
-    def _run(self) -> None:
-        while not self._ending.wait(_POLL_S):
-            now = time.monotonic()
-            # Copies, made in one step each; a list of the items is not, for the collector may run at any tuple of it.
-            for flight, until in self.awaiting_answer.copy().items():
-                if until <= now:
-                    flight.give_up(f"the store did not answer within {self._answer_timeout_s:g} s")
-            late = [flight for flight, until in self.awaiting_publication.copy().items() if until <= now]
-            if late and (self._diagnosis is None or not self._diagnosis.is_alive()):
-                name = f"penstock-late-{self._name}"
-                self._diagnosis = threading.Thread(target=self._give_up, args=(late,), name=name, daemon=True)
-                self._diagnosis.start()
-
-    def _give_up(self, late: Sequence[Awaited]) -> None:
-        for flight in late:
-            flight.give_up_publication(f"was not seen to be visible within {self._publish_timeout_s:g} s")
-
-
-@dataclass(frozen=True, slots=True)
-class Core:
-    """What all transactions of one producer share. Thread-safe."""
-
-    store: Store
-    group: str
-    in_flight: InFlightLimit
-    deadlines: RequestDeadlines
-    #: Connects at the first use.
-    open: Callable[[], object]
-    #: Whether this producer answers checks.
-    has_check: bool
-    #: Makes a span of each message, where telemetry is on.
-    spans: SendSpans | None
-    #: Targets that event loops asked for before. A set's steps are single ones.
-    known: set[tuple[str, int | None]] = field(default_factory=set)
-
-    def require(self, places: set[tuple[str, int | None]]) -> None:
-        """Connect, and raise unless all targets exist."""
-        self.open()
-        for place in places:
-            self.store.require_target(*place)
-
     def who_settles(self) -> str:
         """Say what becomes of a transaction whose decision is lost."""
-        if self.has_check:
+        if self._checks is not None:
             return f"a check of group {self.group} will settle it"
         return (
             f"this producer has no check: it stays pending until a producer of group {self.group} that has one "

@@ -12,23 +12,18 @@ Here are its options and its life; the ways to send are in `sender`.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-import threading
-import time
 from dataclasses import replace
-from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
-from penstock.errors import ConfigurationError, StoppedError
+from penstock.errors import ConfigurationError
 from penstock.option_list import refusing_removed
 from penstock.options import ClientConfig, a_plain_function, a_telemetry, not_empty, positive_int, seconds
 from penstock.outgoing import encoded
 from penstock.transactions.model import Order, ProducerStatistics, Wait
 from penstock.transactions.producer.check_responder import CHECK_TIMEOUT_S, Check, CheckResponder, TimedCheck
-from penstock.transactions.producer.futures import in_callback
-from penstock.transactions.producer.in_flight import Core, InFlightLimit, RequestDeadlines
+from penstock.transactions.producer.in_flight import Core
 from penstock.transactions.producer.sender import WAITS, TransactionSender, one_of
 from penstock.transactions.producer.transaction import TransactionListener
 from penstock.transactions.store import Store
@@ -40,97 +35,6 @@ from penstock.transactions.wire.topics import DEFAULT_PARTITIONS
 if TYPE_CHECKING:
     from penstock.telemetry import Telemetry
     from penstock.telemetry.sending import SendSpans
-
-_log = logging.getLogger("penstock.transactions")
-
-
-class _State(Enum):
-    """How far it is; it only ever goes on."""
-
-    NEW = "new"
-    STARTED = "started"
-    STOPPED = "stopped"
-
-
-# A member of an enumeration is expensive to look up, and every message passes here.
-_STARTED = _State.STARTED
-
-
-class ProducerLifecycle:
-    """Starts and stops the parts of a producer, once each. Thread-safe."""
-
-    def __init__(self, group: str, store: Store, checks: CheckResponder | None, deadlines: RequestDeadlines) -> None:
-        self._group = group
-        self._store = store
-        self._checks = checks
-        self._deadlines = deadlines
-        self._lock = threading.Lock()
-        # Written under the lock; read without it, for it only ever goes on.
-        self._state = _State.NEW
-        # Cleared under the lock, set by who stops it.
-        self._is_down = threading.Event()
-        self._is_down.set()
-
-    def ensure_started(self) -> None:
-        """Start all parts at the first use."""
-        if self._state is not _STARTED:
-            self.start()
-
-    def start(self) -> None:
-        """Start all parts; a start more does nothing. Raises as `TransactionalProducer.start`."""
-        with self._lock:
-            if self._state is _State.STOPPED:
-                raise StoppedError(f"the producer of group {self._group} was stopped; make a new one")
-            if self._state is _STARTED:
-                return
-            self._store.start()
-            try:
-                if self._checks is not None:
-                    self._checks.start()
-                self._deadlines.start()
-            except BaseException:
-                # What was started cannot be started again.
-                self._state = _State.STOPPED
-                self._store.stop(0)
-                raise
-            self._state = _State.STARTED
-            self._is_down.clear()
-
-    def stop(self, timeout_s: float) -> None:
-        """Stop all parts, in the order in which nothing that is under way is lost.
-
-        A second call waits for the first. From a callback of a future, which holds up what is waited for, it returns at
-        once, and the rest is done by a thread of its own.
-        """
-        # A start under way may wait for brokers.
-        if not self._lock.acquire(timeout=timeout_s):
-            _log.warning("the producer of %s is not stopped: its start has not returned", self._group)
-            return
-        try:
-            before, self._state = self._state, _State.STOPPED
-        finally:
-            self._lock.release()
-        if before is _State.STARTED and in_callback():
-            threading.Thread(target=self._stop, args=(timeout_s,), name=f"penstock-stop-{self._group}").start()
-        elif before is _State.STARTED:
-            self._stop(timeout_s)
-        elif not in_callback():
-            self._is_down.wait(timeout_s)
-
-    def _stop(self, timeout_s: float) -> None:
-        deadline = 0.0
-        try:
-            if self._checks is not None:
-                self._checks.stop(timeout_s)
-            deadline = time.monotonic() + timeout_s
-            # Before the store refuses decisions: halves that are stored by now lead to some.
-            self._deadlines.drain(timeout_s)
-        finally:
-            try:
-                self._store.stop(max(0.0, deadline - time.monotonic()))
-            finally:
-                self._deadlines.stop()
-                self._is_down.set()
 
 
 class TransactionalProducer(TransactionSender):
@@ -225,29 +129,25 @@ class TransactionalProducer(TransactionSender):
             raise ConfigurationError(
                 "prefix, partitions and config are the store's own: give them to it, not to the producer"
             )
-        self._group = group
-        in_flight = InFlightLimit(max_in_flight, max_in_flight_bytes, send_timeout if when_full == "block" else 0.0)
-        self._store: Store = store or KafkaStore(
+        kept = store or KafkaStore(
             bootstrap_servers or "",
             prefix=prefix,
             partitions=partitions,
             config=config or {},
             send_timeout_s=send_timeout,
             name=group,
-            in_flight=lambda: in_flight.count,
+            in_flight=lambda: self._core.count,
         )
-        self._deadlines = RequestDeadlines(group, math.inf if store is None else send_timeout, publish_timeout)
-        self._checks = (
-            CheckResponder(self._store, group, check, check_workers, check_timeout) if check is not None else None
-        )
-        self._lifecycle = ProducerLifecycle(group, self._store, self._checks, self._deadlines)
+        self._checks = CheckResponder(kept, group, check, check_workers, check_timeout) if check is not None else None
         core = Core(
-            self._store,
+            kept,
             group,
-            in_flight,
-            self._deadlines,
-            self._lifecycle.ensure_started,
-            has_check=check is not None,
+            most=max_in_flight,
+            most_bytes=max_in_flight_bytes,
+            room_timeout_s=send_timeout if when_full == "block" else 0.0,
+            answer_timeout_s=math.inf if store is None else send_timeout,
+            publish_timeout_s=publish_timeout,
+            checks=self._checks,
             spans=_spans_of(telemetry, group),
         )
         super().__init__(core, listener=listener, wait=wait, by_half=order == "half")
@@ -259,7 +159,7 @@ class TransactionalProducer(TransactionSender):
             BrokerConnectionError: no broker answered within 15 s.
             StoppedError: it was stopped before.
         """
-        self._lifecycle.start()
+        self._core.start()
         return self
 
     def stop(self, timeout: float = 30.0) -> None:
@@ -270,7 +170,7 @@ class TransactionalProducer(TransactionSender):
         also from other threads: they wait for the first. From a callback of a future, which holds up what is waited
         for, it returns at once, and the rest is done by a thread of its own.
         """
-        self._lifecycle.stop(timeout)
+        self._core.stop(timeout)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -312,11 +212,11 @@ class TransactionalProducer(TransactionSender):
             raise ConfigurationError("transaction_id is no transaction's id: give the one that the send returned")
         seconds("timeout", timeout)
         self.start()
-        self._store.cancel(transaction_id, self._group, timeout)
+        self._core.store.cancel(transaction_id, self._core.group, timeout)
 
     def statistics(self) -> ProducerStatistics:
         """Return counts since the start. Safe from any thread."""
-        counts, checker = self._core.in_flight.statistics(), self._checks
+        counts, checker = self._core.statistics(), self._checks
         if checker is None:
             return counts
         return replace(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import get_args
 
@@ -15,17 +14,16 @@ from penstock.clients.gc_pause import collection_put_off
 from penstock.errors import ConfigurationError
 from penstock.options import a_plain_function
 from penstock.outgoing import Outgoing, UserHeaders, encoded
-from penstock.transactions.messages import Terms, a_half, halves, terms
+from penstock.transactions.messages import Terms, a_half, half_of, halves, terms
 from penstock.transactions.model import TransactionResult, TransactionState, Wait
-from penstock.transactions.producer.flight import Submission
 from penstock.transactions.producer.in_flight import Core
+from penstock.transactions.producer.submission import Submission
 from penstock.transactions.producer.transaction import Run, Transaction, TransactionListener, executing
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 
 #: What a send may wait for.
 WAITS: tuple[str, ...] = get_args(Wait)
-_NO_TERMS = Terms()
 
 #: A local transaction. Its None is COMMIT, and what it raises ROLLBACK.
 Execute = Callable[[Transaction], TransactionState | None]
@@ -40,7 +38,8 @@ class TransactionSender:
         self._core = core
         self._listener = listener
         self._wait: Wait = wait
-        self._by_half = by_half
+        # Of a message that says nothing of its own.
+        self._usual = Terms(by_half=by_half)
 
     def transaction(
         self,
@@ -88,7 +87,8 @@ class TransactionSender:
             TransactionRefusedError: on leaving: a check or an operator had decided otherwise before; in a store in
                 Kafka only with `wait="published"`.
         """
-        half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
+        under = self._terms(check_immunity, deliver_at)
+        half = a_half(new_id(), self._core.group, under, topic, key, value, headers, partition)
         return Transaction(self._core, (half,), None, self._chosen(wait))
 
     def transaction_of(
@@ -120,8 +120,7 @@ class TransactionSender:
                 are raised on entering or leaving.)
         """
         ordered_by = encoded("ordering_key", ordering_key)
-        under = replace(self._terms(check_immunity, deliver_at), ordering_key=ordered_by, by_half=self._by_half)
-        made = halves(new_id(), self._core.group, messages, under)
+        made = halves(new_id(), self._core.group, messages, self._terms(check_immunity, deliver_at), ordered_by)
         return Transaction(self._core, made, ordered_by, self._chosen(wait))
 
     def send(
@@ -148,14 +147,11 @@ class TransactionSender:
             The id and the stored decision. In a store in Kafka an earlier one may stand against it, as in
             `transaction`.
         """
-        half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
-        chosen = self._chosen(wait)
+        under = self._terms(check_immunity, deliver_at)
+        half = a_half(new_id(), self._core.group, under, topic, key, value, headers, partition)
         if execute is None:
-            return self._submitted(half, chosen).result()
-        transaction = Transaction(self._core, (half,), None, chosen)
-        with transaction as tx:
-            _apply(tx, execute(tx))
-        return tx.result
+            return self._submitted(half, wait).result()
+        return self._executed(half, wait, execute)
 
     def submit(
         self,
@@ -178,8 +174,9 @@ class TransactionSender:
             A future: `result(timeout)`, `exception(timeout)`, `done()`, `add_done_callback(function)`; it can be
             awaited. Its errors are those that leaving a transaction raises, and `HalfNotStoredError`.
         """
-        half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
-        return self._submitted(half, self._chosen(wait))
+        under = self._terms(check_immunity, deliver_at)
+        half = a_half(new_id(), self._core.group, under, topic, key, value, headers, partition)
+        return self._submitted(half, wait)
 
     def submit_many(
         self,
@@ -199,10 +196,7 @@ class TransactionSender:
         """
         under, chosen, core = self._terms(check_immunity, deliver_at), self._chosen(wait), self._core
         with collection_put_off():
-            made = [
-                self._half(message.topic, message.key, message.value, message.headers, message.partition, under)
-                for message in messages
-            ]
+            made = [half_of(new_id(), core.group, under, message) for message in messages]
             sent = [Submission(core, (half,), None, chosen) for half in made]
         core.require({(half.topic, half.partition) for half in made})
         for submission in sent:
@@ -227,9 +221,9 @@ class TransactionSender:
         `execute` may be a coroutine function; a plain function runs on the event loop. A task that is cancelled while
         `execute` runs leaves the message to a check.
         """
-        half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
-        transaction = Transaction(self._core, (half,), None, self._chosen(wait))
-        async with transaction as tx:
+        under = self._terms(check_immunity, deliver_at)
+        half = a_half(new_id(), self._core.group, under, topic, key, value, headers, partition)
+        async with Transaction(self._core, (half,), None, self._chosen(wait)) as tx:
             answer: object = execute(tx) if execute is not None else None
             _apply(tx, await answer if inspect.isawaitable(answer) else answer)
         return tx.result
@@ -265,17 +259,8 @@ class TransactionSender:
             run = self._listener.execute_local_transaction
         else:
             raise ConfigurationError("send_in_transaction needs a listener of the producer, or an executor")
-        return self.send(
-            message.topic,
-            key=message.key,
-            value=message.value,
-            headers=message.headers,
-            partition=message.partition,
-            check_immunity=check_immunity,
-            deliver_at=deliver_at,
-            wait=wait,
-            execute=executing(run, argument),
-        )
+        half = half_of(new_id(), self._core.group, self._terms(check_immunity, deliver_at), message)
+        return self._executed(half, wait, executing(run, argument))
 
     def _chosen(self, wait: Wait | None) -> Wait:
         if wait is None:
@@ -285,26 +270,18 @@ class TransactionSender:
 
     def _terms(self, check_immunity: float | None, deliver_at: datetime | float | None) -> Terms:
         if check_immunity is None and deliver_at is None:
-            return _NO_TERMS
-        return terms(check_immunity, deliver_at, by_half=self._by_half)
+            return self._usual
+        return terms(check_immunity, deliver_at, by_half=self._usual.by_half)
 
-    def _half(  # noqa: PLR0917 - the arguments of a message, handed on
-        self,
-        topic: str,
-        key: bytes | str | None,
-        value: bytes | str | None,
-        headers: UserHeaders,
-        partition: int | None,
-        under: Terms,
-    ) -> Half:
-        half = a_half(new_id(), self._core.group, under, topic, key, value, headers, partition)
-        return half._replace(order_key=half.key) if self._by_half else half
-
-    def _submitted(self, half: Half, wait: Wait) -> Submission:
-        sending = Submission(self._core, (half,), None, wait)
-        self._core.open()
+    def _submitted(self, half: Half, wait: Wait | None) -> Submission:
+        sending = Submission(self._core, (half,), None, self._chosen(wait))
         sending.submit()
         return sending
+
+    def _executed(self, half: Half, wait: Wait | None, execute: Execute) -> TransactionResult:
+        with Transaction(self._core, (half,), None, self._chosen(wait)) as tx:
+            _apply(tx, execute(tx))
+        return tx.result
 
 
 def _apply(tx: Transaction, answer: object) -> None:

@@ -12,15 +12,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Protocol, Self
 
 from penstock.errors import BufferFullError, PublicationNotSeenError, TransactionError
+from penstock.transactions.messages import as_seen
 from penstock.transactions.model import HalfMessage, TransactionResult, TransactionState, Wait
-from penstock.transactions.producer.flight import Flight, FlightCallback
-from penstock.transactions.producer.futures import ResultFuture
+from penstock.transactions.producer.flight import Flight, Phase
 from penstock.transactions.producer.in_flight import Core
+from penstock.transactions.producer.submission import awaited
 from penstock.transactions.wire.half import Half
 
 _log = logging.getLogger("penstock.transactions")
@@ -28,8 +28,10 @@ _log = logging.getLogger("penstock.transactions")
 #: Seconds between two looks for room, where an event loop waits for it.
 _ROOM_POLL_S = 0.005
 
+_BEFORE_THE_BLOCK = frozenset({Phase.NEW, Phase.STORING})
 
-class Transaction:
+
+class Transaction(Flight):
     """One transaction: a context manager, made by a `TransactionalProducer` and entered once.
 
     Entering stores its halves, leaving stores the decision. Used by one thread with `with`, or by one task with
@@ -39,34 +41,10 @@ class Transaction:
         transaction_id: a UUID of version 7; write it with your own data, so that a check can find it.
     """
 
-    __slots__ = (
-        "_core",
-        "_errors_roll_back",
-        "_flight",
-        "_halves",
-        "_left",
-        "_ordering_key",
-        "_state",
-        "_wait",
-        "transaction_id",
-    )
+    __slots__ = ("_errors_roll_back",)
 
-    def __init__(
-        self,
-        core: Core,
-        halves: Sequence[Half],
-        ordering_key: bytes | None,
-        wait: Wait,
-    ) -> None:
-        self.transaction_id = halves[0].transaction_id
-        self._core = core
-        self._halves = halves
-        self._ordering_key = ordering_key
-        self._wait: Wait = wait
-        self._flight: Flight | None = None
-        self._state = TransactionState.COMMIT
-        # Whether the block was left: nothing changes the decision from then on.
-        self._left = False
+    def __init__(self, core: Core, halves: Sequence[Half], ordering_key: bytes | None, wait: Wait) -> None:
+        super().__init__(core, halves, ordering_key, wait)
         # Whether an exception means that the local transaction did not commit.
         self._errors_roll_back = True
 
@@ -102,176 +80,139 @@ class Transaction:
         """What became of it, once it was left.
 
         Raises:
-            TransactionError: it was not left yet, or nothing of it is stored; or what leaving raised, where its
-                decision is not known to be stored or was refused.
+            TransactionError: it was not left yet; or what entering or leaving raised, where nothing of it, or not its
+                decision, is known to be stored, or that was refused.
         """
-        flight = self._flight
-        if flight is None or not self._left:
+        if self._phase in _BEFORE_THE_BLOCK or self._phase is Phase.PREPARED:
             raise TransactionError(
                 f"transaction {self.transaction_id} has no result: it was not entered, or not left yet; "
                 "ask for it after the block"
             )
-        if flight.error is not None and flight.wait != "sent" and not isinstance(flight.error, PublicationNotSeenError):
-            raise flight.error
-        return TransactionResult(self.transaction_id, flight.state, self._halves[0].topic)
+        if self.error is not None and not isinstance(self.error, PublicationNotSeenError):
+            raise self.error
+        return TransactionResult(self.transaction_id, self._state, self.halves[0].topic)
 
     @property
     def message(self) -> HalfMessage:
         """Its message, the first of several, as a check would see it."""
-        half = self._halves[0]
-        return HalfMessage(half.topic, half.key, half.value, half.headers, self.transaction_id, 0)
+        return as_seen(self.halves[0], 0)
 
     def __enter__(self) -> Self:
-        self._store_halves()
+        self._require_new()
+        gate = self._gate()
+        self._take_off()
+        try:
+            gate.acquire()
+        except BaseException:
+            self._abandon()
+            raise
+        self._raise(None)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        flight = self._leave(error)
-        gate = _Gate()
-        flight.end(self._state, gate.open)
-        gate.wait()
-        _raise(flight, error)
+        state, gate = self._ending(error), self._gate()
+        self._decide(state)
+        gate.acquire()
+        self._raise(error)
 
     async def __aenter__(self) -> Self:
-        await self._store_halves_async()
+        self._require_new()
+        places = {(half.topic, half.partition) for half in self.halves}
+        if not places <= self._core.known:
+            await asyncio.to_thread(self._core.require, places)
+        there, wake = awaited()
+        self._callbacks = [wake]
+        try:
+            await self._take_off_async()
+            await there
+        except BaseException:
+            self._abandon()
+            raise
+        self._raise(None)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        flight = self._leave(error)
-        ended: ResultFuture[Flight] = ResultFuture()
-        flight.end(self._state, ended.succeed)
-        await ended
-        _raise(flight, error)
+        state, (there, wake) = self._ending(error), awaited()
+        self._callbacks = [wake]
+        self._decide(state)
+        await there
+        self._raise(error)
 
-    def _take_off(self) -> Flight:
-        if self._flight is not None:
-            raise TransactionError(
-                f"transaction {self.transaction_id} was entered before; call producer.transaction() for a new one"
-            )
-        self._flight = Flight(self._core, self._halves, self._ordering_key, self._wait)
-        return self._flight
+    def _gate(self) -> threading.Lock:
+        """Return a lock that is released at the next news: the cheapest event there is.
 
-    def _store_halves(self) -> None:
-        flight = self._take_off()
-        self._core.open()
-        gate = _Gate()
-        flight.start(gate.open)
-        try:
-            gate.wait()
-        except BaseException:
-            flight.abandon()
-            raise
-        if flight.error is not None:
-            raise flight.error
+        Waiting for it has no time limit: the deadlines of the flight end it.
+        """
+        gate = threading.Lock()
+        gate.acquire()
+        self._callbacks = [gate.release]
+        return gate
 
-    async def _store_halves_async(self) -> None:
-        flight = self._take_off()
-        places = {(half.topic, half.partition) for half in self._halves}
-        if not places <= self._core.known:
-            await asyncio.to_thread(self._core.require, places)
-            self._core.known.update(places)
-        ended: ResultFuture[Flight] = ResultFuture()
-        await self._start(flight, ended.succeed)
-        try:
-            await ended
-        except BaseException:
-            flight.abandon()
-            raise
-        if flight.error is not None:
-            raise flight.error
-
-    async def _start(self, flight: Flight, callback: FlightCallback) -> None:
-        """Start a flight from an event loop, once there is room."""
-        deadline = time.monotonic() + self._core.in_flight.timeout_s
+    async def _take_off_async(self) -> None:
+        """Take off from an event loop, once there is room."""
+        deadline = time.monotonic() + self._core.room_timeout_s
         while True:
             try:
-                if flight.wait != "published":
-                    return flight.start(callback, may_wait=False)
-                return await _start_in_thread(flight, callback)
+                if self._wait != "published":
+                    return self._take_off(may_wait=False)
+                # It may ask brokers first. A task that is cancelled meanwhile abandons it.
+                return await asyncio.to_thread(self._take_off, may_wait=False)
             except BufferFullError:
                 if time.monotonic() >= deadline:
                     raise
                 await asyncio.sleep(_ROOM_POLL_S)
 
+    def _abandon(self) -> None:
+        """Roll it back, now or once its halves are stored: nobody waits for it, and its local transaction never ran."""
+        with self._core.lock:
+            is_prepared = self._phase is Phase.PREPARED
+            if not is_prepared:
+                self._callbacks = [self._roll_back]
+        if is_prepared:
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        if self._phase is Phase.PREPARED:
+            self._decide(TransactionState.ROLLBACK)
+
+    def _require_new(self) -> None:
+        if self._phase is not Phase.NEW:
+            raise TransactionError(
+                f"transaction {self.transaction_id} was entered before; call producer.transaction() for a new one"
+            )
+
     def _require_open(self) -> None:
-        if self._left:
+        if self._phase is not Phase.PREPARED and self._phase not in _BEFORE_THE_BLOCK:
             raise TransactionError(
                 f"transaction {self.transaction_id} was left: its decision cannot be changed any more"
             )
 
-    def _leave(self, error: BaseException | None) -> Flight:
-        """Settle how it ends, by how the block was left."""
+    def _ending(self, error: BaseException | None) -> TransactionState:
+        """Return how it ends, by how the block was left."""
         self._require_open()
-        flight = self._flight
-        if flight is None or not flight.is_prepared:
+        if self._phase is not Phase.PREPARED:
             raise TransactionError(
                 f"transaction {self.transaction_id} cannot be left: its half is not stored; enter it with `with` or "
                 "`async with` first"
             )
-        self._left = True
         if isinstance(error, Exception):
-            if not self._errors_roll_back:
-                self._state = TransactionState.UNKNOWN
-            elif self._state is not TransactionState.UNKNOWN:
-                self._state = TransactionState.ROLLBACK
-        elif error is not None:
-            # KeyboardInterrupt, a cancelled task and their like may strike after the local commit: they say nothing
-            # about it.
-            self._state = TransactionState.UNKNOWN
-        return flight
+            is_known = self._errors_roll_back and self._state is not TransactionState.UNKNOWN
+            return TransactionState.ROLLBACK if is_known else TransactionState.UNKNOWN
+        # KeyboardInterrupt, a cancelled task and their like may strike after the local commit: they say nothing about
+        # it.
+        return self._state if error is None else TransactionState.UNKNOWN
 
-
-async def _start_in_thread(flight: Flight, callback: FlightCallback) -> None:
-    """Start a flight that may wait for brokers. Where this is cancelled meanwhile, the flight is rolled back."""
-    started: Future[None] = Future()
-    # Whoever waits cannot cancel it: it comes to an end in any case.
-    started.set_running_or_notify_cancel()
-
-    def start() -> None:
-        try:
-            flight.start(callback, may_wait=False)
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-            started.set_exception(error)
-        else:
-            started.set_result(None)
-
-    asyncio.get_running_loop().run_in_executor(None, start)
-    try:
-        await asyncio.wrap_future(started)
-    except asyncio.CancelledError:
-        started.add_done_callback(lambda ended: flight.abandon() if ended.exception() is None else None)
-        raise
-
-
-class _Gate:
-    """One wait of one thread. A held lock is the cheapest event there is."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def open(self, _: Flight) -> None:
-        self._lock.release()
-
-    def wait(self) -> None:
-        # There is no time limit: the deadlines of the request end it.
-        self._lock.acquire()
-
-
-def _raise(flight: Flight, error: BaseException | None) -> None:
-    """Raise what became of the decision, unless the user's own exception says more."""
-    if flight.error is None or flight.wait == "sent":
-        return
-    if error is None:
-        raise flight.error
-    # A check finds out that the local transaction did not commit.
-    _log.warning("%s", flight.error)
+    def _raise(self, error: BaseException | None) -> None:
+        """Raise what became of halves or decision, unless the user's own exception says more."""
+        if self.error is not None and error is None:
+            raise self.error
+        if self.error is not None:
+            # A check finds out that the local transaction did not commit.
+            _log.warning("%s", self.error)
 
 
 class TransactionListener(Protocol):

@@ -15,12 +15,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from penstock import clients
-from penstock.clients.bounded_calls import BriefQuestion
 from penstock.errors import (
     DecisionNotStoredError,
     HalfNotStoredError,
@@ -190,10 +188,6 @@ def _size_of(change: Any) -> int:
     return _OVERHEAD_BYTES + sum(len(half.key or b"") + len(half.value or b"") for half in change.halves)
 
 
-#: Seconds that an error waits for the store to say more.
-_EXPLANATION_BUDGET_S = 1.0
-
-
 class RelayedStore(Store, ABC):
     """Halves and decisions outside Kafka; a relay publishes what commits. Thread-safe; starts are counted.
 
@@ -225,7 +219,6 @@ class RelayedStore(Store, ABC):
         admin = clients.admin(bootstrap_servers, self.config)
         self._targets = TargetTopics(admin, self.may_publish_to)
         self._ration = RationedLog()
-        self._question = BriefQuestion(f"look into {label}")
         # Guards starting and stopping; `_writer` is read without it.
         self._start_lock = threading.Lock()
         self._starts = 0
@@ -344,15 +337,6 @@ class RelayedStore(Store, ABC):
         refusal = self._refusal(change, self._await(change))
         if refusal is not None:
             raise refusal
-
-    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:  # noqa: ARG002 - the store itself knows
-        """Say what a committed transaction waits for; see `Store.waits_for`."""
-        no_answer: tuple[type[Exception], ...] = (PenstockError, *self.transient_errors)
-        try:
-            shown = self._question.ask(partial(self.administration().show, transaction_id), _EXPLANATION_BUDGET_S)
-        except no_answer:
-            return ""
-        return "" if shown is None else shown.waits_for
 
     def _submit(self, change: object, changed: ChangedCallback) -> None:
         writer, stopped = self._writer, self.stopped()

@@ -195,8 +195,8 @@ class DoneWatch:
         self._ration = RationedLog()
         # Added by any thread before the halves are stored, taken by the watching one: single steps on a dict.
         self._waiting: dict[str, SettledCallback] = {}
-        #: What it may not do, so that it sees nothing; empty where it may. Written by the watching thread.
-        self.lacking = ""
+        # Whether the right to read the log is missing. The watching thread's.
+        self._may_not_read = False
         # Guards the beginning: the two below.
         self._lock = threading.Lock()
         self._begun: Future[None] | None = None
@@ -280,14 +280,15 @@ class DoneWatch:
 
     def _not_read(self, kind: ErrorKind, error: KafkaError, _place: Place) -> None:
         if kind is ErrorKind.MISSING_RIGHT:
-            self.lacking = self._rights.refused(_NEEDED.format(self._topics.done), self._right)
+            self._may_not_read = True
+            self._rights.refused(_NEEDED.format(self._topics.done), self._right)
         elif kind is not ErrorKind.GROUP:
             text = "%s cannot be read: %s; it is tried again"
             self._ration.warn("done", text, self._topics.done, reason(error))
 
     def _take(self, message: Message) -> None:
-        if self.lacking:
-            self.lacking = ""
+        if self._may_not_read:
+            self._may_not_read = False
             self._rights.granted(self._right)
         if self._waiting:
             self._call_back(message)

@@ -231,11 +231,6 @@ class KafkaStore:
         """Give a watch up."""
         self._watch.remove(transaction_id)
 
-    def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:  # noqa: ARG002 - the coordinators know
-        """Say what hinders that a committed transaction is seen; what it waits for, `penstock tx show` says."""
-        lacking = self._watch.lacking
-        return f"a right to be seen: {lacking}" if lacking else ""
-
     def checks(self, group: str) -> KafkaCheckSource:
         """Return the checks of a producer group: its share of `<prefix>.check`."""
         return KafkaCheckSource(self._bootstrap_servers, self._config, self._topics, group)
