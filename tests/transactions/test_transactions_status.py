@@ -105,7 +105,7 @@ class Sent:
         self.is_full = False
         self.error: KafkaException | None = None
 
-    def try_send(
+    def try_post(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, *, headers: None, report: Report
     ) -> bool:
         assert (topic, partition, key, headers) == ("store.status", 0, b"one", None)

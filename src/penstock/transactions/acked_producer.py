@@ -201,16 +201,18 @@ class AckedProducer:
             raise PenstockError(self.why(topic, error))
         return offset
 
-    def try_send(
+    def try_post(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, *, headers: Any = None, report: Report
     ) -> bool:
         """Hand a record to the client library if it has room, and tell whether it had. Never waits.
 
-        `report` is called once, by the delivery thread. Raises `KafkaException` as `post` does.
+        `report` is called once, by the delivery thread; it neither raises nor waits. Raises `KafkaException` where the
+        library refuses the record (it is too large, say), and `StoppedError` where this was stopped.
         """
+        if self._refusing or self._generation != _generation:
+            self.require_own()
+            raise StoppedError(f"nothing is sent to {topic}:{partition} any more: {self._name} was stopped")
         producer = self._clients.client
-        if self._refusing or self.is_inherited:
-            return False
         try:
             producer.produce(topic, value, key, partition, report, headers=headers)
         except BufferError:
@@ -221,50 +223,27 @@ class AckedProducer:
             return False
         return True
 
-    def try_post(self, topic: str, partition: int, value: bytes, report: Report) -> bool:
-        """Do what `try_send` does; raises `StoppedError`, too, where it was stopped."""
-        self._check_refusing(topic, partition)
-        return self.try_send(topic, partition, None, value, report=report)
-
     def post(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, *, headers: Any, report: Report
     ) -> None:
-        """Hand a record to the client library, and have its delivery reported; waits for room where its buffer is full.
+        """Do what `try_post` does, waiting for room where the client library's buffer is full.
 
-        `report` is called once, by the delivery thread; it neither raises nor waits. Raises `KafkaException` where the
-        library refuses the record (it is too large, say), and `StoppedError` where this was stopped, or the buffer
-        stayed full for the whole send timeout.
+        Raises `StoppedError`, too, where that stayed full for the whole send timeout.
         """
         deadline = 0.0
-        while True:
-            if self._refusing or self._generation != _generation:
-                self._check_refusing(topic, partition)
-            producer = self._clients.client
-            try:
-                producer.produce(topic, value, key, partition, report, headers=headers)
-            except KafkaException as error:
-                if not self._renew(producer, error):
-                    raise
-            except BufferError as error:
-                now = time.monotonic()
-                deadline = deadline or now + self._send_timeout_s
-                if now >= deadline:
-                    raise StoppedError(
-                        f"the send buffer stayed full for {self._send_timeout_s:g} s while sending to {topic}"
-                        f":{partition}; the broker does not keep up or is not there"
-                    ) from error
-                # The delivery thread makes room. Where this is that thread, nobody else does.
-                if self.in_delivery_thread:
-                    producer.poll(0.01)
-                else:
-                    time.sleep(0.001)
+        while not self.try_post(topic, partition, key, value, headers=headers, report=report):
+            now = time.monotonic()
+            deadline = deadline or now + self._send_timeout_s
+            if now >= deadline:
+                raise StoppedError(
+                    f"the send buffer stayed full for {self._send_timeout_s:g} s while sending to {topic}:{partition}; "
+                    "the broker does not keep up or is not there"
+                )
+            # The delivery thread makes room. Where this is that thread, nobody else does.
+            if self.in_delivery_thread:
+                self._clients.client.poll(0.01)
             else:
-                return
-
-    def _check_refusing(self, topic: str, partition: int) -> None:
-        self.require_own()
-        if self._refusing:
-            raise StoppedError(f"nothing is sent to {topic}:{partition} any more: {self._name} was stopped")
+                time.sleep(0.001)
 
     def why(self, topic: str, error: KafkaError) -> str:
         """Return why a record for a topic was not stored, with the right that is missing if that is the reason."""

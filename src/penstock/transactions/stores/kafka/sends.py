@@ -18,7 +18,7 @@ from functools import partial
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError, StoppedError, TransactionError
-from penstock.transactions.acked_producer import AckedProducer, Report
+from penstock.transactions.acked_producer import AckedProducer
 from penstock.transactions.store import DecidedCallback, PreparedCallback
 from penstock.transactions.stores.kafka.publication import PublicationPace
 from penstock.transactions.wire.half import Half, encode_half
@@ -57,6 +57,8 @@ class RecordSends:
         self._topics = topics
         self._half_topic, self._op_topic = topics.half, topics.op
         self._pace = pace
+        #: Guards what is known of the halves of transactions with several.
+        self.parts_lock = threading.Lock()
         # Only grows; setdefault is one step under the interpreter lock.
         self._lanes: dict[tuple[str, int], _Lane] = {}
         # Lanes to look at after the reports under way. Any thread adds, the delivery thread takes.
@@ -72,25 +74,13 @@ class RecordSends:
         key = first.key if ordering_key is None else ordering_key
         partition = self._topics.half_partition(first.transaction_id.encode() if key is None else key)
         stored = StoredHalves(halves, partition, callback, self)
-        if len(halves) > 1:
-            self._prepare_several(stored)
-            return
-        try:
-            self._sends.post(
-                self._half_topic, partition, first.key, first.value, headers=encode_half(first), report=stored.report
-            )
-        except (KafkaException, StoppedError) as error:
-            stored.failed(self.why_not(error), is_posted=False)
-
-    def _prepare_several(self, stored: StoredHalves) -> None:
-        for number, half in enumerate(stored.halves):
-            report: Report = partial(stored.report_part, number)
+        for number, half in enumerate(halves):
             try:
                 self._sends.post(
-                    self._half_topic, stored.partition, half.key, half.value, headers=encode_half(half), report=report
+                    self._half_topic, partition, half.key, half.value, headers=encode_half(half), report=stored.report
                 )
             except (KafkaException, StoppedError) as error:
-                stored.settle(len(stored.halves) - number, self.why_not(error), is_posted=number > 0)
+                stored.settle(len(halves) - number, 0, self.why_not(error), is_posted=number > 0)
                 return
 
     def why_not(self, error: KafkaError | KafkaException | StoppedError) -> str:
@@ -152,8 +142,9 @@ class RecordSends:
             batch = [lane.waiting.popleft() for _ in range(min(_MOST, len(lane.waiting)))]
             ops = [op for op, _ in batch]
             try:
+                report = partial(self._report, lane, batch)
                 taken = self._sends.try_post(
-                    self._op_topic, ops[0].half_partition, encode_ops(ops), partial(self._report, lane, batch)
+                    self._op_topic, ops[0].half_partition, None, encode_ops(ops), report=report
                 )
             except StoppedError as error:
                 # One by one: the delivery thread may add meanwhile.
@@ -204,64 +195,54 @@ class StoredHalves:
     """The halves of one transaction on their way into the half topic, and then their places there.
 
     One object for both: the delivery report of a single half completes it. Reports come from the delivery thread,
-    refusals from the sending one.
+    refusals from the sending one: of several halves they meet under the lock of the sends.
     """
 
-    __slots__ = ("_callback", "_error", "_left", "_lock", "_places", "_sends", "halves", "offsets", "partition")
+    __slots__ = ("_callback", "_error", "_left", "_sends", "halves", "offsets", "partition")
 
-    def __init__(
-        self, halves: Sequence[Half], partition: int, callback: PreparedCallback | None, sends: RecordSends
-    ) -> None:
+    def __init__(self, halves: Sequence[Half], partition: int, callback: PreparedCallback, sends: RecordSends) -> None:
         self.halves = halves
         self.partition = partition
-        #: Their places; none as long as they are not stored.
+        #: Their places, in the order of the halves, once all are stored.
         self.offsets: tuple[int, ...] = ()
-        self._callback = callback
+        self._callback: PreparedCallback | None = callback
         self._sends = sends
-        if len(halves) > 1:
-            # Guards the fields below, which one half has no need of: places so far, reports to come, the first error.
-            self._lock = threading.Lock()
-            self._places = [0] * len(halves)
-            self._left = len(halves)
-            self._error: str | None = None
+        # Halves that nothing is known of yet, and the first error.
+        self._left = len(halves)
+        self._error: str | None = None
 
     def report(self, error: KafkaError | None, message: Message) -> None:
-        """Take the delivery report of the only half."""
-        if error is None:
-            self._stored((message.offset() or 0,))
+        """Take the delivery report of one half."""
+        offset = message.offset() or 0
+        if error is None and len(self.halves) == 1:
+            self.offsets = (offset,)
+            self._answer(self)
         else:
-            self.failed(self._sends.why_not(error), is_posted=True)
+            self.settle(1, offset, None if error is None else self._sends.why_not(error), is_posted=True)
 
-    def report_part(self, number: int, error: KafkaError | None, message: Message) -> None:
-        """Take the delivery report of one half of several."""
-        self._places[number] = message.offset() or 0
-        self.settle(1, None if error is None else self._sends.why_not(error), is_posted=True)
+    def settle(self, count: int, offset: int, cause: str | None, *, is_posted: bool) -> None:
+        """Take in that one half is stored at a place, or so many are not, for a cause; the last one completes them.
 
-    def settle(self, count: int, cause: str | None, *, is_posted: bool) -> None:
-        """Take in that so many halves of several are stored, or not, for a cause; the last one completes them."""
-        with self._lock:
+        `is_posted`: some were handed to the client library.
+        """
+        with self._sends.parts_lock:
             self._left -= count
             self._error = self._error or cause
+            self.offsets += (offset,)
             if self._left:
                 return
         if self._error is None:
-            self._stored(tuple(self._places))
+            # They were sent in their order into one partition.
+            self.offsets = tuple(sorted(self.offsets))
+            self._answer(self)
         else:
-            self.failed(self._error, is_posted=is_posted)
+            self._answer(self._sends.not_stored(self, self._error, is_posted=is_posted))
 
-    def _stored(self, offsets: tuple[int, ...]) -> None:
-        """Take in that all are stored."""
-        self.offsets = offsets
+    def _answer(self, answer: StoredHalves | HalfNotStoredError) -> None:
         # Its owner mostly holds this object: without the callback neither needs the garbage collector.
         callback, self._callback = self._callback, None
         if callback is not None:
-            callback(self)
-
-    def failed(self, cause: str, *, is_posted: bool) -> None:
-        """Take in that not all are stored; `is_posted`: some were handed to the client library."""
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            callback(self._sends.not_stored(self, cause, is_posted=is_posted))
+            callback(answer)
 
 
 def _log_lost(error: TransactionError | None) -> None:

@@ -16,6 +16,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 
 from penstock.clients.kafka_errors import reason
 from penstock.clients.rights import Operation, topic_right
+from penstock.errors import StoppedError
 from penstock.transactions.acked_producer import AckedProducer
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.stores.kafka.context import CoordinatorContext
@@ -114,7 +115,9 @@ class OwnSends:
     ) -> bool:
         report = partial(self._report, topic, what, stored)
         try:
-            return self._sends.try_send(topic, partition, key, value, headers=headers, report=report)
+            return self._sends.try_post(topic, partition, key, value, headers=headers, report=report)
+        except StoppedError:
+            return False
         except KafkaException as error:
             if not self._context.lacks(error, self._lacking[topic], topic_right(Operation.WRITE, topic)):
                 raise
