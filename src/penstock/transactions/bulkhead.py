@@ -16,11 +16,26 @@ from typing import NamedTuple
 
 from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
 from penstock.errors import raised
+from penstock.transactions.model import TransactionState
 
 _log = logging.getLogger("penstock.transactions")
 
 #: For each slot so many threads may be given up; more are not replaced, for a process has no endless memory.
 _GIVEN_UP_PER_SLOT = 2
+
+
+def answer_of(label: str, call: Callable[[], object]) -> TransactionState | None:
+    """Return what a user's function says of a transaction; None, logged, where it raises or returns anything else."""
+    try:
+        state = call()
+    except:  # noqa: E722 - see `raised`; the user's function may raise anything
+        error = raised()
+        _log.error("%s raised %s; the answer is UNKNOWN", label, type(error).__name__, exc_info=error)
+        return None
+    if isinstance(state, TransactionState):
+        return state
+    _log.error("%s returned a %s instead of a TransactionState; the answer is UNKNOWN", label, type(state).__name__)
+    return None
 
 
 class _Task(NamedTuple):

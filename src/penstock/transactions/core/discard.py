@@ -12,9 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, get_args
 
-from penstock.errors import ConfigurationError, raised
+from penstock.errors import ConfigurationError
 from penstock.options import a_plain_function
-from penstock.transactions.bulkhead import BulkheadPool
+from penstock.transactions.bulkhead import BulkheadPool, answer_of
+from penstock.transactions.messages import as_seen
 from penstock.transactions.model import DiscardPolicy, HalfMessage, TransactionState
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
@@ -95,7 +96,7 @@ class Discarding:
             self._asked.add(exhausted.transaction_id)
         if is_new:
             self._pool.submit(
-                f"the discard policy for transaction {exhausted.transaction_id}",
+                _label(exhausted),
                 partial(self._ask, policy, exhausted),
                 partial(self._give_up, exhausted),
             )
@@ -141,28 +142,16 @@ class Discarding:
         verdict: Verdict | None = None
         try:
             half = exhausted.half() if is_open else None
-            verdict = None if half is None else _answer(policy, half, exhausted.check_count)
+            if half is not None:
+                state = answer_of(_label(exhausted), partial(policy, as_seen(half, exhausted.check_count)))
+                verdict = _ANSWERS[state or TransactionState.UNKNOWN]
         finally:
             is_awaited = self._is_awaited(exhausted)
         if verdict is not None and is_awaited:
             self._settle(exhausted, verdict)
         elif verdict is not None:
-            text = "the discard policy for transaction %s returned too late: what it said does not count"
-            _log.warning(text, exhausted.transaction_id)
+            _log.warning("%s returned too late: what it said does not count", _label(exhausted))
 
 
-def _answer(policy: _Policy, half: Half, check_count: int) -> Verdict:
-    """Call the function; what is no answer is UNKNOWN, and is logged."""
-    transaction_id = half.transaction_id
-    try:
-        state: object = policy(HalfMessage(half.topic, half.key, half.value, half.headers, transaction_id, check_count))
-    except:  # noqa: E722 - see `raised`; the user's function may raise anything
-        error = raised()
-        text = "the discard policy raised %s for transaction %s: it counts as UNKNOWN"
-        _log.error(text, type(error).__name__, transaction_id, exc_info=error)
-        return Verdict.DISCARD
-    if isinstance(state, TransactionState):
-        return _ANSWERS[state]
-    text = "the discard policy returned a %s for transaction %s, no TransactionState: it counts as UNKNOWN"
-    _log.error(text, type(state).__name__, transaction_id)
-    return Verdict.DISCARD
+def _label(exhausted: Exhausted) -> str:
+    return f"the discard policy for transaction {exhausted.transaction_id}"

@@ -13,7 +13,8 @@ from confluent_kafka import KafkaException
 
 from penstock.clients.kafka_errors import reason
 from penstock.errors import DecisionNotStoredError, raised
-from penstock.transactions.bulkhead import BulkheadPool
+from penstock.transactions.bulkhead import BulkheadPool, answer_of
+from penstock.transactions.messages import as_seen
 from penstock.transactions.model import HalfMessage, TransactionState
 from penstock.transactions.store import CheckSource, Store
 from penstock.transactions.wire.half import CheckRequest
@@ -116,8 +117,7 @@ class CheckResponder:
         else:
             for request in requests:
                 if self._admit(request.half.transaction_id):
-                    label = f"check {request.check_number} of transaction {request.half.transaction_id}"
-                    self._pool.submit(label, partial(self._answer, request))
+                    self._pool.submit(_label(request), partial(self._answer, request))
             return
         self._stopping.wait(_POLL_S)
 
@@ -134,8 +134,12 @@ class CheckResponder:
     def _answer(self, request: CheckRequest) -> None:
         transaction_id = request.half.transaction_id
         try:
-            state = self._ask(request)
-            self._store.answer(request, VERDICTS[state], Author.CHECK)
+            # Like RocketMQ's, a check that fails is no decision.
+            message = as_seen(request.half, request.check_number - 1)
+            state = answer_of(_label(request), partial(self._check, message))
+            with self._lock:
+                self.failed += state is None
+            self._store.answer(request, VERDICTS[state or TransactionState.UNKNOWN], Author.CHECK)
         except DecisionNotStoredError as error:
             _log.warning("%s", error)
         else:
@@ -145,28 +149,6 @@ class CheckResponder:
             with self._lock:
                 self._running.discard(transaction_id)
 
-    def _ask(self, request: CheckRequest) -> TransactionState:
-        half = request.half
-        try:
-            state: object = self._check(
-                HalfMessage(
-                    half.topic, half.key, half.value, half.headers, half.transaction_id, request.check_number - 1
-                )
-            )
-        except:  # noqa: E722 - see `raised`; the user's function may raise anything
-            # Like RocketMQ's, a check that fails is no decision.
-            error = raised()
-            text = "check %d of transaction %s raised %s; the answer is UNKNOWN"
-            _log.error(text, request.check_number, half.transaction_id, type(error).__name__, exc_info=error)
-        else:
-            if isinstance(state, TransactionState):
-                return state
-            _log.error(
-                "check %d of transaction %s returned a %s instead of a TransactionState; the answer is UNKNOWN",
-                request.check_number,
-                half.transaction_id,
-                type(state).__name__,
-            )
-        with self._lock:
-            self.failed += 1
-        return TransactionState.UNKNOWN
+
+def _label(request: CheckRequest) -> str:
+    return f"check {request.check_number} of transaction {request.half.transaction_id}"
