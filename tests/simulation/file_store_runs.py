@@ -221,10 +221,15 @@ class Run:
         if self.chance.random() < 0.05:
             self.disk.room = 0
         if self.chance.random() < 0.05:
-            self.disk.good_syncs = self.chance.randrange(2)
+            self.disk.good_syncs = self.chance.randrange(5)
         begin, bases = self.store.redo.end, self.store.redo.bases
         try:
             self.store.commit(batch)
+            if (failure := self.store.failure) is not None:
+                # It failed after the batch had become durable.
+                self.seen["failed later"] += 1
+                self.model, self.unsure = self.unsure, None
+                raise failure.__cause__ or failure
         except NoRoomError:
             self.seen["no room"] += 1
             self.disk.left = self.disk.room = self.disk.good_syncs = None

@@ -11,7 +11,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from penstock.errors import PenstockError, StoreFailedError
@@ -175,9 +174,13 @@ class OpenStore(Journal):
                     outcomes.append(self._refused(change, entry))
             self._release(changes)
         if self.redo.bases[-1] != last:
-            # The changes are durable, whether there is room for this or not; it is tried again with the next segment.
-            with suppress(NoRoomError):
+            # The changes are durable, whatever becomes of this. It is done again with the next segment.
+            try:
                 self._carry()
+            except NoRoomError as error:
+                _log.warning("the file store has no room to shrink: %s", error)
+            except Exception as error:  # noqa: BLE001 - whoever comes next gets it
+                self._fail(error)
         return outcomes
 
     # What follows is called with the lock held, save for `call_back`.
