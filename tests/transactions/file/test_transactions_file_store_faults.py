@@ -10,7 +10,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
-from conformance.store_cases import NO_CHECKS, FileBench, counted, decide, prepare, settled
+from conformance.store_cases import NO_CHECKS, FileBench, decide, prepare, settled
 from file_stores import COMMIT, ROLLBACK, half, pending_in, store_of
 from transaction_tools import child, kill, line_of
 
@@ -22,7 +22,6 @@ from penstock.errors import (
 )
 from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.core.quarantine import TargetQuarantine
-from penstock.transactions.publishing.publisher import InDoubtError, Publisher
 from penstock.transactions.stores.done_log import DoneRead
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file import open_store as open_stores
@@ -31,9 +30,8 @@ from penstock.transactions.stores.file.log import journal as journals
 from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.redo import SUFFIX, NoRoomError
-from penstock.transactions.stores.file.open_store import Settle
 from penstock.transactions.stores.file.shard import FileShard
-from penstock.transactions.stores.relayed_store import ChangedCallback, GroupWriter, decision
+from penstock.transactions.stores.relayed_store import decision
 from penstock.transactions.stores.shards import CheckTerms
 from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
@@ -70,56 +68,6 @@ def test_a_process_that_is_killed_again_and_again_loses_and_doubles_nothing(benc
     assert [number for number, count in seen.items() if count > 1] == []
     assert [number for number in seen if number % 3 == 0] == []
     assert {number for number in acknowledged if number % 3} - set(seen) == set()
-
-
-def test_what_kafka_has_and_the_store_does_not_know_of_is_not_published_again(
-    bench: FileBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        # It dies after the end of the Kafka transaction, before it has settled.
-        submit = GroupWriter.submit
-
-        def lose(self: GroupWriter, change: object, callback: ChangedCallback) -> None:
-            if not isinstance(change, Settle):
-                submit(self, change, callback)
-
-        patch.setattr(GroupWriter, "submit", lose)
-        coordinator = bench.coordinator(**NO_CHECKS)
-        for number in range(5):
-            bench.send(COMMIT, bench.half(b"%d" % number))
-        counted(coordinator, committed=5)
-        bench.reopen()
-    assert len(pending_in(bench.file_store)) == 5
-
-    coordinator = bench.coordinator(**NO_CHECKS)
-    bench.send(COMMIT, bench.half(b"5"))
-    statistics = settled(coordinator, committed=6)
-
-    assert statistics.recoveries == 0
-    assert bench.seen() == [b"%d" % number for number in range(6)]
-    wait_until(lambda: not pending_in(bench.file_store))
-
-
-def test_ends_in_doubt_are_settled_from_the_done_log(bench: FileBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit, ends = Publisher._commit, ["known", "committed", "lost"]
-
-    def in_doubt(self: Publisher) -> None:
-        end = ends.pop(0) if ends else "known"
-        if end != "lost":
-            commit(self)
-        if end != "known":
-            raise InDoubtError("the answer was lost")
-
-    monkeypatch.setattr(Publisher, "_commit", in_doubt)
-    coordinator = bench.coordinator(**NO_CHECKS)
-
-    for number in range(4):
-        bench.send(COMMIT, bench.half(b"%d" % number, key=b"k"))
-        statistics = settled(coordinator, committed=number + 1)
-
-    assert not ends
-    assert statistics.recoveries == 2
-    assert bench.seen() == [b"%d" % number for number in range(4)]
 
 
 def test_a_disk_that_fails_ends_the_store_and_what_it_acknowledged_stays(
