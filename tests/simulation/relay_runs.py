@@ -17,7 +17,8 @@ from typing import Any, cast
 import pytest
 
 from penstock.transactions.core.check_plan import CheckPolicy
-from penstock.transactions.publishing import engine, targets
+from penstock.transactions.publishing import engine, publisher, trials
+from penstock.transactions.publishing.group_commit import GroupCommit
 from penstock.transactions.publishing.publisher import AbortedError, InDoubtError
 from penstock.transactions.publishing.publisher_slot import CommitResult
 from penstock.transactions.stores import relay
@@ -60,11 +61,17 @@ class Slot:
 
     is_ready, is_used, lost_ids, name = True, False, 0, "simulated"
 
-    def __init__(self, kafka: Kafka) -> None:
+    def __init__(self, kafka: Kafka, *, is_apart: bool) -> None:
+        self.is_apart = is_apart
         self.transactional_id = "simulated"
         self._kafka = kafka
-        self._ended: CommitResult | None = None
+        self.commit: GroupCommit | None = None
+        self._ended: AbortedError | InDoubtError | None = None
         self._is_asked = False
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self.commit is not None and not self._is_asked
 
     def poll(self, now: float) -> None:
         """It is always open."""
@@ -72,29 +79,42 @@ class Slot:
     def renew(self) -> None:
         """As above."""
 
-    def begin(self, batches: Mapping[int, StoredBatch], proof: None) -> None:
-        kafka, batch = self._kafka, batches[0]
+    def begin(self, commit: GroupCommit, proof: None) -> None:
+        kafka, batch = self._kafka, cast("StoredBatch", commit.batches[0][1])
+        self.commit, self._ended = commit, None
         assert proof is None
         assert not batch.is_watched, "nobody watches"
         closed = batch.topics() & kafka.closed
         if closed:
             kafka.happened["refused"] += 1
             reasons = dict.fromkeys(closed, "it is closed")
-            self._ended = CommitResult(AbortedError("refused", targets=reasons), 0.01)
+            self._ended = AbortedError("refused", targets=reasons)
             return
         end = kafka.chance.choice(("known",) * 6 + ("committed", "lost"))
         if end != "lost":
             kafka.visible += [(topic, value) for _, some in batch.messages() for topic, _, _, value, _ in some]
             kafka.done += batch.names
-        if end == "known":
-            self._ended = CommitResult(None, 0.01, done_ends={0: len(kafka.done)})
-        else:
+        if end != "known":
             kafka.happened[f"in doubt, {end}"] += 1
-            self._ended = CommitResult(InDoubtError("the answer was lost"), 0.01)
+            self._ended = InDoubtError("the answer was lost")
 
-    def result(self, _: float) -> CommitResult | None:
-        ended, self._ended = self._ended, None
-        return ended
+    def result(self, _: float = 0.0) -> CommitResult | None:
+        commit = self.commit
+        if commit is None or self._is_asked:
+            return None
+        if isinstance(self._ended, InDoubtError):
+            self.ask(commit.done_from)
+        else:
+            self.commit = None
+        return CommitResult(commit, self._ended, 0.01, done_ends={0: len(self._kafka.done)})
+
+    def learned(self) -> tuple[GroupCommit, Mapping[int, DoneRead]] | None:
+        commit = self.commit
+        found = None if commit is None else self.answer()
+        if commit is None or found is None:
+            return None
+        self.commit = None
+        return commit, found
 
     def ask(self, starts: Mapping[int, int], sure_s: float = 3.0) -> None:
         # Without a wait: the shard is taken over.
@@ -143,7 +163,7 @@ class Run:
         clients = SimpleNamespace(bootstrap_servers=self.kafka, done_topic="done", config={}, rights=None, spans=None)
         clients.targets, clients.pace, clients.left, clients.wake = targets, pace, left, lambda: None
         clients.discarded = DISCARDED
-        self.relay = relay.Relay(shard, 0, "simulated", cast("engine.PublishingClients", clients))
+        self.relay = relay.Relay(shard, 0, "simulated", cast("publisher.PublishingClients", clients))
 
     def submit(self, change: Change, callback: Callable[[Any], None] = lambda _: None) -> None:
         """Write a change, as the store's own thread does."""
@@ -250,12 +270,14 @@ MOVES = ((Run.begin, Run.decide, Run.step, Run.settle, Run.close_or_open, Run.op
 
 def without_clients(patch: pytest.MonkeyPatch, clock: Clock) -> None:
     """Let a relay work on a `Kafka` in memory, which its clients have."""
-    patch.setattr(relay.Relay, "_slot", lambda self, _name, *, apart: Slot(self._clients.bootstrap_servers))  # noqa: ARG005 - as it is
+    patch.setattr(
+        relay.Relay, "_slot", lambda self, _, *, is_apart: Slot(self._clients.bootstrap_servers, is_apart=is_apart)
+    )
     gate = SimpleNamespace(is_open=True, shut=lambda: None, poll=lambda _: False)
     patch.setattr(engine, "BrokerGate", lambda *_: gate)
     # It takes the servers first, which are Kafka here.
     patch.setattr(relay, "DoneLog", lambda kafka, *_: kafka)
-    for module in (relay, engine, targets):
+    for module in (relay, engine, trials):
         patch.setattr(module, "time", clock)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,10 +13,9 @@ from penstock.clients.bounded_calls import LeftBehind
 from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.core.set_aside import SetAside
 from penstock.transactions.publishing.engine import Engine
+from penstock.transactions.publishing.group_commit import GroupCommit
 from penstock.transactions.publishing.publisher import AbortedError
 from penstock.transactions.publishing.publisher_slot import CommitResult
-from penstock.transactions.publishing.targets import NOT_KNOWN
-from penstock.transactions.publishing.trials import Trials
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
@@ -127,56 +125,66 @@ def waiting(name: str, places: tuple[int, ...]) -> Any:
     )
 
 
-def test_a_marker_that_came_too_late_once_is_no_reason_once_another_came_in_time() -> None:
-    quarantine, slot = TargetQuarantine(), SimpleNamespace(lost_ids=1, is_ready=False, poll=lambda _: None)
-    backlog = SimpleNamespace(set_aside=SimpleNamespace(topics={"sick"}.copy))
-    targets = SimpleNamespace(quarantine=quarantine, missing=lambda *_: NOT_KNOWN)
-    rest: dict[str, Any] = dict.fromkeys(("prove", "gate", "under_way", "ration"))
-    trials = Trials([cast("Any", slot)], targets=cast("Any", targets), owned={0: cast("Any", backlog)}, **rest)
-    quarantine.refuse("1", "sick", "too large", 0.0)
-
-    # The broker took long to end the transaction of the first try, and ended that of the second at once.
-    trials._trials[0].topic = "sick"
-    trials.begin(0.0)
-    assert "cannot end" in quarantine.reasons()["sick"]
-    trials._trials[0].topic, slot.is_ready = "sick", True
-    trials.begin(1.0)
-
-    assert quarantine.reasons() == {}
-    assert quarantine.is_refused("1")
-
-
 class Slot:
     """A slot whose Kafka transactions end as a test says."""
 
     lost_ids, is_used, is_ready = 0, False, True
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_apart: bool) -> None:
+        self.is_apart = is_apart
         self.begun: list[set[str]] = []
-        self.ended: CommitResult | None = None
+        self.commit: GroupCommit | None = None
+        self.ended: AbortedError | None = None
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self.commit is not None
 
     def poll(self, _: float) -> None: ...
 
-    def begin(self, batches: Mapping[int, Any], _: object) -> None:
-        self.begun.append({name for batch in batches.values() for name, _ in batch.messages()})
+    def begin(self, commit: GroupCommit, _: object) -> None:
+        self.commit = commit
+        self.begun.append(set(commit.names()))
 
     def result(self, _: float) -> CommitResult | None:
-        ended, self.ended = self.ended, None
-        return ended
+        commit = self.commit
+        if commit is None or self.ended is None:
+            return None
+        self.commit = None
+        return CommitResult(commit, self.ended, 1.0)
+
+
+def engine_of(owned: Any, common: Slot, apart: Slot) -> Engine:
+    """Return an engine whose targets are all there."""
+    targets: Any = SimpleNamespace(has=lambda *_: True, were_heard=True, missing=lambda *_: None, look=lambda _: None)
+    clients: Any = SimpleNamespace(targets=targets, left=LeftBehind("a test"), discarded="discarded")
+    return Engine(owned, clients, lambda: None, 0.1, slots=cast("Any", [common, apart]))
+
+
+def test_a_marker_that_came_too_late_once_is_no_reason_once_another_came_in_time() -> None:
+    common, apart = Slot(is_apart=False), Slot(is_apart=True)
+    common.is_ready = False
+    backlog = SimpleNamespace(set_aside=SimpleNamespace(topics={"sick"}.copy))
+    engine, slot = engine_of({0: backlog}, common, apart), cast("Any", apart)
+    engine.quarantine.refuse("1", "sick", "too large", 0.0)
+
+    # The broker took long to end the transaction of the first try, and ended that of the second at once.
+    engine._tried[slot] = "sick", 0
+    apart.lost_ids, apart.is_ready = 1, False
+    engine.begin(0.0)
+    assert "cannot end" in engine.quarantine.reasons()["sick"]
+    engine._tried[slot] = "sick", 1
+    apart.is_ready = True
+    engine.quarantine.begin_try("sick", 0.0)  # nothing more is tried meanwhile
+    engine.begin(1.0)
+
+    assert engine.quarantine.reasons() == {}
+    assert engine.quarantine.is_refused("1")
 
 
 def test_what_is_tried_does_not_pass_what_a_common_transaction_gave_back_while_none_can_begin() -> None:
-    partition, common, apart = half_partition(), Slot(), Slot()
-    targets: Any = SimpleNamespace(has=lambda *_: True, were_heard=True, missing=lambda *_: None, look=lambda _: None)
-    clients: Any = SimpleNamespace(targets=targets, left=LeftBehind("a test"), discarded="discarded")
-    engine = Engine(
-        {0: partition},
-        clients,
-        lambda: None,
-        0.1,
-        slots=[common],  # type: ignore[list-item] # what is used of them
-        trial_slots=[apart],  # type: ignore[list-item]
-    )
+    partition, common, apart = half_partition(), Slot(is_apart=False), Slot(is_apart=True)
+    engine = engine_of({0: partition}, common, apart)
     leave_out(engine.quarantine, "sick", 0.0)
     first = Half(new_id(), "orders", "well", None, b"k", b"1", (), None)
     parts = [first._replace(transaction_id=new_id(), part=(1, 2)), first._replace(topic="sick", part=(2, 2))]
@@ -189,7 +197,7 @@ def test_what_is_tried_does_not_pass_what_a_common_transaction_gave_back_while_n
 
     now = time.monotonic()
     engine.begin(now)
-    common.ended = CommitResult(AbortedError("too slow", targets={"well": "too slow"}), 1.0)
+    common.ended = AbortedError("too slow", targets={"well": "too slow"})
     common.is_ready = False
     engine.take_result()
     engine.begin(now + 1)

@@ -18,7 +18,7 @@ from penstock.devbroker import DevBroker
 from penstock.errors import MessageFormatError
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Blocking, Delays, ReadyQueue
-from penstock.transactions.publishing.engine import PublishingClients
+from penstock.transactions.publishing.publisher import PublishingClients
 from penstock.transactions.publishing.targets import cluster_targets
 from penstock.transactions.stores.done_log import DoneLog, DoneRead, decode_ids, encode_ids
 from penstock.transactions.stores.relay import Relay

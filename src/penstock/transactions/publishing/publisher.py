@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.factory import AdminClient
 from penstock.clients.kafka_errors import is_missing_right, reason
-from penstock.clients.rights import Operation, Right, group_right, topic_right
+from penstock.clients.rights import Operation, Right, group_right, topic_right, transactional_right
 from penstock.clients.topics import log_ends
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.faults import GivenUpError, NotOpenedError
@@ -32,6 +33,7 @@ from penstock.clients.transactional.writer import DELIVERY_S, SENDS_POSITIONS, P
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.core.commit_batch import DecidedBatch
+from penstock.transactions.publishing.targets import Targets
 
 _ANSWER_S = 2.0
 _POLL_S = 0.002
@@ -82,8 +84,6 @@ class Visibility:
         return {place: offset for place, offset in written.items() if ends[place] <= offset}
 
 
-#: Seconds that initialising a producer may take.
-_INIT_TIMEOUT_S = 15.0
 #: Seconds after which messages that are not stored count as refused, where others of the batch are and brokers are
 #: well: their topics are tried apart, with a longer limit.
 _TRIED_ALONE_AFTER_S = 1.0
@@ -124,6 +124,14 @@ class NotPublishedError(PenstockError):
         self.failed = failed
         self.targets = targets
 
+    @property
+    def blamed(self) -> dict[str, str]:
+        """The topics that it failed for, each with the reason.
+
+        The library fails whole batches for one message: who it is shows where each is a batch.
+        """
+        return {**dict(self.failed.values()), **self.targets}
+
 
 class AbortedError(NotPublishedError):
     """Nothing of a Kafka transaction is visible or ever will be: no end was sent that could commit it."""
@@ -137,14 +145,38 @@ class InDoubtError(NotPublishedError):
     """It is not known whether a Kafka transaction was committed; the done log tells once a successor was opened."""
 
 
+@dataclass(frozen=True, slots=True)
+class PublishingClients:
+    """What the engines of one coordinator make their Kafka clients of, and what they share.
+
+    Attributes:
+        done_topic: the log of what was settled, in which each partition of the store has one.
+        discarded: the topic of what is discarded.
+        ids_begin: what all transactional ids begin with.
+        left: counts threads that are abandoned.
+        spans: makes what makes the spans of one publisher.
+        wake: called by any thread when a call has ended.
+    """
+
+    bootstrap_servers: str
+    config: ClientConfig = field(repr=False)
+    done_topic: str
+    discarded: str
+    ids_begin: str
+    rights: MissingRights
+    pace: Pace
+    targets: Targets
+    left: LeftBehind
+    spans: Callable[[], PublicationSpans | None] = lambda: None
+    wake: Callable[[], object] = lambda: None
+
+
 class Publisher:
     """A transactional writer of one engine, for as long as none of its transactions fails.
 
     Made, used and closed by one thread, which may be abandoned in any call.
 
     Args:
-        done_topic: the store's log of what was settled, which each partition has a partition of.
-        ids_right: the right to its transactional ids.
         apart: whether it tries what failed before, apart from the others: it produces the targets' messages first, and
             has nothing to do with the store's topics before those are stored.
         visibility: makes it wait until committed readers see what somebody waits for; then deliveries are reported,
@@ -152,22 +184,11 @@ class Publisher:
     """
 
     def __init__(
-        self,
-        bootstrap_servers: str,
-        config: ClientConfig,
-        transactional_id: str,
-        *,
-        done_topic: str,
-        ids_right: Right,
-        rights: MissingRights,
-        pace: Pace,
-        apart: bool = False,
-        spans: PublicationSpans | None = None,
-        visibility: Visibility | None = None,
+        self, clients: PublishingClients, transactional_id: str, *, apart: bool, visibility: Visibility | None = None
     ) -> None:
-        self._done_topic = done_topic
-        self._ids_right = ids_right
-        self._rights = rights
+        self._done_topic = clients.done_topic
+        self._ids_right = transactional_right(clients.ids_begin)
+        self._rights = clients.rights
         self._apart = apart
         self._visibility = visibility
         # Of the transaction under way: what proves the ownership, the last offset that was written in each place, and
@@ -175,38 +196,19 @@ class Publisher:
         self._proof: Proof | None = None
         self._written: dict[Place, int] = {}
         self._done_ends: dict[int, int] = {}
-        #: Its owner asks how it stands and what it does, and may give it up, from any thread.
+        #: Its owner opens and closes it on this thread, and asks how it stands, or gives it up, from any.
         self.writer = TransactionalWriter(
-            bootstrap_servers,
-            config,
+            clients.bootstrap_servers,
+            clients.config,
             transactional_id,
-            log_topic=done_topic,
-            ids_right=ids_right,
-            rights=rights,
+            log_topic=clients.done_topic,
+            ids_right=self._ids_right,
+            rights=clients.rights,
             apart=apart,
             reports_all=visibility is not None,
-            pace=pace,
-            spans=spans,
+            pace=clients.pace,
+            spans=clients.spans(),
         )
-
-    def open(self, free_s: float) -> None:
-        """Make the producer and initialise it. The broker ends what a former producer of this id left open.
-
-        For `free_s` seconds an id is asked for that the broker cannot free.
-
-        Raises as `TransactionalWriter.open` does, but `InDoubtError` where the broker did not answer in time: try
-        again.
-        """
-        try:
-            self.writer.open(_INIT_TIMEOUT_S, free_s)
-        except NotOpenedError as error:
-            raise InDoubtError(str(error), rights=error.rights) from error
-        self.writer.step("")
-
-    def close(self) -> None:
-        """Discard the producer with all it holds."""
-        self.writer.close()
-        self.writer.step("")
 
     def publish(
         self, batches: Mapping[int, DecidedBatch], proof: Proof | None, produced: Callable[[], None]
@@ -234,9 +236,8 @@ class Publisher:
             raise TooLargeError("the client's buffer is full (queue.buffering.max.kbytes)") from error
         self._commit()
         if is_watched and self._visibility is not None:
-            self.writer.step("waiting until it is visible")
+            writer.step("waiting until it is visible")
             self._visibility.wait(self._written)
-            self.writer.step("")
         return self._done_ends
 
     def _produce(self, batches: Mapping[int, DecidedBatch], produced: Callable[[], None], *, is_watched: bool) -> None:
@@ -280,7 +281,6 @@ class Publisher:
         except KafkaException as error:
             # The broker refused the end, or none was sent.
             self._fail(reason(error), error)
-        self.writer.step("")
         proof = self._proof
         if proof is not None:
             self._rights.granted(group_right(proof.group), *(topic_right(Operation.READ, log) for log in proof.logs))

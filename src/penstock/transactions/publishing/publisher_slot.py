@@ -21,22 +21,30 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-from penstock.clients.bounded_calls import CLOSE_S, Call, Disposable, LeftBehind
+from penstock.clients.bounded_calls import CLOSE_S, Call, Disposable
 from penstock.clients.kafka_errors import reason
 from penstock.clients.transactional.end_watch import SURE_S
-from penstock.clients.transactional.faults import IdLostError
-from penstock.clients.transactional.settings import Pace
+from penstock.clients.transactional.faults import IdLostError, NotOpenedError
 from penstock.errors import StoppedError
-from penstock.transactions.core.commit_batch import DecidedBatch
-from penstock.transactions.publishing.publisher import AbortedError, InDoubtError, NotPublishedError, Proof, Publisher
+from penstock.transactions.publishing.group_commit import GroupCommit
+from penstock.transactions.publishing.publisher import (
+    AbortedError,
+    InDoubtError,
+    NotPublishedError,
+    Proof,
+    Publisher,
+    PublishingClients,
+    Visibility,
+)
 from penstock.transactions.rationed_log import RationedLog
 
 _log = logging.getLogger("penstock.transactions")
 
 #: Seconds within which a Kafka transaction has to go on where brokers are well; then its thread is abandoned.
 PUBLISH_LIMIT_S = 6.0
-#: Seconds that opening may take, and reading what became of the last transaction.
+#: Seconds that opening may take, and reading what became of the last transaction; and initialising the producer alone.
 OPEN_LIMIT_S = 25.0
+_INIT_TIMEOUT_S = 15.0
 #: Seconds for which an id is asked for that the broker cannot free, at first; twice as many for each id that was lost:
 #: a slow broker only needs longer. And the most.
 _FREE_ID_BUDGET_S = 1.0
@@ -50,8 +58,6 @@ _PERMISSION_RETRY_DELAY_S = 1.5
 #: Seconds to wait until all records are in the client library's hands.
 _PRODUCE_BUDGET_S = 1.0
 
-#: Makes a publisher, on its own thread, for a transactional id.
-MakePublisher = Callable[[str], Publisher]
 #: Reads done logs to their ends, by partition and offset to begin at, on the thread of the publisher.
 ReadDone = Callable[[Mapping[int, int]], Mapping[int, Any]]
 
@@ -64,6 +70,7 @@ class CommitResult:
     second time, its producer is replaced all the same. `done_ends` is what `Publisher.publish` returned.
     """
 
+    commit: GroupCommit
     error: NotPublishedError | None
     took_s: float
     is_replaced: bool = False
@@ -84,34 +91,38 @@ class SlotState(Enum):
 
 
 class PublisherSlot:
-    """One place for a Kafka transaction under way.
+    """One place for a Kafka transaction: at most one at a time, from its begin until it is known what became of it.
 
-    Its transactional ids begin with `name`; a number is put behind it once one is lost. `may_open` is asked before a
-    producer is made, and tells whether that may be now; `wake` is called by other threads when a call has ended.
+    Args:
+        clients: what its producers are made of.
+        name: what its transactional ids begin with; a number is put behind it once one is lost.
+        read_done: reads done logs, where something is in doubt.
+        is_apart: whether what failed before is tried here, apart from the others.
+        may_open: asked before a producer is made; tells whether that may be now.
+        visibility: makes what one producer waits with; see `Publisher`.
     """
 
     def __init__(
         self,
-        make: MakePublisher,
-        read_done: ReadDone,
+        clients: PublishingClients,
         name: str,
-        left: LeftBehind,
-        pace: Pace | None = None,
+        read_done: ReadDone,
         *,
+        is_apart: bool,
         may_open: Callable[[], bool] = lambda: True,
-        wake: Callable[[], object] = lambda: None,
+        visibility: Callable[[], Visibility | None] = lambda: None,
     ) -> None:
-        self._make = make
-        self._read_done = read_done
-        #: What its ids begin with.
+        self._clients = clients
         self.name = name
-        self._left = left
-        self._pace = pace or Pace()
+        self._read_done = read_done
+        self.is_apart = is_apart
         self._may_open = may_open
-        self._wake = wake
+        self._visibility = visibility
         self._ration = RationedLog()
         #: Transactional ids that the broker could not free.
         self.lost_ids = 0
+        #: What is under way here, or in doubt.
+        self.commit: GroupCommit | None = None
         self._thread: Disposable | None = None
         # Made and used on the thread; here it is only asked what it does.
         self._publisher: Publisher | None = None
@@ -141,6 +152,11 @@ class PublisherSlot:
         """Whether a Kafka transaction can begin."""
         return self._state is SlotState.READY
 
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether one is under way."""
+        return self._state is SlotState.IN_FLIGHT
+
     def slow_call(self) -> tuple[str, float]:
         """Return the call that has not returned for long, and its age in seconds; an empty name where there is none."""
         call = self._call
@@ -149,8 +165,8 @@ class PublisherSlot:
         publisher = self._publisher
         return (publisher.writer.doing if publisher is not None else "") or call.label, call.age_s
 
-    def begin(self, batches: Mapping[int, DecidedBatch], proof: Proof | None) -> None:
-        """Settle what the partitions' batches hold in one Kafka transaction; `result` gives its end.
+    def begin(self, commit: GroupCommit, proof: Proof | None) -> None:
+        """Publish in one Kafka transaction what a commit settles; `result` gives its end.
 
         What is decided in the batches must not change until then. It returns when all is in the client library's hands:
         each record handed over releases the interpreter, and beside a thread that reads it takes five milliseconds to
@@ -159,6 +175,7 @@ class PublisherSlot:
         thread, publisher = self._thread, self._publisher
         assert thread is not None  # noqa: S101 - it is ready
         assert publisher is not None  # noqa: S101 - the same
+        batches = {number: batch for number, (_, batch) in commit.batches.items()}
         produced = threading.Event()
 
         def publish() -> Mapping[int, int]:
@@ -167,45 +184,65 @@ class PublisherSlot:
             finally:
                 produced.set()
 
-        self._call, self._state = thread.start("a Kafka transaction", publish, self._wake), SlotState.IN_FLIGHT
+        self.commit, self._state = commit, SlotState.IN_FLIGHT
+        self._call = thread.start("a Kafka transaction", publish, self._clients.wake)
         produced.wait(_PRODUCE_BUDGET_S)
 
     def result(self, timeout_s: float = 0.0) -> CommitResult | None:
-        """Return how the Kafka transaction under way ended, or None while it is not known yet."""
-        call = self._call
-        if call is None or self._state is not SlotState.IN_FLIGHT:
+        """Return once how the Kafka transaction under way ended, or None while it is not known yet.
+
+        Where that is in doubt, the done logs are read from where they ended as it began; see `learned`.
+        """
+        call, publisher = self._call, self._publisher
+        if call is None or publisher is None or self._state is not SlotState.IN_FLIGHT:
             return None
         if call.done(timeout_s):
-            self._call, self._state, took_s = None, SlotState.READY, call.age_s
+            self._call, self._state = None, SlotState.READY
             try:
                 done_ends = call.result()
             except NotPublishedError as error:
                 self._replace()
-                return CommitResult(error, took_s)
-            is_spent = self._publisher is not None and self._publisher.writer.is_spent
-            if is_spent:
+                return self._ended(error, call.age_s)
+            if is_spent := publisher.writer.is_spent:
                 self._replace()
-            return CommitResult(None, took_s, is_spent, done_ends)
+            return self._ended(None, call.age_s, is_replaced=is_spent, done_ends=done_ends)
         self._warn_if_slow(call)
-        publisher = self._publisher
-        assert publisher is not None  # noqa: S101 - it publishes
+        pace = self._clients.pace
         stands_s = time.monotonic() - max(call.since, publisher.writer.doing_since)
-        if stands_s < self._pace.limit(PUBLISH_LIMIT_S) and not publisher.writer.is_stuck:
+        if stands_s < pace.limit(PUBLISH_LIMIT_S) and not publisher.writer.is_stuck:
             return None
-        self._pace.note(call.age_s)
+        pace.note(call.age_s)
         text = (
             f"{publisher.writer.doing or call.label} of {self.transactional_id} has not returned for {stands_s:.1f} s: "
             "it is abandoned, with its producer"
         )
         given_up: NotPublishedError = AbortedError(text) if publisher.writer.give_up() else InDoubtError(text)
         self._leave()
-        return CommitResult(given_up, call.age_s)
+        return self._ended(given_up, call.age_s)
+
+    def _ended(self, error: NotPublishedError | None, took_s: float, **more: Any) -> CommitResult:
+        commit = self.commit
+        assert commit is not None  # noqa: S101 - it was under way
+        if isinstance(error, InDoubtError):
+            _log.warning("%s; its producer is replaced and the done log asked", error)
+            self.ask(commit.done_from)
+        else:
+            self.commit = None
+        return CommitResult(commit, error, took_s, **more)
+
+    def learned(self) -> tuple[GroupCommit, Mapping[int, Any]] | None:
+        """Return once what was in doubt, and what the done logs say; None while they were not read."""
+        commit = self.commit
+        found = None if commit is None else self.answer()
+        if commit is None or found is None:
+            return None
+        self.commit = None
+        return commit, found
 
     def ask(self, doubt: Mapping[int, int], sure_s: float = SURE_S) -> None:
-        """Have the done logs read once the next producer is open: the last transaction ended in doubt.
+        """Have the done logs read once the next producer is open; `answer` tells what they say.
 
-        `doubt` says where to read from, by partition, and `sure_s` how many seconds after it was opened; `answer` tells
-        what they say.
+        `doubt` says where to read from, by partition, and `sure_s` how many seconds after it was opened.
         """
         self._doubt, self._sure_s = dict(doubt), sure_s
 
@@ -230,7 +267,7 @@ class PublisherSlot:
     def _poll_opening(self, opening: Call[Any], now: float) -> None:
         if not opening.done():
             self._warn_if_slow(opening)
-            if opening.age_s >= OPEN_LIMIT_S + self._pace.limit(0.0):
+            if opening.age_s >= OPEN_LIMIT_S + self._clients.pace.limit(0.0):
                 _log.warning("opening %s has not returned for %.0f s: it is abandoned", self.name, opening.age_s)
                 self._leave()
             return
@@ -240,9 +277,9 @@ class PublisherSlot:
             _log.error("%s; another transactional id takes its place", error)
             self.lost_ids += 1
             self._replace()
-        except (InDoubtError, KafkaException, StoppedError) as error:
+        except (NotOpenedError, InDoubtError, KafkaException, StoppedError) as error:
             text = reason(error) if isinstance(error, KafkaException) else error
-            is_lacking = isinstance(error, InDoubtError) and error.rights
+            is_lacking = isinstance(error, NotOpenedError | InDoubtError) and error.rights
             if not is_lacking:
                 self._ration.warn("later", "%s cannot publish yet: %s; trying again", self.name, text)
             self._replace()
@@ -265,14 +302,16 @@ class PublisherSlot:
             self._replace()
 
     def _open(self) -> None:
-        self._left.require_few()
-        self._thread = Disposable(f"penstock-publisher-{self.name}", self._left)
-        publisher, doubt, sure_s = self._make(self.transactional_id), dict(self._doubt), self._sure_s
+        clients, doubt, sure_s = self._clients, dict(self._doubt), self._sure_s
+        clients.left.require_few()
+        self._thread = Disposable(f"penstock-publisher-{self.name}", clients.left)
+        publisher = Publisher(clients, self.transactional_id, apart=self.is_apart, visibility=self._visibility())
         free_s = min(_MAX_FREE_ID_BUDGET_S, _FREE_ID_BUDGET_S * 2.0 ** min(self.lost_ids, 9))
         self._publisher = publisher
 
         def open_it() -> Mapping[int, Any]:
-            publisher.open(free_s)
+            # The broker ends what a former producer of this id left open.
+            publisher.writer.open(_INIT_TIMEOUT_S, free_s)
             if not doubt:
                 return {}
             publisher.writer.step("reading the done log")
@@ -280,21 +319,22 @@ class PublisherSlot:
             time.sleep(sure_s)
             return self._read_done(doubt)
 
-        self._call, self._state = self._thread.start("opening a Kafka producer", open_it, self._wake), SlotState.OPENING
+        self._call = self._thread.start("opening a Kafka producer", open_it, clients.wake)
+        self._state = SlotState.OPENING
 
     def _replace(self) -> None:
         """Have the producer closed on its thread, and open a successor when the time has come."""
         thread, publisher = self._thread, self._publisher
         self._thread, self._publisher, self._call, self._state = None, None, None, SlotState.CLOSED
         if thread is not None and publisher is not None:
-            self._closing.append((thread, publisher, thread.start("closing a Kafka producer", publisher.close)))
+            self._closing.append((thread, publisher, thread.start("closing a Kafka producer", publisher.writer.close)))
             thread.close()
 
     def _leave(self) -> None:
         thread, publisher = self._thread, self._publisher
         self._thread, self._publisher, self._call, self._state = None, None, None, SlotState.CLOSED
         if thread is not None and publisher is not None:
-            thread.abandon(publisher.close)
+            thread.abandon(publisher.writer.close)
 
     def _poll_closing(self) -> None:
         for closing in list(self._closing):
@@ -302,7 +342,7 @@ class PublisherSlot:
             if not call.done():
                 if call.age_s < CLOSE_S:
                     continue
-                thread.abandon(publisher.close)
+                thread.abandon(publisher.writer.close)
             self._closing.remove(closing)
 
     def _warn_if_slow(self, call: Call[Any]) -> None:

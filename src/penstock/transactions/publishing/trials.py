@@ -1,168 +1,204 @@
-"""What failed before is tried apart from the common transactions, a few topics at a time."""
+"""What cannot be published with the others: it is kept out of the common transactions, and tried apart.
+
+After a failure the engine says here what a Kafka transaction failed for. `core.quarantine` says what is tried when, and
+each partition keeps what waits, in the order of its keys. Used by the engine's thread; times are monotonic seconds.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 from penstock.transactions.core.commit_batch import DecidedBatch
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.publishing.flight import Backlog, Flight, FlightState, GroupCommit
-from penstock.transactions.publishing.publisher import InDoubtError, NotPublishedError, Proof, TooLargeError
-from penstock.transactions.publishing.publisher_slot import CommitResult, PublisherSlot
-from penstock.transactions.publishing.targets import NOT_KNOWN, BrokerGate, TargetGate
+from penstock.transactions.core.quarantine import TargetQuarantine
+from penstock.transactions.publishing.group_commit import Backlog, GroupCommit
+from penstock.transactions.publishing.publisher import NotPublishedError, TooLargeError
+from penstock.transactions.publishing.targets import NOT_KNOWN, Targets
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.wire.ops import Verdict
 
 _log = logging.getLogger("penstock.transactions")
 
 #: Seconds between two tries where the coordinator itself lacks a right.
 LACKING_S = 1.0
+#: Seconds between two looks whether a topic may leave quarantine.
+_RELEASE_INTERVAL_S = 0.25
 #: Bytes of messages that are tried together.
 _MOST_BYTES = 4 << 20
 _NO_END = (
     "the broker cannot end a Kafka transaction there: its max.message.bytes may be smaller than the marker that ends "
     "one; mend that, and restart the broker that leads it"
 )
-
-
-#: Proves the ownership of the partitions that a Kafka transaction settles something of, by what goes into it for that.
-Prove = Callable[[Mapping[int, Any]], Proof | None]
-
-
-class _Trial(Flight):
-    """A slot for what is tried apart, and what is under way there."""
-
-    def __init__(self, slot: PublisherSlot) -> None:
-        super().__init__(slot)
-        #: What it tried last, until it is known whether that could be ended, and ids that the slot had lost by then.
-        self.topic = ""
-        self.lost_ids = 0
+# A member of an enumeration is slow to look up, and this is the way of every transaction.
+_DISCARD = Verdict.DISCARD
 
 
 class Trials:
-    """Tries what is set aside. Used by the engine's thread; waits for nothing.
+    """Chooses what is tried apart, and takes in what came of it. `discarded` is the topic of what is discarded."""
 
-    `under_way` returns the targets of the common transaction under way, or in doubt.
-    """
-
-    def __init__(
-        self,
-        slots: Sequence[PublisherSlot],
-        *,
-        targets: TargetGate,
-        owned: Mapping[int, Backlog],
-        prove: Prove,
-        gate: BrokerGate,
-        under_way: Callable[[], set[str]],
-        ration: RationedLog,
-    ) -> None:
-        self._trials = [_Trial(slot) for slot in slots]
+    def __init__(self, targets: Targets, owned: Mapping[int, Backlog], discarded: str) -> None:
         self._targets = targets
-        self._quarantine = targets.quarantine
         self._owned = owned
-        self._prove = prove
-        self._gate = gate
-        self._under_way = under_way
-        self._ration = ration
-        #: Kafka transactions that were committed; ends that were in doubt, or may come twice.
-        self.groups = self.recoveries = 0
+        self._discarded = discarded
+        self._ration = RationedLog()
+        self.quarantine = TargetQuarantine()
+        # Topics that were found to be missing.
+        self._absent: set[str] = set()
+        self._released = time.monotonic()
 
-    @property
-    def slots(self) -> list[PublisherSlot]:
-        """The slots that have something to look after."""
-        return [trial.slot for trial in self._trials if not trial.is_idle or trial.slot.is_used]
+    # What is kept out of the common transactions, and let in again.
 
-    @property
-    def commits(self) -> list[GroupCommit]:
-        """What is under way or in doubt."""
-        return [trial.commit for trial in self._trials if trial.commit is not None]
+    def blocking(self, pending: Pending) -> str | None:
+        """Name the topic for whose sake a transaction cannot be published with the others, or return None.
 
-    @property
-    def is_flying(self) -> bool:
-        """Whether a trial is under way."""
-        return any(trial.state is FlightState.IN_FLIGHT for trial in self._trials)
+        One whose messages are neither in memory nor at hand is read again, and tried as what its target refused is.
+        """
+        quarantine, has = self.quarantine, self._targets.has
+        # Where nothing is apart that is no question; nearly all go this way.
+        asks = bool(quarantine)
+        is_discarded = pending.verdict is _DISCARD
+        halves = (pending.half,) if is_discarded or pending.parts is None else pending.halves
+        for half in halves:
+            topic, partition = (self._discarded, None) if is_discarded else (half.topic, half.partition)
+            if not has(topic, 1 if partition is None else partition + 1):
+                return topic
+            if asks and quarantine.is_out(topic):
+                return topic
+        if pending.dropped is None or pending.is_at_hand:
+            return None
+        return self._discarded if is_discarded else pending.half.topic
 
-    def close(self, deadline: float, wait_s: float) -> None:
-        """Let what is under way end, until a monotonic second, and have the producers closed by their threads."""
-        while self.is_flying and time.monotonic() < deadline:
-            self.take_results(time.monotonic())
-            time.sleep(wait_s)
-        for trial in self._trials:
-            trial.slot.close()
+    def blame(self, named: Mapping[str, str], now: float) -> None:
+        """Keep topics out of the next common transactions, each for a reason."""
+        for topic, why in named.items():
+            is_new = not self.quarantine.is_out(topic)
+            self.quarantine.suspect(topic, why, now)
+            if is_new:
+                self.quarantine.watch(topic, now)
+            text = "topic %s does not take all that is for it: %s; what is for it is tried apart from the others"
+            self._ration.warn(f"target {topic}", text, topic, why)
 
-    def begin(self, now: float) -> None:
-        """Begin to try what is set aside, as far as there are slots for it."""
-        waiting: set[str] | None = None
-        for trial in self._trials:
-            if not trial.is_idle:
-                continue
-            if waiting is None:
-                waiting = {topic for backlog in self._owned.values() for topic in backlog.set_aside.topics()}
-            if not waiting:
-                return
-            if trial.slot.lost_ids > trial.lost_ids:
-                trial.lost_ids = trial.slot.lost_ids
-                if trial.topic:
-                    self._quarantine.fail(trial.topic, _NO_END, now)
-                trial.topic = ""
-            if not trial.slot.is_ready:
-                # It opens a producer when it is needed first.
-                trial.slot.poll(now)
-                continue
-            # Its last one was ended under the same id: an end that was once too slow for us came through this time.
-            self._quarantine.passed(trial.topic, _NO_END, now)
-            trial.topic = ""
-            topic = self._quarantine.next_topic(waiting, now)
-            if topic is None:
-                return
-            self._begin(trial, topic, now)
+    def settled(self, names: Iterable[str]) -> None:
+        """Take in that transactions are settled."""
+        if self.quarantine:
+            for name in names:
+                self.quarantine.forget(name)
 
-    def _begin(self, trial: _Trial, topic: str, now: float) -> None:
-        missing = self._targets.missing(topic, now)
+    def refuse_too_large(self, commit: GroupCommit, error: NotPublishedError, now: float) -> None:
+        """Take in that the only transaction of a common commit does not fit into the client's buffer."""
+        for topic in sorted(commit.topics())[:1]:
+            self._refuse(commit, dict.fromkeys(commit.names(), str(error)), topic, now)
+            self.quarantine.suspect(topic, str(error), now)
+
+    def _refuse(self, commit: GroupCommit, reasons: Mapping[str, str], topic: str, now: float) -> None:
+        """Take in which transactions of a commit a topic refused, by their ids, and why."""
+        for name in commit.names():
+            if name in reasons and self.quarantine.refuse(name, topic, reasons[name], now):
+                _log.error(
+                    "transaction %s is committed and refused by %s: %s; it is tried again, and holds later ones of its "
+                    "key and target; see `penstock tx show`, and discard it by `penstock tx discard` if it cannot be "
+                    "fixed",
+                    name,
+                    topic,
+                    reasons[name],
+                )
+
+    def release(self, now: float) -> None:
+        """Let topics out of quarantine that are well again, and try those at once that have come back."""
+        if now - self._released < _RELEASE_INTERVAL_S or not self.quarantine:
+            return
+        self._released = now
+        if self._absent:
+            self._targets.look(now)
+            for topic in [topic for topic in self._absent if self._targets.has(topic, 1)]:
+                self._absent.discard(topic)
+                self.quarantine.try_now(topic, now)
+        for topic in self.quarantine.release(self._has_unrefused, self.waiting(), now):
+            for backlog in self._owned.values():
+                backlog.release(topic, self.quarantine.is_refused)
+
+    def _has_unrefused(self, topic: str) -> bool:
+        """Tell whether something waits for a topic's sake that was not refused."""
+        return any(self._unrefused(backlog, topic, 1) for backlog in self._owned.values())
+
+    def _unrefused(self, backlog: Backlog, topic: str, most: int) -> list[Pending]:
+        is_refused = self.quarantine.is_refused
+        return backlog.set_aside.take(topic, most, lambda waiting: is_refused(waiting.transaction_id))
+
+    # What is tried.
+
+    def waiting(self) -> set[str]:
+        """Return the topics for whose sake something waits that could be tried."""
+        return {topic for backlog in self._owned.values() for topic in backlog.set_aside.topics()}
+
+    def next_commit(self, topic: str, under_way: Callable[[], set[str]], now: float) -> GroupCommit | None:
+        """Return what is tried for a topic's sake now, marked as under way; None: nothing.
+
+        `under_way` returns the targets of the common transaction: what goes there comes first.
+        """
+        missing = self._missing(topic, now)
         if missing is NOT_KNOWN:
-            self._quarantine.postpone(topic, now)
-            return
+            self.quarantine.postpone(topic, now)
+            return None
         if missing is not None:
-            self._targets.is_absent(topic, missing, now)
-            return
-        width = self._quarantine.begin_try(topic, now)
-        candidates = self._candidates(topic, width, now)
-        topics = {target for some in candidates.values() for waiting in some for target in waiting.topics}
-        if not topics.isdisjoint(self._under_way()):
-            # What was there before it entered quarantine goes first.
-            self._quarantine.end_try(topic)
-            return
+            self._absent.add(topic)
+            self.quarantine.fail(topic, missing, now)
+            return None
+        candidates = self._candidates(topic, self.quarantine.begin_try(topic, now), now)
+        batches: dict[int, DecidedBatch] = {}
         try:
-            batches = self._batches(candidates)
-        except Exception:
-            # The store fails for a moment, and the topic is tried again.
-            self._quarantine.end_try(topic)
-            raise
-        if not batches:
-            self._quarantine.end_try(topic)
-            self._quarantine.postpone(topic, now)
-            return
-        trial.topic = topic
-        commit = GroupCommit.of(self._owned, batches, topic)
-        trial.begin(trial.slot, commit, self._prove(batches))
+            # What entered quarantine while others of it were under way comes behind them.
+            targets = {target for some in candidates.values() for waiting in some for target in waiting.topics}
+            if targets.isdisjoint(under_way()):
+                batches = self._batches(candidates)
+                if not batches:
+                    self.quarantine.postpone(topic, now)
+        finally:
+            if not batches:
+                # Also where the store fails for a moment: the topic is tried again.
+                self.quarantine.end_try(topic)
+        return GroupCommit.of(self._owned, batches, topic) if batches else None
+
+    def _missing(self, topic: str, now: float) -> str | None:
+        """Say why nothing need be tried for a topic's sake: it is not there; or return None."""
+        fronts = (next(iter(backlog.set_aside.fronts(topic)), None) for backlog in self._owned.values())
+        for waiting in filter(None, fronts):
+            why = self._targets.missing(topic, waiting.partitions_wanted(topic), now)
+            if why is not None:
+                if why is not NOT_KNOWN:
+                    text = "transaction %s is committed and waits: topic %s %s"
+                    self._ration.warn(f"target {topic}", text, waiting.transaction_id, topic, why)
+                return why
+        return None
 
     def _candidates(self, topic: str, width: int, now: float) -> dict[int, list[Pending]]:
         """Return what is tried for a topic's sake: what was refused, one alone; or what was not, as many as may be."""
-        refused = self._targets.refused_longest(topic) if self._quarantine.retries(topic, now) else None
-        if refused is not None:
-            number, waiting = refused
-            return {number: [waiting]}
+        if self.quarantine.retries(topic, now) and (refused := self._refused_longest(topic)) is not None:
+            return refused
         found: dict[int, list[Pending]] = {}
         for number, backlog in self._owned.items():
-            some = self._targets.candidates(backlog, topic, width)
+            some = self._unrefused(backlog, topic, width)
             width -= len(some)
             if some:
                 found[number] = some
             if width <= 0:
                 break
         return found
+
+    def _refused_longest(self, topic: str) -> dict[int, list[Pending]] | None:
+        """Return the refused one of a topic that was not tried for longest, by its partition."""
+        found = [
+            (self.quarantine.tried_at(waiting.transaction_id), number, waiting)
+            for number, backlog in self._owned.items()
+            for waiting in backlog.set_aside.fronts(topic)
+            if not waiting.in_flight and self.quarantine.is_refused(waiting.transaction_id)
+        ]
+        if not found:
+            return None
+        _, number, waiting = min(found, key=lambda candidate: candidate[0])
+        return {number: [waiting]}
 
     def _batches(self, candidates: Mapping[int, list[Pending]]) -> dict[int, DecidedBatch]:
         """Return those whose messages are there, as far as they go together: one, or so many bytes."""
@@ -179,68 +215,48 @@ class Trials:
                 batches[number] = batch
         return batches
 
-    def take_results(self, now: float) -> None:
-        """Take in how trials ended."""
-        for trial in self._trials:
-            learned = trial.learned()
-            if learned is not None:
-                commit, found = learned
-                self.recoveries += 1
-                self._targets.settled(commit.learn(found, self._owned))
-                self._quarantine.end_try(commit.topic)
-            ended = trial.ended()
-            if ended is not None:
-                self._ended(trial, *ended, now)
+    # What came of it.
 
-    def _ended(self, trial: _Trial, commit: GroupCommit, result: CommitResult, now: float) -> None:
-        topic, error = commit.topic, result.error
-        if isinstance(error, InDoubtError):
-            _log.warning("%s; its producer is replaced and the done log asked", error)
-            self._gate.shut()
-            self._quarantine.fail(topic, str(error), now)
-            trial.doubt(commit)
-            return
-        self._quarantine.end_try(topic)
-        if error is None:
-            names = [entry.transaction_id for entry in commit.decided()]
-            self._quarantine.succeeded(topic, names, now)
-            self._targets.settled(commit.committed(result.done_ends))
-            self.groups += 1
-            self.recoveries += result.is_replaced
-            return
+    def succeeded(self, commit: GroupCommit, now: float) -> None:
+        """Take in that what was tried is published."""
+        self.quarantine.end_try(commit.topic)
+        self.quarantine.succeeded(commit.topic, commit.names(), now)
+
+    def in_doubt(self, commit: GroupCommit, error: NotPublishedError, now: float) -> None:
+        """Take in that nobody knows what became of it; its try goes on until the done log was read."""
+        self.quarantine.fail(commit.topic, str(error), now)
+
+    def failed(self, commit: GroupCommit, error: NotPublishedError, now: float) -> None:
+        """Take in that it was not published, and whose fault that is."""
+        topic, quarantine = commit.topic, self.quarantine
+        quarantine.end_try(topic)
         if isinstance(error, TooLargeError) and commit.count() == 1:
-            for entry in commit.decided():
-                self._targets.refuse(entry.transaction_id, topic, str(error), now)
+            self._refuse(commit, dict.fromkeys(commit.names(), str(error)), topic, now)
         elif error.failed:
-            self._refuse_all(commit, error, topic, now)
-        else:
-            self._failed(commit, error, topic, now)
-        commit.failed()
-
-    def _failed(self, commit: GroupCommit, error: NotPublishedError, topic: str, now: float) -> None:
-        """Take in that a trial failed for no message of it."""
-        if not error.targets:
-            self._gate.shut()
-        if error.rights:
+            self._refuse(commit, {name: why for name, (_, why) in error.failed.items()}, topic, now)
+        elif error.rights:
             # The topic is not to blame, and the coordinator has said what it lacks.
-            self._quarantine.postpone(topic, now + LACKING_S)
-            return
-        for other, other_why in error.targets.items():
-            if other != topic:
-                self._quarantine.suspect(other, other_why, now)
-                _refile(commit, other)
-        if not error.targets or topic in error.targets:
-            why = error.targets.get(topic, str(error))
-            pause_s = self._quarantine.fail(topic, why, now)
-            text = "topic %s takes no message: %s; what is for it waits, the next try is in %g s"
-            self._ration.warn(f"target {topic}", text, topic, why, pause_s)
+            quarantine.postpone(topic, now + LACKING_S)
+        else:
+            for other, other_why in error.targets.items():
+                if other != topic:
+                    quarantine.suspect(other, other_why, now)
+                    _refile(commit, other)
+            if not error.targets or topic in error.targets:
+                why = error.targets.get(topic, str(error))
+                pause_s = quarantine.fail(topic, why, now)
+                text = "topic %s takes no message: %s; what is for it waits, the next try is in %g s"
+                self._ration.warn(f"target {topic}", text, topic, why, pause_s)
 
-    def _refuse_all(self, commit: GroupCommit, error: NotPublishedError, topic: str, now: float) -> None:
-        """Take in which ones the broker refused."""
-        for entry in commit.decided():
-            refused = error.failed.get(entry.transaction_id)
-            if refused is not None:
-                self._targets.refuse(entry.transaction_id, topic, refused[1], now)
+    def ended(self, topic: str, now: float, *, could_end: bool) -> None:
+        """Take in whether the broker could end the last Kafka transaction with messages for a topic.
+
+        An end that was once too slow for us may come through the next time.
+        """
+        if could_end:
+            self.quarantine.passed(topic, _NO_END, now)
+        else:
+            self.quarantine.fail(topic, _NO_END, now)
 
 
 def _refile(commit: GroupCommit, topic: str) -> None:

@@ -28,8 +28,8 @@ from confluent_kafka import KafkaException
 
 from penstock.clients.kafka_errors import is_missing_right
 from penstock.clients.rights import Operation, topic_right
-from penstock.transactions.publishing.engine import Engine, PublishingClients
-from penstock.transactions.publishing.publisher import InDoubtError, Visibility
+from penstock.transactions.publishing.engine import Engine
+from penstock.transactions.publishing.publisher import InDoubtError, PublishingClients, Visibility
 from penstock.transactions.publishing.publisher_slot import PublisherSlot
 from penstock.transactions.stores.done_log import DoneLog, DoneRead
 from penstock.transactions.stores.shards import ShardBacklog
@@ -55,9 +55,7 @@ class Relay:
         self._number = number
         self._clients = clients
         self._done = DoneLog(clients.bootstrap_servers, clients.config, clients.done_topic, number, clients.rights)
-        common, apart = ([f"{name}.{letter}" for letter in letters] for letters in ("abc", "xyz"))
-        self._slots = [self._slot(slot_name, apart=False) for slot_name in common]
-        self._trial_slots = [self._slot(slot_name, apart=True) for slot_name in apart]
+        self._slots = [self._slot(f"{name}.{letter}", is_apart=letter in "xyz") for letter in "abcxyz"]
         # Taking over: slots with the other ids that a predecessor may have; None: it has not begun.
         self._former: list[PublisherSlot] | None = None
         # It opens when all the others have: then nobody else can be writing, and it reads the done log.
@@ -71,16 +69,15 @@ class Relay:
             self._done.bounds(_PROBE_BUDGET_S)
 
         #: What publishes it, once it was taken over. Its transactional ids prove that it may.
-        self.engine = Engine(
-            self._owned, clients, ask, _TARGET_LATENCY_S, slots=self._slots, trial_slots=self._trial_slots
-        )
+        self.engine = Engine(self._owned, clients, ask, _TARGET_LATENCY_S, slots=self._slots)
 
-    def _slot(self, name: str, *, apart: bool) -> PublisherSlot:
+    def _slot(self, name: str, *, is_apart: bool) -> PublisherSlot:
         place = self._clients.done_topic, self._number
-        return self._clients.slot(
+        return PublisherSlot(
+            self._clients,
             name,
             self._read_done,
-            apart=apart,
+            is_apart=is_apart,
             may_open=partial(self._may_open, name),
             visibility=lambda: Visibility(self._done.admin, place),
         )
@@ -100,7 +97,7 @@ class Relay:
 
     @property
     def _all_slots(self) -> list[PublisherSlot]:
-        return [*self._slots, *self._trial_slots, *(self._former or ())]
+        return [*self._slots, *(self._former or ())]
 
     @property
     def _shut_out(self) -> bool:
@@ -144,7 +141,7 @@ class Relay:
             if not takes:
                 return False
             own = {slot.transactional_id for slot in self._all_slots}
-            self._former = [self._slot(name, apart=True) for name in shard.claimed() if name not in own]
+            self._former = [self._slot(name, is_apart=True) for name in shard.claimed() if name not in own]
         engine.poll(now)
         if not self._owned:
             return self._take_over(self._former, now)
@@ -161,8 +158,9 @@ class Relay:
 
     def _take_over(self, former: Sequence[PublisherSlot], now: float) -> bool:
         # The engine opens those for trials when they are needed.
-        for slot in (*self._trial_slots, *(slot for slot in former if not slot.lost_ids)):
-            slot.poll(now)
+        for slot in self._all_slots:
+            if slot.is_apart and not (slot in former and slot.lost_ids):
+                slot.poll(now)
         found = self._last.answer()
         if found is None:
             return False

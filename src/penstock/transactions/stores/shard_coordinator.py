@@ -23,7 +23,7 @@ from penstock.errors import TransactionError
 from penstock.transactions.connections import cause_of
 from penstock.transactions.core.discard import Exhausted
 from penstock.transactions.model import CoordinatorStatistics, PendingTransaction
-from penstock.transactions.publishing.engine import PublishingClients
+from penstock.transactions.publishing.publisher import PublishingClients
 from penstock.transactions.publishing.targets import cluster_targets
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.stores.coordination import CoordinatorOptions, Counts, StoreCoordinator, publication_spans

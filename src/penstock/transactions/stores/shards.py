@@ -12,7 +12,7 @@ from penstock.transactions.core.commit_batch import DecidedBatch
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.model import CoordinatorStatistics
-from penstock.transactions.publishing.flight import Backlog
+from penstock.transactions.publishing.group_commit import Backlog
 from penstock.transactions.stores.coordination import Counts
 from penstock.transactions.stores.done_log import DoneRead, encode_ids
 from penstock.transactions.wire.half import Half

@@ -27,9 +27,9 @@ from penstock.transactions.acked_producer import ANY_SIZE, AckedProducer
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.model import CoordinatorStatistics, PendingTransaction
 from penstock.transactions.operator.administration import shown
-from penstock.transactions.publishing.engine import IN_FLIGHT_S, Engine, PublishingClients
-from penstock.transactions.publishing.publisher import Proof
-from penstock.transactions.publishing.publisher_slot import SLOW_S
+from penstock.transactions.publishing.engine import IN_FLIGHT_S, Engine
+from penstock.transactions.publishing.publisher import Proof, PublishingClients
+from penstock.transactions.publishing.publisher_slot import SLOW_S, PublisherSlot
 from penstock.transactions.publishing.targets import cluster_targets
 from penstock.transactions.stores.coordination import CoordinatorOptions, StoreCoordinator, publication_spans
 from penstock.transactions.stores.kafka.context import CoordinatorContext
@@ -160,7 +160,7 @@ class KafkaCoordinator(StoreCoordinator):
         )
 
         def own_ids() -> list[str]:
-            return [slot.transactional_id for slot in (*common, *apart)]
+            return [slot.transactional_id for slot in slots]
 
         recovery = RecoveryReader(context, own_ids)
         recoveries = Recoveries(context, recovery.recover, self._stopping.is_set)
@@ -169,9 +169,8 @@ class KafkaCoordinator(StoreCoordinator):
             return recovery.done(starts, starts, recoveries.require_running)
 
         name = f"{topics.coordinators}.{self._instance or new_id()}"
-        common = [publishing.slot(f"{name}.{letter}", read_done, apart=False) for letter in "abc"]
-        apart = [publishing.slot(f"{name}.{letter}", read_done, apart=True) for letter in "xyz"]
-        self._name, self._payloads = common[0].name, PayloadReader(context)
+        slots = [PublisherSlot(publishing, f"{name}.{at}", read_done, is_apart=at in "xyz") for at in "abcxyz"]
+        self._name, self._payloads = slots[0].name, PayloadReader(context)
         membership = self._membership = Membership(
             context,
             recoveries,
@@ -191,8 +190,7 @@ class KafkaCoordinator(StoreCoordinator):
             publishing,
             recovery.await_coordinator,
             self._target_latency,
-            slots=common,
-            trial_slots=apart,
+            slots=slots,
             prove=prove,
         )
         # A question is a half with a few headers more: it may be larger than what its producer's client let through.

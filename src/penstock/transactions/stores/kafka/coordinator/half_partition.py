@@ -19,7 +19,7 @@ from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Blocking
 from penstock.transactions.core.snapshot import GAP, to_snapshot
-from penstock.transactions.publishing.flight import Backlog
+from penstock.transactions.publishing.group_commit import Backlog
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.log_feed import LogFeed
 from penstock.transactions.stores.kafka.logs.recovered_partition import (

@@ -1,4 +1,4 @@
-"""One Kafka transaction under way: what several partitions of a store settle in it, and how it stands.
+"""What one Kafka transaction settles of several partitions of a store, and what the store brings for that.
 
 A store brings a `Backlog` for each partition that it owns. The engine takes batches from them, publishes those of all
 partitions in one Kafka transaction, and says what became of it. What cannot be published with the others is set aside
@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import chain
 from typing import Any
 
@@ -18,8 +17,6 @@ from penstock.transactions.core.commit_batch import DecidedBatch
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Blocking, ReadyQueue
 from penstock.transactions.core.set_aside import SetAside
-from penstock.transactions.publishing.publisher import Proof
-from penstock.transactions.publishing.publisher_slot import CommitResult, PublisherSlot
 
 
 class Backlog(ABC):
@@ -105,6 +102,10 @@ class GroupCommit:
         """Yield the transactions that it settles."""
         return (entry for _, batch in self.batches.values() for entry in batch.decided)
 
+    def names(self) -> list[str]:
+        """Return their ids."""
+        return [entry.transaction_id for entry in self.decided()]
+
     def topics(self) -> set[str]:
         """Return the targets of its messages."""
         return {topic for _, batch in self.batches.values() for topic in batch.topics()}
@@ -135,62 +136,3 @@ class GroupCommit:
             else:
                 backlog.failed(batch)
         return settled
-
-
-class FlightState(Enum):
-    """How a Kafka transaction stands."""
-
-    #: There is none.
-    IDLE = "idle"
-    IN_FLIGHT = "in flight"
-    #: Its end is not known: a successor of its producer is being opened, and the done log read.
-    IN_DOUBT = "in doubt"
-
-
-class Flight:
-    """At most one Kafka transaction at a time, from its begin until it is known what became of it.
-
-    Used by the engine's thread alone; waits for nothing, save where a time is given.
-    """
-
-    def __init__(self, slot: PublisherSlot) -> None:
-        #: The producer in use.
-        self.slot = slot
-        self.state = FlightState.IDLE
-        #: What is under way, or in doubt.
-        self.commit: GroupCommit | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether another one may begin."""
-        return self.state is FlightState.IDLE
-
-    def begin(self, slot: PublisherSlot, commit: GroupCommit, proof: Proof | None) -> None:
-        """Begin a Kafka transaction."""
-        self.slot, self.commit, self.state = slot, commit, FlightState.IN_FLIGHT
-        slot.begin({number: batch for number, (_, batch) in commit.batches.items()}, proof)
-
-    def ended(self, timeout_s: float = 0.0) -> tuple[GroupCommit, CommitResult] | None:
-        """Return what was under way and how it ended, once; None while that is not known."""
-        if self.state is not FlightState.IN_FLIGHT or self.commit is None:
-            return None
-        result = self.slot.result(timeout_s)
-        if result is None:
-            return None
-        commit, self.commit, self.state = self.commit, None, FlightState.IDLE
-        return commit, result
-
-    def doubt(self, commit: GroupCommit) -> None:
-        """Have the done logs read for one that ended in doubt."""
-        self.commit, self.state = commit, FlightState.IN_DOUBT
-        self.slot.ask(commit.done_from)
-
-    def learned(self) -> tuple[GroupCommit, Mapping[int, Any]] | None:
-        """Return one that was in doubt and what the done logs say, once; None while they were not read."""
-        if self.state is not FlightState.IN_DOUBT or self.commit is None:
-            return None
-        found = self.slot.answer()
-        if found is None:
-            return None
-        commit, self.commit, self.state = self.commit, None, FlightState.IDLE
-        return commit, found
