@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.producer.flight import Flight
@@ -75,8 +76,9 @@ class Trace:
         self._wrap(PartitionState, "_decide", lambda _, one, *__: self.note(decided, one.half.value, time.time_ns()))
         self._wrap(HalfPartition, "began", lambda _, batch: self._group(begun, batch.decided))
         self._wrap(HalfPartition, "settled", lambda _, batch, __: self._group(committed, batch.decided))
-        self._wrap(Publisher, "_do", self._step)
-        self._wrap(Publisher, "_commit", lambda _: None, functools.partial(self._step, step="commit_transaction"))
+        self._wrap(TransactionalWriter, "step", self._step)
+        # The last call of a transaction ends here, not where the next one begins.
+        self._wrap(Publisher, "_commit", lambda _: None, lambda publisher: publisher.writer.step(""))
 
     def _group(self, hop: str, some: Iterable[Pending]) -> None:
         now, settled = time.time_ns(), list(some)
@@ -85,11 +87,10 @@ class Trace:
         if hop == "group begun":
             self.groups.append(len(settled))
 
-    def _step(self, publisher: Publisher, _: str = "", *, step: str = "") -> None:
-        """Note how long the call took that a publisher was in; after the last one it is named."""
-        ended = step or publisher.doing
-        if ended in self.steps:
-            self.steps[ended].append(time.monotonic() - publisher.since)
+    def _step(self, writer: TransactionalWriter, _: str) -> None:
+        """Note how long the call took that a writer was in."""
+        if writer.doing in self.steps:
+            self.steps[writer.doing].append(time.monotonic() - writer.doing_since)
 
     @staticmethod
     def _wrap(kind: type, name: str, before: Callable[..., object], after: Callable[..., object] | None = None) -> None:
