@@ -111,27 +111,18 @@ def prepare_topics(
     cluster: Cluster,
     partitions: Mapping[str, int],
 ) -> None:
-    """Check rights, and create the topics for dead letters and retries that are absent.
+    """Create the topics for dead letters and retries that are absent, and check rights.
 
     Raises `BrokerConnectionError`, and `MissingRightError` that names all that is missing.
     """
-    unknown = _require(cluster, group, _rights(group, consumed, handlers))
     create_outputs(cluster, partitions, output_topics(group, handlers))
-    if unknown:
-        # About topics that were just created.
-        _require(cluster, group, unknown)
-
-
-def _require(cluster: Cluster, group: str, rights: Sequence[Right]) -> Sequence[Right]:
-    """Raise `MissingRightError` that names all rights which are missing; return those that brokers say nothing of."""
     try:
-        found = cluster.ask_rights(rights).wait()
+        missing = cluster.ask_rights(_rights(group, consumed, handlers)).wait().missing
     except KafkaException as error:
         _log.info("the rights of group %s are not known: %s", group, reason(error))
-        return ()
-    if found.missing:
-        raise MissingRightError(f"group {group} cannot start", found.missing, cluster.principal)
-    return found.unknown
+        return
+    if missing:
+        raise MissingRightError(f"group {group} cannot start", missing, cluster.principal)
 
 
 def create_outputs(cluster: Cluster, partitions: Mapping[str, int], outputs: OutputTopics) -> None:
