@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 from penstock.clients.client_log import ClientWords
 
@@ -12,7 +14,7 @@ class FakeAdmin:
     """An admin client of brokers that a test plays."""
 
     servers = "127.0.0.1:1"
-    config: ClassVar[dict[str, Any]] = {}
+    config: Mapping[str, Any] = MappingProxyType({})
     replication_factor: int | None = None
 
     @cached_property

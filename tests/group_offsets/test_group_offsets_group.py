@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -25,7 +25,7 @@ BEFORE = Position(*PART, 5, range(10))
 class CommittingAdmin(FakeAdmin):
     """An admin client whose answers to a commit are given, one after the other, the last for ever."""
 
-    config: ClassVar[dict[str, Any]] = {"sasl.username": "ops"}
+    config = MappingProxyType({"sasl.username": "ops"})
 
     def __init__(self, *answers: int | None) -> None:
         self._answers = answers

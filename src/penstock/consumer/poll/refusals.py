@@ -25,8 +25,6 @@ _LOG_AGAIN_S = 60.0
 
 #: Errors that the client recovers from by itself; they are logged at debug level.
 _TRANSIENT = frozenset({KafkaError._PARTITION_EOF, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})  # noqa: SLF001 - the client library's names of its local errors
-#: Errors after which the brokers are asked at once what is the matter with the topics.
-_ASK_AGAIN = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - as above
 #: What a broker says where group.protocol=consumer is switched off.
 _NO_VERSION = KafkaError(KafkaError.UNSUPPORTED_VERSION).str()
 #: How the client begins the text of an error that ended it, by what it was.
@@ -43,8 +41,6 @@ class Refusals:
         self._engine = engine
         # Why the group does not take this member or its commits, and until when that is believed. Replaced as a whole.
         self._of_group: tuple[str, float] | None = None
-        #: Whether something was found that the brokers are to be asked about: see `Topics.check`.
-        self.concern_topics = False
 
     def of_group(self) -> str | None:
         """Return why the group does not take this member or its commits; None once it has taken one. Any thread."""
@@ -81,7 +77,6 @@ class Refusals:
         is_fatal = error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 - as above
         if is_fatal:
             error = self._require_successor(error)
-        self.concern_topics |= error.code() in _ASK_AGAIN
         if error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
             now = self._engine.clock.monotonic()
             why = (
@@ -95,8 +90,6 @@ class Refusals:
             _log.warning("%s", why, extra=once_in(_LOG_AGAIN_S, why, now))
         elif is_missing_right(error):
             self.note_missing_right(error, topic)
-            # The answer stands in `explain` until the right is granted.
-            self.concern_topics = True
         else:
             level = logging.DEBUG if error.code() in _TRANSIENT else logging.WARNING
             _log.log(level, "fetching: %s", reason(error))

@@ -288,10 +288,8 @@ class Topics:
         )
 
     def check(self, now: float) -> Sequence[str]:
-        """Return the topics that were found to be recreated; ask again when it is time, or a refusal concerns them."""
+        """Return the topics that were found to be recreated; ask again when it is time."""
         recreated: Sequence[str] = ()
-        if self._refusals.concern_topics:
-            self._refusals.concern_topics, self._ask_at = False, now
         try:
             if self._asked is not None:
                 found = self._asked.answer()
