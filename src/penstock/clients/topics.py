@@ -211,30 +211,33 @@ def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = 
 
 
 def require_topics(admin: AdminClient, topics: Iterable[str], *, to: Operation = Operation.READ) -> dict[str, int]:
-    """Return the number of partitions of each named topic; `BrokerConnectionError` where no broker answered.
-
-    `MissingRightError` names all that cannot be seen, and says that this client lacks the permission `to` them;
-    `TopicNotFoundError` names all that do not exist.
-    """
+    """Return the number of partitions of each named topic; raises as `require_seen`, too."""
     counts, wanted = partition_counts(admin), list(topics)
     # What is hidden is not in the list of all topics. Asked by name, brokers distinguish it from what does not exist.
     found, failed = described(admin, [name for name in wanted if name not in counts], CONNECT_TIMEOUT_S)
+    require_seen(admin, failed, to)
     counts |= {name: len(topic.partitions) for name, topic in found.items()}
-    if hidden := [name for name, error in failed.items() if is_missing_right(error)]:
+    return {name: counts[name] for name in wanted}
+
+
+def require_seen(admin: AdminClient, failed: Mapping[str, KafkaException], to: Operation = Operation.READ) -> None:
+    """Raise where brokers say nothing of topics: `failed` has why, by name, as `described` returns it.
+
+    `MissingRightError` names all that cannot be seen, and says that this client lacks the permission `to` them;
+    `TopicNotFoundError` names all that do not exist; `BrokerConnectionError` where no broker answered.
+    """
+    if hidden := sorted(name for name, error in failed.items() if is_missing_right(error)):
         raise MissingRightError(
             f"topic{'s' if len(hidden) > 1 else ''} {', '.join(hidden)} cannot be seen at {admin.servers}",
             [topic_right(to, name) for name in hidden],
             principal_of(admin.config),
         )
-    if missing := sorted(name for name in wanted if name not in counts):
+    if missing := ", ".join(sorted(failed)):
         absent = KafkaError.UNKNOWN_TOPIC_OR_PART  # transient by the library: the topic may be made
         if silent := [error for error in failed.values() if is_transient(error) and code_of(error) != absent]:
-            text = f"the brokers at {admin.servers} do not say whether there is {', '.join(missing)}"
+            text = f"the brokers at {admin.servers} do not say whether there is {missing}"
             raise BrokerConnectionError(f"{text}: {reason(silent[0])}; see whether all of them are up, and start again")
-        raise TopicNotFoundError(
-            f"no such topic at {admin.servers}: {', '.join(missing)}; create it first, or correct the name"
-        )
-    return {name: counts[name] for name in wanted}
+        raise TopicNotFoundError(f"no such topic at {admin.servers}: {missing}; create it first, or correct the name")
 
 
 def ensure_topics(

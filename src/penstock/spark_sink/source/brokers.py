@@ -25,8 +25,8 @@ from penstock.clients.answers import CONNECT_TIMEOUT_S, first_answer
 from penstock.clients.kafka_errors import is_missing_right, is_transient, reason
 from penstock.clients.ration import once_in, rationed
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
-from penstock.clients.topics import FIRST, LAST, ask_offsets, described, id_of, may_only_be_seen
-from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError, TopicNotFoundError
+from penstock.clients.topics import FIRST, LAST, ask_offsets, described, id_of, may_only_be_seen, require_seen
+from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import Log, Offsets, TopicPartition, place
 
@@ -86,24 +86,9 @@ class OffsetReader:
             ) from None
 
     def first_view(self) -> View:
-        """Return what a query reads as it begins: all of it must be there, and be seen.
-
-        Raises `TopicNotFoundError` where a named topic does not exist, and for others as all questions.
-        """
+        """Return what a query reads as it begins: all of it must be there, and be seen; raises as `require_seen`."""
         view = self._view(CONNECT_TIMEOUT_S)
-        if forbidden := [name for name, error in sorted(view.refused.items()) if is_missing_right(error)]:
-            raise self._not_allowed(f"topic {', '.join(forbidden)} cannot be read", forbidden)
-        for name, error in sorted(view.refused.items()):
-            if not view.is_unknown(name):
-                raise SourceError(
-                    f"topic {name} cannot be seen at {self._options.bootstrap_servers}: {reason(error)}; check its "
-                    "brokers"
-                )
-        if missing := sorted(set(self._options.topics) - {topic for topic, _ in view.logs}):
-            raise TopicNotFoundError(
-                f"the option subscribe names topics that do not exist: {', '.join(missing)}; create them first, or "
-                "correct the name"
-            )
+        require_seen(self._admin, view.refused)
         return view
 
     def view(self, expected: Collection[str] = ()) -> View:
