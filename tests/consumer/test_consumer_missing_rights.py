@@ -11,7 +11,7 @@ from stepped import Stepped, new_item
 
 from penstock.app import App
 from penstock.clients.cluster import Cluster
-from penstock.clients.rights import MissingRightError, Operation, Right, group_right, topic_right
+from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, Right, group_right, topic_right
 from penstock.consumer import Explanation, handler, retry
 from penstock.consumer.handlers.results import Result
 from penstock.consumer.outbox.outbox import Submission
@@ -61,16 +61,16 @@ def test_a_right_that_is_taken_away_is_said_once_and_stands_in_explain_until_it_
         test.send("t", "fine")
         for _ in range(SOON_S):
             test.advance(1)
-        said, logged = of_topic(test), caplog.text.count(right.command("User:test"))
+        said, logged = of_topic(test), caplog.text.count(right.command(THIS_CLIENT))
         for _ in range(SOON_S):
             test.advance(1)
-        again = caplog.text.count(right.command("User:test"))
+        again = caplog.text.count(right.command(THIS_CLIENT))
         test.broker.missing_rights.clear()
         test.broker.fail_by_chance("commit", 0, 0)
         for _ in range(SOON_S):
             test.advance(1)
 
-        assert right.command("User:test") in str(said)
+        assert right.command(THIS_CLIENT) in str(said)
         assert (logged, again) == (1, 1)
         assert of_topic(test).trouble is None
         assert test.committed("t") == {0: 2}
@@ -90,7 +90,7 @@ def test_results_that_may_not_be_written_say_so_once_and_are_written_once_they_m
         test.broker.fail_by_chance("produce", 0, 0)
         test.advance(30)
 
-        assert caplog.text.count(topic_right(Operation.WRITE, "out").command("User:test")) == 1
+        assert caplog.text.count(topic_right(Operation.WRITE, "out").command(THIS_CLIENT)) == 1
         assert sorted(filter(None, (message.value for message in test.published("out")))) == [
             b"%d" % number for number in range(5)
         ]
@@ -120,7 +120,7 @@ def test_dead_letters_are_written_by_a_new_client_where_the_producer_has_failed_
 
         assert test.broker.faults.happened.total() == 2
         assert held == 0
-        assert topic_right(Operation.WRITE, "dlq.t").command("User:test") in said
+        assert topic_right(Operation.WRITE, "dlq.t").command(THIS_CLIENT) in said
         assert [letter.value for letter in test.dead_letters("t")] == [b"poison 1", b"poison 2"]
         assert handled == [b"fine", b"behind"]
         assert sum(test.committed("t").values()) == 4
@@ -140,7 +140,7 @@ def test_many_dead_letters_that_lack_the_same_right_are_one_line_of_the_log(capl
         test.settle()
         test.advance(6)
         refused = test.statistics().dead_letter_failures
-        said = caplog.text.count(topic_right(Operation.WRITE, "dlq.t").command("User:test"))
+        said = caplog.text.count(topic_right(Operation.WRITE, "dlq.t").command(THIS_CLIENT))
         test.broker.fail_by_chance("produce", 0, 0)
         test.advance(6)
 
@@ -179,7 +179,7 @@ def test_a_client_that_a_refused_heartbeat_has_ended_is_followed_by_a_new_one() 
     assert failed == 0
     assert shut_out is not None
     assert said == f"t: no partition; {shut_out}"
-    assert group_right("g").command("User:test") in shut_out
+    assert group_right("g").command(THIS_CLIENT) in shut_out
     assert world.loop.refusals.of_group() is None
     assert world.loop.stop_request.failure is None
     assert handled == [b"1"]

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 
 import penstock
 from kafka_tools import produce
-from penstock.clients.rights import MissingRightError, Operation, topic_right
+from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
 from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.consumer import handler
 from penstock.consumer.handlers.registry import TopicPatterns
@@ -166,7 +166,7 @@ def test_a_topic_that_cannot_be_consumed_stands_in_explain_and_its_pattern_is_no
         wanted = list(specs)
         if any(topic.name in refused for topic in wanted):
             right = topic_right(Operation.CREATE, "dlq.orders.b")
-            raise MissingRightError("it cannot be created", [right], "User:test")
+            raise MissingRightError("it cannot be created", [right], THIS_CLIENT)
         create(broker, wanted)
 
     monkeypatch.setattr(TestBroker, "ensure_topics", ensure_topics)
@@ -185,7 +185,7 @@ def test_a_topic_that_cannot_be_consumed_stands_in_explain_and_its_pattern_is_no
 
     assert len(alone) == 1
     assert "orders.b: no partition; it matches a pattern and cannot be consumed" in alone[0]
-    assert "User:test lacks the permission Create on topic dlq.orders.b" in alone[0]
+    assert f"{THIS_CLIENT} lacks the permission Create on topic dlq.orders.b" in alone[0]
     assert caplog.text.count("topic orders.b matches a pattern and cannot be consumed") == 1
     assert before == [("orders.a", b"1")]
     assert seen == [*before, ("orders.b", b"1")]

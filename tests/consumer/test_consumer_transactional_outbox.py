@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from penstock.clients.rights import THIS_CLIENT
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.faults import GivenUpError, IdLostError
 from penstock.consumer import handler
@@ -101,7 +102,7 @@ class Stepped:
         self.refusals: list[KafkaError] = []
         self.outbox.note_refusal = self.refusals.append
         self.woken: list[RefusedResults] = []
-        self.results = HandlerResults(self.outbox, lambda _lane, refused: self.woken.append(refused))
+        self.results = HandlerResults(self.outbox, lambda _lane, refused: self.woken.append(refused), THIS_CLIENT)
         self.map_chars = MAX_METADATA_CHARS
         self._next = 0
 

@@ -16,7 +16,7 @@ from penstock import clients
 from penstock.clients.bounded_calls import BackgroundCall, Disposable, LeftBehind
 from penstock.clients.factory import AdminClient
 from penstock.clients.groups import committed_offsets, require_consumer_protocol
-from penstock.clients.rights import Right, Rights, ask_rights, principal_of, transactional_right
+from penstock.clients.rights import Right, Rights, ask_rights, transactional_right
 from penstock.clients.topics import (
     TopicIds,
     TopicSpec,
@@ -91,11 +91,6 @@ class Cluster:
         self._pace = Pace()
         # Whether the brokers are known to take members of the protocol "consumer". As `_admin`.
         self._takes_protocol = False
-
-    @property
-    def principal(self) -> str:
-        """Whom the brokers take the clients for, as `User:name`, as far as their configuration tells."""
-        return principal_of(self._config)
 
     @property
     def clock(self) -> Clock:

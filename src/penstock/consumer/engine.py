@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.clients.cluster import Clock
-from penstock.clients.rights import THIS_CLIENT
+from penstock.clients.rights import principal_of
 from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, Fetch
 from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.environment import MiddlewareSpec
@@ -84,8 +84,8 @@ class Engine:
         self.all_handlers = [*handlers.values(), *self.patterns.patterns.values()]
         self.settings = settings
         self.clock = clock
-        #: Whom the brokers take this client for. Set before the start.
-        self.principal = THIS_CLIENT
+        #: Whom the brokers take this client for.
+        self.principal = principal_of(settings.config)
         #: What calls the handlers. Replaced before the start, by who runs the engine.
         self.executor: Executor = Executor()
         self.stop_request = StopRequest(settings, clock)
@@ -114,13 +114,14 @@ class Engine:
                 complete_finished=self.complete_finished,
             )
         submits = self.outbox if outbox is None else outbox
-        self.results = HandlerResults(submits, self._wake_lane_for)
+        self.results = HandlerResults(submits, self._wake_lane_for, self.principal)
         self.dead_letter_publisher = DeadLetterPublisher(
             group,
             clock,
             self.timers,
             DeadLetterLimits(settings.dead_letter_limit, self._handled),
             submits,
+            principal=self.principal,
             fail=self.fail,
         )
         self.processor = LaneProcessor(

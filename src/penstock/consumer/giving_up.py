@@ -117,7 +117,7 @@ class GivingUp:
                 create_outputs(self._cluster, self._cluster.require_topics([source]), {name: (source,)})
                 missing = self._cluster.ask_rights([topic_right(Operation.WRITE, name)]).wait().missing
                 if missing:
-                    raise MissingRightError(f"{place} was not given up", missing, self._cluster.principal)
+                    raise MissingRightError(f"{place} was not given up", missing, self._engine.principal)
 
             self._cluster.in_background("making a dead-letter topic", prepare).wait()
         return name

@@ -28,7 +28,6 @@ from penstock import options as check
 from penstock.clients.cluster import Clock
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.ration import once_in, rationed
-from penstock.clients.rights import THIS_CLIENT
 from penstock.consumer.assignments import Assignment, Item, size_in_bytes
 from penstock.consumer.failure_text import short_text
 from penstock.consumer.handlers.results import Result
@@ -210,12 +209,12 @@ class DeadLetterPublisher:
     limits: DeadLetterLimits
     outbox: Submits
     _: KW_ONLY
+    #: Whom the brokers take the producer for.
+    principal: str
     #: Stops the consumer.
     fail: Callable[[BaseException], None]
     #: Passes the headers on with a trace in them, where telemetry is on. Set before the start.
     trace: Trace | None = field(default=None, init=False)
-    #: Whom the brokers take the producer for. Set before the start.
-    principal: str = field(default=THIS_CLIENT, init=False)
     #: Where each message is, in words. Any thread: operations of a `dict` are atomic.
     states: dict[tuple[Assignment, int], str] = field(default_factory=dict, init=False)
     #: Dead letters written, messages written to retry topics, and refusals.

@@ -34,7 +34,7 @@ from confluent_kafka import KafkaError
 from penstock.clients.cluster import Cluster
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.ration import once_in, rationed
-from penstock.clients.rights import THIS_CLIENT, Operation, missing_right_text, topic_right
+from penstock.clients.rights import Operation, missing_right_text, topic_right
 from penstock.consumer.assignments import OVERHEAD_BYTES, Assignment, ConsumerLane, Item
 from penstock.consumer.handlers.results import Result
 from penstock.errors import PenstockError
@@ -223,16 +223,18 @@ class RefusedResults:
 
 
 class HandlerResults:
-    """Submits what handlers return. Its counts are written by the poll thread."""
+    """Submits what handlers return. Its counts are written by the poll thread.
 
-    def __init__(self, outbox: Submits, wake: Callable[[ConsumerLane, RefusedResults], None]) -> None:
+    The brokers take the producer for `principal`.
+    """
+
+    def __init__(self, outbox: Submits, wake: Callable[[ConsumerLane, RefusedResults], None], principal: str) -> None:
         self._outbox = outbox
         # Bound once: it is the same for nearly all messages.
         self._then = self._ended
         #: Puts a refusal on a lane, and has the lane served.
         self.wake = wake
-        #: Whom the brokers take the producer for. Set before the start.
-        self.principal = THIS_CLIENT
+        self._principal = principal
         #: Messages whose results are all written, and those results.
         self.handled = 0
         self.published = 0
@@ -259,11 +261,11 @@ class HandlerResults:
         elif submission.refusal is not None and submission.lane is not None:
             topic, error = submission.refusal
             refusal = ResultRefusedError(
-                f"{topic} does not take what a handler returned: {why_refused(topic, error, self.principal)}; change "
+                f"{topic} does not take what a handler returned: {why_refused(topic, error, self._principal)}; change "
                 "the handler or the topic"
             )
             if is_missing_right(error):
                 # Its messages fail, by the retry policies of their handlers: a policy does not say what is missing.
-                _log.error("%s", refusal, extra=once_in(_LOG_AGAIN_S, (self.principal, topic)))
+                _log.error("%s", refusal, extra=once_in(_LOG_AGAIN_S, (self._principal, topic)))
             for place, item in enumerate(submission.items):
                 self.wake(submission.lane, RefusedResults(item, None if tries is None else tries[place], refusal))

@@ -21,7 +21,7 @@ from penstock.consumer.poll.fetcher import SATURATED_S, Fetcher
 from penstock.consumer.poll.membership import Membership
 from penstock.consumer.poll.positions import Positions
 from penstock.consumer.poll.refusals import Refusals
-from penstock.consumer.poll.topics import Topics, output_topics, prepare_topics, result_topics
+from penstock.consumer.poll.topics import Topics
 from penstock.consumer.poll.watchdog import Watchdog
 from penstock.errors import raised
 from penstock.routing import KeyState
@@ -81,14 +81,7 @@ class PollLoop:
     def connect(self, cluster: Cluster) -> None:
         """Check the topics and make the clients. Raises as `LitePushConsumer.start`."""
         engine, settings = self._engine, self._engine.settings
-        group, handlers, routes = engine.group, engine.handlers, engine.routes
-        partitions = cluster.require_topics(handlers)
-        if any(handler.retry_delays for handler in handlers.values()):
-            routes.add_former_delays(cluster.topics())
-        prepare_topics(group, routes.topics, handlers, cluster, partitions)
-        cluster.require_topics(result_topics(engine.all_handlers) - output_topics(group, handlers).keys())
         self.topics.begin(cluster)
-        engine.principal = engine.dead_letter_publisher.principal = engine.results.principal = cluster.principal
         producing = settings.config
         if not settings.exactly_once:
             producing = settings.producer_config()
@@ -97,7 +90,7 @@ class PollLoop:
         engine.outbox.connect(cluster, producing)
         if engine.telemetry is not None:
             engine.dead_letter_publisher.trace = engine.telemetry.sending
-        config = {**settings.client_config(group), "on_commit": self.commits.on_commit}
+        config = {**settings.client_config(engine.group), "on_commit": self.commits.on_commit}
         self._explainer.no_partition = no_partition(config)
         self.positions.ask = cluster.ask_readable_ends
         self.membership.connect(cluster, config)

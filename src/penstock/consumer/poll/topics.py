@@ -104,27 +104,6 @@ def needs_of(
     return Needs(read, tuple(results), outputs, retries, tuple(rights))
 
 
-def prepare_topics(
-    group: str,
-    consumed: Iterable[str],
-    handlers: Mapping[str, Handler],
-    cluster: Cluster,
-    partitions: Mapping[str, int],
-) -> None:
-    """Create the topics for dead letters and retries that are absent, and check rights.
-
-    Raises `BrokerConnectionError`, and `MissingRightError` that names all that is missing.
-    """
-    create_outputs(cluster, partitions, output_topics(group, handlers))
-    try:
-        missing = cluster.ask_rights(_rights(group, consumed, handlers)).wait().missing
-    except KafkaException as error:
-        _log.info("the rights of group %s are not known: %s", group, reason(error))
-        return
-    if missing:
-        raise MissingRightError(f"group {group} cannot start", missing, cluster.principal)
-
-
 def create_outputs(cluster: Cluster, partitions: Mapping[str, int], outputs: OutputTopics) -> None:
     """Create the topics for dead letters and retries that are absent; `MissingRightError` where that is refused."""
     if outputs:
@@ -186,16 +165,32 @@ class Topics:
         self._absent: frozenset[str] = frozenset()
 
     def begin(self, cluster: Cluster) -> None:
-        """Take the topics that are there at the start. Raises `BrokerConnectionError`.
+        """Check the topics and rights at the start, make the topics that are absent, and take those that are there.
 
-        A topic that cannot be consumed yet, as where its dead letters have no topic, does not keep the others from it:
-        else a topic that somebody makes would end the app at its next start.
+        A topic that a pattern matches and that cannot be consumed yet, as where its dead letters have no topic, does
+        not keep the others from it: else a topic that somebody makes would end the app at its next start.
+
+        Raises `TopicNotFoundError` and `MissingRightError`, which name all that is missing, and
+        `BrokerConnectionError`.
         """
-        self._cluster = cluster
-        if not self._engine.patterns:
+        self._cluster, engine = cluster, self._engine
+        group, handlers = engine.group, engine.handlers
+        partitions, outputs = cluster.require_topics(handlers), output_topics(group, handlers)
+        if any(handler.retry_delays for handler in handlers.values()):
+            self._routes.add_former_delays(cluster.topics())
+        create_outputs(cluster, partitions, outputs)
+        try:
+            missing = cluster.ask_rights(_rights(group, self._routes.topics, handlers)).wait().missing
+        except KafkaException as error:
+            _log.info("the rights of group %s are not known: %s", group, reason(error))
+            missing = ()
+        if missing:
+            raise MissingRightError(f"group {group} cannot start", missing, engine.principal)
+        cluster.require_topics(result_topics(engine.all_handlers) - outputs.keys())
+        if not engine.patterns:
             return
         self._take(self._look(frozenset()))
-        self._search_at = self._engine.clock.monotonic() + (self._every_s or 0.0)
+        self._search_at = engine.clock.monotonic() + (self._every_s or 0.0)
         for pattern, handler in self.without_topic().items():
             _log.warning("no topic matches the pattern %r of handler %s yet; %s", pattern, handler.name, self.when())
 

@@ -56,11 +56,6 @@ class TestBroker(BrokerState, Cluster):
         #: Rights that its clients lack when they ask. What is refused besides is planned with `fail`.
         self.missing_rights: set[Right] = set()
 
-    @property
-    def principal(self) -> str:
-        """Whom it takes its clients for."""
-        return "User:test"
-
     def advance(self, seconds: float) -> None:
         """Move the clock, and let happen what is due by then: sessions end, late requests arrive."""
         with self.lock:
