@@ -91,10 +91,20 @@ def positive_int(option: str, value: int) -> None:
         raise ConfigurationError(f"{option} must be a whole number of at least 1, but is {value!r}")
 
 
+def is_client_text(value: str) -> bool:
+    """Tell whether the Kafka client takes a text: others end the process in places, or are cut at their NUL."""
+    try:
+        return b"\0" not in value.encode()
+    except UnicodeEncodeError:
+        return False
+
+
 def not_empty(option: str, value: str) -> None:
-    """Raise `ConfigurationError` unless the value is a string with at least one visible character."""
+    """Raise `ConfigurationError` unless the value is a string with at least one visible character, and without NUL."""
     if not isinstance(value, str) or not value.strip():
         raise ConfigurationError(f"{option} must be a name, but is {value!r}; give it a string that is not empty")
+    if not is_client_text(value):
+        raise ConfigurationError(f"{option} must be a name in UTF-8, without a NUL character, but is {value!r}")
 
 
 def a_callable(option: str, value: Callable[..., Any]) -> None:

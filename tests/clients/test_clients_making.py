@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 import penstock
 from penstock import clients
 from penstock.clients.factory import AdminClient, Consumer, Producer, settings
+from penstock.clients.topics import described
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
 from waiting import wait_until
@@ -53,6 +55,25 @@ class Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.said.append(record.getMessage())
+
+
+@pytest.mark.parametrize("value", ["secret\udcff", "secret\0"])
+@pytest.mark.parametrize("make", ONE_MAKER)
+def test_a_text_that_the_library_cannot_take_is_refused_by_its_setting_and_not_shown(
+    make: Callable[[str, ClientConfig], Any], value: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"config\['client.id'\] must be text in UTF-8") as refused:
+        make(NOWHERE, {"client.id": value})
+
+    assert "secret" not in str(refused.value)
+
+
+def test_brokers_are_not_asked_about_what_can_be_no_topics_name() -> None:
+    found, failed = described(clients.admin(NOWHERE, {}), ["", " ", "orders\0", "\udcff"])
+
+    assert found == {}
+    assert {error.args[0].code() for error in failed.values()} == {KafkaError.TOPIC_EXCEPTION}
+    assert len(failed) == 4
 
 
 @pytest.mark.parametrize("make", ONE_MAKER)

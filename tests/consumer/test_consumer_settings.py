@@ -133,6 +133,8 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: exactly_once({"isolation.level": "READ_UNCOMMITTED"}), "a message that was rolled back would be"),
         (lambda: App("", bootstrap_servers="127.0.0.1:1"), "name must be a name"),
         (lambda: App("a", bootstrap_servers=""), "bootstrap_servers must be a name"),
+        (lambda: App("a\0b", bootstrap_servers="127.0.0.1:1"), "name must be a name in UTF-8, without a NUL"),
+        (lambda: App("a\ud800", bootstrap_servers="127.0.0.1:1"), "name must be a name in UTF-8, without a NUL"),
         (lambda: app().start(), "has no handler"),
         (lambda: app().handler(), "must name at least one topic"),
         (lambda: app().handler("t")(3), "handler must be a function"),  # type: ignore[type-var] # on purpose

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from fake_admin import FakeAdmin
 from penstock.clients.rights import MissingRightError
-from penstock.errors import BrokerConnectionError, PenstockError
+from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
 from penstock.group_offsets import group as module
 from penstock.group_offsets.group import Group, GroupState
 from penstock.group_offsets.planning import change
@@ -52,6 +52,12 @@ def write(monkeypatch: pytest.MonkeyPatch, *answers: int | None) -> int:
     monkeypatch.setattr(group, "_admin", admin)
     group.write(GroupState("sms", "empty", (), (BEFORE,)), [change("sms", BEFORE, 3)])
     return admin.asked
+
+
+@pytest.mark.parametrize("name", ["", " ", "shop\0", "\udcff"])
+def test_a_group_that_is_no_name_is_refused_and_costs_no_process(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="the group must be a name"):
+        Group("127.0.0.1:1", {}, name)
 
 
 def test_what_may_pass_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from penstock.clients.client_log import ClientWords, client_log
 from penstock.clients.kafka_errors import reason
 from penstock.clients.tokens import with_tokens
 from penstock.errors import ConfigurationError
-from penstock.options import ClientConfig, is_classic, not_empty, positive_int
+from penstock.options import ClientConfig, is_classic, is_client_text, not_empty, positive_int
 
 #: Seconds for which whoever dropped or found the client may still refer to it, and between two looks.
 _RELEASE_BUDGET_S = 1.0
@@ -197,6 +197,9 @@ def settings(kind: type[AnyClient], bootstrap_servers: str, config: Mapping[str,
         )
     taken = {key: value for key, value in with_tokens(config).items() if key not in kind.left_out}
     made = {"logger": client_log, **taken, "bootstrap.servers": bootstrap_servers}
+    for key, value in made.items():
+        if isinstance(value, str) and not is_client_text(value):
+            raise ClientRefusedError(f"config[{key!r}] must be text in UTF-8, without a NUL character; correct it")
     if not callable(made.get("error_cb", print)):
         raise ConfigurationError(f"config['error_cb'] must be a function, but is a {type(made['error_cb']).__name__}")
     words = ClientWords(made, made["logger"])

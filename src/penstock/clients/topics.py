@@ -35,6 +35,7 @@ from penstock.clients.kafka_errors import code_of, is_missing_right, is_transien
 from penstock.clients.reading import Place
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TopicNotFoundError
+from penstock.outgoing import is_topic_name
 
 _log = logging.getLogger("penstock.kafka")
 
@@ -51,10 +52,15 @@ def described(
 
     `KafkaException` where the client library refuses to ask.
     """
-    if not (names := sorted(set(topics))):
-        return {}, {}
+    names = sorted(set(topics))
+    # Some of these end the process within the client library.
+    none = {name: KafkaException(KafkaError(KafkaError.TOPIC_EXCEPTION)) for name in names if not is_topic_name(name)}
+    names = [name for name in names if name not in none]
+    if not names:
+        return {}, none
     asked = admin.describe_topics(TopicCollection(names), include_authorized_operations=True, request_timeout=timeout_s)
-    return all_answered(asked, timeout_s)
+    found, failed = all_answered(asked, timeout_s)
+    return found, {**failed, **none}
 
 
 def id_of(description: Any) -> str | None:

@@ -33,7 +33,7 @@ from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.group_offsets.planning import Change, refuse_coordinators, reset
 from penstock.group_offsets.positions import Member, Part, Position, position
 from penstock.group_offsets.targets import Target, To, chosen, target, topic_choice
-from penstock.options import ClientConfig
+from penstock.options import ClientConfig, not_empty
 from penstock.places import place_text
 
 #: Seconds for one answer, those in which a question that may be answered in a moment is asked again, and in between.
@@ -60,9 +60,13 @@ class GroupState:
 
 
 class Group:
-    """A consumer group, to look at and to move. For one thread. `ConfigurationError` where a setting was refused."""
+    """A consumer group, to look at and to move. For one thread.
+
+    `ConfigurationError` where a setting was refused, or the group is no name.
+    """
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, group: str) -> None:
+        not_empty("the group", group)
         self._admin = clients.admin(bootstrap_servers, config)
         self._group = group
         is_uncommitted = config.get("isolation.level") == "read_uncommitted"
