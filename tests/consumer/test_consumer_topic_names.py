@@ -13,6 +13,7 @@ import pytest
 from penstock import App
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
+from penstock.testing import TestApp
 
 DEAD_LETTERS: dict[str, Any] = {"on_failure": "dead_letter"}
 
@@ -27,9 +28,9 @@ def app(name: str = "shop", servers: str = "127.0.0.1:1", **handlers: dict[str, 
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("shop", DEAD_LETTERS, r"'dlq\.[^']*': .*give the handler of .* another dead_letter_topic"),
-        ("shop", {"retry_delays": [60]}, r"'retry\.shop\.[^']*': .*another name, or leave retry_delays out"),
-        ("team billing", {"retry_delays": [60]}, r"'retry\.team billing\.[^']*60s': .*give the app another name"),
+        ("shop", DEAD_LETTERS, r"'dlq\.[^']*'.*; give the handler of .* another dead_letter_topic"),
+        ("shop", {"retry_delays": [60]}, r"'retry\.shop\.[^']*'.*another name, or leave retry_delays out"),
+        ("team billing", {"retry_delays": [60]}, r"'retry\.team billing\.[^']*60s'.*give the app another name"),
     ],
 )
 def test_a_name_that_kafka_does_not_take_is_refused_with_what_to_change(
@@ -41,6 +42,8 @@ def test_a_name_that_kafka_does_not_take_is_refused_with_what_to_change(
 
     with pytest.raises(ConfigurationError, match=says):
         app(name, broker.bootstrap_servers, **{topic: options}).start()
+    with pytest.raises(ConfigurationError, match=says):
+        TestApp(app(name, **{topic: options})).start()
 
 
 def test_a_name_with_a_blank_is_no_matter_where_no_topic_has_it_in_its_name(

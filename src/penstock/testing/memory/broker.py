@@ -16,6 +16,7 @@ from penstock.clients.rights import Operation as RightOperation
 from penstock.clients.rights import Right, Rights, topic_right
 from penstock.clients.topics import TopicIds, TopicSpec
 from penstock.errors import ConfigurationError, TopicNotFoundError
+from penstock.outgoing import is_topic_name
 from penstock.testing.memory.client.consumer_client import MemoryConsumer
 from penstock.testing.memory.client.producer_client import MemoryProducer
 from penstock.testing.memory.faults import NO_ERROR, Effect, Fault, Operation, as_error
@@ -90,12 +91,15 @@ class TestBroker(BrokerState, Cluster):
         return {topic: counts[topic] for topic in wanted}
 
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
-        """Create the topics that are absent."""
+        """Create the topics that are absent; `ConfigurationError` where Kafka would not take the name of one."""
         with self.lock:
             counts = self.topics()
             for spec in specs:
-                if spec.name not in counts:
-                    self.create_topic(spec.name, spec.partitions)
+                if spec.name in counts:
+                    continue
+                if not is_topic_name(spec.name):
+                    raise ConfigurationError(f"Kafka does not take the name of topic {spec.name!r}; {spec.rename}")
+                self.create_topic(spec.name, spec.partitions)
 
     def message_limits(self, topics: Iterable[str]) -> dict[str, int]:  # noqa: ARG002 - a cluster's method takes them
         """Return nothing: no message is too large here."""
