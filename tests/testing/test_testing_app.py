@@ -243,12 +243,17 @@ def test_what_cannot_be_tested_is_told() -> None:
             test.start()
 
 
-def test_an_interrupt_in_a_handler_ends_the_test() -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_interrupt_in_a_handler_ends_the_test(is_async: bool) -> None:
     app = app_of()
 
-    @app.handler("t", on_failure="dead_letter")
     def interrupted(message: penstock.Message) -> None:
         raise KeyboardInterrupt
+
+    async def interrupted_async(message: penstock.Message) -> None:
+        raise KeyboardInterrupt
+
+    app.handler("t", on_failure="dead_letter")(interrupted_async if is_async else interrupted)
 
     with TestApp(app) as test:
         test.send("t", "x")

@@ -183,6 +183,10 @@ class SteppedTasks(TaskPool):
 
     def cancel_all(self) -> None:
         """Cancel the handlers that are under way, and begin nothing more."""
+        # Before the loop goes on: after a `KeyboardInterrupt` it would first call the handler once more.
+        self._ended = True
+        for task in self._tasks:
+            task.cancel()
         self._loop.run_until_complete(self._end(_CANCEL_S))
 
     def close(self) -> None:
