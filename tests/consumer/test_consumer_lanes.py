@@ -67,9 +67,10 @@ def test_what_the_filter_refuses_need_not_have_a_key() -> None:
     assert stepped.of("t").tracker.in_flight == 0
 
 
-def test_a_retry_policy_that_raises_stops_the_consumer_by_name_and_keeps_the_offset() -> None:
+@pytest.mark.parametrize("kind", [LookupError, SystemExit])
+def test_a_retry_policy_that_raises_stops_the_consumer_by_name_and_keeps_the_offset(kind: type[BaseException]) -> None:
     def no_wait(_state: tenacity.RetryCallState) -> float:
-        raise LookupError("a defect of the policy")
+        raise kind("a defect of the policy")
 
     def fails(_message: Message) -> None:
         raise ValueError
@@ -82,7 +83,7 @@ def test_a_retry_policy_that_raises_stops_the_consumer_by_name_and_keeps_the_off
     assert isinstance(stop, PenstockError)
     assert "the retry policy of" in str(stop)
     assert "t:0@0" in str(stop)
-    assert isinstance(stop.__cause__, LookupError)
+    assert isinstance(stop.__cause__, kind)
     assert stepped.of("t").tracker.in_flight == 2
 
 

@@ -37,7 +37,7 @@ from penstock.consumer.lanes.slot import ExecutionSlot, Unfinished
 from penstock.consumer.outbox.dead_letters import DeadLetterPublisher, ExhaustedMessage
 from penstock.consumer.outbox.outbox import Tries
 from penstock.consumer.timers import Timer, Timers
-from penstock.errors import GivenUpError, HandlerTimeLimitError, PenstockError, class_name
+from penstock.errors import GivenUpError, HandlerTimeLimitError, PenstockError, class_name, raised
 from penstock.message import Record, position_of
 from penstock.routing import KeyState
 
@@ -251,7 +251,8 @@ class Parking:
         if not failure.permanent:
             try:
                 delay = fetch.assignment.route.retry.delay_after(parked.attempts, now - parked.since, error)
-            except Exception as defect:  # noqa: BLE001 - the user's code decides there
+            except:  # noqa: E722 - see `raised`; the user's code decides there
+                defect = raised()
                 self._stop(
                     parked,
                     f"the retry policy of {name} failed with {raised_where(defect)} "
