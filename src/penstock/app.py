@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -230,8 +231,9 @@ class App(HandlerRegistry, SinkRegistry):
         Args:
             connect: opens a connection, of the kinds `inbox` takes, which the app closes; called on a thread of its
                 own.
-            keep: how long records stay in any case. It must be longer than a process can be cut off from its group in
-                the middle of a handler and come back: what it handles then counts as new where the record is gone.
+            keep: how long records stay in any case, in addition to the handlers' `retry_delays`. It must be longer than
+                a process can be cut off from its group in the middle of a handler and come back, and than messages of
+                retry topics wait when they are due: what is handled then counts as new where the record is gone.
             table: the table's name.
             schema: the schema it is in; the connection's own where it is None.
 
@@ -256,14 +258,16 @@ class App(HandlerRegistry, SinkRegistry):
         if not self.consumes and not self._sinks:
             what = "register one with @app.handler(topic) or @app.sink(topic)"
             raise ConfigurationError(f"app {self.name} has no handler and no sink; {what}")
-        config = self._settings.config
+        config, handlers = self._settings.config, (*self._handlers.values(), *self._patterns.values())
+        # A message that waits in retry topics is below the committed offset, and the one that it was.
+        waits_s = math.ceil(max((sum(handler.retry_delays) for handler in handlers), default=0))
         running = RunningApp(
             coordinator_of(self._coordinator, self.bootstrap_servers, self._prefix, self._settings.telemetry),
             self.consumer() if self.consumes else None,
             self._lifespans,
             self._new_sinks(),
             fleet=FleetMember(sender_of(self.name, config), self.bootstrap_servers, config, self.report, self.commands),
-            inboxes=self._inboxes,
+            inboxes=[replace(inbox, keep_s=inbox.keep_s + waits_s) for inbox in self._inboxes],
         )
         running.start(self.name)
         return running

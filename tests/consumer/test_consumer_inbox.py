@@ -109,6 +109,27 @@ def test_a_running_app_trims_the_inbox_of_its_handlers(connect: Connect, monkeyp
         running.stop()
 
 
+def test_records_stay_as_long_as_their_messages_may_wait_in_retry_topics(
+    connect: Connect, broker: DevBroker, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, kept = new_topic(), list[int]()
+
+    def trim(database: InboxDatabase, *_: object) -> int:
+        kept.append(database.keep_s)
+        return 0
+
+    app = penstock.App(topic, bootstrap_servers=broker.bootstrap_servers)
+    app.handler(topic, retry_delays=[60, 3600])(lambda _message: None)
+    app.inbox_database(connect, keep=timedelta(hours=1))
+    monkeypatch.setattr(inboxes, "_TRIM_INTERVAL_S", 0.01)
+    monkeypatch.setattr(InboxDatabase, "trim", trim)
+
+    with app.start():
+        wait_until(lambda: kept)
+
+    assert kept[0] == 3600 + 60 + 3600
+
+
 def test_the_databases_of_an_app_are_checked_when_they_are_named() -> None:
     with pytest.raises(penstock.ConfigurationError, match="connect must be"):
         app_of().inbox_database("sqlite:///shop.db")  # type: ignore[arg-type] # the mistake
