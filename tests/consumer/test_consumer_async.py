@@ -207,6 +207,22 @@ def test_messages_of_one_run_whose_handler_leaves_something_behind_stay_in_order
     assert (sum(handled for handled, _ in counts), sum(dropped for _, dropped in counts)) == (29, 1)
 
 
+def test_a_task_that_a_handler_cancels_before_it_ran_keeps_no_lane() -> None:
+    handled, cancelled = list[bytes | None](), []
+
+    async def cancels_others(message: Message) -> None:
+        handled.append(message.key)
+        if len(handled) == 1:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            cancelled.extend(task.cancel() for task in others)
+
+    with consumer_of(fed(40, 40), {"t": handler(cancels_others)}):
+        wait_until(lambda: len(handled) == 40)
+
+    assert cancelled, "no task was cancelled"
+    assert len(set(handled)) == 40
+
+
 def test_a_hook_of_the_end_does_not_wait_for_a_handler_that_keeps_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_loop, "_JOIN_S", 0.1)
     begun, go = threading.Event(), threading.Event()

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar, cast
 
 from penstock.consumer.assignments import ConsumerLane
@@ -242,7 +243,7 @@ class TaskPool:
         # From then on what the slot has, and its lane, is this task's: one that was abandoned touches neither.
         slot.task = task
         self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(partial(self._finished, lane, slot, begun))
 
     def _new_slot(self) -> ExecutionSlot:
         slot = ExecutionSlot(Kind.TASK, f"penstock-task-{self._name}-{len(self.slots)}", _SLICES)
@@ -250,8 +251,12 @@ class TaskPool:
         self.slots.append(slot)
         return slot
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _finished(self, lane: ConsumerLane, slot: ExecutionSlot, begun: Begun | None, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        if task.cancelled() and slot.task is task and slot not in self._free and not self._ended:
+            # A handler cancelled it before it ran: it has neither processed its lane nor given it back.
+            self._begin(lane, slot, begun)
+            return
         if not task.cancelled() and (error := task.exception()) is not None:
             self._processor.fail(error)
         if not self._ended:
