@@ -8,7 +8,7 @@ from contextlib import closing
 from functools import partial
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from offsets_tools import Standing, rows, stand, stands
 
@@ -150,6 +150,22 @@ def test_one_message_is_skipped_and_gets_a_dead_letter(offsets: Command, broker:
     assert (headers["__dlq.errors.topic"], headers["__dlq.errors.offset"]) == (topic.encode(), b"6")
     assert headers["penstock-exception-class"] == b"penstock.errors.GivenUpError"
     assert "is done already; nothing was changed" in again.err
+
+
+def test_a_skip_makes_the_dead_letter_topic_as_large_as_an_app_does(
+    offsets: Command, broker: DevBroker, new_name: Callable[..., str], admin: AdminClient
+) -> None:
+    topic, servers = new_name(), broker.bootstrap_servers
+    broker.create_topic(topic, 2, {"max.message.bytes": "3000000"})
+    producer = Producer({"bootstrap.servers": servers, "message.max.bytes": 3_000_000})
+    producer.produce(topic, b"x" * 2_000_000, b"k", partition=1)
+    producer.flush()
+    stand(servers, topic, topic, 1, 0)
+
+    done = offsets("skip", topic, f"{topic}:1@0")
+
+    assert done.code == 0, done
+    assert len(admin.list_topics(f"dlq.{topic}", timeout=30).topics[f"dlq.{topic}"].partitions) == 2
 
 
 def test_members_that_run_give_the_message_up_that_is_to_be_skipped(

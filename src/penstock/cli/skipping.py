@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from typing import cast
 
-from penstock import clients
+from penstock.clients.cluster import Cluster
 from penstock.clients.reading import read_record
-from penstock.clients.rights import Operation
-from penstock.clients.topics import TopicSpec, ensure_topics
+from penstock.consumer.poll.topics import create_outputs
 from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, write
 from penstock.errors import GivenUpError, PenstockError
 from penstock.fleet.actions.performing import Surroundings, perform
@@ -38,11 +37,14 @@ def given_up_by_members(around: Surroundings, group: str, topic: str, partition:
 def write_dead_letter(
     servers: str, config: ClientConfig, group: str, part: tuple[str, int], offset: int, *, letters: str
 ) -> None:
-    """Write a message to a dead-letter topic, which is made where it is absent. Raises as `read_record`."""
+    """Write a message to a dead-letter topic, which is made as an app makes it where it is absent.
+
+    Raises as `read_record`.
+    """
     record = cast("Record", read_record(servers, config, part, offset, _READ_BUDGET_S))
     error = GivenUpError(place_text(*part, offset), 0, "")
     origin = DeadLetterOrigin.of(record, error, group=group, attempts=0)
-    admin, needs = clients.admin(servers, config), {letters: (Operation.WRITE,)}
-    ensure_topics(admin, [TopicSpec(letters, 1)], needs=needs)
+    cluster = Cluster(servers, config)
+    create_outputs(cluster, cluster.require_topics([part[0]]), {letters: (part[0],)})
     headers = write(DeadLetterFormat.KAFKA, record, origin)
     RecordWriter(servers, {**config, **_ANY_SIZE}).write(letters, record.value(), record.key(), headers=headers)
