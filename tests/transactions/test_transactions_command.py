@@ -78,12 +78,12 @@ def test_what_waits_behind_its_key_or_for_a_topic_or_its_time_is_told(bench: Ben
     coordinator = bench.coordinator(transaction_timeout=600)
     bench.counted(coordinator, partitions=2)
 
-    listed = tx("ls")
+    listed = wait_until(lambda: next((it for it in [tx("ls")] if "does not exist" in it.out), None))
 
-    assert waits == "topic there.is.no.such.topic, which does not exist"
+    assert waits == "a coordinator"
     assert f"{head.transaction_id}, before it in its key" in row_of(listed, behind)
     assert "2096-10-02" in row_of(listed, later)
-    assert "there.is.no.such.topic, which does not exist" in row_of(listed, gone.transaction_id)
+    assert "topic there.is.no.such.topic to take it: does not exist" in row_of(listed, gone.transaction_id)
 
 
 @pytest.mark.parametrize(

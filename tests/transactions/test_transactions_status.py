@@ -244,7 +244,7 @@ def test_what_stands_behind_an_open_transaction_is_waited_for_and_then_left_out(
     assert writer.flush(30) == 0
 
     with Inspection(bench.servers, {}, bench.topics, 1.0) as reads:
-        found = found_in(reads, read_partitions(reads), ())
+        found = found_in(read_partitions(reads), ())
 
     assert [it.shown.transaction_id for it in found] == [sent.transaction_id]
     writer.abort_transaction(30)

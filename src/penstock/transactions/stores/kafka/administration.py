@@ -26,7 +26,6 @@ from penstock.transactions.stores.kafka.inspection import (
     Found,
     end_of,
     found_in,
-    missing_topics,
     read_partitions,
     read_statuses,
 )
@@ -91,7 +90,7 @@ class KafkaAdministration(AuditLog, Administration):
         read = read_partitions(self, kept)
         # After it: a broker with the coordinators' status that is away costs the list nothing.
         self._statuses, self._unseen = read_statuses(self)
-        return found_in(self, read, self._statuses)
+        return found_in(read, self._statuses)
 
     def notices(self, pending: Sequence[PendingTransaction]) -> list[str]:
         """Return which groups have nobody to ask, and what coordinators say to be wrong, a line for each."""
@@ -177,8 +176,7 @@ class KafkaAdministration(AuditLog, Administration):
             return False
         if verdict is Verdict.ROLLBACK:
             return pending.half.deliver_at_ms is not None
-        by_target = target_text(pending.topics, self._statuses)
-        return verdict is Verdict.DISCARD and bool(by_target or missing_topics(self, [pending]))
+        return verdict is Verdict.DISCARD and bool(target_text(pending.topics, self._statuses))
 
     def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
         """Bring a discarded transaction back; see `Administration.resume`.

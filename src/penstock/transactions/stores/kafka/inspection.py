@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -141,27 +141,19 @@ def read_statuses(reads: Inspection) -> tuple[list[Status], str]:
     return [latest[name] for name in sorted(latest) if latest[name].at_ms >= oldest_ms], ""
 
 
-def found_in(reads: Inspection, read: Mapping[int, ReadPartition], statuses: Sequence[Status]) -> list[Found]:
+def found_in(read: Mapping[int, ReadPartition], statuses: Sequence[Status]) -> list[Found]:
     """Return what is not settled, oldest first, and what it waits for by the statuses of the coordinators.
 
     Ages are by this machine's clock.
     """
-    missing = missing_topics(reads, (pending for it in read.values() for pending in it.state.pending.values()))
     found, now_ms = list[Found](), time.time() * 1000
     for number, partition in read.items():
         for pending in partition.state.pending.values():
             before = partition.state.queue.held_by(pending)
-            absent = ", ".join(sorted(missing.intersection(pending.topics)))
-            why = f"topic {absent}, which does not exist" if absent else waits_for(pending, number, statuses)
             held_by = None if before is None else before.transaction_id
-            found.append(Found(number, pending, shown(pending, now_ms, held_by, why)))
+            obstacle = waits_for(pending, number, statuses)
+            found.append(Found(number, pending, shown(pending, now_ms, held_by, obstacle)))
     return sorted(found, key=lambda it: it.pending.birth_ms)
-
-
-def missing_topics(reads: Inspection, some: Iterable[Pending]) -> frozenset[str]:
-    """Return those topics to which committed ones go and which do not exist; what may not be seen may be there."""
-    targets = {topic for pending in some for topic in pending.topics}
-    return reads.ask(lambda limit_s: ask_topic_ids(reads.admin, targets, limit_s), *targets).absent
 
 
 def end_of(reads: Inspection, transaction_id: str, half_partition: int, done_from: int = 0) -> Verdict | None:
