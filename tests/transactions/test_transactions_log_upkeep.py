@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicPartition
-from half_partition import context_of, half_partition, half_record, op_record
+from half_partition import context_of, fetched, half_partition, half_record, op_record
 
 from fake_admin import FakeAdmin
+from penstock.transactions.stores.kafka.coordinator import half_partition as half_partition_module
 from penstock.transactions.stores.kafka.coordinator.log_upkeep import UPKEEP_S, LogUpkeep
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
@@ -175,6 +176,32 @@ def test_an_answer_is_compared_with_what_had_been_read_when_it_was_asked_for(
     assert room.upkeep._looking is None, "the answer was compared"
     assert "was deleted and made again" not in caplog.text
     assert room.partition._counts.lost == 0
+
+
+def test_what_is_written_down_whole_is_looked_for_from_where_the_done_log_ended_as_that_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(half_partition_module, "GAP", 0)
+    room = Room()
+    room.tend()
+    old = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
+    room.partition.feed.half(half_record(1, old), room.now)
+    for offset in range(2, 10):
+        room.partition.feed.half(fetched(offset, b"no half"), room.now)
+    room.partition.note_progress(room.now)
+    room.partition._snapshot_due = 0.0
+    batch = room.partition.next_batch(100, lambda _: None, 1 << 30)
+    assert batch is not None
+    assert [snapshot.note.transaction_id for snapshot in batch.snapshots] == [old.transaction_id]
+    room.partition.began(batch)
+
+    # Its record is at 2; the logs are looked at before its end is known.
+    room.admin.ends = {TOPICS.half: 10, TOPICS.op: 1, TOPICS.done: 4}
+    room.tend()
+    assert room.partition.done_end == 4
+    room.partition.settled(batch)
+
+    assert [pending.snapshot_at for pending in room.partition.state.places.snapshotted.values()] == [2]
 
 
 def test_an_answer_without_an_offset_is_no_end_of_a_log(caplog: pytest.LogCaptureFixture) -> None:
