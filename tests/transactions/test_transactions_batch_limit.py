@@ -71,10 +71,10 @@ def test_a_transaction_larger_than_a_group_goes_alone_and_nothing_passes_it() ->
 
 
 @pytest.mark.parametrize(("buffer_messages", "buffer_bytes"), [(1_000, 1 << 30), (3_000_000, 1 << 20), (60, 30_000)])
-def test_groups_shrink_until_the_clients_buffer_takes_them_and_are_refused_no_more(
+def test_groups_shrink_until_the_clients_buffer_takes_them_and_are_seldom_refused_again(
     buffer_messages: int, buffer_bytes: int
 ) -> None:
-    limit, refusals = BatchLimit(0.02), 0
+    limit, refusals, groups = BatchLimit(0.02), 0, 0
     waiting = [pending(20, parts=50) for _ in range(1_000)]
 
     while waiting:
@@ -85,7 +85,8 @@ def test_groups_shrink_until_the_clients_buffer_takes_them_and_are_refused_no_mo
             refusals += 1
         else:
             limit.measured(len(chosen), size, 0.01)
+            groups += 1
             del waiting[: len(chosen)]
 
-    # Each halved the next, and what fits once goes on fitting.
-    assert refusals <= 10
+    # Some at first, and then one now and then, when larger ones are tried again.
+    assert refusals <= 10 + groups / 16

@@ -5,8 +5,8 @@ visible together, the first with the last, so groups are as large as the target 
 fixed time is half of the whole: smaller ones would spend most of the time on the fixed part, and wait all the longer.
 Both costs are learnt from what groups of different sizes took. What a group may hold in bytes is bound as it is chosen,
 by the messages themselves: no mean of former groups says how large the first one is. A group that the client's buffer
-could not take says how small that is: all groups after it are at most half as large. Pure: it is given what happened,
-and reads no clock.
+could not take counts, too, and those after it are at most half as large. Pure: it is given what happened, and reads
+no clock.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ _CUT = 0.5
 _TRIAL = 1.1
 #: Weight of the last group in the means.
 _WEIGHT = 0.2
+#: Groups that pass after a refusal before larger ones are tried; twice as many where that is refused, up to so many.
+_CALM = 16
+_MOST_CALM = 4_096
 #: Groups must differ by this part of their mean size before they tell one cost from the other.
 _SPREAD = 0.1
 
@@ -39,8 +42,11 @@ class BatchLimit:
         self._target_s = target_s
         self._limit = float(2 * _LEAST)
         self._mean_bytes = 0.0
-        # Most decisions and bytes that the client's buffer is thought to take.
+        # Most decisions and bytes that the client's buffer is thought to take, whether that was raised since the last
+        # refusal, and how many groups pass before it is.
         self._fits, self._fits_bytes = _MOST, _BYTES
+        self._is_raised = False
+        self._calm = self._calm_left = _CALM
         # Means of the size of groups, of their time, of the size squared, and of size times time.
         self._size = self._took_s = self._square = self._product = 0.0
 
@@ -64,12 +70,17 @@ class BatchLimit:
             return False
         self._fits = max(1, min(self._fits, decisions) // 2)
         self._fits_bytes = max(1, min(self._fits_bytes, size_bytes) // 2)
+        if self._is_raised:
+            self._calm = min(2 * self._calm, _MOST_CALM)
+        self._is_raised, self._calm_left = False, self._calm
         return True
 
     def measured(self, decisions: int, size_bytes: int, took_s: float) -> None:
         """Take in what a group held and took."""
         if not decisions:
             return
+        if self._fits < _MOST or self._fits_bytes < _BYTES:
+            self._grow()
         mean = size_bytes / decisions
         self._mean_bytes = mean if not self._mean_bytes else self._mean_bytes + _WEIGHT * (mean - self._mean_bytes)
         weight = _WEIGHT if self._size else 1.0
@@ -80,6 +91,13 @@ class BatchLimit:
         wanted = self._wanted(decisions, took_s)
         if wanted is not None:
             self._limit = max(_LEAST, min(_MOST, self._limit * _GROWTH, max(self._limit * _CUT, wanted)))
+
+    def _grow(self) -> None:
+        """Try larger groups again: those that come may be others than the one that was refused."""
+        self._calm_left -= 1
+        if self._calm_left <= 0:
+            self._fits, self._fits_bytes = min(_MOST, 2 * self._fits), min(_BYTES, 2 * self._fits_bytes)
+            self._is_raised, self._calm_left = True, self._calm
 
     def _wanted(self, decisions: int, took_s: float) -> float | None:
         """Return the limit that the costs speak for; None where the group says nothing about it."""
