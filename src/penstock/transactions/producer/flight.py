@@ -67,12 +67,6 @@ class Flight:
     The owner, the store's threads and the thread of the deadlines meet in `_phase`. It changes under the lock of the
     core, together with `error`; whoever changes it calls back after that, without the lock. Only the owner goes on from
     NEW and PREPARED.
-
-    Attributes:
-        transaction_id: a UUID of version 7; write it with your own data, so that a check can find it.
-        error: why its halves, or its decision, are not known to be stored, why it was refused, or not seen.
-        size: bytes of its keys and values.
-        until: the monotonic second until which it waits.
     """
 
     __slots__ = (
@@ -99,14 +93,18 @@ class Flight:
         self.halves = halves if core.spans is None else _traced(halves, core.spans)
         self._ordering_key = ordering_key
         self._wait: Wait = wait
+        #: A UUID of version 7; write it with your own data, so that a check can find it.
         self.transaction_id = halves[0].transaction_id
+        #: Bytes of its keys and values.
         self.size = _size(halves[0]) if len(halves) == 1 else sum(map(_size, halves))
+        #: The monotonic second until which it waits.
         self.until = math.inf
-        #: What it was decided, or is to be.
+        # What it was decided, or is to be.
         self._state = _COMMIT
         # Called when its halves are stored, where its owner decides then, and at its end; each list once.
         self._callbacks: list[Callable[[], object]] | None = None
         self._phase = _NEW
+        #: Why its halves, or its decision, are not known to be stored, why it was refused, or not seen.
         self.error: PenstockError | None = None
         self._prepared: Prepared | None = None
         # How the store settled it, if that came before its decision was known to be stored.
