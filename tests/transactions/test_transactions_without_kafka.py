@@ -53,7 +53,7 @@ def test_an_outbox_stores_in_the_users_transaction_while_kafka_is_away(tmp_path:
         store.outbox(connection).send("orders", key="k", value="v")
         connection.commit()
 
-    assert bench.database.rows("SELECT topic FROM penstock_message") == [("orders",)]
+    assert bench.database.rows("SELECT topics FROM penstock_tx") == [("orders",)]
     bench.close()
 
 

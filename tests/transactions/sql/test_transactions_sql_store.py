@@ -84,8 +84,7 @@ def test_settled_transactions_leave_nothing_behind(sql_bench: SqlBench, monkeypa
         sql_bench.send((COMMIT, ROLLBACK)[number % 2], sql_bench.half(b"%d" % number))
     settled(coordinator, committed=10, rolled_back=10)
 
-    for table in ("penstock_tx", "penstock_message"):
-        wait_until(lambda table=table: sql_bench.database.rows(f"SELECT count(*) FROM {table}") == [(0,)])  # noqa: S608 - a constant
+    wait_until(lambda: sql_bench.database.rows("SELECT count(*) FROM penstock_tx") == [(0,)])
     done = f"{sql_bench.prefix}.sql-{sql_bench.sql_store.uuid}.done"
     wait_until(lambda: read_all(sql_bench.servers, done) == [])
 
@@ -95,12 +94,12 @@ def test_errors_of_the_database_keep_payloads_to_themselves(
 ) -> None:
     secret = b"the-secret-payload"
     sql_bench.store.require_target(sql_bench.topic, None)
-    sql_bench.database.execute("ALTER TABLE penstock_message RENAME TO elsewhere")
+    sql_bench.database.execute("ALTER TABLE penstock_tx RENAME TO elsewhere")
 
     with pytest.raises(HalfNotStoredError) as caught:
         sql_bench.prepare(sql_bench.half(secret, key=b"the-secret-key"))
 
-    sql_bench.database.execute("ALTER TABLE elsewhere RENAME TO penstock_message")
+    sql_bench.database.execute("ALTER TABLE elsewhere RENAME TO penstock_tx")
     told = f"{caught.value} {caplog.text}"
     assert "did not run" in str(caught.value)
     assert "secret" not in told

@@ -38,6 +38,7 @@ HALF_FIELDS = _RARE | {TX, GROUP, TOPIC, PARTITION, IMMUNITY_MS}
 _REMEMBERED_BYTES = 1_000
 _LENGTH = struct.Struct(">i")
 _NULL = -1
+_COUNT = struct.Struct(">H")
 #: The highest partition, and the highest offset or time.
 MAX_INT32 = (1 << 31) - 1
 MAX_INT64 = (1 << 63) - 1
@@ -165,6 +166,25 @@ def unpack_half(packed: bytes, at: int, headers: int) -> tuple[Half, int]:
         at += length
     named = [((name or b"").decode(), text) for name, text in zip(items[2::2], items[3::2], strict=True)]
     return decode_half(items[0], items[1], named), at
+
+
+def pack_halves(halves: Iterable[Half]) -> bytes:
+    """Return the halves of a transaction as bytes: of each the number of its headers, then its contents."""
+    parts: list[bytes] = []
+    for half in halves:
+        headers = encode_half(half)
+        parts += (_COUNT.pack(len(headers)), *pack_half(half, headers))
+    return b"".join(parts)
+
+
+def unpack_halves(packed: bytes, at: int = 0) -> list[Half]:
+    """Read what `pack_halves` wrote, to the end; it raises as `unpack_half`."""
+    halves: list[Half] = []
+    while at < len(packed):
+        (headers,) = _COUNT.unpack_from(packed, at)
+        half, at = unpack_half(packed, at + _COUNT.size, headers)
+        halves.append(half)
+    return halves
 
 
 @lru_cache(maxsize=1024)

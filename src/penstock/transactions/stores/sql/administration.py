@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -57,13 +56,13 @@ class SqlAdministration(StoreAdministration):
         tx = schema.tx
         gone = (tx.c.state == schema.DISCARD) & tx.c.settled_at.is_not(None)
         with self._database.read() as connection:
-            rows = connection.execute(sa.select(tx).where(gone).order_by(tx.c.settled_at.desc(), tx.c.seq)).all()
-            topics = _topics(connection, gone)
+            discarded = sa.select(*schema.about).where(gone).order_by(tx.c.settled_at.desc(), tx.c.seq)
+            rows = connection.execute(discarded).all()
         return [
             Discarded(
                 transaction_id=row.id,
                 group=row.producer_group,
-                topics=tuple(topics[row.id]),
+                topics=tuple(row.topics.split()),
                 reason=reason_of_discard(row.author),
                 check_count=row.check_count,
                 at_ms=int(row.settled_at * 1000),
@@ -98,8 +97,8 @@ class SqlAdministration(StoreAdministration):
         """Bring a discarded transaction back; see `Administration.resume`."""
         actor = _signed(actor, why)
         tx, what = schema.tx, f"transaction {transaction_id}: that {actor} resumed it"
-        empty = ("settled_at", "author", "actor", "decided_seq", "answered_at", "check_at", "held_why", "publish_at_ms")
-        zero = ("immunity", "check_count", "question", "taken_until", "held")
+        empty = ("settled_at", "author", "actor", "decided_seq", "check_at", "asked_at", "held_why", "publish_at_ms")
+        zero = ("immunity", "check_count", "held")
         fresh = {"state": schema.PREPARED, "birth": self._database.now}
         with self._database.storing(what, "look at it, and try again") as connection:
             done = connection.execute(
@@ -108,13 +107,13 @@ class SqlAdministration(StoreAdministration):
                 .values(**fresh, **dict.fromkeys(empty), **dict.fromkeys(zero, 0))
             )
             self._write_down(connection, actor, "resume", transaction_id)
-            topics = _topics(connection, tx.c.id == transaction_id)
+            topics = connection.execute(sa.select(tx.c.topics).where(tx.c.id == transaction_id)).scalar()
         if not done.rowcount:
             raise TransactionError(
                 f"transaction {transaction_id} is not among the discarded ones of the store: it was not discarded, was "
                 "resumed already, or was discarded too long ago; its message is in the discarded topic"
             )
-        return len(topics[transaction_id])
+        return len((topics or "").split())
 
     def _write_down(self, connection: sa.Connection, actor: str, what: str, transaction_id: str) -> None:
         act = schema.audit.insert().values(at=self._database.now, actor=actor, what=what, tx=transaction_id)
@@ -140,7 +139,7 @@ class SqlAdministration(StoreAdministration):
         with self._database.read() as connection:
             rows = connection.execute(
                 sa.select(
-                    tx,
+                    *schema.about,
                     has_producer.label("has_producer"),
                     held_by.label("held_by"),
                     (now - tx.c.birth).label("age"),
@@ -152,8 +151,7 @@ class SqlAdministration(StoreAdministration):
                 .where(condition)
                 .order_by(tx.c.birth, tx.c.seq)
             ).all()
-            topics = _topics(connection, condition)
-        return [_described(row, topics[row.id]) for row in rows]
+        return [_described(row) for row in rows]
 
 
 def _signed(actor: str, why: str) -> str:
@@ -161,16 +159,7 @@ def _signed(actor: str, why: str) -> str:
     return f"{actor}: {why}" if why else actor
 
 
-def _topics(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> defaultdict[str, list[str]]:
-    """Return the topics of transactions, by id."""
-    message, topics = schema.message, defaultdict[str, list[str]](list)
-    parts = sa.select(message.c.tx, message.c.topic).order_by(message.c.part)
-    for part in connection.execute(parts.where(message.c.tx.in_(sa.select(schema.tx.c.id).where(condition)))):
-        topics[part.tx].append(part.topic)
-    return topics
-
-
-def _described(row: Any, topics: Sequence[str]) -> PendingTransaction:
+def _described(row: Any) -> PendingTransaction:
     now_ms = float(row.now_ms)
     first = Half(row.id, row.producer_group, "", None, None, None, (), None, row.deliver_at_ms)
     pending = Pending(first, row.seq, int(now_ms - float(row.age) * 1000))
@@ -178,7 +167,7 @@ def _described(row: Any, topics: Sequence[str]) -> PendingTransaction:
     pending.check_count = row.check_count
     obstacle = "" if row.slow_call is None else hanging(row.slow_call, row.silent_s)
     if pending.verdict is None:
-        obstacle = NO_PRODUCER.format(row.producer_group) if row.question and not row.has_producer else ""
+        obstacle = NO_PRODUCER.format(row.producer_group) if row.asked_at and not row.has_producer else ""
     elif row.held_why is not None:
         obstacle = f"Kafka to take it: {row.held_why}"
-    return replace(shown(pending, now_ms, row.held_by, obstacle), topics=tuple(topics))
+    return replace(shown(pending, now_ms, row.held_by, obstacle), topics=tuple(row.topics.split()))

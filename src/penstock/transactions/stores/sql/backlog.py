@@ -6,8 +6,8 @@ time, and nothing is taken from it before. What is set aside leaves its messages
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -20,24 +20,21 @@ from penstock.transactions.stores.coordination import Counts
 from penstock.transactions.stores.shards import ShardBacklog, StoredBatch
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.stores.sql.leases import Leases
-from penstock.transactions.wire.half import BY_OPERATOR, EXHAUSTED
+from penstock.transactions.stores.sql.leases import Lease
+from penstock.transactions.wire.half import BY_OPERATOR, EXHAUSTED, unpack_halves
 from penstock.transactions.wire.ids import id_bytes, id_text
 from penstock.transactions.wire.ops import Author, Verdict
 
-#: Transactions in one group, or in one statement.
-GROUP = 500
-#: The order of the decisions. It is sorted: SQLite would walk its index of all decisions, for the sake of the order.
-_DECIDED = schema.tx.c.decided_seq + sa.literal_column("0", sa.BigInteger)
+#: The order of the decisions; in a line, that in which halves were stored. Both are numbers of one sequence.
+_ORDER = sa.case((schema.tx.c.order_key.is_(None), schema.tx.c.decided_seq), else_=schema.tx.c.seq)
 
 
 class SqlBacklog(ShardBacklog):
     """One shard. Used by the coordinator's thread."""
 
-    def __init__(self, database: Database, shard: int, leases: Leases, counts: Counts) -> None:
+    def __init__(self, database: Database, lease: Lease, counts: Counts) -> None:
         self._database = database
-        self._shard = shard
-        self._leases = leases
+        self._lease = lease
         self._counts = counts
         self._ready = self._is_ready()
         self.queue = ReadyQueue(Delays(), self._let_go)
@@ -61,12 +58,12 @@ class SqlBacklog(ShardBacklog):
 
     def may_open(self, claim: Sequence[str]) -> bool:
         """Renew the lease: a coordinator that lost the shard must not fence its new owner."""
-        self.is_lost = self.is_lost or not self._leases.renew(self._shard, claim=" ".join(claim))
+        self.is_lost = self.is_lost or not self._lease.renew(claim=" ".join(claim))
         return not self.is_lost
 
     def claimed(self) -> Sequence[str]:
         """Return the transactional ids that were written down last."""
-        return self._leases.claimed(self._shard)
+        return self._lease.claimed()
 
     def _taken_over(self, names: Sequence[str]) -> None:
         self._notes.append(partial(self._note_taken_over, names))
@@ -74,12 +71,12 @@ class SqlBacklog(ShardBacklog):
     def _note_taken_over(self, names: Sequence[str]) -> None:
         """Mark transactions as settled, by their names in the done log, and free what a former owner held."""
         tx = schema.tx
-        for some in _in_groups(names):
+        for some in schema.in_groups(names):
             discarded = tx.c.id.in_(list(map(_other_id, some))) & (tx.c.state == schema.DISCARD)
             self._mark_settled(sa.or_(tx.c.id.in_(some) & (tx.c.state == schema.COMMIT), discarded))
-        held = (tx.c.shard == self._shard) & tx.c.settled_at.is_(None) & (tx.c.held != schema.FREE)
+        held = schema.is_set_aside() & (tx.c.shard == self._lease.number) & self._is_mine()
         with self._database.begin() as connection:
-            connection.execute(tx.update().where(held, self._mine()).values(**schema.FREE_AGAIN))
+            connection.execute(tx.update().where(held).values(held=0, held_why=None, publish_at_ms=0))
 
     def next_batch(self, limit: int, blocking: Blocking, room_bytes: int) -> StoredBatch | None:
         """Take what can be published with others, and have the rest held."""
@@ -114,26 +111,21 @@ class SqlBacklog(ShardBacklog):
         """Return what to publish next, in its order, and settle what was rolled back; nothing held is among it."""
         if self.is_lost:
             return ()
-        tx, message = schema.tx, schema.message
-        # No less than the queue takes them for: headers are in hexadecimal digits.
-        lengths = (sa.func.coalesce(sa.func.length(message.c[name]), 0) for name in ("key", "value", "headers"))
-        sizes = sa.select(sa.func.sum(sum(lengths, sa.literal_column("0")))).where(message.c.tx == tx.c.id)
-        earlier = tx.alias("before_it")
-        is_decided = earlier.c.state.in_((schema.COMMIT, schema.DISCARD))
-        before = sa.select(sa.func.count()).select_from(earlier).where(schema.before_it(earlier), is_decided)
-        sums = sizes.scalar_subquery().label("size"), before.scalar_subquery().label("before")
-        found = sa.select(tx, *sums).where(self._ready)
+        tx = schema.tx
+        # No less than the queue takes them for.
+        size = sa.func.length(tx.c.halves).label("size")
+        found = sa.select(tx.c.id, tx.c.state, size).where(self._ready).order_by(_ORDER)
         with self._database.read() as connection:
             # With the ownership, after the relay was opened: whoever takes the shard from now on fences this one.
-            self.is_lost = not self._is_mine(connection)
+            self.is_lost = not connection.execute(sa.select(self._is_mine())).scalar()
             if self.is_lost:
                 return ()
-            rows = connection.execute(found.order_by(_DECIDED).limit(min(limit, GROUP))).all()
+            rows = connection.execute(found.limit(min(limit, schema.GROUP))).all()
             rolled_back = [row.id for row in rows if row.state == schema.ROLLBACK]
-            rows = _in_line([row for row in rows if row.state != schema.ROLLBACK])
-            total = accumulate((row.size or 0 for row in rows), initial=0)
-            fitting = [row for row, taken in zip(rows, total, strict=False) if taken + (row.size or 0) <= room_bytes]
-            entries = self._decided(connection, fitting or rows[:1])
+            rows = [row for row in rows if row.state != schema.ROLLBACK]
+            ends = accumulate(row.size for row in rows)
+            fitting = [row.id for row, end in zip(rows, ends, strict=True) if end <= room_bytes]
+            entries = self._decided(connection, tx.c.id.in_(fitting or [row.id for row in rows[:1]])) if rows else ()
         if rolled_back:
             self._mark_settled(tx.c.id.in_(rolled_back))
         return entries
@@ -170,13 +162,13 @@ class SqlBacklog(ShardBacklog):
         """
         tx = schema.tx
         with self._database.begin() as connection:
-            self.is_lost = not self._is_mine(connection)
+            self.is_lost = not connection.execute(sa.select(self._is_mine())).scalar()
             if self.is_lost:
                 return {}
             held = sa.and_(tx.c.id.in_(ids), tx.c.settled_at.is_(None), tx.c.state.in_((schema.COMMIT, schema.DISCARD)))
-            tried = {"held": schema.TRIED, "publish_at_ms": None}
-            rows = self._database.update(connection, tx, held, tried, list(tx.c))
-            found = {pending.transaction_id: pending for pending in self._decided(connection, rows)}
+            # Once this statement has their locks, nobody else changes them.
+            connection.execute(tx.update().where(held).values(held=0, publish_at_ms=None))
+            found = {pending.transaction_id: pending for pending in self._decided(connection, held)}
         return dict[str, Pending | None].fromkeys(ids) | found
 
     def explain(self) -> None:
@@ -196,7 +188,7 @@ class SqlBacklog(ShardBacklog):
 
     def _note_published(self, names: Sequence[str]) -> None:
         """Mark transactions as settled; those that are already are left alone."""
-        for some in _in_groups(names):
+        for some in schema.in_groups(names):
             self._mark_settled(schema.tx.c.id.in_(some))
 
     def _given_back(self, some: Sequence[Pending]) -> None:
@@ -218,88 +210,52 @@ class SqlBacklog(ShardBacklog):
             by_reason[why].append(name)
         with self._database.begin() as connection:
             for why, names in by_reason.items():
-                for some in _in_groups(names):
-                    held = tx.update().where(tx.c.id.in_(some), tx.c.settled_at.is_(None), self._mine())
-                    connection.execute(held.values(held=schema.HELD, held_why=why, publish_at_ms=None))
+                for some in schema.in_groups(names):
+                    held = tx.update().where(tx.c.id.in_(some), tx.c.settled_at.is_(None), self._is_mine())
+                    connection.execute(held.values(held=1, held_why=why, publish_at_ms=None))
 
-    def _mine(self) -> sa.ColumnElement[bool]:
-        return sa.exists(sa.select(schema.shard.c.number).where(self._leases.is_mine(self._shard)))
-
-    def _is_mine(self, connection: sa.Connection) -> bool:
-        mine = self._leases.is_mine(self._shard)
-        return connection.execute(sa.select(schema.shard.c.number).where(mine)).first() is not None
+    def _is_mine(self) -> sa.ColumnElement[bool]:
+        return sa.exists().where(self._lease.is_held)
 
     def _is_ready(self) -> sa.ColumnElement[bool]:
-        """Return the condition of what can be settled now."""
-        tx = schema.tx
-        earlier = tx.alias("earlier")
-        in_the_way = sa.exists().where(
-            schema.before_it(earlier),
-            sa.or_(
-                earlier.c.state == schema.PREPARED,
-                # It was decided later but goes first; or it goes first and is held.
-                sa.and_(
-                    earlier.c.state.in_((schema.COMMIT, schema.DISCARD)),
-                    sa.or_(earlier.c.decided_seq > tx.c.decided_seq, earlier.c.held != schema.FREE),
-                ),
-            ),
-        )
-        return sa.and_(
-            tx.c.shard == self._shard,
-            tx.c.publish_at_ms <= self._database.now_ms,
-            sa.or_(tx.c.state == schema.ROLLBACK, tx.c.order_key.is_(None), ~in_the_way),
-        )
+        """Return the condition of what can be settled now.
 
-    def _decided(self, connection: sa.Connection, rows: Sequence[Any]) -> list[Pending]:
-        """Return transactions with their messages."""
-        message, parts = schema.message, defaultdict[str, list[Any]](list)
-        of_rows = message.c.tx.in_([row.id for row in rows])
-        wanted = sa.select(message).where(of_rows).order_by(message.c.tx, message.c.part)
-        for part in connection.execute(wanted) if rows else ():
-            parts[part.tx].append(part)
-        return [_pending(row, parts[row.id]) for row in rows]
+        Of a line that is its beginning, up to the first that is undecided, not due or held.
+        """
+        tx, now_ms = schema.tx, self._database.now_ms
+        earlier = tx.alias("earlier")
+        waits = earlier.c.publish_at_ms.is_(None) | (earlier.c.publish_at_ms > now_ms)
+        is_behind = sa.exists().where(schema.before_it(earlier), waits)
+        goes = sa.or_(tx.c.order_key.is_(None), tx.c.state == schema.ROLLBACK, ~is_behind)
+        return sa.and_(tx.c.shard == self._lease.number, tx.c.publish_at_ms <= now_ms, goes)
+
+    @staticmethod
+    def _decided(connection: sa.Connection, some: sa.ColumnElement[bool]) -> list[Pending]:
+        """Return decided transactions with their messages."""
+        is_open = schema.tx.c.settled_at.is_(None)
+        return list(map(_pending, connection.execute(sa.select(schema.tx).where(some, is_open).order_by(_ORDER))))
 
     def _mark_settled(self, some: sa.ColumnElement[bool]) -> None:
         """Mark decided transactions as settled, and count them."""
-        tx, message = schema.tx, schema.message
-        over = {"settled_at": self._database.now, "publish_at_ms": None, "held": schema.FREE, "taken_until": 0.0}
-        answered, age = schema.answered().label("answered"), (tx.c.settled_at - tx.c.birth).label("age")
-        found = sa.and_(some, tx.c.settled_at.is_(None), tx.c.state != schema.PREPARED)
+        tx = schema.tx
+        now, kept = self._database.now, sa.case((tx.c.state == schema.DISCARD, tx.c.halves))
+        answered, age = schema.answered().label("answered"), (now - tx.c.birth).label("age")
+        decided = sa.select(tx.c.id, tx.c.state, answered, age).where(
+            some, tx.c.settled_at.is_(None), tx.c.state != schema.PREPARED
+        )
         with self._database.begin() as connection:
-            settled = self._database.update(connection, tx, found, over, [tx.c.id, tx.c.state, answered, age])
-            gone = [row.id for row in settled if row.state != schema.DISCARD]
-            if gone:
-                connection.execute(message.delete().where(message.c.tx.in_(gone)))
+            settled = connection.execute(decided.with_for_update()).all()
+            over = tx.update().where(tx.c.id.in_([row.id for row in settled]))
+            connection.execute(over.values(settled_at=now, publish_at_ms=None, halves=kept))
         for row in settled:
             self._counts.answered_checks += row.answered
             self._counts.settled(Verdict(row.state), row.age)
 
 
-def _in_line(rows: Sequence[Any]) -> list[Any]:
-    """Return the rows before which all that stand before them in their line are returned.
-
-    A row may be ready together with an earlier one of its line that was decided before it. Another one in between may
-    not: it was decided first, and waits for the earlier one. Then the row waits for both.
-    """
-    found: list[Any] = []
-    taken = Counter[tuple[str, bytes | None]]()
-    for row in rows:
-        line = row.producer_group, None if row.order_key is None else bytes(row.order_key)
-        if row.order_key is None or row.before == taken[line]:
-            taken[line] += 1
-            found.append(row)
-    return found
-
-
-def _in_groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield names in portions for one statement each."""
-    return (names[start : start + GROUP] for start in range(0, len(names), GROUP))
-
-
-def _pending(row: Any, parts: Sequence[Any]) -> Pending:
+def _pending(row: Any) -> Pending:
     """Return a transaction whose time has come, with its messages."""
     verdict = Verdict(row.state)
-    first, *others = (schema.half_of(row, part, len(parts)) for part in parts)
+    first, *others = unpack_halves(row.halves)
     pending = Pending(first._replace(deliver_at_ms=None) if verdict is Verdict.COMMIT else first, 0)
     for place, half in enumerate(others, 1):
         pending.add_part(place, half)

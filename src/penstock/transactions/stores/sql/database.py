@@ -1,14 +1,13 @@
 """The seam between the databases: how to connect, how a transaction begins, what the database's clock says.
 
-Of MariaDB and MySQL, with InnoDB, each wait has a bound that we hold. Neither returns rows from an `UPDATE`, and MySQL
-has no sequences: numbers are drawn from a table that counts by itself, whose lock ends with the statement, so that
-nobody waits for another's transaction.
+Of MariaDB and MySQL, with InnoDB, each wait has a bound that we hold. MySQL has no sequences: numbers are drawn from a
+table that counts by itself, whose lock ends with the statement, so that nobody waits for another's transaction.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -21,57 +20,10 @@ from penstock.database_url import parse_database_url
 from penstock.errors import DecisionNotStoredError
 from penstock.transactions.connections import cause_of
 
-#: Seconds that a connection may take, however long statements may.
-_CONNECT_S = 5.0
-
-_metadata = sa.MetaData()
-_number = sa.Table("penstock_number", _metadata, sa.Column("n", sa.BigInteger, primary_key=True), mysql_engine="InnoDB")
-
-
-def make_mysql_engine(url: sa.URL, limit_s: float, **options: Any) -> sa.Engine:
-    """Return an engine whose statements, locks and connections take `limit_s` seconds at most."""
-    whole_s = max(1, math.ceil(limit_s))
-    session = (
-        "SET SESSION sql_mode = 'TRADITIONAL', time_zone = '+00:00', default_storage_engine = InnoDB, "
-        f"innodb_lock_wait_timeout = {whole_s}, lock_wait_timeout = {whole_s}"
-    )
-    return sa.create_engine(
-        url,
-        connect_args={
-            "charset": "utf8mb4",
-            "init_command": session,
-            "connect_timeout": math.ceil(min(limit_s, _CONNECT_S)),
-            # A lock is given up by the server, which then rolls back; a session that does not answer at all, by us.
-            "read_timeout": whole_s + 1,
-            "write_timeout": whole_s + 1,
-        },
-        isolation_level="READ COMMITTED",
-        pool_pre_ping=True,
-        **options,
-    )
-
-
-def create_numbers(connection: sa.Connection) -> None:
-    """Create the table of numbers where it is absent."""
-    _metadata.create_all(connection)
-
-
-def draw_numbers(connection: sa.Connection, count: int) -> int:
-    """Draw numbers that follow on each other, above all that were drawn before; return the first.
-
-    `LAST_INSERT_ID()` is the first of them in this session, until it draws again.
-    """
-    connection.exec_driver_sql(f"INSERT INTO penstock_number VALUES {', '.join(['(NULL)'] * count)}")  # noqa: S608 - constants
-    return int(connection.exec_driver_sql("SELECT LAST_INSERT_ID()").scalar_one())
-
-
-def forget_numbers(connection: sa.Connection) -> None:
-    """Delete the numbers that were drawn; the table goes on counting."""
-    connection.exec_driver_sql("DELETE FROM penstock_number ORDER BY n LIMIT 10000")
-
-
 #: Seconds that a statement, a lock or a connection may take: a send, of 15 s, has time for a second session.
 STATEMENT_TIMEOUT_S = 5.0
+#: Seconds that a connection may take, however long statements may.
+_CONNECT_S = 5.0
 #: Of the statement: one that is compared with an index must not change from row to row.
 _CLOCK = {
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
@@ -121,12 +73,16 @@ class Database:
             self.engine = sa.create_engine(parsed, connect_args=connect, poolclass=sa.QueuePool, **options)
             sa.event.listen(self.engine, "connect", _set_up_sqlite)
             sa.event.listen(self.engine, "begin", _begin_sqlite)
-        elif self.kind == "postgresql":
-            from penstock.transactions.stores.sql import postgresql
-
-            self.engine = postgresql.make_engine(parsed, limit_s, **options)
         else:
-            self.engine = make_mysql_engine(parsed, limit_s, **options)
+            options |= {"isolation_level": "READ COMMITTED", "pool_pre_ping": True}
+            connect = {"connect_timeout": math.ceil(min(limit_s, _CONNECT_S))}
+            if self.kind == "postgresql":
+                from penstock.transactions.stores.sql import postgresql
+
+                self.engine = postgresql.make_engine(parsed, limit_s, connect, **options)
+            else:
+                connect_args = connect | _mysql_settings(math.ceil(limit_s))
+                self.engine = sa.create_engine(parsed, connect_args=connect_args, **options)
         sa.event.listen(self.engine, "handle_error", _drop_what_is_of_no_use)
         self._statements: dict[str, sa.Executable] = {}
         #: Seconds since 1970, by the database's clock.
@@ -135,41 +91,22 @@ class Database:
         self.now_ms: sa.ColumnElement[int] = sa.literal_column(_CLOCK_MS[self.kind], sa.BigInteger)
         self.next: sa.ColumnElement[int] = sa.literal_column(_NEXT[self.kind], sa.BigInteger)
 
-    def insert(self, table: sa.Table, values: Mapping[str, Any], *changed: str) -> sa.Insert:
-        """Return an `INSERT` that changes some columns of a row that exists, by its key; none: it leaves that alone."""
-        key = [column.name for column in table.primary_key]
+    def insert_absent(self, table: sa.Table, values: Mapping[str, Any]) -> sa.Insert:
+        """Return an `INSERT` that leaves a row alone that is there, by its key."""
         if self.kind == "mysql":
+            (key,) = table.primary_key
             # To set the key to what it is changes nothing.
-            return (
-                mysql_dialect.insert(table)
-                .values(**values)
-                .on_duplicate_key_update({name: values[name] for name in changed} or {key[0]: table.c[key[0]]})
-            )
+            return mysql_dialect.insert(table).values(**values).on_duplicate_key_update({key.name: key})
         insert = sqlite_dialect.insert(table) if self.kind == "sqlite" else pg_dialect.insert(table)
-        if not changed:
-            return insert.values(**values).on_conflict_do_nothing()
-        new = {name: values[name] for name in changed}
-        return insert.values(**values).on_conflict_do_update(index_elements=key, set_=new)
-
-    def update(
-        self,
-        connection: sa.Connection,
-        table: sa.Table,
-        condition: sa.ColumnElement[bool],
-        values: Mapping[str, Any],
-        columns: Sequence[sa.ColumnElement[Any]],
-    ) -> Sequence[sa.Row[Any]]:
-        """Change rows, and return columns of those that were changed."""
-        if self.engine.dialect.update_returning:
-            return connection.execute(table.update().where(condition).values(**values).returning(*columns)).all()
-        (key,) = table.primary_key
-        found = list(connection.execute(sa.select(key).where(condition).with_for_update()).scalars())
-        connection.execute(table.update().where(key.in_(found)).values(**values))
-        return connection.execute(sa.select(*columns).where(key.in_(found))).all()
+        return insert.values(**values).on_conflict_do_nothing()
 
     def draw(self, connection: sa.Connection, count: int = 1) -> int:
-        """Draw so many numbers where `next` does not do so by itself, and return the first."""
-        return draw_numbers(connection, count) if self.kind == "mysql" else 0
+        """Draw numbers that follow on each other where `next` does not do so by itself, and return the first."""
+        if self.kind != "mysql":
+            return 0
+        connection.exec_driver_sql(f"INSERT INTO penstock_number VALUES {', '.join(['(NULL)'] * count)}")  # noqa: S608 - constants
+        # The first of them in this session, until it draws again.
+        return int(connection.exec_driver_sql("SELECT LAST_INSERT_ID()").scalar_one())
 
     def once(self, name: str, make: Callable[[], sa.Executable]) -> sa.Executable:
         """Return a statement that is made once: to make it costs more than to run it."""
@@ -211,6 +148,17 @@ def _drop_what_is_of_no_use(context: sa.ExceptionContext) -> None:
     code = getattr(error, "sqlstate", None) or next(iter(getattr(error, "args", ())), None)
     if code in _OF_NO_USE:
         context.is_disconnect = True
+
+
+def _mysql_settings(limit_s: int) -> dict[str, Any]:
+    """Return what bounds statements and locks by `limit_s` seconds, and has the server judge values strictly."""
+    session = (
+        "SET SESSION sql_mode = 'TRADITIONAL', time_zone = '+00:00', default_storage_engine = InnoDB, "
+        f"innodb_lock_wait_timeout = {limit_s}, lock_wait_timeout = {limit_s}"
+    )
+    # A lock is given up by the server, which then rolls back; a session that does not answer at all, by us.
+    answer_s = limit_s + 1
+    return {"charset": "utf8mb4", "init_command": session, "read_timeout": answer_s, "write_timeout": answer_s}
 
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:

@@ -1,6 +1,6 @@
 """What producers look for in the database again and again: the checks of their group, and the ends of transactions.
 
-Each check is taken by one producer, for a while.
+A check is taken by one producer. One that is not answered is asked again by the coordinator, after an interval.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ from penstock.transactions.connections import cause_of
 from penstock.transactions.store import SettledCallback
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.wire.half import CheckRequest
+from penstock.transactions.wire.half import CheckRequest, unpack_halves
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
 
 _log = logging.getLogger("penstock.transactions")
 
-_POLL_S = 0.1
 _RETRY_DELAY_S = 0.5
-#: Seconds for which a producer has a check that it took; and between two heartbeats.
-_CHECK_LEASE_S = 60.0
 _HEARTBEAT_INTERVAL_S = 2.0
 _AT_ONCE = 200
 
@@ -41,23 +38,20 @@ class SqlCheckSource:
         self._closed = threading.Event()
 
     def take(self, timeout_s: float, running: Collection[str] = ()) -> Sequence[CheckRequest]:
-        """Return the checks that are there, waiting at most `timeout_s` seconds for the first.
+        """Return the checks that are there; where there are none, wait `timeout_s` seconds before the next look.
 
         None of those that are `running` here: one that hangs is asked again, and that is for another producer.
         """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            found: Sequence[CheckRequest] = ()
-            try:
-                self._beat()
-                found = self._take(running)
-            except sa.exc.SQLAlchemyError as error:
-                _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, cause_of(error))
-                self._closed.wait(_RETRY_DELAY_S)
-            left = deadline - time.monotonic()
-            if found or left <= 0:
-                return found
-            self._closed.wait(min(left, _POLL_S))
+        found: Sequence[CheckRequest] = ()
+        try:
+            self._beat()
+            found = self._take(running)
+        except sa.exc.SQLAlchemyError as error:
+            _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, cause_of(error))
+            self._closed.wait(_RETRY_DELAY_S)
+        if not found:
+            self._closed.wait(timeout_s)
+        return found
 
     def close(self) -> None:
         """Give the group up: nobody takes this producer for alive."""
@@ -74,39 +68,20 @@ class SqlCheckSource:
         self._seen = time.monotonic()
 
     def _take(self, running: Collection[str]) -> list[CheckRequest]:
-        tx, message, now = schema.tx, schema.message, self._database.now
-        asked = (
-            sa.select(tx.c.id)
-            .where(
-                tx.c.producer_group == self._group,
-                tx.c.state == schema.PREPARED,
-                # Not by a parameter: the condition of the index is to be known.
-                tx.c.question > sa.literal_column("0"),
-                tx.c.taken_until < now,
-                tx.c.id.not_in(running),
-            )
-            .order_by(tx.c.asked_at)
-            .limit(_AT_ONCE)
-        )
+        tx = schema.tx
+        is_asked = (tx.c.producer_group == self._group) & tx.c.asked_at.is_not(None) & tx.c.id.not_in(running)
+        asked = sa.select(tx.c.id).where(is_asked).order_by(tx.c.asked_at).limit(_AT_ONCE)
         with self._database.read() as connection:
             if not connection.execute(asked.limit(1)).all():
                 return []
         with self._database.begin() as connection:
             ids = list(connection.execute(asked.with_for_update(skip_locked=True)).scalars())
-            connection.execute(tx.update().where(tx.c.id.in_(ids)).values(taken_until=now + _CHECK_LEASE_S))
-            every = message.alias("every")
-            parts = sa.select(sa.func.count()).where(every.c.tx == tx.c.id).correlate(tx).scalar_subquery()
-            rows = connection.execute(
-                sa.select(tx, message, parts.label("parts"))
-                .join_from(tx, message, (message.c.tx == tx.c.id) & (message.c.part == 0))
-                .where(tx.c.id.in_(ids))
-                .order_by(tx.c.asked_at)
-            ).all()
-        return [CheckRequest(schema.half_of(row, row, row.parts), row.shard, row.seq, row.question) for row in rows]
+            connection.execute(tx.update().where(tx.c.id.in_(ids)).values(asked_at=None))
+            rows = connection.execute(sa.select(tx).where(tx.c.id.in_(ids)).order_by(tx.c.seq)).all()
+        return [CheckRequest(unpack_halves(row.halves)[0], row.shard, row.seq, row.check_count + 1) for row in rows]
 
 
 _WATCH_S = 0.02
-_WATCHED_AT_ONCE = 500
 
 
 class SettledWatch:
@@ -166,7 +141,7 @@ class SettledWatch:
         tx = schema.tx
         found: list[tuple[str, int]] = []
         with self._database.read() as connection:
-            for start in range(0, len(ids), _WATCHED_AT_ONCE):
-                wanted = tx.c.id.in_(ids[start : start + _WATCHED_AT_ONCE]) & tx.c.settled_at.is_not(None)
+            for some in schema.in_groups(ids):
+                wanted = tx.c.id.in_(some) & tx.c.settled_at.is_not(None)
                 found += map(tuple, connection.execute(sa.select(tx.c.id, tx.c.state).where(wanted)))
         return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import psycopg
@@ -17,8 +17,6 @@ import sqlalchemy as sa
 from penstock.errors import ConfigurationError
 
 _THRESHOLD = "prepare_threshold"
-#: Seconds that a connection may take, however long statements may.
-_CONNECT_S = 5.0
 
 
 class _BoundedConnection(psycopg.Connection[Any]):
@@ -46,8 +44,8 @@ class _BoundedConnection(psycopg.Connection[Any]):
             return end.value
 
 
-def make_engine(url: sa.URL, limit_s: float, **options: Any) -> sa.Engine:
-    """Return an engine whose statements and connections take `limit_s` seconds at most.
+def make_engine(url: sa.URL, limit_s: float, connect_args: Mapping[str, Any], **options: Any) -> sa.Engine:
+    """Return an engine whose statements take `limit_s` seconds at most.
 
     Statements are not prepared on the server, which poolers in transaction mode refuse; `?prepare_threshold=` in the
     address has them prepared after so many uses. Raises `ConfigurationError` where that is no number.
@@ -55,9 +53,7 @@ def make_engine(url: sa.URL, limit_s: float, **options: Any) -> sa.Engine:
     threshold = _threshold_of(url)
     engine = sa.create_engine(
         url.difference_update_query([_THRESHOLD]),
-        connect_args={"connect_timeout": math.ceil(min(limit_s, _CONNECT_S)), _THRESHOLD: threshold},
-        isolation_level="READ COMMITTED",
-        pool_pre_ping=True,
+        connect_args={**connect_args, _THRESHOLD: threshold},
         **options,
     )
 

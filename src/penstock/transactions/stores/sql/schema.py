@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
 from penstock.errors import ConfigurationError
-from penstock.transactions.stores.sql.database import Database, create_numbers
-from penstock.transactions.wire.half import Half
+from penstock.transactions.stores.sql.database import Database
+from penstock.transactions.wire.half import Half, pack_halves
 from penstock.transactions.wire.ops import Author, Verdict
 
 #: A transaction that nobody decided. The other states are the verdicts' numbers.
@@ -22,13 +21,16 @@ COMMIT, ROLLBACK, DISCARD = int(Verdict.COMMIT), int(Verdict.ROLLBACK), int(Verd
 #: Seconds without a sign of life after which a producer counts as dead.
 _PRODUCER_DEAD_AFTER_S = 10.0
 
-#: `held`: it goes with the others; Kafka refuses it, or what it must stay behind; a trial has it, and only a relay that
-#: has read the done log since lets it go.
-FREE, HELD, TRIED = 0, 1, 2
-#: The columns of what is held no more.
-FREE_AGAIN: dict[str, Any] = {"held": FREE, "held_why": None, "publish_at_ms": 0}
+#: Transactions in one group, or in one statement.
+GROUP = 500
 
-_VERSION = 4
+_VERSION = 5
+
+#: What numbers are drawn from, where that is to be created.
+_NUMBERS = {
+    "postgresql": "CREATE SEQUENCE IF NOT EXISTS penstock_seq",
+    "mysql": "CREATE TABLE IF NOT EXISTS penstock_number (n BIGINT AUTO_INCREMENT PRIMARY KEY) ENGINE = InnoDB",
+}
 
 metadata = sa.MetaData()
 
@@ -65,33 +67,36 @@ tx = sa.Table(
     sa.Column("seq", sa.BigInteger, nullable=False),
     sa.Column("shard", sa.Integer, nullable=False),
     sa.Column("producer_group", _NAME, nullable=False),
-    sa.Column("state", sa.SmallInteger, nullable=False),
+    sa.Column("state", sa.SmallInteger, nullable=False, server_default=str(PREPARED)),
     sa.Column("author", sa.SmallInteger),
     sa.Column("actor", sa.Text),
     sa.Column("decided_seq", sa.BigInteger),
     # Present with order="half".
     sa.Column("order_key", _BYTES),
     sa.Column("birth", sa.Double, nullable=False),
-    sa.Column("immunity", sa.Double, nullable=False),
+    sa.Column("immunity", sa.Double, nullable=False, server_default="0"),
     sa.Column("deliver_at_ms", sa.BigInteger),
-    # Checks: answered ones, when the last was, when the next is to be thought of (null: after the transaction timeout),
-    # the number and the time of the question that is open (0: none), and until when a producer has it.
-    sa.Column("check_count", sa.Integer, nullable=False),
-    sa.Column("answered_at", sa.Double),
+    # Checks: how many were answered, when the next is due (null: after the transaction timeout, or the immunity), and
+    # since when one waits for a producer that takes it (null: none does).
+    sa.Column("check_count", sa.Integer, nullable=False, server_default="0"),
     sa.Column("check_at", sa.Double),
-    sa.Column("question", sa.Integer, nullable=False),
     sa.Column("asked_at", sa.Double),
-    sa.Column("taken_until", sa.Double, nullable=False),
-    # When the main path takes what was decided, in milliseconds; null: it does not, or does not yet.
+    # When it can be published with others, in milliseconds. Null: it is undecided, settled, or set aside, since Kafka
+    # refuses it, or what it must stay behind: `held_why` says so. `held` is 1 then, and 0 while a trial has it: only a
+    # relay that has read the done log since lets that go.
     sa.Column("publish_at_ms", sa.BigInteger),
-    # While Kafka refuses it, and why.
-    sa.Column("held", sa.SmallInteger, nullable=False),
+    sa.Column("held", sa.SmallInteger, nullable=False, server_default="0"),
     sa.Column("held_why", sa.Text),
     sa.Column("settled_at", sa.Double),
+    # The targets of its messages in their order, separated by spaces; they are shown without the messages.
+    sa.Column("topics", _LONG, nullable=False),
+    # What `pack_halves` makes of the messages; null once they are published or rolled back. It is the last column, for
+    # SQLite reads all of it on the way to one behind it.
+    sa.Column("halves", _BYTES),
     sa.Index("penstock_tx_open", "shard", "settled_at", "state"),
     # Of what may be published, and of what producers are asked about: few of all rows.
     _index_where("penstock_tx_ready", "shard", "publish_at_ms", where="publish_at_ms IS NOT NULL"),
-    _index_where("penstock_tx_asked", "producer_group", "question", where="question > 0"),
+    _index_where("penstock_tx_asked", "producer_group", "asked_at", where="asked_at IS NOT NULL"),
     sa.Index("penstock_tx_keys", "order_key", "seq", mysql_length=_PREFIX, mariadb_length=_PREFIX),
     # For the next number, see `Database.next`.
     sa.Index("penstock_tx_seq", "seq").ddl_if(dialect="sqlite"),
@@ -99,18 +104,8 @@ tx = sa.Table(
     sa.Index("penstock_tx_settled", "settled_at"),
 )
 
-message = sa.Table(
-    "penstock_message",
-    metadata,
-    sa.Column("tx", _ID, primary_key=True),
-    sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("topic", _NAME, nullable=False),
-    sa.Column("partition", sa.Integer),
-    sa.Column("key", _BYTES),
-    sa.Column("value", _BYTES),
-    # A list of pairs in JSON: name, and value in hexadecimal digits or null.
-    sa.Column("headers", _LONG, nullable=False),
-)
+#: What is known of a transaction without its messages.
+about = [column for column in tx.c if column is not tx.c.halves]
 
 #: Who publishes a shard, and until when nobody else may. The epoch rises with each owner.
 shard = sa.Table(
@@ -118,8 +113,8 @@ shard = sa.Table(
     metadata,
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("owner", sa.Text),
-    sa.Column("lease_until", sa.Double, nullable=False),
-    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("lease_until", sa.Double, nullable=False, server_default="0"),
+    sa.Column("epoch", sa.BigInteger, nullable=False, server_default="0"),
     # The transactional ids under which it may be published, in one text: its next owner shuts them out.
     sa.Column("claim", sa.Text),
     # The call into the Kafka client that its coordinator waits for, and since when it has not gone on; null: none.
@@ -131,8 +126,8 @@ shard = sa.Table(
 alive = sa.Table(
     "penstock_alive",
     metadata,
-    sa.Column("kind", _ID, primary_key=True),
     sa.Column("name", _ID, primary_key=True),
+    sa.Column("kind", _ID, nullable=False),
     sa.Column("producer_group", _NAME, nullable=False),
     sa.Column("seen", sa.Double, nullable=False),
 )
@@ -165,11 +160,10 @@ def create(database: Database, shards: int) -> tuple[str, int]:
     """
     with database.begin() as connection:
         if database.kind == "postgresql":
-            # CREATE TABLE IF NOT EXISTS fails when two do it at once.
+            # What creates if not exists fails when two do it at once.
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtextextended('penstock store', 0))"))
-            connection.execute(sa.text("CREATE SEQUENCE IF NOT EXISTS penstock_seq"))
-        if database.kind == "mysql":
-            create_numbers(connection)
+        if database.kind in _NUMBERS:
+            connection.exec_driver_sql(_NUMBERS[database.kind])
         metadata.create_all(connection)
         row = connection.execute(sa.select(store)).one_or_none()
         if row is None:
@@ -186,22 +180,19 @@ def create(database: Database, shards: int) -> tuple[str, int]:
 
 
 def _first_rows(own: str, shards: int) -> tuple[sa.Insert, sa.Insert]:
-    rows = [{"number": number, "lease_until": 0.0, "epoch": 0} for number in range(shards)]
+    rows = [{"number": number} for number in range(shards)]
     return store.insert().values(one=1, version=_VERSION, uuid=own, shards=shards), shard.insert().values(rows)
 
 
 def statements(database: Database, shards: int) -> list[str]:
     """Return what `create` does to an empty database, for somebody else who may; nothing is asked or changed."""
-    found = ["CREATE SEQUENCE IF NOT EXISTS penstock_seq"] if database.kind == "postgresql" else []
+    found = [_NUMBERS[database.kind]] if database.kind in _NUMBERS else []
     dialect = database.engine.dialect
 
     def take(statement: sa.schema.ExecutableDDLElement, *_: object) -> None:
         found.append(str(statement.compile(dialect=dialect)).strip())
 
-    mock = sa.create_mock_engine(database.engine.url, take)
-    if database.kind == "mysql":
-        create_numbers(mock)  # type: ignore[arg-type] # it takes what a connection takes
-    metadata.create_all(mock, checkfirst=False)
+    metadata.create_all(sa.create_mock_engine(database.engine.url, take), checkfirst=False)
     literal = {"literal_binds": True}
     inserts = _first_rows(uuid.uuid4().hex[:12], shards)
     return [*found, *(str(it.compile(dialect=dialect, compile_kwargs=literal)) for it in inserts)]
@@ -228,9 +219,10 @@ def is_living_producer(now: sa.ColumnElement[float]) -> sa.ColumnElement[bool]:
 
 def write_heartbeat(database: Database, kind: str, name: str, group: str = "") -> None:
     """Write down that a `coordinator` or a `producer` (the kind) is alive. No other has its name."""
-    row = {"kind": kind, "name": name, "producer_group": group, "seen": database.now}
+    seen = {"seen": database.now}
     with database.begin() as connection:
-        connection.execute(database.insert(alive, row, "seen"))
+        if not connection.execute(alive.update().where(alive.c.name == name).values(seen)).rowcount:
+            connection.execute(alive.insert().values(kind=kind, name=name, producer_group=group, **seen))
 
 
 def remove_heartbeat(database: Database, name: str) -> None:
@@ -244,49 +236,21 @@ def is_delayed(database: Database) -> sa.ColumnElement[bool]:
     return sa.and_(tx.c.state == COMMIT, tx.c.publish_at_ms > database.now_ms)
 
 
+def is_set_aside() -> sa.ColumnElement[bool]:
+    """Return the condition that a transaction is decided and cannot be published with others."""
+    return sa.and_(tx.c.state != PREPARED, tx.c.settled_at.is_(None), tx.c.publish_at_ms.is_(None))
+
+
 def answered() -> sa.ColumnElement[int]:
     """Return how many answers of checks counted for a transaction: those that were UNKNOWN, and one that decided."""
     return tx.c.check_count + sa.case((tx.c.author == int(Author.CHECK), 1), else_=0)
 
 
-def message_rows(halves: Iterable[Half]) -> list[dict[str, Any]]:
-    """Return the rows of a transaction's messages."""
-    return [
-        {
-            "tx": half.transaction_id,
-            "part": part,
-            "topic": half.topic,
-            "partition": half.partition,
-            "key": half.key,
-            "value": half.value,
-            "headers": encode_headers(half.headers),
-        }
-        for part, half in enumerate(halves)
-    ]
+def message_columns(halves: Sequence[Half]) -> dict[str, Any]:
+    """Return what a transaction's row has of its messages."""
+    return {"topics": " ".join(half.topic for half in halves), "halves": pack_halves(halves)}
 
 
-def encode_headers(headers: Iterable[tuple[str, bytes | None]]) -> str:
-    """Return headers as text."""
-    return json.dumps([[name, None if content is None else content.hex()] for name, content in headers])
-
-
-def decode_headers(text: str) -> tuple[tuple[str, bytes | None], ...]:
-    """Read headers."""
-    return tuple((name, None if content is None else bytes.fromhex(content)) for name, content in json.loads(text))
-
-
-def half_of(row: Any, part: Any, parts: int) -> Half:
-    """Return the half of a transaction's row and of the row of one of its messages, which may be one, joined."""
-    return Half(
-        transaction_id=row.id,
-        group=row.producer_group,
-        topic=part.topic,
-        partition=part.partition,
-        key=None if part.key is None else bytes(part.key),
-        value=None if part.value is None else bytes(part.value),
-        headers=decode_headers(part.headers),
-        immunity_ms=int(row.immunity * 1000) or None,
-        deliver_at_ms=row.deliver_at_ms,
-        part=(part.part + 1, parts) if parts > 1 else None,
-        order_key=None if row.order_key is None else bytes(row.order_key),
-    )
+def in_groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield names in portions for one statement each."""
+    return (names[start : start + GROUP] for start in range(0, len(names), GROUP))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,10 +16,10 @@ from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.stores.coordination import Counts
 from penstock.transactions.stores.shards import CheckTerms, DueCheck, StoreShards
 from penstock.transactions.stores.sql import schema
-from penstock.transactions.stores.sql.backlog import GROUP, SqlBacklog
-from penstock.transactions.stores.sql.database import Database, forget_numbers
-from penstock.transactions.stores.sql.leases import Leases
-from penstock.transactions.wire.half import Half
+from penstock.transactions.stores.sql.backlog import SqlBacklog
+from penstock.transactions.stores.sql.database import Database
+from penstock.transactions.stores.sql.leases import Lease
+from penstock.transactions.wire.half import Half, unpack_halves
 from penstock.transactions.wire.ids import new_id
 
 #: Seconds between two looks into the database: after something was found, and when nothing was.
@@ -49,8 +49,9 @@ class SqlShards(StoreShards):
         super().__init__(name, count, Counts())
         self._database = database
         self._policy = terms.policy
-        self._leases = Leases(database, new_id(), terms.session_s)
-        self._renew_every_s = terms.session_s / _RENEWALS
+        self._coordinator = new_id()
+        self._session_s = terms.session_s
+        self._leases: dict[int, Lease] = {}
         # Monotonic seconds of the next time.
         self._renew_at = self._check_at = 0.0
         self._question = BriefQuestion("counts of the SQL store")
@@ -64,82 +65,86 @@ class SqlShards(StoreShards):
     @property
     def owned(self) -> Collection[int]:
         """The shards whose leases it has."""
-        return self._leases.owned
+        return self._leases
 
     def backlog(self, shard: int) -> SqlBacklog:
         """Return what waits in a shard."""
-        return SqlBacklog(self._database, shard, self._leases, self.counts)
+        return SqlBacklog(self._database, self._leases[shard], self.counts)
 
     def renew(self) -> None:
-        """Renew the leases, take free shards, and see which are to be handed over, when it is time."""
+        """Renew the leases, take a share of what is free, and hand over what others lack, when it is time."""
         now = time.monotonic()
-        if now >= self._renew_at:
-            self._renew_at = now + self._renew_every_s
-            self._leases.renew_all()
-            self.leaving = set(self._leases.surplus())
+        if now < self._renew_at:
+            return
+        self._renew_at = now + self._session_s / _RENEWALS
+        schema.write_heartbeat(self._database, "coordinator", self._coordinator)
+        for number, lease in list(self._leases.items()):
+            if not lease.renew():
+                del self._leases[number]
+        share = self._share()
+        while len(self._leases) < share and (new := Lease.take(self._database, self._coordinator, self._session_s)):
+            self._leases[new.number] = new
+        self.leaving = set(sorted(self._leases)[share:])
+
+    def _share(self) -> int:
+        """Return how many shards are this coordinator's share, among all that live."""
+        alive, now = schema.alive, self._database.now
+        living = (alive.c.kind == "coordinator") & (alive.c.seen > now - self._session_s)
+        with self._database.read() as connection:
+            names = set(connection.execute(sa.select(alive.c.name).where(living)).scalars()) | {self._coordinator}
+        base, rest = divmod(self.count, len(names))
+        return base + (sorted(names).index(self._coordinator) < rest)
 
     def give_up(self, shard: int) -> None:
         """Leave a shard to others."""
-        self._leases.give_up(shard)
+        self._leases[shard].give_up()
+        del self._leases[shard]
         super().give_up(shard)
 
     def due(self) -> Sequence[DueCheck]:
-        """Return what is due, when it is time, and plan when each is looked at again."""
+        """Return what is due, when it is time; producers find it from now on, and it is due again in an interval."""
         now_s = time.monotonic()
         if now_s < self._check_at:
             return ()
         self._check_at = now_s + _CHECK_S
         self._count_refusals()
         tx, policy, now = schema.tx, self._policy, self._database.now
-        # Never later than it is due: the policy tells.
-        look_at = sa.func.coalesce(tx.c.check_at, tx.c.birth + policy.timeout_s)
+        is_immune = tx.c.immunity > policy.timeout_s
+        first_at = tx.c.birth + sa.case((is_immune, tx.c.immunity), else_=policy.timeout_s)
+        is_open = tx.c.settled_at.is_(None) & (tx.c.state == schema.PREPARED)
         found = (
-            sa.select(tx, now.label("now"))
-            .where(
-                tx.c.shard.in_(sorted(self.owned)),
-                tx.c.settled_at.is_(None),
-                tx.c.state == schema.PREPARED,
-                look_at <= now,
-            )
+            sa.select(tx.c.id, tx.c.producer_group, tx.c.check_count, now.label("now"))
+            .where(tx.c.shard.in_(sorted(self.owned)), is_open, sa.func.coalesce(tx.c.check_at, first_at) <= now)
             .limit(_CHECKS)
         )
         with self._database.read() as connection:
             rows = connection.execute(found).all() if self.owned else ()
-        due: list[DueCheck] = []
-        plans: list[dict[str, Any]] = []
-        for row in rows:
-            at = policy.next_due(row.birth, row.immunity, row.answered_at or 0.0, row.check_count)
-            if at <= row.now:
-                due.append(DueCheck(row.id, row.producer_group, row.check_count))
-                at = row.now + policy.interval(row.check_count + 1)
-            plans.append({"of": row.id, "after": row.check_count, "at": at})
-        self._plan(plans, check_at=sa.bindparam("at"))
-        return due
+        plans = [
+            {"of": row.id, "after": row.check_count, "at": row.now + policy.interval(row.check_count + 1)}
+            for row in rows
+        ]
+        if plans:
+            # The next check of what was answered since it was read is another one.
+            same = (tx.c.id == sa.bindparam("of")) & (tx.c.check_count == sa.bindparam("after"))
+            asked_at = sa.case((tx.c.check_count < policy.maximum, now))
+            planned = tx.update().where(same, is_open).values(check_at=sa.bindparam("at"), asked_at=asked_at)
+            with self._database.begin() as connection:
+                connection.execute(planned, plans)
+        return [DueCheck(row.id, row.producer_group, row.check_count) for row in rows]
 
     def ask(self, due: Sequence[DueCheck]) -> Collection[str]:
-        """Let producers find the checks in the database; return the groups of which nobody looks there."""
+        """Return the groups of which no producer looks into the database; the others find their checks there."""
         alive, now = schema.alive, self._database.now
-        asked = [{"of": check.transaction_id, "after": check.check_count} for check in due]
-        self._plan(asked, question=schema.tx.c.check_count + 1, asked_at=now, taken_until=0.0)
         with self._database.read() as connection:
             living = connection.execute(sa.select(alive.c.producer_group).where(schema.is_living_producer(now)))
             return {check.group for check in due}.difference(living.scalars())
 
-    def _plan(self, some: Sequence[Mapping[str, Any]], **values: Any) -> None:
-        """Change what is undecided still, and was not answered since it was read: its next check is another one."""
-        tx = schema.tx
-        same = (tx.c.id == sa.bindparam("of")) & (tx.c.check_count == sa.bindparam("after"))
-        if some:
-            with self._database.begin() as connection:
-                connection.execute(tx.update().where(same, tx.c.state == schema.PREPARED).values(**values), some)
-
     def half(self, due: DueCheck) -> Half | None:
         """Read the first half of a transaction that nobody has decided, or None."""
-        tx, message = schema.tx, schema.message
-        both = sa.select(tx, message).join_from(tx, message, (message.c.tx == tx.c.id) & (message.c.part == 0))
+        is_it = (schema.tx.c.id == due.transaction_id) & (schema.tx.c.state == schema.PREPARED)
         with self._database.read() as connection:
-            row = connection.execute(both.where(tx.c.id == due.transaction_id, tx.c.state == schema.PREPARED)).first()
-        return None if row is None else schema.half_of(row, row, 1)
+            halves = connection.execute(sa.select(schema.tx.c.halves).where(is_it)).scalar()
+        return None if halves is None else unpack_halves(halves)[0]
 
     def _count_refusals(self) -> None:
         """Count the refused decisions: each by the coordinator that deletes it."""
@@ -161,22 +166,21 @@ class SqlShards(StoreShards):
         with self._database.begin() as connection:
             connection.execute(schema.alive.delete().where(schema.alive.c.seen < now - _SILENT_KEPT_S))
             if self._database.kind == "mysql":
-                forget_numbers(connection)
+                # Numbers that were drawn; the table goes on counting.
+                connection.exec_driver_sql(f"DELETE FROM penstock_number ORDER BY n LIMIT {_PURGED}")  # noqa: S608 - a constant
 
     def _purge(self, old: sa.ColumnElement[bool]) -> bool:
-        """Delete old transactions with their messages, as many as one statement may; tell whether there may be more."""
-        tx, message = schema.tx, schema.message
+        """Delete old transactions, as many as one statement may; tell whether there may be more."""
+        tx = schema.tx
         with self._database.begin() as connection:
             ids = list(connection.execute(sa.select(tx.c.id).where(old).limit(_PURGED)).scalars())
-            for start in range(0, len(ids), GROUP):
-                some = ids[start : start + GROUP]
-                connection.execute(message.delete().where(message.c.tx.in_(some)))
+            for some in schema.in_groups(ids):
                 connection.execute(tx.delete().where(tx.c.id.in_(some)))
         return len(ids) == _PURGED
 
     def note_slow_call(self, shard: int, call: str, age_s: float) -> None:
         """Write down the call that publication of a shard waits for."""
-        self._leases.renew(shard, slow_call=call or None, slow_since=self._database.now - age_s)
+        self._leases[shard].renew(slow_call=call or None, slow_since=self._database.now - age_s)
 
     def wait_s(self, *, takes_more: bool, busy: bool) -> float:  # noqa: ARG002 - who writes there wakes nobody
         """Return the seconds after which to look into the database again."""
@@ -184,7 +188,9 @@ class SqlShards(StoreShards):
 
     def close(self) -> None:
         """Give all up, and be no longer counted among the coordinators."""
-        self._leases.leave()
+        for shard in list(self._leases):
+            self.give_up(shard)
+        schema.remove_heartbeat(self._database, self._coordinator)
 
     def statistics(self, shards: Collection[int] | None = None) -> CoordinatorStatistics:
         """Return what was counted, and what the store holds. Safe from any thread.
@@ -207,7 +213,7 @@ class SqlShards(StoreShards):
         earlier = tx.alias("earlier")
         behind = sa.exists().where(schema.before_it(earlier))
         sums = {
-            "held": tx.c.held != schema.FREE,
+            "held": schema.is_set_aside(),
             "delayed": schema.is_delayed(self._database),
             "held_by_key": (tx.c.state == schema.COMMIT) & tx.c.order_key.is_not(None) & behind,
         }

@@ -212,14 +212,15 @@ class Outbox:
         self._user.require_transaction()
         self._require_shards()
         database = self._store.database
-        number, now, quote = database.next, database.now, database.engine.dialect.identifier_preparer.quote
+        number, now = database.next, database.now
         if database.kind == "mysql":
             self._run("INSERT INTO penstock_number VALUES (NULL)")
         # Constants and our own words: nothing of the user's is in the text.
         self._run(
-            "INSERT INTO penstock_tx (id, seq, shard, producer_group, state, author, decided_seq, birth, immunity, "  # noqa: S608 - constants
-            "deliver_at_ms, publish_at_ms, check_count, question, taken_until, held) VALUES (:id, "
-            f"{number}, :shard, :group, :state, :author, {number}, {now}, 0, :deliver_at, :publish_at, 0, 0, 0, 0)",
+            "INSERT INTO penstock_tx "  # noqa: S608 - constants
+            "(id, seq, shard, producer_group, state, author, decided_seq, birth, deliver_at_ms, publish_at_ms, topics, "
+            f"halves) VALUES (:id, {number}, :shard, :group, :state, :author, {number}, {now}, :deliver_at, "
+            ":publish_at, :topics, :halves)",
             id=half.transaction_id,
             shard=self._store.shard_of(half),
             group=GROUP,
@@ -227,12 +228,7 @@ class Outbox:
             author=int(Author.PRODUCER),
             deliver_at=half.deliver_at_ms,
             publish_at=half.deliver_at_ms or 0,
-        )
-        (row,) = schema.message_rows([half])
-        self._run(
-            f"INSERT INTO penstock_message ({', '.join(map(quote, row))}) "  # noqa: S608 - our own words
-            f"VALUES ({', '.join(f':{name}' for name in row)})",
-            **row,
+            **schema.message_columns([half]),
         )
         return half.transaction_id
 

@@ -31,7 +31,9 @@ _log = logging.getLogger("penstock.transactions")
 #: Changes in one transaction of the database.
 BATCH = 500
 _DONE = Outcome()
-_PARAMETERS: dict[str, Any] = {column.name: sa.bindparam(column.name) for column in schema.message.c}
+_GROUP = sa.bindparam("wanted_group", type_=sa.Text)
+#: The condition of the transaction that a change names, of its group where it names that.
+_IS_MEANT = (schema.tx.c.id == sa.bindparam("wanted_id")) & (_GROUP.is_(None) | (schema.tx.c.producer_group == _GROUP))
 
 
 class Writing:
@@ -93,6 +95,7 @@ class Writing:
                 "order_key": first.order_key,
                 "immunity": (first.immunity_ms or 0) / 1000,
                 "deliver_at_ms": first.deliver_at_ms,
+                **schema.message_columns(transaction.halves),
             }
             for transaction in new
             for first in transaction.halves[:1]
@@ -102,21 +105,14 @@ class Writing:
         if database.kind == "mysql":
             first_number = database.draw(connection, len(rows))
             rows = [{**row, "seq": number} for number, row in enumerate(rows, first_number)]
-        connection.execute(database.once("tx", lambda: _insert_tx(database)), rows)
-        messages = [row for transaction in new for row in schema.message_rows(transaction.halves)]
-        connection.execute(database.once("message", lambda: database.insert(schema.message, _PARAMETERS)), messages)
+        connection.execute(database.once("insert", lambda: _insert(database)), rows)
 
 
-def _insert_tx(database: Database) -> sa.Executable:
-    zero = ("check_count", "question", "taken_until", "held")
-    constants = {
-        "seq": sa.bindparam("seq") if database.kind == "mysql" else database.next,
-        "birth": database.now,
-        "state": sa.literal_column(str(schema.PREPARED), sa.SmallInteger),
-        **dict.fromkeys(zero, sa.literal_column("0", sa.Integer)),
-    }
-    given = ("id", "shard", "producer_group", "order_key", "immunity", "deliver_at_ms")
-    return database.insert(schema.tx, {**constants, **{name: sa.bindparam(name) for name in given}})
+def _insert(database: Database) -> sa.Executable:
+    number = sa.bindparam("seq") if database.kind == "mysql" else database.next
+    given = ("id", "shard", "producer_group", "order_key", "immunity", "deliver_at_ms", "topics", "halves")
+    values: dict[str, Any] = {name: sa.bindparam(name) for name in given}
+    return database.insert_absent(schema.tx, {"seq": number, "birth": database.now, **values})
 
 
 def decide(database: Database, connection: sa.Connection, change: Decide) -> Outcome:
@@ -126,22 +122,23 @@ def decide(database: Database, connection: sa.Connection, change: Decide) -> Out
     nothing of it is under way, and only the trials of its coordinator take it, which mark it before.
     """
     if change.verdict is Verdict.UNKNOWN:
-        _count_check(database, connection, change)
+        _count_check(connection, change)
         return _DONE
-    key = f"decide {change.group is not None} {change.cancels} {may_cancel(change.verdict, change.author)}"
     parameters = {
         "wanted_id": change.transaction_id,
         "wanted_group": change.group,
         "verdict": int(change.verdict),
         "by": int(change.author),
         "who": change.actor,
+        "decides": not change.cancels,
+        "withdraws": change.cancels or may_cancel(change.verdict, change.author),
+        "overrules": (change.verdict, change.author) == (Verdict.DISCARD, Author.OPERATOR),
     }
     database.draw(connection)
-    done = connection.execute(database.once(key, lambda: _decide(database, change)), parameters)
-    if done.rowcount or _discards_held(database, connection, change):
+    if connection.execute(database.once("decide", lambda: _decide(database)), parameters).rowcount:
         return _DONE
     tx = schema.tx
-    row = connection.execute(sa.select(tx.c.state, tx.c.settled_at).where(_is_meant(change))).first()
+    row = connection.execute(sa.select(tx.c.state, tx.c.settled_at).where(_IS_MEANT), parameters).first()
     connection.execute(schema.refusal.insert().values(tx=change.transaction_id))
     if row is None:
         return Outcome(UNKNOWN_ID, is_known=False)
@@ -152,54 +149,35 @@ def decide(database: Database, connection: sa.Connection, change: Decide) -> Out
     return Outcome(NOT_HELD if is_held_up else came_first(stands), stands)
 
 
-def _decide(database: Database, change: Decide) -> sa.Executable:
+def _decide(database: Database) -> sa.Executable:
     tx = schema.tx
-    is_open = tx.c.state == schema.PREPARED
-    if change.cancels:
-        is_open = schema.is_delayed(database)
-    elif may_cancel(change.verdict, change.author):
-        is_open = sa.or_(is_open, schema.is_delayed(database))
-    statement = tx.update().where(tx.c.id == sa.bindparam("wanted_id"), is_open)
-    if change.group is not None:
-        statement = statement.where(tx.c.producer_group == sa.bindparam("wanted_group"))
     verdict = sa.bindparam("verdict", type_=sa.SmallInteger)
+    is_held = (tx.c.state == schema.COMMIT) & tx.c.settled_at.is_(None) & (tx.c.held == 1)
+    counts = {"decides": tx.c.state == schema.PREPARED, "withdraws": schema.is_delayed(database), "overrules": is_held}
     at_once = sa.literal_column("0", sa.BigInteger)
-    return statement.values(
-        state=verdict,
-        author=sa.bindparam("by"),
-        actor=sa.bindparam("who"),
-        decided_seq=database.next,
-        publish_at_ms=sa.case((verdict == schema.COMMIT, sa.func.coalesce(tx.c.deliver_at_ms, at_once)), else_=at_once),
-        question=0,
+    return (
+        tx.update()
+        .where(_IS_MEANT, sa.or_(*(sa.bindparam(name, type_=sa.Boolean) & it for name, it in counts.items())))
+        .values(
+            state=verdict,
+            author=sa.bindparam("by"),
+            actor=sa.bindparam("who"),
+            decided_seq=database.next,
+            publish_at_ms=sa.case(
+                (verdict == schema.COMMIT, sa.func.coalesce(tx.c.deliver_at_ms, at_once)), else_=at_once
+            ),
+            asked_at=None,
+            held=0,
+            held_why=None,
+        )
     )
 
 
-def _discards_held(database: Database, connection: sa.Connection, change: Decide) -> bool:
-    if (change.verdict, change.author) != (Verdict.DISCARD, Author.OPERATOR):
-        return False
+def _count_check(connection: sa.Connection, change: Decide) -> None:
     tx = schema.tx
-    held = sa.and_(_is_meant(change), tx.c.state == schema.COMMIT, tx.c.settled_at.is_(None), tx.c.held == schema.HELD)
-    values = {
-        "state": schema.DISCARD,
-        "author": int(change.author),
-        "actor": change.actor,
-        "decided_seq": database.next,
-        **schema.FREE_AGAIN,
-    }
-    return bool(connection.execute(tx.update().where(held).values(**values)).rowcount)
-
-
-def _count_check(database: Database, connection: sa.Connection, change: Decide) -> None:
-    tx = schema.tx
-    is_next = tx.c.check_count == change.check_number - 1
-    counted = {"check_count": change.check_number, "answered_at": database.now, "question": 0, "taken_until": 0.0}
-    connection.execute(tx.update().where(_is_meant(change), tx.c.state == schema.PREPARED, is_next).values(**counted))
-
-
-def _is_meant(change: Decide) -> sa.ColumnElement[bool]:
-    tx = schema.tx
-    named = tx.c.id == change.transaction_id
-    return named if change.group is None else named & (tx.c.producer_group == change.group)
+    is_next = (tx.c.state == schema.PREPARED) & (tx.c.check_count == change.check_number - 1)
+    counted = tx.update().where(_IS_MEANT, is_next).values(check_count=change.check_number, asked_at=None)
+    connection.execute(counted, {"wanted_id": change.transaction_id, "wanted_group": change.group})
 
 
 def _is_of_the_database(error: object) -> bool:

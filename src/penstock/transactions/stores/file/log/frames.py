@@ -24,7 +24,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.wire.half import Half, encode_half, pack_half, unpack_half
+from penstock.transactions.wire.half import Half, pack_halves, unpack_halves
 from penstock.transactions.wire.ids import ID_BYTES, id_bytes, id_text
 from penstock.transactions.wire.ops import Author, Verdict
 
@@ -242,14 +242,13 @@ Entry = Prepared | Decided | Checked | Settled
 _PREPARED = struct.Struct(">QQHQBQH")
 _DECIDED = struct.Struct(f">{ID_BYTES}sBBQ")
 _CHECKED = struct.Struct(f">{ID_BYTES}sHQ")
-_COUNT = struct.Struct(">H")
 
 
 def encode_entry(entry: Entry) -> tuple[int, bytes]:
     """Return the kind and the payload of a record."""
     if isinstance(entry, Prepared):
         head = _PREPARED.pack(*entry[:6], len(entry.halves))
-        return Kind.PREPARED, b"".join((head, *(part for half in entry.halves for part in _parts(half))))
+        return Kind.PREPARED, head + pack_halves(entry.halves)
     if isinstance(entry, Decided):
         head = _DECIDED.pack(id_bytes(entry.transaction_id), entry.verdict, entry.author, entry.decided)
         return Kind.DECIDED, head + entry.actor.encode()
@@ -280,16 +279,7 @@ def decode_entry(kind: int, payload: bytes) -> Entry:
 
 def _prepared(payload: bytes) -> Prepared:
     number, birth_ms, checks, answered_ms, verdict, decided, count = _PREPARED.unpack_from(payload)
-    at, halves = _PREPARED.size, []
-    for _ in range(count):
-        (headers,) = _COUNT.unpack_from(payload, at)
-        half, at = unpack_half(payload, at + _COUNT.size, headers)
-        halves.append(half)
-    if at != len(payload) or not halves:
-        raise ValueError(f"{count} halves end at {at} of {len(payload)} bytes")
+    halves = unpack_halves(payload, _PREPARED.size)
+    if not halves or len(halves) != count:
+        raise ValueError(f"{len(halves)} halves, and {count} were announced")
     return Prepared(number, birth_ms, checks, answered_ms, Verdict(verdict), decided, tuple(halves))
-
-
-def _parts(half: Half) -> list[bytes]:
-    headers = encode_half(half)
-    return [_COUNT.pack(len(headers)), *pack_half(half, headers)]
