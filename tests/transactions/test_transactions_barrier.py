@@ -339,7 +339,7 @@ def test_a_producer_tells_the_check_of_a_barrier_how_long_it_may_take() -> None:
     assert producer._checks is not None
     bounded = producer._checks._check
     assert isinstance(bounded, BarrierCheck)
-    assert (check.check_timeout_s, bounded.check_timeout_s) == (30.0, 4.0)
+    assert (check.check_timeout, bounded.check_timeout) == (30.0, 4.0)
 
 
 @pytest.mark.parametrize("age", [0.0, 3600.0, 7, None])

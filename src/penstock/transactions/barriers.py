@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -40,10 +40,10 @@ _SHORT_WRITE_S = 0.1
 DEFAULT_TABLE = "penstock_barrier"
 
 _STATEMENTS = {
-    Kind.SQLITE: """
-CREATE TABLE IF NOT EXISTS {} (id TEXT NOT NULL PRIMARY KEY, state TEXT NOT NULL, at INTEGER NOT NULL)""",
-    Kind.POSTGRESQL: """
-CREATE TABLE IF NOT EXISTS {} (id TEXT NOT NULL PRIMARY KEY, state TEXT NOT NULL, at BIGINT NOT NULL)""",
+    **dict.fromkeys(
+        (Kind.SQLITE, Kind.POSTGRESQL),
+        "CREATE TABLE IF NOT EXISTS {} (id TEXT NOT NULL PRIMARY KEY, state TEXT NOT NULL, at BIGINT NOT NULL)",
+    ),
     Kind.MYSQL: """
 CREATE TABLE IF NOT EXISTS {} (
     id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY, state VARCHAR(16) NOT NULL,
@@ -119,18 +119,13 @@ def barrier(connection: object, tx: HasId | str, *, table: str = DEFAULT_TABLE, 
     )
 
 
-def barrier_check(
-    connect: Callable[[], Any],
-    *,
-    table: str = DEFAULT_TABLE,
-    schema: str | None = None,
-    lock_timeout: float | None = None,
-) -> BarrierCheck:
-    """Return a check that finds the answer in the barrier's table, for `TransactionalProducer(check=...)`.
+@dataclass(frozen=True, slots=True)
+class BarrierCheck:
+    """A check that finds the answer in the barrier's table, for `TransactionalProducer(check=...)`.
 
     It answers COMMIT where the local transaction committed, ROLLBACK where it did not and now cannot any more, and
     UNKNOWN while it runs. Every transaction of the producer group has to pass the barrier: one that does not is
-    rolled back when it is checked.
+    rolled back when it is checked. It may be called by several threads.
 
     Args:
         connect: opens a connection, of the kinds `barrier` takes, which the check closes; it must lead to the
@@ -141,59 +136,61 @@ def barrier_check(
             `check_timeout`, and on SQLite, which has one lock for all who write, no longer than a short write takes.
             MariaDB and MySQL wait whole seconds, one at least. Give it where you call the check yourself, within
             another function.
+        check_timeout: seconds that the check may take, as the producer says.
 
     Raises:
         ConfigurationError: an argument is wrong. The check itself raises what the database does, save that it answers
             UNKNOWN where only a lock was in the way.
     """
-    a_callable("connect", connect)
-    if lock_timeout is not None:
-        positive("lock_timeout", lock_timeout)
-    table_name(Kind.SQLITE, table, schema)
-    return BarrierCheck(connect, table, schema, lock_timeout)
-
-
-@dataclass(frozen=True, slots=True)
-class BarrierCheck:
-    """A check that looks into the barrier's table: what `barrier_check` returns. Called by several threads.
-
-    Attributes:
-        connect: opens a connection, which the check closes.
-        table: the table's name.
-        schema: the schema it is in.
-        lock_timeout_s: seconds to wait for a local transaction that is still running; None: as the database has it.
-        check_timeout_s: seconds that the check may take.
-    """
 
     connect: Callable[[], Any]
-    table: str
-    schema: str | None
-    lock_timeout_s: float | None
-    check_timeout_s: float = CHECK_TIMEOUT_S
+    _: KW_ONLY
+    table: str = DEFAULT_TABLE
+    schema: str | None = None
+    lock_timeout: float | None = None
+    check_timeout: float = CHECK_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        a_callable("connect", self.connect)
+        if self.lock_timeout is not None:
+            positive("lock_timeout", self.lock_timeout)
+        table_name(Kind.SQLITE, self.table, self.schema)
 
     def within(self, check_timeout_s: float) -> BarrierCheck:
         """Return the same check for a producer whose checks may take so long."""
-        return replace(self, check_timeout_s=check_timeout_s)
+        return replace(self, check_timeout=check_timeout_s)
 
     def __call__(self, half: HalfMessage) -> TransactionState:
         """Say how the local transaction ended."""
         connection = self.connect()
         try:
             user, name = with_table(connection, self.table, self.schema)
-            return _settle(user, name, half.transaction_id, self._wait_s(user.kind))
+            user.isolate()
+            with _lock_timeout(user, self._wait_s(user.kind)):
+                is_mine = _insert(user, name, half.transaction_id, "ROLLED_BACK")
+                # What follows reads in a transaction of its own: it sees the row that was in the way, at any isolation
+                # level.
+                user.commit()
+            has_committed = not is_mine and _committed(user, name, half.transaction_id)
         except Exception as error:
             if not is_lock_error(error):
                 raise
             _log.info("transaction %s: its local transaction is still running; asked again later", half.transaction_id)
             return TransactionState.UNKNOWN
+        else:
+            return TransactionState.COMMIT if has_committed else TransactionState.ROLLBACK
         finally:
             connection.close()
 
     def _wait_s(self, kind: Kind) -> float:
-        if self.lock_timeout_s is not None:
-            return self.lock_timeout_s
-        half_s = self.check_timeout_s / 2
+        if self.lock_timeout is not None:
+            return self.lock_timeout
+        half_s = self.check_timeout / 2
         return min(_SHORT_WRITE_S, half_s) if kind is Kind.SQLITE else half_s
+
+
+#: The check, by the name that goes with `barrier`.
+barrier_check = BarrierCheck
 
 
 def clean_barrier(
@@ -220,17 +217,6 @@ def clean_barrier(
     answer = user.run(f"DELETE FROM {name} WHERE at < {NOW[user.kind]} - :age", age=age)  # noqa: S608 - the name is quoted
     user.commit()
     return answer.count
-
-
-def _settle(user: UserConnection, name: str, transaction_id: str, lock_timeout_s: float) -> TransactionState:
-    user.isolate()
-    with _lock_timeout(user, lock_timeout_s):
-        mine = _insert(user, name, transaction_id, "ROLLED_BACK")
-        # What follows reads in a transaction of its own: it sees the row that was in the way, at any isolation level.
-        user.commit()
-    if mine or not _committed(user, name, transaction_id):
-        return TransactionState.ROLLBACK
-    return TransactionState.COMMIT
 
 
 @contextlib.contextmanager
