@@ -41,7 +41,7 @@ from penstock.transactions.wire.topics import StoreTopics
 if TYPE_CHECKING:
     from penstock.spark_sink.sinks.handlers.sink import HandlerSink
     from penstock.telemetry import Telemetry
-    from penstock.transactions.inboxes import InboxDatabase
+    from penstock.transactions.inboxes import InboxTrimmer
 
 
 class App(HandlerRegistry, SinkRegistry):
@@ -158,7 +158,7 @@ class App(HandlerRegistry, SinkRegistry):
         self._spark_topics: set[str] = set()
         self._patterns: dict[str, Handler] = {}
         self._sinks = []
-        self._inboxes: list[InboxDatabase] = []
+        self._inboxes: list[InboxTrimmer] = []
 
     def handler_sink(
         self,
@@ -240,9 +240,9 @@ class App(HandlerRegistry, SinkRegistry):
         Raises:
             ConfigurationError: an argument is wrong.
         """
-        from penstock.transactions.inboxes import InboxDatabase
+        from penstock.transactions.inboxes import InboxTrimmer
 
-        self._inboxes.append(InboxDatabase.of(connect, keep, table, schema))
+        self._inboxes.append(InboxTrimmer(connect, keep, table, schema))
 
     def start(self) -> RunningApp:
         """Start the handlers, the sinks, and the coordinator where asked for, and return at once.

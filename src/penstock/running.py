@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from penstock.telemetry import Telemetry
-    from penstock.transactions.inboxes import InboxDatabase, InboxTrimmer
+    from penstock.transactions.inboxes import InboxTrimmer
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class RunningApp:
         sinks: AppSinks | None = None,
         *,
         fleet: FleetMember | None = None,
-        inboxes: Sequence[InboxDatabase] = (),
+        inboxes: Sequence[InboxTrimmer] = (),
     ) -> None:
         self._coordinator = coordinator
         self._consumer = consumer
@@ -75,7 +75,6 @@ class RunningApp:
         self._stop_requested = SignalEvent()
         self._sinks = sinks
         self._inboxes = inboxes
-        self._inbox_trimmer: InboxTrimmer | None = None
         # None where it does not report, or is not to be commanded.
         self._reporter = self._listener = None
         if fleet is not None:
@@ -97,17 +96,14 @@ class RunningApp:
                 self._coordinator.start()
             if self._consumer is not None:
                 self._consumer.start()
+                for inbox in self._inboxes:
+                    inbox.start(name, self._consumer.committed)
             if self._sinks is not None:
                 self._sinks.start()
             self._around.enter_context(explain_server(partial(self.explanation, name)))
             for service in (self._reporter, self._listener):
                 if service is not None:
                     service.start()
-            if self._inboxes and self._consumer is not None:
-                from penstock.transactions.inboxes import InboxTrimmer
-
-                self._inbox_trimmer = InboxTrimmer(name, self._inboxes, self._consumer.committed)
-                self._inbox_trimmer.start()
         except BaseException:
             try:
                 self.stop()
@@ -312,8 +308,8 @@ class RunningApp:
                 parts.callback(self._reporter.stop)
             if self._listener is not None:
                 parts.callback(self._listener.stop)
-            if self._inbox_trimmer is not None:
-                parts.callback(self._inbox_trimmer.stop)
+            for inbox in self._inboxes:
+                parts.callback(inbox.stop)
             parts.callback(self._around.close)
             if self._coordinator is not None:
                 parts.callback(self._coordinator.stop)

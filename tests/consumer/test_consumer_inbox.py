@@ -25,7 +25,7 @@ from penstock.devbroker import DevBroker
 from penstock.running import RunningApp
 from penstock.testing import TestApp, TestBroker
 from penstock.transactions import inboxes
-from penstock.transactions.inboxes import InboxDatabase
+from penstock.transactions.inboxes import InboxTrimmer
 from support.consumers import NewTopic, app_of, consumer_of
 from waiting import wait_until
 
@@ -93,11 +93,11 @@ def test_a_running_app_trims_the_inbox_of_its_handlers(connect: Connect, monkeyp
     monkeypatch.setattr(inboxes, "_TRIM_INTERVAL_S", 0.01)
     broker = TestBroker()
     consumer = consumer_of(broker, {"c": handler(three_handlers(connect)["c"][0])})
-    kept = InboxDatabase.of(connect, timedelta(seconds=1), "penstock_inbox", None)
+    kept = InboxTrimmer(connect, timedelta(seconds=1), "penstock_inbox", None)
     running = RunningApp(None, consumer, [], inboxes=[kept])
     # However slow the machine is, the record is seen before it is trimmed.
-    seen, trim = threading.Event(), InboxDatabase.trim
-    monkeypatch.setattr(InboxDatabase, "trim", lambda *given: trim(*given) if seen.wait(60) else 0)
+    seen, trim = threading.Event(), InboxTrimmer.trim
+    monkeypatch.setattr(InboxTrimmer, "trim", lambda *given: trim(*given) if seen.wait(60) else 0)
 
     running.start("group-c")
     try:

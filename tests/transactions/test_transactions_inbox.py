@@ -25,7 +25,7 @@ from penstock.errors import ConfigurationError
 from penstock.message import FixedRecord, calling_handlers_of
 from penstock.transactions import inboxes
 from penstock.transactions.connections import Kind, is_lock_error
-from penstock.transactions.inboxes import InboxDatabase, InboxTrimmer
+from penstock.transactions.inboxes import InboxTrimmer
 from waiting import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "exactly-once-database.md"
@@ -217,7 +217,7 @@ def test_names_are_quoted_and_may_have_a_schema(postgresql_url: str) -> None:
     connect = driver_connect(database)
 
     assert [handled(connect, Message(FIRST), **names) for _ in range(2)] == [True, False]
-    assert InboxDatabase.of(connect, timedelta(days=1), **names).trim("shop", {("orders", 0): 99}) == 0
+    assert InboxTrimmer(connect, timedelta(days=1), **names).trim("shop", {("orders", 0): 99}) == 0
 
 
 def test_old_records_below_the_committed_offset_are_trimmed(
@@ -228,7 +228,7 @@ def test_old_records_below_the_committed_offset_are_trimmed(
         handled(simple, messages(range(10), **fields))
     handled(simple, messages([1]), group="audit")
     database.execute("UPDATE penstock_inbox SET at = at - 7200 WHERE message_offset <> 5")
-    kept = InboxDatabase.of(simple, timedelta(hours=1), "penstock_inbox", None)
+    kept = InboxTrimmer(simple, timedelta(hours=1), "penstock_inbox", None)
 
     assert kept.trim("shop", {("orders", 0): 8, ("refunds", 0): 0}) == 7
 
@@ -252,10 +252,9 @@ def test_an_app_trims_its_inboxes_and_goes_on_after_a_failure(
             raise failures.pop()
         return simple()
 
-    kept = InboxDatabase.of(connect, timedelta(hours=1), "penstock_inbox", None)
-    trimmer = InboxTrimmer("shop", [kept], lambda: {("orders", 0): 3})
+    trimmer = InboxTrimmer(connect, timedelta(hours=1), "penstock_inbox", None)
 
-    trimmer.start()
+    trimmer.start("shop", lambda: {("orders", 0): 3})
     try:
         wait_until(lambda: offsets_in(database) == [3])
     finally:
@@ -279,4 +278,4 @@ def test_wrong_arguments_are_explained(tmp_path: Path) -> None:
         inbox(object(), Message(FIRST))
     for keep in (0, timedelta(0)):
         with pytest.raises(ConfigurationError, match="keep"):
-            InboxDatabase.of(dict, keep, "t", None)  # type: ignore[arg-type] # the mistake
+            InboxTrimmer(dict, keep, "t", None)  # type: ignore[arg-type] # the mistake

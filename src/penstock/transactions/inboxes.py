@@ -16,7 +16,6 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, overload
 
@@ -55,20 +54,16 @@ _NO_TIME = -1
 
 _KEY = "consumer_group, topic, partition_number, message_offset, message_time"
 _COLUMNS = f"{_KEY}, call_id, at"
-#: What makes the table, with its name in braces; docs/exactly-once-database.md shows the same.
-STATEMENTS = {
-    Kind.SQLITE: f"""
-CREATE TABLE IF NOT EXISTS {{}} (
-    consumer_group TEXT NOT NULL, topic TEXT NOT NULL, partition_number INTEGER NOT NULL,
-    message_offset INTEGER NOT NULL, message_time INTEGER NOT NULL, call_id INTEGER NOT NULL, at INTEGER NOT NULL,
-    PRIMARY KEY ({_KEY})
-) WITHOUT ROWID""",
-    Kind.POSTGRESQL: f"""
+_TABLE = f"""
 CREATE TABLE IF NOT EXISTS {{}} (
     consumer_group TEXT NOT NULL, topic TEXT NOT NULL, partition_number INTEGER NOT NULL,
     message_offset BIGINT NOT NULL, message_time BIGINT NOT NULL, call_id BIGINT NOT NULL, at BIGINT NOT NULL,
     PRIMARY KEY ({_KEY})
-)""",
+)"""
+#: What makes the table, with its name in braces; docs/exactly-once-database.md shows the same.
+STATEMENTS = {
+    Kind.SQLITE: f"{_TABLE} WITHOUT ROWID",
+    Kind.POSTGRESQL: _TABLE,
     Kind.MYSQL: f"""
 CREATE TABLE IF NOT EXISTS {{}} (
     consumer_group VARCHAR({_MOST_GROUP_CHARS}) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
@@ -211,21 +206,56 @@ def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode()
 
 
-@dataclass(frozen=True, slots=True)
-class InboxDatabase:
-    """Where the handlers of an app have their inbox, and how long records stay: what `App.inbox_database` is given."""
+class InboxTrimmer:
+    """Trims an inbox of an app now and then, on a thread of its own. `start` and `stop` are for one thread.
 
-    connect: Callable[[], Any]
-    keep_s: int
-    table: str
-    schema: str | None
+    Nobody waits for it: what fails is logged, and tried again at the next round. Arguments are those of
+    `App.inbox_database`; `ConfigurationError` where one is wrong.
+    """
 
-    @classmethod
-    def of(cls, connect: Callable[[], Any], keep: timedelta, table: str, schema: str | None) -> InboxDatabase:
-        """Check what a user gave; `ConfigurationError` where it is wrong."""
+    def __init__(self, connect: Callable[[], Any], keep: timedelta, table: str, schema: str | None) -> None:
         a_callable("connect", connect)
         table_name(Kind.SQLITE, table, schema)
-        return cls(connect, age_s("keep", keep), table, schema)
+        self._connect = connect
+        self._keep_s = age_s("keep", keep)
+        self._table = table
+        self._schema = schema
+        # Made by start().
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, group: str, committed: Callable[[], Mapping[tuple[str, int], int]]) -> None:
+        """Begin; returns at once.
+
+        Args:
+            group: the consumer group.
+            committed: returns the offsets that the group is known to have committed of this member's partitions.
+        """
+        self._stopping = threading.Event()
+        name = f"penstock-inbox-{group}"
+        self._thread = threading.Thread(target=self._run, args=(group, committed), name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End. A statement that hangs is abandoned with the thread, which is a daemon."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_BUDGET_S)
+
+    def _run(self, group: str, committed: Callable[[], Mapping[tuple[str, int], int]]) -> None:
+        while not self._stopping.wait(_TRIM_INTERVAL_S):
+            try:
+                deleted = self.trim(group, committed())
+            except Exception as error:  # noqa: BLE001 - a driver raises what it likes; it must end neither this nor the app
+                _log.warning(
+                    "records of %s in the inbox %s stay for now, trimming failed: %s; it is tried again in %g s",
+                    group,
+                    self._table,
+                    cause_of(error),
+                    _TRIM_INTERVAL_S,
+                )
+            else:
+                _log.debug("%d records of %s were trimmed from the inbox %s", deleted, group, self._table)
 
     def trim(self, group: str, committed: Mapping[tuple[str, int], int]) -> int:
         """Delete the old records of messages below the committed offsets; return how many there were.
@@ -235,11 +265,11 @@ class InboxDatabase:
             committed: an offset for each topic and partition: what is below it does not come again.
         """
         deleted = 0
-        with closing(self.connect()) as connection:
-            user, name = with_table(connection, self.table, self.schema)
+        with closing(self._connect()) as connection:
+            user, name = with_table(connection, self._table, self._schema)
             user.isolate()
             for (topic, partition), offset in committed.items():
-                place = {"group": group, "topic": topic, "partition": partition, "below": offset, "keep": self.keep_s}
+                place = {"group": group, "topic": topic, "partition": partition, "below": offset, "keep": self._keep_s}
                 while count := _trim_some(user, name, place):
                     deleted += count
         return deleted
@@ -257,57 +287,3 @@ def _trim_some(user: UserConnection, name: str, place: Mapping[str, object]) -> 
     ).count
     user.commit()
     return count
-
-
-class InboxTrimmer:
-    """Trims the inboxes of an app now and then, on a thread of its own. `start` and `stop` are for one thread.
-
-    Nobody waits for it: what fails is logged, and tried again at the next round.
-
-    Args:
-        group: the consumer group.
-        databases: where the inboxes are.
-        committed: returns the offsets that the group is known to have committed of this member's partitions.
-    """
-
-    def __init__(
-        self,
-        group: str,
-        databases: Sequence[InboxDatabase],
-        committed: Callable[[], Mapping[tuple[str, int], int]],
-    ) -> None:
-        self._group = group
-        self._databases = list(databases)
-        self._committed = committed
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"penstock-inbox-{group}", daemon=True)
-
-    def start(self) -> None:
-        """Begin; returns at once."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End. A statement that hangs is abandoned with the thread, which is a daemon."""
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join(_STOP_BUDGET_S)
-
-    def _run(self) -> None:
-        while not self._stopping.wait(_TRIM_INTERVAL_S):
-            committed = self._committed()
-            for database in self._databases:
-                self._trim(database, committed)
-
-    def _trim(self, database: InboxDatabase, committed: Mapping[tuple[str, int], int]) -> None:
-        try:
-            deleted = database.trim(self._group, committed)
-        except Exception as error:  # noqa: BLE001 - a driver raises what it likes; it must end neither this nor the app
-            _log.warning(
-                "records of %s in the inbox %s stay for now, trimming failed: %s; it is tried again in %g s",
-                self._group,
-                database.table,
-                cause_of(error),
-                _TRIM_INTERVAL_S,
-            )
-        else:
-            _log.debug("%d records of %s were trimmed from the inbox %s", deleted, self._group, database.table)
