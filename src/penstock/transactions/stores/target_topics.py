@@ -9,8 +9,8 @@ from functools import partial
 from penstock.clients.bounded_calls import BriefQuestion
 from penstock.clients.factory import AdminClient
 from penstock.clients.rights import Operation
-from penstock.clients.topics import partition_counts, require_topics
-from penstock.errors import BrokerConnectionError, ConfigurationError
+from penstock.clients.topics import require_topics
+from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
 from penstock.transactions.rationed_log import RationedLog
 
 #: Seconds that a sender waits for brokers that it does not need: a first connection takes less, with TLS as well.
@@ -78,20 +78,13 @@ class TargetTopics:
             if self._is_found(topic, partition):
                 return True
             try:
-                found = partition_counts(self._admin)
-                self._is_away = False
-                self.counts = {name: count for name, count in found.items() if self._may_publish_to(name)}
-                if topic not in found:
-                    self._find_by_name(topic)
-            except BrokerConnectionError as error:
-                self._is_away = True
-                if not self._stores_in_kafka:
+                found = require_topics(self._admin, [topic], to=Operation.DESCRIBE)
+            except PenstockError as error:
+                self._is_away = isinstance(error, BrokerConnectionError)
+                if self._is_away and not self._stores_in_kafka:
                     text = "targets cannot be looked up: %s; messages are stored, and published once Kafka takes them"
                     self._ration.warn("away", text, error)
                 raise
+            self._is_away = False
+            self.counts = {**self.counts, **found}
         return True
-
-    def _find_by_name(self, topic: str) -> None:
-        """Tell whether a topic that is not listed does not exist, or may not be seen; or find it after all."""
-        count = require_topics(self._admin, [topic], to=Operation.DESCRIBE)[topic]
-        self.counts = {**self.counts, topic: count}
