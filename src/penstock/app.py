@@ -260,14 +260,16 @@ class App(HandlerRegistry, SinkRegistry):
             raise ConfigurationError(f"app {self.name} has no handler and no sink; {what}")
         config, handlers = self._settings.config, (*self._handlers.values(), *self._patterns.values())
         # A message that waits in retry topics is below the committed offset, and the one that it was.
-        waits_s = math.ceil(max((sum(handler.retry_delays) for handler in handlers), default=0))
+        retry_s = math.ceil(max((sum(handler.retry_delays) for handler in handlers), default=0))
+        for inbox in self._inboxes:
+            inbox.retry_s = retry_s
         running = RunningApp(
             coordinator_of(self._coordinator, self.bootstrap_servers, self._prefix, self._settings.telemetry),
             self.consumer() if self.consumes else None,
             self._lifespans,
             self._new_sinks(),
             fleet=FleetMember(sender_of(self.name, config), self.bootstrap_servers, config, self.report, self.commands),
-            inboxes=[replace(inbox, keep_s=inbox.keep_s + waits_s) for inbox in self._inboxes],
+            inboxes=self._inboxes,
         )
         running.start(self.name)
         return running

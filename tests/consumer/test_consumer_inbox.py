@@ -7,7 +7,7 @@ import random
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import timedelta
 from functools import partial
@@ -19,6 +19,7 @@ import pytest
 import penstock
 from chaos.counting import STEPS, Counting
 from databases import TestDatabase, new_database
+from kafka_tools import produce
 from penstock import Message, create_inbox_table, inbox
 from penstock.consumer import LitePushConsumer, handler
 from penstock.devbroker import DevBroker
@@ -114,15 +115,16 @@ def test_records_stay_as_long_as_their_messages_may_wait_in_retry_topics(
 ) -> None:
     topic, kept = new_topic(), list[int]()
 
-    def trim(database: InboxDatabase, *_: object) -> int:
-        kept.append(database.keep_s)
+    def trim_some(_user: object, _name: str, place: Mapping[str, int]) -> int:
+        kept.append(place["keep"])
         return 0
 
     app = penstock.App(topic, bootstrap_servers=broker.bootstrap_servers)
     app.handler(topic, retry_delays=[60, 3600])(lambda _message: None)
+    produce(broker.bootstrap_servers, topic, [(b"key", b"value")])
     app.inbox_database(connect, keep=timedelta(hours=1))
     monkeypatch.setattr(inboxes, "_TRIM_INTERVAL_S", 0.01)
-    monkeypatch.setattr(InboxDatabase, "trim", trim)
+    monkeypatch.setattr(inboxes, "_trim_some", trim_some)
 
     with app.start():
         wait_until(lambda: kept)

@@ -218,6 +218,8 @@ class InboxTrimmer:
         table_name(Kind.SQLITE, table, schema)
         self._connect = connect
         self._keep_s = age_s("keep", keep)
+        #: Seconds that a message may wait in retry topics, for which its record stays in addition. Before the start.
+        self.retry_s = 0
         self._table = table
         self._schema = schema
         # Made by start().
@@ -268,8 +270,9 @@ class InboxTrimmer:
         with closing(self._connect()) as connection:
             user, name = with_table(connection, self._table, self._schema)
             user.isolate()
+            log: dict[str, object] = {"group": group, "keep": self._keep_s + self.retry_s}
             for (topic, partition), offset in committed.items():
-                place = {"group": group, "topic": topic, "partition": partition, "below": offset, "keep": self._keep_s}
+                place = log | {"topic": topic, "partition": partition, "below": offset}
                 while count := _trim_some(user, name, place):
                     deleted += count
         return deleted
