@@ -157,6 +157,12 @@ class SteppedEngine:
         """Let the outbox send what was submitted; nothing of it is acknowledged yet."""
         self.engine.outbox.serve()
 
+    def write_out(self) -> None:
+        """Have what was submitted sent and acknowledged, and serve what waited for that."""
+        self.send_out()
+        self.deliveries.acknowledge()
+        self.serve()
+
     def explain(self, topic: str) -> list[Explanation]:
         """Return why a topic's partition does not move."""
         return self._loop._explainer.of([self.of(topic)])

@@ -95,9 +95,7 @@ def test_a_dead_letter_acknowledged_after_a_revocation_never_settles_the_message
     stepped.deliveries.acknowledge()
     stepped.serve()
     after_first = (list(tried), stepped.of("kept").tracker.in_flight)
-    stepped.send_out()
-    stepped.deliveries.acknowledge()
-    stepped.serve()
+    stepped.write_out()
 
     assert after_first == ([b"poison", b"poison"], 2)
     assert [topic for topic, _ in stepped.deliveries.sent] == ["dlq.gone", "dlq.kept"]
@@ -132,9 +130,7 @@ def test_a_completion_returned_for_two_messages_is_a_failure_of_the_second_only(
 
     stepped.feed("t", (b"a", b"1"), (b"b", b"2"))
     stepped.serve()
-    stepped.send_out()
-    stepped.deliveries.acknowledge()
-    stepped.serve()
+    stepped.write_out()
     watermark = stepped.of("t").tracker.watermark
     shared.complete()
     stepped.serve()
