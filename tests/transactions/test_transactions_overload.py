@@ -41,7 +41,7 @@ def test_a_backlog_waits_in_the_logs_and_not_in_the_memory(bench: Bench) -> None
 
 def test_a_producer_that_outruns_the_coordinator_is_paced_by_it(bench: Bench) -> None:
     coordinator, producer = bench.coordinator(transaction_timeout=600), bench.producer()
-    pace = producer._core.store._pace  # type: ignore[attr-defined] # the store is Kafka's
+    pace = producer._core.store._watch.pace  # type: ignore[attr-defined] # the store is Kafka's
     open_ones, sent, held, deadline = deque[Submission](), 0, 0, time.monotonic() + 120
 
     while not held and time.monotonic() < deadline:
