@@ -12,7 +12,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
-from penstock.errors import BufferFullError, DecisionNotStoredError, HalfNotStoredError, PublicationNotSeenError
+from penstock.errors import (
+    BufferFullError,
+    DecisionNotStoredError,
+    HalfNotStoredError,
+    PublicationNotSeenError,
+)
 from penstock.transactions import TransactionalProducer
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.wire.half import CheckRequest, Half
@@ -241,3 +246,30 @@ def test_an_async_block_that_is_cancelled_while_it_starts_is_rolled_back_and_lea
     assert verdict is Verdict.ROLLBACK
     assert producer.statistics().in_flight == 0
     assert store.watched == set()
+
+
+def test_an_event_loop_that_closes_as_a_message_ends_keeps_nobody_else_from_hearing_of_it(
+    store: MuteStore,
+) -> None:
+    producer = TransactionalProducer("orders", store=store).start()
+    sent, heard = producer.submit("t", value=b"v"), list[object]()
+
+    def closed(*_: object) -> NoReturn:
+        raise RuntimeError("Event loop is closed")
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(sent)
+        await asyncio.sleep(0)
+        sent.add_done_callback(heard.append)
+        with pytest.MonkeyPatch.context() as patch:
+            # From here on the loop is as one that was closed behind a look at whether it is.
+            patch.setattr(asyncio.get_running_loop(), "call_soon_threadsafe", closed)
+            store.say_prepared(0)
+            ((_, answer),) = store.decides
+            answer(None)
+        waiting.cancel()
+
+    asyncio.run(main())
+
+    assert heard == [sent]
+    producer.stop()

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial
 
 from penstock.errors import PenstockError, raised
@@ -141,8 +142,10 @@ class _LoopWaker:
         if not self._called:
             self._called = True
             loop = self._loop()
-            if loop is not None and not loop.is_closed():
-                loop.call_soon_threadsafe(self._serve)
+            # One that is closed, maybe at this moment, raises; nobody waits on it any more.
+            with suppress(RuntimeError):
+                if loop is not None:
+                    loop.call_soon_threadsafe(self._serve)
 
     def _serve(self) -> None:
         self._called = False
