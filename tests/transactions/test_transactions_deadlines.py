@@ -248,6 +248,24 @@ def test_an_async_block_that_is_cancelled_while_it_starts_is_rolled_back_and_lea
     assert store.watched == set()
 
 
+def test_a_send_that_is_interrupted_behind_its_store_gives_its_room_back_once(store: MuteStore) -> None:
+    def interrupted(halves: Sequence[Half], callback: PreparedCallback, _: bytes | None) -> NoReturn:
+        callback(Kept(halves))
+        raise KeyboardInterrupt
+
+    store.prepare = interrupted  # type: ignore[method-assign, assignment] # the signal comes as it returns
+    producer = TransactionalProducer("orders", store=store).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        producer.submit("t", value=b"v")
+    ((verdict, answer),) = store.decides
+    answer(None)
+
+    assert verdict is Verdict.COMMIT
+    assert (producer._core.count, producer._core.bytes) == (0, 0)
+    producer.stop()
+
+
 def test_an_event_loop_that_closes_as_a_message_ends_keeps_nobody_else_from_hearing_of_it(
     store: MuteStore,
 ) -> None:

@@ -231,7 +231,11 @@ class Core:
 
     def remove(self, flight: InFlight, ended: TransactionState | None = None) -> None:
         """Give a flight's room back; count one that ended as it should by its decision. Called under the lock."""
-        self._flights.discard(flight)
+        try:
+            self._flights.remove(flight)
+        except KeyError:
+            # An interrupt ended its start, which gave it back: the store took the halves all the same.
+            return
         self.bytes -= flight.size
         if ended is _COMMIT:
             self._committed += 1
