@@ -13,10 +13,12 @@ from typing import Any, NamedTuple, NoReturn
 import pytest
 
 from penstock.errors import (
+    BrokerConnectionError,
     BufferFullError,
     DecisionNotStoredError,
     HalfNotStoredError,
     PublicationNotSeenError,
+    TransactionError,
 )
 from penstock.transactions import TransactionalProducer
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
@@ -246,6 +248,23 @@ def test_an_async_block_that_is_cancelled_while_it_starts_is_rolled_back_and_lea
     assert verdict is Verdict.ROLLBACK
     assert producer.statistics().in_flight == 0
     assert store.watched == set()
+
+
+def test_a_block_that_could_not_be_watched_has_no_result_and_takes_no_room(store: MuteStore) -> None:
+    def watch(*_: object) -> NoReturn:
+        raise BrokerConnectionError("the done log cannot be read")
+
+    store.watch = watch  # type: ignore[method-assign] # as one whose brokers are away
+    producer = TransactionalProducer("orders", store=store, wait="published").start()
+    transaction = producer.transaction("t", value=b"v")
+
+    with pytest.raises(BrokerConnectionError), transaction:
+        raise AssertionError("its half was not stored")
+
+    with pytest.raises(TransactionError, match="has no result"):
+        _ = transaction.result
+    assert (store.prepares, producer._core.count, producer._core.bytes) == ([], 0, 0)
+    producer.stop()
 
 
 def test_a_send_that_is_interrupted_behind_its_store_gives_its_room_back_once(store: MuteStore) -> None:

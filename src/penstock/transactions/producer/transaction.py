@@ -83,13 +83,13 @@ class Transaction(Flight):
             TransactionError: it was not left yet; or what entering or leaving raised, where nothing of it, or not its
                 decision, is known to be stored, or that was refused.
         """
-        if self._phase in _BEFORE_THE_BLOCK or self._phase is Phase.PREPARED:
+        if self.error is not None and not isinstance(self.error, PublicationNotSeenError):
+            raise self.error
+        if self._prepared is None or self._phase is Phase.PREPARED:
             raise TransactionError(
                 f"transaction {self.transaction_id} has no result: it was not entered, or not left yet; "
                 "ask for it after the block"
             )
-        if self.error is not None and not isinstance(self.error, PublicationNotSeenError):
-            raise self.error
         return TransactionResult(self.transaction_id, self._state, self.halves[0].topic)
 
     @property
