@@ -250,6 +250,31 @@ def test_an_async_block_that_is_cancelled_while_it_starts_is_rolled_back_and_lea
     assert store.watched == set()
 
 
+def test_an_async_block_that_was_cancelled_as_it_asked_for_its_target_is_not_entered_again(store: MuteStore) -> None:
+    asked, let_go = threading.Event(), threading.Event()
+
+    def ask(*_: object) -> None:
+        asked.set()
+        let_go.wait(60)
+
+    store.require_target = ask  # type: ignore[method-assign] # slow, as one that asks brokers
+    producer = TransactionalProducer("orders", store=store).start()
+
+    async def main() -> None:
+        transaction = producer.transaction("t", value=b"v")
+        entering = asyncio.create_task(transaction.__aenter__())
+        await asyncio.to_thread(asked.wait, 60)
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        let_go.set()
+        with pytest.raises(TransactionError, match="was entered before"):
+            await asyncio.wait_for(transaction.__aenter__(), 30)
+
+    asyncio.run(main())
+    producer.stop()
+
+
 def test_a_block_that_could_not_be_watched_has_no_result_and_takes_no_room(store: MuteStore) -> None:
     def watch(*_: object) -> NoReturn:
         raise BrokerConnectionError("the done log cannot be read")

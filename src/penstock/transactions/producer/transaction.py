@@ -119,11 +119,11 @@ class Transaction(Flight):
 
     async def __aenter__(self) -> Self:
         self._require_new()
+        there, wake = awaited()
+        self._callbacks = [wake]
         places = {(half.topic, half.partition) for half in self.halves}
         if not places <= self._core.known:
             await asyncio.to_thread(self._core.require, places)
-        there, wake = awaited()
-        self._callbacks = [wake]
         try:
             await self._take_off_async()
             await there
@@ -180,7 +180,8 @@ class Transaction(Flight):
             self._decide(TransactionState.ROLLBACK)
 
     def _require_new(self) -> None:
-        if self._phase is not Phase.NEW:
+        # Who enters it leaves a callback first, which stays where it does not take off.
+        if self._phase is not Phase.NEW or self._callbacks is not None:
             raise TransactionError(
                 f"transaction {self.transaction_id} was entered before; call producer.transaction() for a new one"
             )
