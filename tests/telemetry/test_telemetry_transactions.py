@@ -99,6 +99,23 @@ def test_one_trace_leads_from_the_sender_over_its_decision_and_its_publication_t
     assert published.end_time <= processed.start_time + 5e9
 
 
+def test_a_transaction_is_a_span_of_the_code_that_enters_it_and_none_where_it_is_not_entered(
+    recorded: Recorded, tmp_path: Path
+) -> None:
+    store = SqlStore(f"sqlite:///{tmp_path}/store.db", bootstrap_servers="127.0.0.1:1")
+    tracer = recorded.tracer_provider.get_tracer("test")
+
+    with TransactionalProducer("orders", store=store, telemetry=recorded.telemetry()) as producer:
+        entered, _ = producer.transaction("t", value=b"v"), producer.transaction("t", value=b"not entered")
+        with tracer.start_as_current_span("an order"), entered:
+            pass
+
+    sent, outer = recorded.span("send t"), recorded.span("an order")
+    assert sent.parent is not None
+    assert sent.parent.span_id == outer.context.span_id
+    assert entered.message.headers[0][0] == "traceparent"
+
+
 def test_what_was_not_committed_or_not_sampled_was_not_published(recorded: Recorded) -> None:
     spans = PublicationSpans(recorded.telemetry(), "penstock")
     spans.begin()

@@ -90,7 +90,7 @@ class Flight:
 
     def __init__(self, core: Core, halves: Sequence[Half], ordering_key: bytes | None, wait: Wait) -> None:
         self._core = core
-        self.halves = halves if core.spans is None else _traced(halves, core.spans)
+        self.halves = halves
         self._ordering_key = ordering_key
         self._wait: Wait = wait
         #: A UUID of version 7; write it with your own data, so that a check can find it.
@@ -131,6 +131,8 @@ class Flight:
             self.until = time.monotonic() + core.answer_timeout_s
             self._phase = _STORING
         try:
+            if core.spans is not None:
+                self.halves = _traced(self.halves, core.spans)
             if self._wait == "published":
                 # Before the halves are stored: nothing that settles it can be missed.
                 core.store.watch(self.transaction_id, self._on_settled)
