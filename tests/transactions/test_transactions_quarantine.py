@@ -161,6 +161,16 @@ def engine_of(owned: Any, common: Slot, apart: Slot) -> Engine:
     return Engine(owned, clients, lambda: None, 0.1, slots=cast("Any", [common, apart]))
 
 
+def store_and_commit(partition: Any, *halves: Half) -> None:
+    """Have the halves of a transaction, and the decision to commit it, read from the logs."""
+    first, state = partition.state.half_position, partition.state
+    for offset, half in enumerate(halves, first):
+        partition.feed.half(half_record(offset, half), 0.0)
+    offsets = tuple(range(first, state.half_position))
+    op = Op(halves[0].transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, offsets, 0)
+    partition.feed.op(op_record(state.op_position, op), 0.0)
+
+
 def test_a_marker_that_came_too_late_once_is_no_reason_once_another_came_in_time() -> None:
     common, apart = Slot(is_apart=False), Slot(is_apart=True)
     common.is_ready = False
@@ -189,11 +199,8 @@ def test_what_is_tried_does_not_pass_what_a_common_transaction_gave_back_while_n
     first = Half(new_id(), "orders", "well", None, b"k", b"1", (), None)
     parts = [first._replace(transaction_id=new_id(), part=(1, 2)), first._replace(topic="sick", part=(2, 2))]
     both = [parts[0], parts[1]._replace(transaction_id=parts[0].transaction_id)]
-    for offset, half in enumerate((first, *both)):
-        partition.feed.half(half_record(offset, half), 0.0)
-    for at, (half, offsets) in enumerate(((first, (0,)), (both[0], (1, 2)))):
-        op = Op(half.transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, offsets, 0)
-        partition.feed.op(op_record(at, op), 0.0)
+    store_and_commit(partition, first)
+    store_and_commit(partition, *both)
 
     now = time.monotonic()
     engine.begin(now)
@@ -207,6 +214,22 @@ def test_what_is_tried_does_not_pass_what_a_common_transaction_gave_back_while_n
     common.is_ready = True
     engine.begin(now + 2)
     assert apart.begun == [{first.transaction_id}]
+
+
+def test_what_waits_for_the_common_transaction_keeps_no_other_topic_from_its_trial() -> None:
+    partition, common, apart = half_partition(), Slot(is_apart=False), Slot(is_apart=True)
+    engine, now = engine_of({0: partition}, common, apart), time.monotonic()
+    leave_out(engine.quarantine, "sick", now - 1)
+    leave_out(engine.quarantine, "dead", now)
+    first, both, other = (Half(new_id(), "orders", "well", None, b"k", b"1", (), None) for _ in range(3))
+    store_and_commit(partition, first)
+    store_and_commit(partition, both._replace(part=(1, 2)), both._replace(topic="sick", part=(2, 2)))
+    store_and_commit(partition, other._replace(topic="dead"))
+
+    engine.begin(now)
+
+    assert common.begun == [{first.transaction_id}]
+    assert apart.begun == [{other.transaction_id}]
 
 
 def test_a_discard_that_its_topic_does_not_take_lets_the_commit_before_it_in_its_line_go_alone() -> None:

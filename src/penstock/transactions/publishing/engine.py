@@ -241,13 +241,15 @@ class Engine:
                 # It opens a producer when it is needed first.
                 slot.poll(now)
                 continue
-            topic = self.quarantine.next_topic(waiting, now)
-            if topic is None:
+            commit = None
+            while commit is None and (topic := self.quarantine.next_topic(waiting, now)) is not None:
+                # One that has nothing to try now keeps no other from its trial.
+                waiting.discard(topic)
+                commit = self._trials.next_commit(topic, self._targets_under_way, now)
+            if commit is None:
                 return
-            commit = self._trials.next_commit(topic, self._targets_under_way, now)
-            if commit is not None:
-                self._tried[slot] = topic, slot.lost_ids
-                slot.begin(commit, self._prove({number: batch for number, (_, batch) in commit.batches.items()}))
+            self._tried[slot] = commit.topic, slot.lost_ids
+            slot.begin(commit, self._prove({number: batch for number, (_, batch) in commit.batches.items()}))
 
     def _targets_under_way(self) -> set[str]:
         commit = self._slot.commit
