@@ -232,6 +232,25 @@ def test_what_waits_for_the_common_transaction_keeps_no_other_topic_from_its_tri
     assert apart.begun == [{other.transaction_id}]
 
 
+def test_what_was_refused_is_tried_again_while_others_go_to_its_topic() -> None:
+    partition, common, apart = half_partition(), Slot(is_apart=False), Slot(is_apart=True)
+    engine, now = engine_of({0: partition}, common, apart), time.monotonic()
+    refused, other = (Half(new_id(), "orders", "busy", None, key, b"1", (), None) for key in (b"k", b"l"))
+    engine.quarantine.refuse(refused.transaction_id, "busy", "too large", now - 100)
+    store_and_commit(partition, refused)
+    apart.is_ready = False
+    engine.begin(now)
+    engine.release(now + 1)
+    assert not engine.quarantine.is_out("busy")
+
+    store_and_commit(partition, other)
+    apart.is_ready = True
+    engine.begin(now + 1)
+
+    assert common.begun == [{other.transaction_id}]
+    assert apart.begun == [{refused.transaction_id}]
+
+
 def test_a_discard_that_its_topic_does_not_take_lets_the_commit_before_it_in_its_line_go_alone() -> None:
     partition = half_partition()
     first = Half(new_id(), "orders", "well", None, b"k", b"1", (), None, order_key=b"k")

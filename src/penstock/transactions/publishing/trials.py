@@ -149,8 +149,11 @@ class Trials:
         candidates = self._candidates(topic, self.quarantine.begin_try(topic, now), now)
         batches: dict[int, DecidedBatch] = {}
         try:
-            # What entered quarantine while others of it were under way comes behind them.
-            targets = {target for some in candidates.values() for waiting in some for target in waiting.topics}
+            # What entered quarantine while others of it were under way comes behind them. What was refused stood behind
+            # nothing when it was tried first, and holds what came since.
+            is_refused = self.quarantine.is_refused
+            others = [entry for some in candidates.values() for entry in some if not is_refused(entry.transaction_id)]
+            targets = {target for entry in others for target in entry.topics}
             if targets.isdisjoint(under_way()):
                 batches = self._batches(candidates)
                 if not batches:
