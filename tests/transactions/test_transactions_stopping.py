@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -94,3 +95,23 @@ def test_a_watch_of_publications_whose_client_hangs_holds_no_stop(
 
     assert "the watch is abandoned" in caplog.text
     gate.set()
+
+
+def test_a_watch_of_publications_that_cannot_begin_says_why_and_begins_again_when_it_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[str] = []
+
+    def fail(*_: object, **_options: object) -> NoReturn:
+        begun.append("")
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(publication, "PartitionReader", fail)
+    watch = DoneWatch("127.0.0.1:1", {}, StoreTopics("store"), "shop", lambda: 0)
+
+    for _ in range(2):
+        with pytest.raises(OSError, match="too many open files"):
+            watch.add("an id", lambda _: None)
+
+    assert len(begun) == 2
+    watch.stop()

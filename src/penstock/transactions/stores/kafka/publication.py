@@ -26,7 +26,7 @@ from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
 from penstock.clients.reading import PartitionReader, Place
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.errors import BrokerConnectionError, MessageFormatError, PenstockError, StoppedError
+from penstock.errors import BrokerConnectionError, MessageFormatError, StoppedError
 from penstock.options import ClientConfig
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.store import SettledCallback
@@ -256,10 +256,11 @@ class DoneWatch:
                 while not self._stopping.is_set():
                     for message in reader.poll(_POLL_S):
                         self._take(message)
-        except PenstockError as error:
+        except Exception as error:
             if begun.done():
                 raise
-            # Where nobody asked for it, the producer is not paced.
+            # Whatever it is: who waits for the beginning raises it, and who asks next tries again. Where nobody asked,
+            # the producer is not paced.
             _log.info("the producer of %s sends at its own pace: %s", self._name, error)
             begun.set_exception(error)
 
