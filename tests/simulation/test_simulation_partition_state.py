@@ -244,9 +244,15 @@ def lets_messages_of_a_key_pass_what_is_set_aside(patch: pytest.MonkeyPatch) -> 
     patch.setattr(SetAside, "is_behind", lambda self, pending: False)
 
 
-def trims_carries_that_are_needed(patch: pytest.MonkeyPatch) -> None:
+def trims_snapshots_that_are_needed(patch: pytest.MonkeyPatch) -> None:
     """The newest snapshot is taken for the oldest."""
-    patch.setattr(PartitionState, "snapshotted", property(lambda self: reversed(self.places.snapshotted.values())))
+    take = LogPlaces.take_snapshot
+
+    def take_first(self: LogPlaces, pending: Pending, done_from: int, decision: tuple[int, int]) -> None:
+        take(self, pending, done_from, decision)
+        self.snapshotted.move_to_end(pending.half.transaction_id, last=False)
+
+    patch.setattr(LogPlaces, "take_snapshot", take_first)
 
 
 def takes_half_of_a_payload(patch: pytest.MonkeyPatch) -> None:
@@ -266,7 +272,7 @@ def takes_half_of_a_payload(patch: pytest.MonkeyPatch) -> None:
         puts_what_came_back_last,
         publishes_what_is_not_in_memory,
         lets_messages_of_a_key_pass_what_is_set_aside,
-        trims_carries_that_are_needed,
+        trims_snapshots_that_are_needed,
         takes_half_of_a_payload,
         forgets_carries,
         pops_notes_early,
