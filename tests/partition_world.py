@@ -256,6 +256,7 @@ class World:
             return
         # As the coordinator does before it reads on: what is under way keeps its payload.
         self.mark(batch, in_flight=True)
+        done_from = self.marks.end
         record = Done(batch.notes(), batch.snapshots)
         assert all(half.value for snapshot in batch.snapshots for _, _, half in snapshot.halves), (
             "what is snapshotted is whole"
@@ -267,6 +268,10 @@ class World:
         start = len(self.done)
         if end in {"committed", "in doubt, committed"}:
             self.take_hold(batch, record)
+            if self.chance.random() < 0.3:
+                # The logs are looked at while it is under way, and trimmed below the positions that are known.
+                self.truncate()
+                self.happened["truncated meanwhile"] += 1
             assert batch.half_checkpoint >= self.positions[0], "positions never go back"
             assert batch.op_checkpoint >= self.positions[1], "positions never go back"
             self.positions = (batch.half_checkpoint, batch.op_checkpoint)
@@ -274,7 +279,7 @@ class World:
                 self.go_on_before_it_is_known()
         self.mark(batch, in_flight=False)
         if end == "committed":
-            self.state.apply(batch, self.marks.end)
+            self.state.apply(batch, done_from)
         elif end.startswith("in doubt"):
             found = [(offset, self.done[offset]) for offset in range(start, len(self.done))]
             notes = [note for _, one in found for note in one.notes]

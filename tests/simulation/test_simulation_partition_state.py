@@ -113,6 +113,7 @@ def test_all_that_can_happen_to_a_settlement_does_happen() -> None:
         "resumed",
         "brought back early",
         "truncated",
+        "truncated meanwhile",
         "restarted",
         "dropped",
         "loaded",
