@@ -24,7 +24,6 @@ from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.stores.done_log import DoneRead
 from penstock.transactions.stores.file import FileStore
-from penstock.transactions.stores.file import open_store as open_stores
 from penstock.transactions.stores.file.administration import read_pending
 from penstock.transactions.stores.file.log import journal as journals
 from penstock.transactions.stores.file.log.folder import Folder
@@ -267,8 +266,8 @@ def test_what_was_to_be_decided_again_waits_as_before_while_the_disk_is_full(
 ) -> None:
     with store_of(tmp_path) as store:
         opened = store.opened
-        # All that is delayed waits in memory.
-        monkeypatch.setattr(open_stores, "NEAR_S", 5e9)
+        # What is due by then waits in memory.
+        opened.near_ms = 5e12
         late, held = (prepare(store, [half(deliver_at_ms=due)]).halves[0].transaction_id for due in (4 * 10**12, None))
         for transaction_id in (late, held):
             store.await_decision(decision(transaction_id, "orders", COMMIT, Author.PRODUCER))

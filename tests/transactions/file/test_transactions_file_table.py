@@ -16,7 +16,7 @@ from file_stores import COMMIT, half, pending_in, store_of
 from hypothesis import given
 
 from penstock.transactions.core.check_plan import CheckPolicy
-from penstock.transactions.stores.file import checks, open_store
+from penstock.transactions.stores.file import checks, shard
 from penstock.transactions.stores.file.checks import TableScan
 from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.frames import Prepared, Record, encode_entry
@@ -29,10 +29,12 @@ from penstock.transactions.stores.file.log.table import (
     State,
     StateTable,
     in_memory,
+    ms_of,
     tick_of,
 )
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.relayed_store import Decide, Prepare
+from penstock.transactions.stores.shards import CheckTerms
 from penstock.transactions.wire.ids import id_bytes, new_id
 from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
@@ -182,7 +184,7 @@ def test_a_table_that_is_newer_than_its_log_is_not_believed(tmp_path: Path) -> N
 def test_what_is_due_soon_comes_out_of_the_table_and_is_published_in_its_time(
     bench: FileBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (checks, open_store):
+    for module in (checks, shard):
         monkeypatch.setattr(module, "NEAR_S", 0.4)
     coordinator = bench.coordinator(**NO_CHECKS)
     now_ms = int(time.time() * 1000)
@@ -254,12 +256,43 @@ def test_a_crowd_that_is_due_soon_comes_into_memory_in_portions_by_its_times(mon
     numbers = [table.add(id_bytes(new_id()), 0, (0, 1, tick, 0, State.DELAYED, 0, 0)) for tick in ticks]
     found = TableScan(table, CheckPolicy(6.0, 30.0, 15))
 
-    found.run()
+    until_ms = found.run()
 
     assert [found.near.pop() for _ in range(3)] == [numbers[1], numbers[3], numbers[4]]
     assert not found.near
-    # The others wait for the next scan, which comes soon.
+    # What is decided to be due later than that waits for the next scan, which comes soon.
+    assert until_ms == ms_of(ticks[4])
     assert found.due_at < time.monotonic() + 1
+
+
+def test_what_is_decided_while_a_crowd_is_due_soon_waits_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_NEAR", 3)
+    for module in (checks, shard):
+        monkeypatch.setattr(module, "NEAR_S", 1e6)
+    terms, due_ms = CheckTerms(CheckPolicy(600.0, 600.0, 1), session_s=600.0), int((time.time() + 1e5) * 1000)
+    with store_of(tmp_path) as store:
+        opened = store.opened
+        store.open_shards(terms, lambda: None).due()
+
+        def commit(count: int) -> None:
+            for number in range(count):
+                decide(store, prepare(store, [half(deliver_at_ms=due_ms + 1_000 * number)]), COMMIT)
+
+        commit(5)
+        assert len(opened.live) == 5
+        assert opened.shard is not None
+        opened.shard.close()
+        # The next coordinator finds the crowd; nobody publishes it.
+        again = store.open_shards(terms, lambda: None)
+        again.due()
+        commit(10)
+
+        # Of these, three are due when the third of the crowd is, or before.
+        assert opened.live.keys() == again.queue.all.keys()
+        assert len(opened.live) == 5 + 3
+        assert opened.table.count(State.DELAYED) == 15
 
 
 def test_what_an_older_penstock_wrote_again_with_its_decision_is_decided() -> None:

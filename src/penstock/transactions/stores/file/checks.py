@@ -17,7 +17,7 @@ from itertools import islice
 
 from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
-from penstock.transactions.stores.file.log.table import TICK_MS, UNDECIDED, State, StateTable, tick_of
+from penstock.transactions.stores.file.log.table import TICK_MS, UNDECIDED, State, StateTable, ms_of, tick_of
 from penstock.transactions.wire.half import CheckRequest
 
 #: What is due within so many seconds after a scan comes into memory; two scans are closer than half of it.
@@ -46,11 +46,14 @@ class TableScan:
         self.checks = array("I")
         self.near = array("I")
 
-    def run(self) -> None:
-        """Look for what is due."""
+    def run(self) -> float:
+        """Look for what is due.
+
+        Return the time up to which all that is to be published was found, in milliseconds since the epoch.
+        """
         begun, now_ms = time.monotonic(), time.time() * 1000
-        now, soon = tick_of(now_ms - TICK_MS), tick_of(now_ms + NEAR_S * 1000)
-        next_tick = now + _ticks(self._longest_s)
+        now, soon_ms = tick_of(now_ms - TICK_MS), now_ms + NEAR_S * 1000
+        soon, next_tick = tick_of(soon_ms), now + _ticks(self._longest_s)
         checks: list[int] = []
         near: list[int] = []
         for number, (_, _, tick, _, state, _, count) in self._table:
@@ -68,9 +71,10 @@ class TableScan:
         self.checks = array("I", [found & _NUMBER for found in sorted(checks, reverse=True)])
         self.near = array("I", [found & _NUMBER for found in reversed(first)])
         if len(near) > len(first):
-            next_tick = now + _CROWDED
+            soon_ms, next_tick = ms_of(first[-1] >> 32), now + _CROWDED
         ended = time.monotonic()
         self.due_at = max(ended + _PAUSE * (ended - begun), begun + (next_tick - now) * TICK_MS / 1000)
+        return soon_ms
 
     def _wait(self, state: int, checks: int) -> int:
         """Return the ticks from the timestamp of an undecided transaction to its next check."""

@@ -19,7 +19,7 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Delays, ReadyQueue
 from penstock.transactions.store import SettledCallback
 from penstock.transactions.stores.coordination import Counts
-from penstock.transactions.stores.file.checks import NEAR_S, GroupChecks
+from penstock.transactions.stores.file.checks import GroupChecks
 from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.frames import (
     Checked,
@@ -85,6 +85,9 @@ class OpenStore(Journal):
         self.wake: Callable[[], object] = bool
         #: The call into the Kafka client that publication waits for, and since when in monotonic seconds; None: none.
         self.slow_call: tuple[str, float] | None = None
+        #: What is due by then, in milliseconds since the epoch, waits in memory; what is due later, in the table.
+        #: Written by the coordinator's thread.
+        self.near_ms = 0.0
         #: Ids of what is published, and not durably settled here.
         self.over: set[str] = set()
         # What was set aside and decided again, and what takes its place.
@@ -103,7 +106,6 @@ class OpenStore(Journal):
 
         The next one first reads the done log.
         """
-        now_ms = time.time() * 1000
         self._replaced.clear()
         self.queue = ReadyQueue(Delays(), _keep)
         waiting = [stored for name, stored in self.live.items() if name not in self.over]
@@ -114,7 +116,7 @@ class OpenStore(Journal):
                 stored.in_flight = False
                 if stored.held:
                     stored.held = False
-                self._wait(stored, now_ms)
+                self.queue.add(stored)
 
     # Changing it. Called by the writing thread.
 
@@ -309,7 +311,7 @@ class OpenStore(Journal):
         former = self.queue.all.get(stored.half.transaction_id)
         if former is not None:
             self._replaced.append((former, stored))
-        elif due_ms is None or due_ms <= now_ms + NEAR_S * 1000 or stored.verdict is Verdict.DISCARD or stored.stays:
+        elif due_ms is None or due_ms <= max(now_ms, self.near_ms) or stored.verdict is Verdict.DISCARD or stored.stays:
             # What is due later waits in the table, where a scan finds it in time.
             self.queue.add(stored)
 

@@ -15,7 +15,7 @@ from penstock.errors import ConfigurationError
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Blocking
 from penstock.transactions.model import CoordinatorStatistics
-from penstock.transactions.stores.file.checks import TableScan
+from penstock.transactions.stores.file.checks import NEAR_S, TableScan
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.table import UNDECIDED, State, tick_of
 from penstock.transactions.stores.file.open_store import OpenStore, Settle
@@ -84,7 +84,12 @@ class FileShard(StoreShards, ShardBacklog):
         """Return what is due, as much as one round has time for; what is to be published soon comes into memory."""
         scan, opened = self._scan, self._opened
         if time.monotonic() >= scan.due_at:
-            scan.run()
+            with opened.lock:
+                # What is decided meanwhile, and the scan does not see, must not stay in the table.
+                opened.near_ms = time.time() * 1000 + NEAR_S * 1000
+            near_ms = scan.run()
+            with opened.lock:
+                opened.near_ms = near_ms
         for number in _some(scan.near):
             stored = opened.peek(number)
             with opened.lock:
