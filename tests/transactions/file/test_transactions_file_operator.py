@@ -25,6 +25,7 @@ from penstock.transactions.operator.audit import AuditLog
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.administration import FileAdministration, read_pending
 from penstock.transactions.stores.file.log.frames import FRAME_BYTES, HEADER_BYTES
+from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.log.table import ROWS
 from penstock.transactions.wire.half import encode_discarded
@@ -145,7 +146,7 @@ def test_another_process_sees_what_is_pending_and_changes_nothing(tmp_path: Path
 def test_a_torn_end_is_passed_over_damage_is_told_and_so_is_a_folder_without_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.file.administration._READ_BUDGET_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.file.administration._REREAD_DELAY_S", 0.0)
     folder = tmp_path / "store"
     with store_of(folder) as store:
         ids = [prepare(store, [half()]).halves[0].transaction_id for _ in range(2)]
@@ -168,6 +169,29 @@ def test_a_torn_end_is_passed_over_damage_is_told_and_so_is_a_folder_without_a_s
     with pytest.raises(PenstockError, match="there is no file store"):
         read_pending(tmp_path)
     assert not (tmp_path / "lock").exists()
+
+
+def test_what_does_not_fit_together_is_read_again_however_long_reading_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.transactions.stores.file.administration._REREAD_DELAY_S", 0.0)
+    tries, look, clock = [], Journal.look, time.monotonic
+
+    def slow(self: Journal) -> None:
+        # A segment that it has not heard of takes what it reads, and that takes an hour.
+        tries.append(self)
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + 3_600 * len(tries))
+        if len(tries) < 4:
+            raise StoreDamagedError("it is gone")
+        look(self)
+
+    with store_of(tmp_path) as store:
+        pending = prepare(store, [half()]).halves[0].transaction_id
+        monkeypatch.setattr(Journal, "look", slow)
+        listed = read_pending(tmp_path)
+
+    assert [shown.transaction_id for shown in listed] == [pending]
+    assert len(tries) == 4
 
 
 def test_the_command_line_looks_into_a_folder_and_says_where_to_decide(

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
-from penstock.clients.bounded_calls import ask_again
+import tenacity
+
 from penstock.errors import (
     ConfigurationError,
     HalfNotStoredError,
@@ -45,8 +46,9 @@ from penstock.transactions.wire.ids import id_bytes, is_id
 from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.wire.topics import StoreTopics
 
-#: Seconds for which what does not fit together is read again, before it counts as damaged, and between two tries.
-_READ_BUDGET_S = 1.0
+#: Times that it is read before what does not fit together counts as damaged, however long that takes; and seconds
+#: between two.
+_TRIES = 5
 _REREAD_DELAY_S = 0.2
 
 
@@ -56,18 +58,14 @@ def read_pending(folder: Path, only: str | None = None) -> list[PendingTransacti
     Ages are by this machine's clock, as the births are. Raises `PenstockError` where there is no store, or where it
     cannot be read.
     """
-
-    def may_fit_soon(error: BaseException) -> bool:
-        return isinstance(error, StoreDamagedError | FileNotFoundError)
-
+    reading = tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(_TRIES),
+        wait=tenacity.wait_fixed(_REREAD_DELAY_S),
+        retry=tenacity.retry_if_exception_type((StoreDamagedError, FileNotFoundError)),
+        reraise=True,
+    )
     try:
-        pending = ask_again(
-            lambda: _pending(folder, only),
-            _READ_BUDGET_S,
-            _REREAD_DELAY_S,
-            until=lambda _pending: True,
-            passes=may_fit_soon,
-        )
+        pending = reading(_pending, folder, only)
     except OSError as error:
         raise StoreFailedError(f"the file store in {folder} cannot be read: {error}; look as its user") from error
     heads: dict[Line, StoredTransaction] = {}
