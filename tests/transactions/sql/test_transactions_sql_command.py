@@ -89,11 +89,16 @@ def test_what_was_discarded_is_listed_and_shown_with_who_did_so_and_leaves_the_l
 def test_a_decision_that_nobody_publishes_says_what_it_waits_for(sql_bench: SqlBench, tx: Command) -> None:
     identity = sql_bench.prepare(sql_bench.half()).halves[0].transaction_id
 
-    waits = tx("commit", identity, "--sql", sql_bench.database.url, "--timeout", "0.1")
+    place = ("--sql", sql_bench.database.url)
+
+    waits = tx("commit", identity, *place, "--timeout", "0.1")
+    other = sql_bench.prepare(sql_bench.half()).halves[0].transaction_id
+    discarded = tx("discard", other, *place, "--timeout", "0.1")
 
     assert waits.code == 0
     assert "stored, not seen to take effect; it waits for a coordinator" in waits.out
-    assert Verdict.COMMIT.name in tx("ls", "--sql", sql_bench.database.url).out
+    assert "stored, not seen to take effect; it waits for a coordinator" in discarded.out
+    assert Verdict.COMMIT.name in tx("ls", *place).out
 
 
 def test_an_outbox_without_tables_names_the_command_that_makes_them(tmp_path: Path, tx: Command) -> None:

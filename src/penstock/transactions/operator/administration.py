@@ -46,7 +46,7 @@ def shown(
         now_ms: the store's time, in milliseconds since the epoch.
         held_by: id of the transaction of its group and key that it waits for, or None.
         obstacle: what stands in its way, if that is known: of an undecided one, why nobody is asked about it.
-        otherwise: what it waits for if it is committed, and none of this is so.
+        otherwise: what it waits for if it is decided, and none of this is so.
     """
     half, verdict = pending.half, pending.verdict
     if not pending.is_complete:
@@ -58,7 +58,7 @@ def shown(
     elif verdict is Verdict.COMMIT and half.deliver_at_ms is not None and half.deliver_at_ms > now_ms:
         waits = "its time"
     else:
-        waits = obstacle or ("the discarded topic" if verdict is Verdict.DISCARD else otherwise)
+        waits = obstacle or otherwise
     return PendingTransaction(
         transaction_id=half.transaction_id,
         group=half.group,

@@ -50,6 +50,8 @@ from penstock.transactions.wire.topics import StoreTopics
 #: between two.
 _TRIES = 5
 _REREAD_DELAY_S = 0.2
+#: What a transaction waits for that is discarded, and not in Kafka yet.
+_DISCARDED = "the discarded topic"
 
 
 def read_pending(folder: Path, only: str | None = None) -> list[PendingTransaction]:
@@ -74,8 +76,9 @@ def read_pending(folder: Path, only: str | None = None) -> list[PendingTransacti
         line = stored.half.line
         head = stored if line is None else heads.setdefault(line, stored)
         held_by = head.transaction_id if head is not stored and stored.verdict is Verdict.COMMIT else None
+        otherwise = _DISCARDED if stored.verdict is Verdict.DISCARD else "its process, to publish it"
         if only in {None, stored.transaction_id}:
-            listed.append(shown(stored, now_ms, held_by, "", "its process, to publish it"))
+            listed.append(shown(stored, now_ms, held_by, "", otherwise))
     return listed
 
 
@@ -230,7 +233,8 @@ class FileAdministration(StoreAdministration, FolderReading):
             if stored.verdict is None:
                 obstacle = NO_PRODUCER.format(stored.group) if opened.checks_of(stored.group).lacks else ""
             held_by = None if before is None else before.transaction_id
-            found.append((stored.number, shown(stored, now_ms, held_by, obstacle, "publication")))
+            otherwise = _DISCARDED if stored.verdict is Verdict.DISCARD else "publication"
+            found.append((stored.number, shown(stored, now_ms, held_by, obstacle, otherwise)))
         return [transaction for _, transaction in sorted(found, key=lambda entry: entry[0])]
 
     def _auditing(self) -> AuditLog:
