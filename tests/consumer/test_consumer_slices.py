@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from stepped import Stepped
@@ -10,6 +12,7 @@ from stepped_engine import SteppedEngine
 
 from penstock.consumer import Kind, handler, retry
 from penstock.consumer.handlers.call_guard import CallGuard
+from penstock.consumer.handlers.results import Results
 from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Slice, complete_finished
 from penstock.consumer.run.handler_calls import call
 from penstock.errors import BatchError, HandlerTimeLimitError
@@ -146,6 +149,34 @@ def test_what_a_slice_has_done_counts_and_is_sent_while_a_handler_behind_it_hang
     assert (slot.handled, slot.filtered, in_flight) == (3, 5, 2)
     assert stepped.deliveries.sent == [("results", b"2"), ("results", b"8")]
     assert stepped.of("t").tracker.watermark == 10
+
+
+def test_a_look_during_which_the_slot_was_at_another_run_completes_nothing() -> None:
+    here, elsewhere = (SimpleNamespace(records=[object() for _ in range(3)], next=0) for _ in range(2))
+    at = [here, elsewhere, here]
+
+    class Changing(ExecutionSlot):
+        run = property(lambda _self: at.pop(0), lambda _self, _run: None)  # type: ignore[assignment] # in steps
+
+    slot = Changing(Kind.THREAD, "slot")
+    slot.record = elsewhere.records[2]  # type: ignore[assignment] # compared by identity
+
+    slot.complete_finished()
+
+    assert here.next == 0
+
+
+def test_what_has_results_is_not_done_by_a_look_at_a_slot_that_is_left_without_an_end() -> None:
+    completed = list[int]()
+    tracker = SimpleNamespace(complete=lambda _block, done: completed.extend(done))
+    owner = SimpleNamespace(assignment=SimpleNamespace(tracker=tracker), block=None)
+    run: Any = SimpleNamespace(records=[object() for _ in range(3)], indexes=[0, 1, 2], next=0, owner=owner)
+    slot = ExecutionSlot(Kind.THREAD, "slot")
+    slot.run, slot.results = run, [(run.records[0], Results([]))]
+
+    slot.complete(run, 2, is_over=False)
+
+    assert completed == []
 
 
 class Late(CallGuard):

@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.bounded_calls import Disposable
 from penstock.clients.transactional.end_watch import EndWatch
-from penstock.consumer.assignments import Assignments, size_in_bytes
+from penstock.consumer.assignments import Assignments, ConsumerRun, size_in_bytes
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.lanes.parking import Parking
 from penstock.consumer.lanes.processor import LaneProcessor
@@ -140,8 +140,8 @@ def takes_what_is_in_the_handler_for_done(patch: pytest.MonkeyPatch) -> None:
     """A slice is told to be one message further than it is."""
     place = ExecutionSlot.place_in_run
 
-    def one_further(self: ExecutionSlot) -> int | None:
-        found = place(self)
+    def one_further(self: ExecutionSlot, run: ConsumerRun) -> int | None:
+        found = place(self, run)
         return None if found is None else found + 1
 
     patch.setattr(ExecutionSlot, "place_in_run", one_further)

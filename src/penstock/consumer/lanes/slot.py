@@ -187,14 +187,20 @@ class ExecutionSlot:
     def complete_finished(self) -> None:
         """Complete the messages of the slice under way before the one that is in the handler. Any thread."""
         # Without the lock: whatever is handled meanwhile, all before this place is done.
-        run, place = self.run, self.place_in_run()
-        if run is not None and place is not None:
+        if (run := self.run) is not None and (place := self.place_in_run(run)) is not None:
             self.complete(run, place, is_over=False)
 
-    def place_in_run(self) -> int | None:
-        """Return the place in its run of the message of a slice that is in the handler; None where there is none."""
-        run, record = self.run, self.record
-        return None if run is None or record is None else place_of(record, run, run.next)
+    def place_in_run(self, run: ConsumerRun) -> int | None:
+        """Return the place in a run of the message of a slice that is in the handler; None where it is of another."""
+        # Of this run alone: the slot may be at another one meanwhile, and back at this one before it is completed.
+        record = self.record
+        return None if record is None else place_of(record, run, run.next)
+
+    def leave_to_abandoned_call(self) -> None:
+        """Leave to the thread of a call what it has in hand until that ends: the slot's next calls are another's."""
+        # Under the lock: what is submitted at this moment must not be in the copy.
+        with self._lock:
+            self.guard, self.results, self.refused = CallGuard(), self.results.copy(), self.refused.copy()
 
     def complete(self, run: ConsumerRun, stop: int, *, is_over: bool) -> None:
         """Complete the messages of a run before a place, and submit their results.
@@ -231,12 +237,15 @@ class ExecutionSlot:
     def _submit_results(self, run: ConsumerRun, first: int, stop: int) -> list[int]:
         """Submit results of messages of a run; return the indexes of those without any."""
         fetch, indexes, records, lane = run.owner, run.indexes, run.records, self.lane
+        if lane is None:
+            # It is left at this moment, in the middle of a slice, for the consumer ends: what has results is not done.
+            return []
         done: list[int] = []
         at, count = first, 0
         for record, results in self.results:
             while at < stop and records[at] is not record:
                 at += 1
-            if at == stop or lane is None:  # of messages that are just begun
+            if at == stop:  # of messages that are just begun
                 break
             self.submit(lane, ((fetch, indexes[at], record),), results.messages)
             done += indexes[first:at]

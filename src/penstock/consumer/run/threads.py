@@ -20,7 +20,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from penstock.consumer.assignments import ConsumerLane
-from penstock.consumer.handlers.call_guard import AbandonedCall, CallAbandonedError, CallGuard
+from penstock.consumer.handlers.call_guard import AbandonedCall, CallAbandonedError
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
 from penstock.consumer.lanes.processor import LaneProcessor
@@ -60,12 +60,10 @@ class Worker:
 
     def take_over(self, lane: ConsumerLane, begun: Begun, call: AbandonedCall) -> None:
         """Have another thread go on with the lane, while the call of a handler goes on in this one."""
-        slot = self.slot
-        # The thread has these in hand until its call ends: the slot's next calls are another's.
-        slot.guard, slot.results, slot.refused = CallGuard(), slot.results.copy(), slot.refused.copy()
+        self.slot.leave_to_abandoned_call()
         self.thread.name = call.worker
         self.asleep = False
-        thread = threading.Thread(target=self._main, args=(lane, begun), name=slot.name, daemon=True)
+        thread = threading.Thread(target=self._main, args=(lane, begun), name=self.slot.name, daemon=True)
         self.tokens.put(_END if self.retired else _WAKE)
         thread.start()
         # Once it runs: the slot of a worker whose thread does not is for the next.
