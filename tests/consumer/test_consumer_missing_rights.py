@@ -45,6 +45,17 @@ def of_topic(test: TestApp) -> Explanation:
     return next(explanation for explanation in test.explain() if explanation.topic == "t")
 
 
+def test_a_start_names_all_rights_that_are_missing_and_makes_no_topic() -> None:
+    test, missing = TestApp(app_of([])), {GROUP, READ, topic_right(Operation.WRITE, "dlq.t")}
+    test.broker.missing_rights |= missing
+
+    with pytest.raises(MissingRightError) as refused:
+        test.start()
+
+    assert [str(right) for right in missing if str(right) not in str(refused.value)] == []
+    assert test.broker.topics().keys() == {"t"}
+
+
 @pytest.mark.parametrize("right", [READ, GROUP], ids=str)
 def test_a_right_that_is_taken_away_is_said_once_and_stands_in_explain_until_it_is_given(
     right: Right, caplog: pytest.LogCaptureFixture

@@ -178,14 +178,12 @@ class Topics:
         partitions, outputs = cluster.require_topics(handlers), output_topics(group, handlers)
         if any(handler.retry_delays for handler in handlers.values()):
             self._routes.add_former_delays(cluster.topics())
+        # First: else those that are missing would be met one by one, and topics made for a group that cannot start.
+        unknown = self._require(_rights(group, self._routes.topics, handlers))
         create_outputs(cluster, partitions, outputs)
-        try:
-            missing = cluster.ask_rights(_rights(group, self._routes.topics, handlers)).wait().missing
-        except KafkaException as error:
-            _log.info("the rights of group %s are not known: %s", group, reason(error))
-            missing = ()
-        if missing:
-            raise MissingRightError(f"group {group} cannot start", missing, engine.principal)
+        if unknown:
+            # About topics that were just created.
+            self._require(unknown)
         cluster.require_topics(result_topics(engine.all_handlers) - outputs.keys())
         if not engine.patterns:
             return
@@ -193,6 +191,18 @@ class Topics:
         self._search_at = engine.clock.monotonic() + (self._every_s or 0.0)
         for pattern, handler in self.without_topic().items():
             _log.warning("no topic matches the pattern %r of handler %s yet; %s", pattern, handler.name, self.when())
+
+    def _require(self, rights: Sequence[Right]) -> Sequence[Right]:
+        """Raise `MissingRightError` that names all rights which are missing; return those brokers say nothing of."""
+        engine = self._engine
+        try:
+            found = self._cluster.ask_rights(rights).wait()
+        except KafkaException as error:
+            _log.info("the rights of group %s are not known: %s", engine.group, reason(error))
+            return ()
+        if found.missing:
+            raise MissingRightError(f"group {engine.group} cannot start", found.missing, engine.principal)
+        return found.unknown
 
     def search(self, now: float) -> bool:
         """Apply what was found, and search again when it is time; return whether other topics are consumed now."""
