@@ -181,6 +181,27 @@ def test_a_task_that_goes_on_though_it_was_cancelled_is_given_up_as_a_thread_is(
         assert consumer._executor.tasks._left == set()
 
 
+def test_a_task_that_was_abandoned_and_outlives_its_event_loop_is_no_error_of_asyncio(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def handle(_message: Message) -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    with on_threads(handle, time_limit=LIMIT_S, on_failure="drop", max_concurrency=8) as (consumer, until, broker):
+        broker.produce("t", b"hang", key=b"k")
+        hang_over(until, broker, lambda: consumer.statistics().busy_workers == 1)
+        until(lambda: consumer.statistics().abandoned_calls == 1)
+        assert consumer._executor.tasks is not None
+        (task,) = consumer._executor.tasks._left
+
+    task.__del__()  # type: ignore[attr-defined] # as the collector does
+
+    assert not task.done()
+    assert "Task was destroyed" not in caplog.text
+
+
 def test_no_task_is_abandoned_while_the_event_loop_is_blocked_nor_before_it_had_its_time_to_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -163,6 +163,8 @@ class TaskPool:
                 call.ended.set_result(None)
 
         former.add_done_callback(ended)
+        # It may outlive the loop, which has been said.
+        former._log_destroy_pending = False  # type: ignore[attr-defined] # noqa: SLF001 - as `asyncio.gather` does
         self._begin(slot.lane, slot, (slot.processing, failure))
         return True
 
