@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -17,6 +17,9 @@ from hypothesis import strategies as st
 from transaction_tools import Bench
 
 from commands import commands
+from penstock.clients.factory import AdminClient
+from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
+from penstock.clients.topics import TopicSpec
 from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.transactions.acked_producer import Report
 from penstock.transactions.core.pending import Pending
@@ -30,6 +33,7 @@ from penstock.transactions.stores.kafka.status import (
     encode_status,
     waits_for,
 )
+from penstock.transactions.wire import topics
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
@@ -282,3 +286,23 @@ def test_tx_ls_lists_what_is_pending_though_a_broker_with_the_coordinators_statu
 
     assert pending in listed.out
     assert "the status of the coordinators is not seen: its leader is away" in listed.out
+
+
+def test_a_coordinator_that_may_not_create_the_topic_of_statuses_says_so_and_publishes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    create = topics.ensure_topics
+
+    def refused(admin: AdminClient, specs: Sequence[TopicSpec], **given: Any) -> dict[str, int]:
+        if bench.topics.status in {spec.name for spec in specs}:
+            raise MissingRightError("it is missing", [topic_right(Operation.CREATE, bench.topics.status)], THIS_CLIENT)
+        return create(admin, specs, **given)
+
+    monkeypatch.setattr(topics, "ensure_topics", refused)
+    bench.producer().send(bench.topic, value=b"1")
+
+    bench.settled(bench.coordinator())
+
+    assert bench.visible() == [(None, b"1")]
+    assert f"lacks the permission Create on topic {bench.topics.status}; " in caplog.text
+    assert "it is done without" in caplog.text

@@ -19,6 +19,7 @@ from penstock import clients
 from penstock.clients.bounded_calls import CLOSE_S, end_within
 from penstock.clients.gc_pause import collection_put_off
 from penstock.clients.kafka_errors import ErrorKind, kind_of, reason
+from penstock.clients.rights import MissingRightError
 from penstock.clients.topics import single_copies
 from penstock.clients.transactional.settings import Pace
 from penstock.errors import ConfigurationError
@@ -140,7 +141,13 @@ class KafkaCoordinator(StoreCoordinator):
     def _open(self) -> None:
         context, options, admin = self._context, self._options, self._admin
         servers, config = context.bootstrap_servers, context.config
-        topics = open_topics(admin, self._prefix, context.topics.partitions, needs=COORDINATOR_NEEDS)
+        try:
+            topics = open_topics(admin, self._prefix, context.topics.partitions)
+        except MissingRightError as error:
+            # A store of an earlier version has no topic of statuses, and may be in the hands of who may not create any.
+            needs = {name: some for name, some in COORDINATOR_NEEDS.items() if name != "status"}
+            topics = open_topics(admin, self._prefix, context.topics.partitions, needs=needs)
+            _log.warning("%s; it is done without, so that `penstock tx ls` shows less", error)
         context.topics = topics
         check_settings(admin, topics)
         for found in single_copies(admin, topics.all):
