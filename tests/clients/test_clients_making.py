@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError
 import penstock
 from penstock import clients
 from penstock.clients.factory import AdminClient, Consumer, Producer, settings
+from penstock.clients.rights import Operation, ask_rights, group_right, topic_right
 from penstock.clients.topics import described
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
@@ -74,6 +75,12 @@ def test_brokers_are_not_asked_about_what_can_be_no_topics_name() -> None:
     assert found == {}
     assert {error.args[0].code() for error in failed.values()} == {KafkaError.TOPIC_EXCEPTION}
     assert len(failed) == 4
+
+
+def test_brokers_are_not_asked_about_rights_on_what_can_be_no_name() -> None:
+    wanted = [topic_right(Operation.READ, name) for name in ("", "\udcff")] + [group_right("\udcff")]
+
+    assert ask_rights(clients.admin(NOWHERE, {}), wanted).unknown == tuple(wanted)
 
 
 @pytest.mark.parametrize("make", ONE_MAKER)

@@ -21,7 +21,8 @@ from penstock.clients.factory import AdminClient
 from penstock.clients.groups import describe_groups
 from penstock.clients.kafka_errors import is_missing_right
 from penstock.errors import PenstockError
-from penstock.options import ClientConfig
+from penstock.options import ClientConfig, is_client_text
+from penstock.outgoing import is_topic_name
 
 #: Stands for the principal where the configuration does not tell it, as with certificates and tokens.
 THIS_CLIENT = "User:<this client>"
@@ -160,9 +161,10 @@ def ask_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float = _
     Where rights on groups are asked for, `admin` is of this question alone: see `clients.groups`.
     """
     wanted = list(dict.fromkeys(needed))
+    # Nothing is told of what can be no name: some such texts end the process within the client library.
     topics, groups = (
-        list(dict.fromkeys(right.name for right in wanted if right.resource is kind))
-        for kind in (Resource.TOPIC, Resource.GROUP)
+        list(dict.fromkeys(right.name for right in wanted if right.resource is kind and is_name(right.name)))
+        for kind, is_name in ((Resource.TOPIC, is_topic_name), (Resource.GROUP, is_client_text))
     )
     asked: dict[tuple[Resource, str], Future[Any]] = {}
     if topics:
