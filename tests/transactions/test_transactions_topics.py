@@ -15,6 +15,7 @@ from confluent_kafka.admin import ConfigResource, NewTopic  # type: ignore[attr-
 from fake_admin import FakeAdmin
 from penstock import clients
 from penstock.clients.factory import REPLICATION_FACTOR
+from penstock.clients.rights import MissingRightError
 from penstock.clients.topics import (
     TopicSpec,
     await_leaders,
@@ -34,6 +35,9 @@ LED = SimpleNamespace(leader=1, error=None)
 class ScriptedAdmin(FakeAdmin):
     """An admin client that gives prepared answers; the last one stays."""
 
+    #: Why nothing is known of a topic that is not in them.
+    unseen = KafkaError.UNKNOWN_TOPIC_OR_PART
+
     def __init__(self, *answers: object) -> None:
         self.answers = list(answers)
 
@@ -42,6 +46,9 @@ class ScriptedAdmin(FakeAdmin):
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[object]]:
+        return {name: answered(KafkaException(KafkaError(self.unseen))) for name in topics.topic_names}
 
 
 class GrantedMeanwhile(FakeAdmin):
@@ -175,6 +182,14 @@ def test_leaders_are_waited_for_past_answers_that_do_not_come() -> None:
 
     assert counts == {"store.half": 2}
     assert len(admin.answers) == 1
+
+
+def test_a_topic_that_may_be_created_and_not_seen_is_a_missing_right_at_once() -> None:
+    admin = ScriptedAdmin(SimpleNamespace(topics={}))
+    admin.unseen = KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+    with pytest.raises(MissingRightError, match=r"orders cannot be seen .* lacks the permission Describe on topic ord"):
+        await_leaders(admin, ["orders"])  # type: ignore[arg-type] # what is used of it
 
 
 def test_those_who_open_a_new_store_at_the_same_time_agree_on_its_partitions(

@@ -292,13 +292,16 @@ def await_leaders(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
     """Wait until the broker that answers knows of the topics and their leaders, and return their partitions.
 
     Creation is acknowledged by the controller alone. A consumer that subscribes earlier gets no partitions, and asks
-    again only minutes later. `BrokerConnectionError` names them where that takes too long.
+    again only minutes later. `BrokerConnectionError` names them where that takes too long, `MissingRightError` those
+    that this client may create and not see.
     """
     wanted = set(topics)
 
     def led() -> dict[str, int]:
         """Return the partitions of the topics, or raise as long as one of them has no leader."""
         known = admin.list_topics(timeout=CONNECT_TIMEOUT_S).topics
+        _, unseen = described(admin, wanted - known.keys(), CONNECT_TIMEOUT_S)
+        require_seen(admin, {name: why for name, why in unseen.items() if is_missing_right(why)}, Operation.DESCRIBE)
         counts = {
             name: len(known[name].partitions)
             for name in wanted & known.keys()
