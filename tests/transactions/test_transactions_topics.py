@@ -92,8 +92,9 @@ def test_a_topic_that_may_be_seen_since_a_moment_ago_is_neither_absent_nor_to_be
     assert find(GrantedMeanwhile()) == {"orders": 2}
 
 
-def test_a_topic_of_which_no_broker_says_anything_is_not_called_absent() -> None:
-    admin, silent = GrantedMeanwhile(), KafkaException(KafkaError(KafkaError._TIMED_OUT))
+@pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError.UNKNOWN])
+def test_a_topic_of_which_no_broker_says_anything_is_not_called_absent(code: int) -> None:
+    admin, silent = GrantedMeanwhile(), KafkaException(KafkaError(code))
     admin.describe_topics = lambda topics, **_: dict.fromkeys(topics.topic_names, answered(silent))  # type: ignore[method-assign]
 
     with pytest.raises(BrokerConnectionError, match="do not say whether there is orders"):

@@ -31,7 +31,7 @@ from penstock.clients.answers import (
     first_answer,
 )
 from penstock.clients.factory import REPLICATION_FACTOR, AdminClient
-from penstock.clients.kafka_errors import code_of, is_missing_right, is_transient, reason
+from penstock.clients.kafka_errors import code_of, is_missing_right, reason
 from penstock.clients.reading import Place
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TopicNotFoundError
@@ -41,6 +41,8 @@ _log = logging.getLogger("penstock.kafka")
 
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 5.0
+#: What is said of a topic that there is not, or cannot be.
+_ABSENT = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION}
 #: What a broker says that has no topic ids: 16 zero bytes in base 64.
 _NO_ID = "A" * 22
 
@@ -239,8 +241,7 @@ def require_seen(admin: AdminClient, failed: Mapping[str, KafkaException], to: O
             principal_of(admin.config),
         )
     if missing := ", ".join(sorted(failed)):
-        absent = KafkaError.UNKNOWN_TOPIC_OR_PART  # transient by the library: the topic may be made
-        if silent := [error for error in failed.values() if is_transient(error) and code_of(error) != absent]:
+        if silent := [error for error in failed.values() if code_of(error) not in _ABSENT]:
             text = f"the brokers at {admin.servers} do not say whether there is {missing}"
             raise BrokerConnectionError(f"{text}: {reason(silent[0])}; see whether all of them are up, and start again")
         raise TopicNotFoundError(f"no such topic at {admin.servers}: {missing}; create it first, or correct the name")

@@ -26,7 +26,7 @@ from penstock.clients.kafka_errors import is_missing_right, is_transient, reason
 from penstock.clients.ration import once_in, rationed
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.clients.topics import FIRST, LAST, ask_offsets, described, id_of, may_only_be_seen, require_seen
-from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError
+from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError, TopicNotFoundError
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import Log, Offsets, TopicPartition, place
 
@@ -88,7 +88,10 @@ class OffsetReader:
     def first_view(self) -> View:
         """Return what a query reads as it begins: all of it must be there, and be seen; raises as `require_seen`."""
         view = self._view(CONNECT_TIMEOUT_S)
-        require_seen(self._admin, view.refused)
+        try:
+            require_seen(self._admin, view.refused)
+        except TopicNotFoundError as error:
+            raise TopicNotFoundError(f"the option subscribe names what is not there: {error}") from None
         return view
 
     def view(self, expected: Collection[str] = ()) -> View:
