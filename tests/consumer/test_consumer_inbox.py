@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -23,10 +22,8 @@ from kafka_tools import produce
 from penstock import Message, create_inbox_table, inbox
 from penstock.consumer import LitePushConsumer, handler
 from penstock.devbroker import DevBroker
-from penstock.running import RunningApp
 from penstock.testing import TestApp, TestBroker
 from penstock.transactions import inboxes
-from penstock.transactions.inboxes import InboxTrimmer
 from support.consumers import NewTopic, app_of, consumer_of
 from waiting import wait_until
 
@@ -90,27 +87,7 @@ def test_the_inbox_knows_the_group_of_an_app_under_test(connect: Connect) -> Non
     assert groups(connect) == [("app", topic) for topic in "abc"]
 
 
-def test_a_running_app_trims_the_inbox_of_its_handlers(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inboxes, "_TRIM_INTERVAL_S", 0.01)
-    broker = TestBroker()
-    consumer = consumer_of(broker, {"c": handler(three_handlers(connect)["c"][0])})
-    kept = InboxTrimmer(connect, timedelta(seconds=1), "penstock_inbox", None)
-    running = RunningApp(None, consumer, [], inboxes=[kept])
-    # However slow the machine is, the record is seen before it is trimmed.
-    seen, trim = threading.Event(), InboxTrimmer.trim
-    monkeypatch.setattr(InboxTrimmer, "trim", lambda *given: trim(*given) if seen.wait(60) else 0)
-
-    running.start("group-c")
-    try:
-        broker.produce("c", b"v")
-        wait_until(lambda: groups(connect) == [("group-c", "c")])
-        seen.set()
-        wait_until(lambda: groups(connect) == [])
-    finally:
-        running.stop()
-
-
-def test_records_stay_as_long_as_their_messages_may_wait_in_retry_topics(
+def test_a_running_app_trims_its_inboxes_of_what_is_older_than_the_waits_of_its_retry_topics(
     connect: Connect, broker: DevBroker, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic, kept = new_topic(), list[int]()

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from itertools import count
 
 import pytest
 from stepped import Stepped
 from stepped_engine import SteppedEngine
 
 from kafka_tools import read_all
-from penstock.consumer import ConsumerSettings, handler
+from penstock.consumer import handler
 from penstock.consumer.handlers.handler import orderings_of
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.consumer.inspect.statistics import longest_in_handler
 from penstock.devbroker import DevBroker
 from penstock.message import FixedRecord, Headers, Message
-from penstock.routing import lane_of
 from penstock.testing import TestApp, TestBroker
 from raw_produce import produce_raw
 from support.consumers import ONCE, Handled, NewTopic, app_of, consumer_of, nothing
@@ -127,14 +125,8 @@ def test_a_message_without_a_key_that_waits_holds_only_those_that_are_told_to_wa
     stepped.feed("b", (None, b"b1"))
     stepped.serve()
 
-    assert (
-        tried
-        == {
-            "partition": [b"bad", b"b1"],
-            "together": [b"bad"],
-            "spread": [b"bad", b"a2", b"b1"],
-        }[keyless]
-    )
+    held = {"partition": [b"bad", b"b1"], "together": [b"bad"], "spread": [b"bad", b"a2", b"b1"]}
+    assert tried == held[keyless]
 
 
 @pytest.mark.parametrize(("order", "expected"), [("key", 2), ("partition", 1), ("none", 3)])
@@ -153,25 +145,6 @@ def test_a_message_that_waits_holds_what_its_order_says(order: str, expected: in
     assert len(tried) == expected
 
 
-def test_without_an_order_messages_of_one_key_run_beside_each_other() -> None:
-    broker = TestBroker()
-    broker.create_topic("t", 1)
-    for _ in range(40):
-        broker.produce("t", b"x", key=b"k")
-    begun, together, done = count(), threading.Barrier(4), list[int]()
-
-    def handle(message: Message) -> None:
-        # The first four run together: if they waited for each other, this would never end.
-        if next(begun) < 4:
-            together.wait()
-        done.append(message.offset)
-
-    with consumer_of(broker, {"t": handler(handle, order="none")}, workers=4):
-        wait_until(lambda: len(done) == 40)
-
-    assert set(done) == set(range(40))
-
-
 def test_the_same_offset_of_other_partitions_waits_in_a_lane_of_its_own_where_nothing_is_ordered() -> None:
     ordering = Ordering(Order.NONE, Keyless.PARTITION, 256)
 
@@ -181,32 +154,6 @@ def test_the_same_offset_of_other_partitions_waits_in_a_lane_of_its_own_where_no
     ]
 
     assert len(set(lanes)) == 12
-
-
-def test_a_hot_key_holds_no_cold_ones() -> None:
-    broker, opened, done = TestBroker(), threading.Event(), list[tuple[bytes | None, int]]()
-    lanes = 2 * ConsumerSettings().lanes_per_worker
-    # Those of its own lane wait while it is in a handler; the others are a hundred times as many.
-    cold = [key for number in range(600) if lane_of(key := b"c%d" % number, lanes) != lane_of(b"hot", lanes)]
-    broker.create_topic("t", 1)
-    for key in (*[b"hot"] * 2000, *cold):
-        broker.produce("t", b"x", key=key)
-
-    def function(message: Message) -> None:
-        if message.key == b"hot":
-            opened.wait()
-        done.append((message.key, message.offset))
-
-    with consumer_of(broker, {"t": handler(function)}, workers=2) as consumer:
-        wait_until(lambda: len(done) == len(cold))
-        before = list(done)
-        (held,) = consumer.explain()
-        opened.set()
-        wait_until(lambda: len(done) == len(cold) + 2000)
-
-    assert sorted(key or b"" for key, _ in before) == sorted(cold)
-    assert (held.blocking_offset, held.state, held.key) == (0, "in handler", b"hot")
-    assert [offset for key, offset in done if key == b"hot"] == list(range(2000))
 
 
 class SlowKey:
