@@ -52,19 +52,22 @@ class LogReader:
         self._ops = make()
         # Mean size of op records, as it was last seen: nearly all are one decision, or many of a fixed size.
         self._op_bytes = _FIRST_OP_BYTES
-        # Partitions whose ops are not read on.
+        # Offset of the next op, by partition; and partitions whose ops are not read on.
+        self._next_op: dict[int, int] = {}
         self._paused: set[int] = set()
 
     def add(self, number: int, half_position: int, op_position: int) -> None:
         """Read the logs of a partition, too, from these offsets."""
         self._halves.incremental_assign([TopicPartition(self._half, number, half_position)])
         self._ops.incremental_assign([TopicPartition(self._op, number, op_position)])
+        self._next_op[number] = op_position
 
     def remove(self, number: int) -> None:
         """Read the logs of a partition no more."""
         self.bound(number, 0)
         self._halves.incremental_unassign([TopicPartition(self._half, number)])
         self._ops.incremental_unassign([TopicPartition(self._op, number)])
+        del self._next_op[number]
 
     def bound(self, number: int, waiting: int) -> None:
         """Read no more ops of a partition while so many of them wait for halves that it is enough."""
@@ -84,11 +87,11 @@ class LogReader:
         """Return records that are there, halves first: about as many halves as decisions, `most` of each.
 
         What is waited for is a decision, for a half without one is nothing to do; `for_halves`: or a half, for there
-        are decisions that were fetched before theirs. `full`: no halves are wanted while decisions come.
+        are decisions that were fetched before theirs. `full`: no halves are wanted as long as there are decisions.
         """
         halves = take(self._halves, timeout_s, most) if for_halves else []
         ops = self._read_ops(0 if for_halves else timeout_s, most)
-        if not for_halves and not (full and ops):
+        if not for_halves and not (full and (ops or self._has_more_ops())):
             halves = take(self._halves, 0, most)
         return chain(halves, ops)
 
@@ -96,7 +99,18 @@ class LogReader:
         ops = take(self._ops, timeout_s, max(1, decisions * DECISION_BYTES // self._op_bytes))
         if ops:
             self._op_bytes = max(DECISION_BYTES, sum(map(len, ops)) // len(ops))
+            for op in ops:
+                if op.error() is None:
+                    self._next_op[op.partition() or 0] = (op.offset() or 0) + 1
         return ops
+
+    def _has_more_ops(self) -> bool:
+        """Tell whether an op log goes on behind what was read, even if it has not come yet, or its leader is away."""
+        return any(self._known_end(self._ops, self._op, number) > at for number, at in self._next_op.items())
+
+    @staticmethod
+    def _known_end(reader: Consumer, topic: str, number: int) -> int:
+        return reader.get_watermark_offsets(TopicPartition(topic, number), cached=True)[1]
 
 
 _log = logging.getLogger("penstock.transactions")
