@@ -20,7 +20,7 @@ from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.publishing import engine, publisher, trials
 from penstock.transactions.publishing.group_commit import GroupCommit
 from penstock.transactions.publishing.publisher import AbortedError, InDoubtError
-from penstock.transactions.publishing.publisher_slot import CommitResult
+from penstock.transactions.publishing.publisher_slot import CommitResult, PublisherSlot
 from penstock.transactions.stores import relay
 from penstock.transactions.stores.done_log import DoneRead
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
@@ -56,17 +56,17 @@ class Kafka:
         self.happened["trimmed"] += 1
 
 
-class Slot:
+class Slot(PublisherSlot):
     """A place for a Kafka transaction, as a `PublisherSlot` is one, without a client."""
 
     is_ready, is_used, lost_ids, name = True, False, 0, "simulated"
+    transactional_id = "simulated"
 
-    def __init__(self, kafka: Kafka, *, is_apart: bool) -> None:
+    def __init__(self, kafka: Kafka, *, is_apart: bool) -> None:  # nothing of the base: it would make clients
         self.is_apart = is_apart
-        self.transactional_id = "simulated"
         self._kafka = kafka
         self.commit: GroupCommit | None = None
-        self._ended: AbortedError | InDoubtError | None = None
+        self._error: AbortedError | InDoubtError | None = None
         self._is_asked = False
 
     @property
@@ -79,16 +79,16 @@ class Slot:
     def renew(self) -> None:
         """As above."""
 
-    def begin(self, commit: GroupCommit, proof: None) -> None:
+    def begin(self, commit: GroupCommit, proof: object) -> None:
         kafka, batch = self._kafka, cast("StoredBatch", commit.batches[0][1])
-        self.commit, self._ended = commit, None
+        self.commit, self._error = commit, None
         assert proof is None
         assert not batch.is_watched, "nobody watches"
         closed = batch.topics() & kafka.closed
         if closed:
             kafka.happened["refused"] += 1
             reasons = dict.fromkeys(closed, "it is closed")
-            self._ended = AbortedError("refused", targets=reasons)
+            self._error = AbortedError("refused", targets=reasons)
             return
         end = kafka.chance.choice(("known",) * 6 + ("committed", "lost"))
         if end != "lost":
@@ -96,25 +96,12 @@ class Slot:
             kafka.done += batch.names
         if end != "known":
             kafka.happened[f"in doubt, {end}"] += 1
-            self._ended = InDoubtError("the answer was lost")
+            self._error = InDoubtError("the answer was lost")
 
     def result(self, _: float = 0.0) -> CommitResult | None:
-        commit = self.commit
-        if commit is None or self._is_asked:
+        if not self.is_in_flight:
             return None
-        if isinstance(self._ended, InDoubtError):
-            self.ask(commit.done_from)
-        else:
-            self.commit = None
-        return CommitResult(commit, self._ended, 0.01, done_ends={0: len(self._kafka.done)})
-
-    def learned(self) -> tuple[GroupCommit, Mapping[int, DoneRead]] | None:
-        commit = self.commit
-        found = None if commit is None else self.answer()
-        if commit is None or found is None:
-            return None
-        self.commit = None
-        return commit, found
+        return self._ended(self._error, 0.01, done_ends={0: len(self._kafka.done)})
 
     def ask(self, starts: Mapping[int, int], sure_s: float = 3.0) -> None:
         # Without a wait: the shard is taken over.

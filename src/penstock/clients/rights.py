@@ -161,7 +161,7 @@ def ask_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float = _
     Where rights on groups are asked for, `admin` is of this question alone: see `clients.groups`.
     """
     wanted = list(dict.fromkeys(needed))
-    # Nothing is told of what can be no name: some such texts end the process within the client library.
+    # Brokers are not asked about what can be no name: some such texts end the process within the client library.
     topics, groups = (
         list(dict.fromkeys(right.name for right in wanted if right.resource is kind and is_name(right.name)))
         for kind, is_name in ((Resource.TOPIC, is_topic_name), (Resource.GROUP, is_client_text))
