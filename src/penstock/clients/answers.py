@@ -1,4 +1,4 @@
-"""What brokers answer to a client: waited for within limits that we hold, and no longer than waiting is of use."""
+"""Waits for the brokers' answers, within time limits that we hold, and stops early when no answer can come."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ KeyT = TypeVar("KeyT")
 
 #: Seconds a broker may take to answer before it counts as unreachable.
 CONNECT_TIMEOUT_S = 15.0
-#: Seconds that the client library may take to report that a broker did not answer.
+#: Seconds that the client library may take to report a time-out of its own.
 LATE_S = 1.0
-#: Seconds between two looks at what the client says.
+#: Seconds between two looks at the client's log.
 _POLL_S = 0.02
-#: Seconds for which an address is tried whose connections end early, which a wrong protocol does.
+#: Seconds after which connections that end early count as a wrong protocol.
 _ENDS_EARLY_S = 3.0
-#: Seconds between two questions of which the first found no leader.
+#: Seconds before a question is repeated that found no leader.
 _RETRY_DELAY_S = 0.05
 
 
 def first_answer(admin: AdminClient, timeout_s: float, ask: Callable[[], T]) -> T:
-    """Return what the first question of a client gives, asked on a thread of its own by `ask` for `timeout_s` seconds.
+    """Ask the first question of a client, on a thread of its own, and return the answer.
 
-    `BrokerConnectionError` where no broker answered in time; or at once, where none will let this client in.
+    Raises `BrokerConnectionError` if no broker answers within `timeout_s` seconds, or at once if all refuse the client.
     """
     servers, words = admin.servers, admin.words
     # The library ignores its own time-outs in places (confluentinc/librdkafka#5456).
@@ -44,7 +44,7 @@ def first_answer(admin: AdminClient, timeout_s: float, ask: Callable[[], T]) -> 
             cause = words.cause
             ends_early = cause is not None and cause.may_pass and bool(cause.remedy) and time.monotonic() > deadline
             if ends_early or words.refused_by_all(servers):
-                # The library waits for its whole time all the same: the call ends with its thread.
+                # The library still waits for its whole time: the call is left to its thread.
                 raise BrokerConnectionError(f"no Kafka broker lets this client in at {servers}: {cause}")
     except (KafkaException, NotAnsweredError) as error:
         admin.poll(0)
@@ -58,10 +58,10 @@ def first_answer(admin: AdminClient, timeout_s: float, ask: Callable[[], T]) -> 
 
 
 def answered(question: Future[T], timeout_s: float) -> T:
-    """Return what brokers answered to a question of an admin client, waiting `timeout_s` seconds at most.
+    """Return the brokers' answer to a question of an admin client, within `timeout_s` seconds.
 
-    The library's own time-out may pass unheard, as where a thread of it gets no processor: then a `KafkaException` says
-    so, so that nobody has two kinds to catch.
+    The library may miss its own time-out, for example if its thread gets no processor. This raises a `KafkaException`
+    then, too, so that callers have one kind of error to catch.
     """
     try:
         return question.result(timeout_s)
@@ -73,9 +73,9 @@ def answered(question: Future[T], timeout_s: float) -> T:
 def all_answered(
     questions: Mapping[KeyT, Future[T]], timeout_s: float
 ) -> tuple[dict[KeyT, T], dict[KeyT, KafkaException]]:
-    """Return what brokers answered to questions that were sent together, and the error of each that has no answer.
+    """Return the answers to questions that were sent together, and the error of each unanswered one.
 
-    They have one time limit, which we hold: the library may answer `LATE_S` after its own of `timeout_s` seconds.
+    All share one time limit: `timeout_s`, which the library holds, and `LATE_S` for its report.
     """
     deadline = time.monotonic() + timeout_s + LATE_S
     found, failed = dict[KeyT, T](), dict[KeyT, KafkaException]()
@@ -88,9 +88,9 @@ def all_answered(
 
 
 def asked_until_ready(question: Callable[[], T], limit_s: float) -> T:
-    """Return what a question gives, asked again while brokers are not ready: a new partition has no leader yet.
+    """Repeat a question until brokers are ready, and return the answer: a new partition has no leader at first.
 
-    Raises the last `KafkaException` once `limit_s` seconds have passed, and that of a missing right at once.
+    Raises the last `KafkaException` after `limit_s` seconds, and at once if a permission is missing.
     """
 
     def may_be_ready_soon(error: BaseException) -> bool:

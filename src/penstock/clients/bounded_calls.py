@@ -1,9 +1,9 @@
-"""Calls into a library that may never return: each has a time limit that we hold, on a thread that can be abandoned.
+"""Calls into a library that may never return: each has our own time limit, on a thread that can be abandoned.
 
 The Kafka client ignores its own time-outs in places (confluentinc/librdkafka#5456), and Python cannot end a thread. So
-such a call goes to a `Disposable`, which is abandoned at the limit: its clients are closed on its own daemon thread,
-if the call ever returns. How many hang is counted, for a process has no endless memory. Where an answer is not as
-wanted, `ask_again` asks again until a limit; tenacity decides.
+such a call runs on a `Disposable` thread, which is abandoned at the limit. If the call ever returns, that thread closes
+its clients. Abandoned threads are counted, because each costs memory. `ask_again` repeats a question until its answer
+is the wanted one, or a limit has passed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _log = logging.getLogger("penstock.clients.bounded_calls")
 
 T = TypeVar("T")
 
-#: Threads of one owner that may hang at a time; with more it gives up.
+#: Threads of one owner that may hang at a time. With more, further calls are refused.
 MOST_LEFT_BEHIND = 50
-#: Seconds that closing a client may take: one that does not hang has closed within one, at a load of 30 too.
+#: Seconds that closing a client may take. A healthy client closes within one second, even at a load of 30.
 CLOSE_S = 10.0
 
 
@@ -41,7 +41,7 @@ class TooManyLeftBehindError(PenstockError):
 
 
 class LeftBehind:
-    """Counts the threads of one owner that were abandoned and have not returned. Thread-safe."""
+    """Counts the abandoned threads of one owner that still hang. Thread-safe."""
 
     def __init__(self, owner: str, most: int = MOST_LEFT_BEHIND) -> None:
         self._owner = owner
@@ -51,7 +51,7 @@ class LeftBehind:
         self.hanging = 0
 
     def require_few(self) -> None:
-        """Raise `TooManyLeftBehindError` where too many hang."""
+        """Raise `TooManyLeftBehindError` if too many hang."""
         if self.hanging > self._most:
             raise TooManyLeftBehindError(
                 f"{self.hanging} calls of {self._owner} hang, and {self._most} may: each holds "
@@ -59,13 +59,13 @@ class LeftBehind:
             )
 
     def add(self, threads: int) -> None:
-        """Count a thread that was abandoned, or, with -1, that one of those has returned."""
+        """Count an abandoned thread; -1: an abandoned thread has returned."""
         with self._lock:
             self.hanging += threads
 
 
 class Call(Future[T]):
-    """A call handed to a thread at the monotonic second `since`. Ended once, by that thread; read by its owner."""
+    """A call handed to a thread at the monotonic second `since`. That thread ends it once; its owner reads it."""
 
     def __init__(self, label: str, function: Callable[[], T]) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Call(Future[T]):
         self._function = function
 
     def done(self, timeout_s: float = 0.0) -> bool:
-        """Tell whether it has returned or raised, waiting at most `timeout_s` seconds for it."""
+        """Tell whether it has returned or raised, after waiting at most `timeout_s` seconds."""
         return super().done() or (timeout_s > 0 and bool(wait([self], timeout_s).done))
 
     @property
@@ -83,25 +83,25 @@ class Call(Future[T]):
         return time.monotonic() - self.since
 
     def run(self) -> None:
-        """Make it, on its thread."""
+        """Run the call. Called by its thread."""
         try:
             result = self._function()
-        except:  # noqa: E722 - see `raised`; whatever it is, the owner gets it
+        except:  # noqa: E722 - see `raised`; the owner gets every exception
             self.set_exception(raised())
         else:
             self.set_result(result)
 
 
 class Disposable:
-    """A thread that makes one call after another, and can be abandoned in any of them. Used by one owner thread.
+    """A thread that runs one call after another and can be abandoned in any of them. Used by one owner thread.
 
-    What the calls use, Kafka clients above all, is made, used and closed in calls: the owner never waits in one.
+    Kafka clients and other things that may hang are made, used and closed inside its calls, so the owner never waits.
     """
 
     def __init__(self, name: str, left: LeftBehind) -> None:
         self._left = left
         self._calls: queue.SimpleQueue[Call[Any] | None] = queue.SimpleQueue()
-        # Guards the two below: what is called at the end of a thread that was abandoned, and whether it has ended.
+        # Guards the next two: the function that an abandoned thread calls at its end, and whether it has ended.
         self._lock = threading.Lock()
         self._cleanup: Callable[[], object] | None = None
         self._has_ended = False
@@ -109,7 +109,7 @@ class Disposable:
         self._thread.start()
 
     def start(self, label: str, function: Callable[[], T], then: Callable[[], object] = lambda: None) -> Call[T]:
-        """Have a call made, after those that were started before; once it is done, its thread calls `then`."""
+        """Queue a call. Its thread calls `then` after it."""
         call = Call(label, function)
         call.add_done_callback(lambda _: then())
         self._calls.put(call)
@@ -122,10 +122,10 @@ class Disposable:
         cleanup: Callable[[], object],
         is_stuck: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Tell whether a call of this thread has returned or raised: asked now and then, for it waits for nothing.
+        """Tell whether a call of this thread has returned or raised. Never waits: the owner asks repeatedly.
 
-        `NotAnsweredError`: it took over `limit_s` seconds, or `is_stuck` said so; it was abandoned, as `abandon` says:
-        use this no more.
+        After `limit_s` seconds, or if `is_stuck` says so, it abandons the thread (see `abandon`) and raises
+        `NotAnsweredError`. Do not use this object afterwards.
         """
         if call.done():
             return True
@@ -135,24 +135,24 @@ class Disposable:
         raise NotAnsweredError(f"{call.label} did not return in {call.age_s:.1f} s: it was abandoned")
 
     def abandon(self, cleanup: Callable[[], object]) -> None:
-        """Go on without it, at once: its owner abandons it to the call that hangs.
+        """Go on without this thread, at once.
 
-        `cleanup` closes what its calls use, on the thread itself once its call returns; what it raises is logged.
+        If its call ever returns, the thread calls `cleanup`, which closes what the calls used. Errors of it are logged.
         """
         with self._lock:
             if self._cleanup is not None or self._has_ended:
                 return
             self._cleanup = cleanup
-            # Counted here already, so that nobody sees it neither at work nor abandoned.
+            # Counted here, so that the thread is always seen as either working or abandoned.
             self._left.add(1)
         self._calls.put(None)
 
     def close(self) -> None:
-        """Let the thread end once its calls have returned."""
+        """Let the thread end after the calls that are queued."""
         self._calls.put(None)
 
     def stack(self) -> str:
-        """Return where its thread is, as lines for a log."""
+        """Return the stack of its thread, as lines for a log."""
         frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001 - documented
         return "its thread has ended" if frame is None else "".join(traceback.format_stack(frame)[-3:])
 
@@ -160,7 +160,7 @@ class Disposable:
         while (call := self._calls.get()) is not None:
             if self._cleanup is None:
                 call.run()
-            # Its result may be a client, which shall not live on until the next call.
+            # Its result may be a client, which must not live until the next call.
             del call
         with self._lock:
             self._has_ended = True
@@ -169,16 +169,16 @@ class Disposable:
             return
         try:
             cleanup()
-        except:  # noqa: E722 - a client that was fenced may raise anything when it is closed
+        except:  # noqa: E722 - a fenced client may raise anything when it is closed
             _log.info("what was abandoned by %s did not close well", self._thread.name, exc_info=raised())
         finally:
             self._left.add(-1)
 
 
 class BackgroundCall(Generic[T]):
-    """One call on a thread of its own, whose answer is asked for: by one thread. Nobody waits for it but by `wait`.
+    """One call on a thread of its own. One thread asks for its answer.
 
-    `TooManyLeftBehindError` where too many of the same owner hang.
+    Raises `TooManyLeftBehindError` if too many calls of the same owner hang.
     """
 
     def __init__(self, what: str, function: Callable[[], T], limit_s: float, left: LeftBehind) -> None:
@@ -186,20 +186,20 @@ class BackgroundCall(Generic[T]):
         self._limit_s = limit_s
         self._thread = Disposable(f"penstock-{what.replace(' ', '-')}", left)
         self._call = self._thread.start(what, function)
-        # The thread ends with its call, also where nobody asks for the answer.
+        # The thread ends after its call, even if nobody asks for the answer.
         self._thread.close()
 
     def answer(self, wait_s: float = 0.0) -> T | None:
-        """Return what it returned, or raise what it raised; None where it has not within `wait_s` seconds.
+        """Return or raise the result of the call, or return None if there is none within `wait_s` seconds.
 
-        `NotAnsweredError`: it took over its limit and was abandoned.
+        Raises `NotAnsweredError` if the call took longer than its limit. It is abandoned then.
         """
         if not self._call.done(wait_s) and self._call.age_s <= self._limit_s:
             return None
         return self.wait()
 
     def wait(self) -> T:
-        """Return what it returned, or raise what it raised, waiting for it; `NotAnsweredError` as `answer`."""
+        """Wait, then return or raise the result of the call; `NotAnsweredError` as `answer`."""
         if not self._call.done(self._limit_s - self._call.age_s):
             self._thread.abandon(lambda: None)
             raise NotAnsweredError(f"{self._call.label} did not return in {self._limit_s:g} s: it was abandoned")
@@ -207,9 +207,9 @@ class BackgroundCall(Generic[T]):
 
 
 def end_within(limit_s: float, what: str, call: Callable[[], T]) -> T | None:
-    """Make a call that ends something, as `Consumer.close`, and return its result, or raise what it raised.
+    """Make a call that ends something, such as `Consumer.close`, and return or raise its result.
 
-    None where it did not return within `limit_s` seconds: it is abandoned on its thread, and that is logged.
+    If it takes longer than `limit_s` seconds, it is abandoned on its thread with a log line, and this returns None.
     """
     try:
         return BackgroundCall(what, call, limit_s, LeftBehind(what)).wait()
@@ -219,20 +219,20 @@ def end_within(limit_s: float, what: str, call: Callable[[], T]) -> T | None:
 
 
 class BriefQuestion:
-    """A question whose answer is of use only soon: one at a time, each waited for a moment. Thread-safe.
+    """A question whose answer is useful only soon. One runs at a time, and is waited for briefly. Thread-safe.
 
-    While one has not returned in its time, nobody waits for it, and no other is asked. What it finds out after that is
-    kept by its own function, or lost.
+    While a late question still runs, nobody waits for it and no other question is asked. Its function may keep the late
+    answer itself; otherwise the answer is lost.
     """
 
     def __init__(self, what: str) -> None:
         self._what = what
-        # Held by the caller of `ask` while it waits.
+        # Held by `ask` while it waits.
         self._lock = threading.Lock()
         self._call: Call[Any] | None = None
 
     def ask(self, function: Callable[[], T], wait_s: float) -> T | None:
-        """Return what a function returns, or raise what it raises; None where that takes over `wait_s` seconds."""
+        """Return or raise the result of a function, or return None if it takes longer than `wait_s` seconds."""
         if not self._lock.acquire(timeout=wait_s):
             return None
         try:
@@ -254,10 +254,10 @@ def ask_again(
     until: Callable[[T], bool] = bool,
     passes: Callable[[BaseException], bool] = lambda _error: False,
 ) -> T:
-    """Return what `ask` gives, asked every `every_s` seconds until `until` says that it is what is waited for.
+    """Call `ask` every `every_s` seconds until `until` accepts its answer, and return the answer.
 
-    Once `limit_s` seconds have passed, the last answer is returned as it is. What `ask` raises is raised: at once, or
-    as the last answer where `passes` says that it may pass. It waits on the thread of the caller.
+    After `limit_s` seconds the last answer is returned as it is. An exception of `ask` is raised at once, except if
+    `passes` accepts it: then it is raised only as the last answer. Waits on the caller's thread.
     """
     return tenacity.Retrying(
         stop=tenacity.stop_after_delay(limit_s),
@@ -268,5 +268,5 @@ def ask_again(
 
 
 def _last(state: tenacity.RetryCallState) -> Any:
-    """Return what the last try returned, or raise what it raised."""
+    """Return or raise the result of the last try."""
     return state.outcome.result() if state.outcome is not None else None

@@ -1,12 +1,10 @@
-"""What a client says in its log: in a sentence, no faster than somebody can read; and why it reaches no broker.
+"""The log of the Kafka clients: plain sentences at a readable rate, and the reason why no broker can be reached.
 
-The client library tells why it reaches no broker in its log and to `error_cb`, while the question that was asked ends
-in a time-out.
+The client library reports in its log and to `error_cb` why it reaches no broker. The request itself ends in a time-out.
 
-While a broker is away, each client says so at every try to reach it, many times a second. Of lines that say the same of
-the same broker the first goes on at once, and then one every few seconds, with the number of those that were left out.
-Where a program has set no logging up, Python shows these warnings on its screen: so they say what to change, where that
-is known, and name nothing that is the library's own business.
+While a broker is away, each client logs every try to reach it, many times a second. Of equal lines about a broker, the
+first passes at once, and then one every few seconds with the number of suppressed ones. A program without logging shows
+these warnings on its screen. So they name the setting to change, if it is known, and no internals of the library.
 """
 
 from __future__ import annotations
@@ -25,32 +23,32 @@ from penstock.clients.ration import once_in, rationed
 from penstock.errors import raised
 from penstock.options import ClientConfig
 
-#: What the library puts around its words: the client's thread, for how long, how often.
+#: Decorations that the library adds to a line: the client's thread, how long, how often.
 THREAD = re.compile(r"\[thrd:[^\]]*\]:? ?")
 AFTER = re.compile(r" ?\(after (?:[^()]|\([^)]*\))*\)")
 #: A connection is called `host:port/bootstrap` until brokers have named their nodes, and then `host:port/node`.
 _BOOTSTRAP = "/bootstrap"
 _NODE = re.compile(r":\d+/\d+: ")
-#: Guesses of the library at the security settings: wrong of a connection to a known node.
+#: The library's guesses at wrong security settings. They are false for a connection to a known node.
 _SETTINGS_GUESS = re.compile(
     r":? ?(?:verify that security\.protocol .*SASL authentication|connecting to a PLAINTEXT broker listener\?"
     r"|requesting ApiVersion: might be caused by incorrect security\.protocol configuration \([^)]*\))"
 )
-#: What it says of a broker that is connected and gives no answer.
+#: The library's text for a broker that is connected and does not answer.
 _UNANSWERED = re.compile(r": Timed out (?:\w+Request|\d+ in-flight).*")
-#: Seconds after which what was said counts no more: of a broker that stays away, the library says the same every 30 s.
+#: Seconds for which a reported cause counts. While a broker stays away, the library repeats its report every 30 s.
 _SAID_AGAIN_S = 35.0
-#: A guess of the library that is wrong: there are no such brokers any more.
+#: A false guess of the library: such old brokers no longer exist.
 _OLD_BROKER = re.compile(
     r":? ?(?:might be caused by|probably due to|or) broker version(?: is)? < 0\.10 \(see api\.version\.request[^)]*\)"
 )
-#: What it says of a setting that only producers or only consumers take.
+#: The library's text for a setting that only producers or only consumers accept.
 _OF_ANOTHER_KIND = "will be ignored by this"
 BROKER = re.compile(r"[\w.-]+:\d+")
 
-#: By what the library says (2.16, seen): what to change, and whether waiting may help. A connection that ends early
-#: tells of a wrong protocol, but also of a broker that is just starting behind a proxy; so where waiting may help, the
-#: remedy is a guess, and only made of an address from which no answer ever came.
+#: Text of the library (2.16, seen), the remedy, and whether waiting may help. A connection that ends early can mean a
+#: wrong protocol, or a broker that is starting behind a proxy. If waiting may help, the remedy is a guess. It is made
+#: only for an address that never answered.
 _CAUSES = (
     (r"Unsupported SASL mechanism", "set sasl.mechanism to one that the broker supports", False),
     (
@@ -100,43 +98,43 @@ _CAUSES = (
 class Cause:
     """Why a client reaches no broker."""
 
-    #: The client's own.
+    #: The client's own words.
     words: str
-    #: What to change; empty where it is not known.
+    #: What to change; empty: not known.
     remedy: str = ""
     #: Whether waiting may help.
     may_pass: bool = True
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
+        """Return it as a sentence."""
         return f"the client says: {self.words}" + (f"; {self.remedy}" if self.remedy else "")
 
 
 class ClientWords:
-    """Hears one client: stands where the library expects a logger, and an `error_cb`. Passes all on.
+    """Listens to one client, as its logger and its `error_cb`, and passes everything on.
 
-    Written by the thread that serves the client, read by any: each field is replaced as a whole.
+    Written by the thread that serves the client, read by any thread: each field is replaced as a whole.
     """
 
     def __init__(self, config: ClientConfig, log: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._error_cb: Callable[[KafkaError], object] | None = config.get("error_cb")
         self._log = log
         self._clock = clock
-        # What was said last, or the last refusal, which says more than the attempts that follow it; and when.
+        # The last cause and its time. A refusal stays: it says more than the attempts that follow it.
         self._said: tuple[Cause, float] | None = None
-        #: Whether brokers have let this client in: its settings are right.
+        #: Whether a broker has accepted this client: its settings are right.
         self.has_worked = False
-        # Addresses that refused for good.
+        # Addresses that refused permanently.
         self._refused: frozenset[str] = frozenset()
 
     @property
     def cause(self) -> Cause | None:
-        """Why no broker answers now, as far as was said; what was not said again is past."""
+        """Why no broker answers now, as far as the library reported it recently."""
         said = self._said
         return said[0] if said is not None and self._clock() - said[1] < _SAID_AGAIN_S else None
 
     def hear(self, error: KafkaError) -> None:
-        """Take an error."""
+        """Take an error from `error_cb`."""
         if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - the client library's public constants look so
             self._note(error.str())
         if self._error_cb is None:
@@ -145,31 +143,31 @@ class ClientWords:
             self._error_cb(error)
         except KeyboardInterrupt:
             raise
-        except:  # noqa: E722 - see `raised`; the library would raise it out of a call on a thread that serves everybody
+        except:  # noqa: E722 - see `raised`; the library would raise it out of a call on a shared thread
             self._log.log(logging.ERROR, "error_cb of the config failed", exc_info=raised())
 
     def log(self, level: int, text: str, /, *arguments: object) -> None:
-        """Take a line: its kind, the client's name and what it says are the arguments."""
+        """Take a line. The arguments are its kind, the client's name and its text."""
         if arguments and arguments[0] == "CONFWARN" and _OF_ANOTHER_KIND in str(arguments[-1]):
             # One configuration serves clients of all kinds.
             return
-        if arguments and arguments[0] in {"FAIL", "REQTMOUT"} and level > logging.DEBUG:  # it is about a connection
+        if arguments and arguments[0] in {"FAIL", "REQTMOUT"} and level > logging.DEBUG:  # about a connection
             self._note(THREAD.sub("", str(arguments[-1])))
             if self.has_worked:
                 arguments = (*arguments[:-1], str(arguments[-1]).replace(_BOOTSTRAP, ""))
         self._log.log(level, text, *arguments)
 
     def clear(self) -> None:
-        """A broker has answered: what was said before is past."""
+        """Forget all causes: a broker has answered."""
         self._said, self._refused, self.has_worked = None, frozenset(), True
 
     def refused_by_all(self, bootstrap_servers: str) -> bool:
-        """Tell whether every address refused for a cause that does not pass by itself."""
+        """Tell whether every address refused for a permanent cause."""
         return len(self._refused) >= len([address for address in bootstrap_servers.split(",") if address.strip()])
 
     def _note(self, said: str) -> None:
         self.has_worked = self.has_worked or _NODE.search(said) is not None
-        # The library goes back to the addresses that it was given once all brokers are away.
+        # When all brokers are away, the library returns to the bootstrap addresses.
         cause, last = cause_of(said.replace(_BOOTSTRAP, "") if self.has_worked else said), self.cause
         if not cause.may_pass:
             found = BROKER.search(said)
@@ -179,7 +177,7 @@ class ClientWords:
 
 
 def cause_of(said: str) -> Cause:
-    """Return what words of the library mean."""
+    """Return the cause that a text of the library names."""
     is_first = _BOOTSTRAP in said
     words = _OLD_BROKER.sub("", _UNANSWERED.sub(": it did not answer in time", AFTER.sub("", said)))
     if not is_first:
@@ -190,31 +188,28 @@ def cause_of(said: str) -> Cause:
     return Cause(words)
 
 
-#: Seconds between two lines that say the same.
+#: Seconds between two equal lines.
 EVERY_S = 10.0
 
-#: What differs between lines that say the same, save for what `causes` takes off.
+#: Numbers differ between lines that are otherwise equal.
 _NUMBER = re.compile(r"\d+")
 #: Kinds of lines about a connection: the client makes it again by itself.
 _CONNECTION = frozenset({"FAIL", "ERROR"})
-#: How a line ends of a transaction that a rebalance has refused: it is done again.
+#: The end of a line about a transaction that a rebalance refused. The transaction is repeated.
 _REFUSED_BY_REBALANCE = re.compile(rf"\(({'|'.join(KafkaError(code).name() for code in REBALANCING)})\b")
 
 
 class ClientLog:
-    """Stands where the client library expects a `logging.Logger`. Thread-safe: all clients of a process share one.
-
-    The logger is one of `rationed`.
-    """
+    """The logger of all clients of a process. Thread-safe. It writes to a logger made by `rationed`."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock
 
     def log(self, level: int, text: str, /, *arguments: object) -> None:
-        """Take a line: its kind, the client's name and what it says are the arguments."""
+        """Take a line. The arguments are its kind, the client's name and its text."""
         if level <= logging.DEBUG:
-            # Whoever asked for those wants to see them.
+            # Debug lines were asked for.
             self._log.log(level, text, *arguments)
             return
         said = THREAD.sub("", str(arguments[-1])) if arguments else text
@@ -231,5 +226,5 @@ class ClientLog:
         self._log.log(level, text, *arguments, extra=once_in(EVERY_S, same, self._clock()))
 
 
-#: Shared by all clients: what they say of one broker is the same.
+#: Shared by all clients: they report the same about one broker.
 client_log = ClientLog(rationed("penstock.kafka"))

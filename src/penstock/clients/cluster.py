@@ -1,7 +1,7 @@
-"""Where clients and the time come from: the seam between an engine and Kafka.
+"""The seam between an engine and Kafka: it makes clients, asks brokers, and gives the time.
 
-`Cluster` is the real one; `penstock.testing` has one in memory, whose clock stands until it is moved, and whose clients
-have those methods of confluent-kafka's that penstock calls, with its types and errors.
+`Cluster` is the real one. `penstock.testing` has one in memory: its clock moves only when a test moves it, and its
+clients have the methods of confluent-kafka that penstock calls, with the same types and errors.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ T_co = TypeVar("T_co", covariant=True)
 
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 10.0
-#: Seconds that it may take to tell topic ids. Consumers ask every 5 s: so `penstock explain` names a broker that is
-#: away within 10 s.
+#: Seconds that a broker may take to return topic ids. Consumers ask every 5 s, so `penstock explain` reports an
+#: unreachable broker within 10 s.
 TOPIC_IDS_S = 4.0
-#: Milliseconds after which the client says that a broker owes an answer, and asks another one, before a question ends.
+#: Milliseconds after which the client logs an unanswered request and asks another broker. Shorter than a question.
 _UNANSWERED_MS = 8_000
-#: Seconds that several questions in the background may take.
+#: Seconds that background work may take.
 _BACKGROUND_S = 120.0
 
-#: What an engine calls on clients is confluent-kafka's own.
+#: Engines use confluent-kafka's own client interface.
 ConsumerClient = Consumer
 ProducerClient = Producer
 RebalanceCallback = Callable[[Any, list[TopicPartition]], None]
@@ -53,43 +53,43 @@ DeliveryCallback = Callable[[KafkaError | None, Message], None]
 
 
 class Clock(Protocol):
-    """The time, as the engines read it."""
+    """The time source of the engines."""
 
     def monotonic(self) -> float:
-        """Return seconds that only rise; for every duration and timer."""
+        """Return seconds that never go back, for durations and timers."""
 
     def time(self) -> float:
-        """Return seconds since the epoch; only for what is compared with times in records."""
+        """Return seconds since the epoch, only for comparison with the times of records."""
 
     def sleep(self, seconds: float) -> None:
         """Wait."""
 
 
 class Answer(Protocol[T_co]):
-    """An answer that is on its way."""
+    """An answer that may not have arrived yet."""
 
     def answer(self) -> T_co | None:
-        """Return what was answered; None as long as it is not there. Never waits."""
+        """Return the answer, or None if it has not arrived. Never waits."""
 
     def wait(self) -> T_co:
-        """Return what was answered, waiting for it."""
+        """Wait for the answer and return it."""
 
 
 class Cluster:
     """A Kafka cluster, as an engine sees it: clients, topics, and the time.
 
-    Of librdkafka's keys, `config` has those that an admin client needs to reach the brokers. What asks brokers raises
-    `BrokerConnectionError` where none answered, save where it says otherwise.
+    `config` has the librdkafka keys that an admin client needs to reach the brokers. Methods that ask brokers raise
+    `BrokerConnectionError` if none answers, except where another error is documented.
     """
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
         self._bootstrap_servers = bootstrap_servers
         self._config = config or {}
-        # Asks for topic ids and ends; made at the first question. By one thread: who starts, then the poll thread.
+        # Asks for topic ids and ends; made at the first question. Used by the starting thread, then the poll thread.
         self._admin: AdminClient | None = None
         self._left = LeftBehind("questions in the background")
         self._pace = Pace()
-        # Whether the brokers are known to take members of the protocol "consumer". As `_admin`.
+        # Whether the brokers are known to accept members of the protocol "consumer". Used as `_admin` is.
         self._takes_protocol = False
 
     @property
@@ -100,7 +100,7 @@ class Cluster:
     def consumer(self, config: Mapping[str, Any]) -> ConsumerClient:
         """Make a consumer. `config` holds librdkafka's keys and the callback `on_commit`, without the addresses.
 
-        `ConfigurationError` where the client refused a setting, or the brokers its protocol.
+        Raises `ConfigurationError` if the client refuses a setting, or the brokers do not support its protocol.
         """
         if not is_classic(config) and not self._takes_protocol:
             self._takes_protocol = require_consumer_protocol(self._bootstrap_servers, config)
@@ -111,7 +111,7 @@ class Cluster:
         return clients.producer(self._bootstrap_servers, config)
 
     def transactional_writer(self, transactional_id: str, config: Mapping[str, Any]) -> TransactionalWriter:
-        """Make a transactional producer; nothing is connected yet."""
+        """Make a transactional producer. It does not connect yet."""
         return TransactionalWriter(
             self._bootstrap_servers,
             config,
@@ -122,33 +122,33 @@ class Cluster:
         )
 
     def disposable(self, name: str, left: LeftBehind) -> Disposable:
-        """Make a thread for calls of clients that may never return."""
+        """Make a thread for client calls that may never return."""
         return Disposable(name, left)
 
     def stable_offsets(self, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Return a group's committed offsets with their metadata, once no open transaction changes them.
+        """Wait until no open transaction changes a group's committed offsets, and return them with their metadata.
 
-        `KafkaException` where the coordinator does not answer.
+        Raises `KafkaException` if the coordinator does not answer.
         """
         return committed_offsets(self._bootstrap_servers, self._config, group, partitions, _ANSWER_S)
 
     def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return how many partitions each topic has; raise `TopicNotFoundError` where one is absent.
+        """Return the number of partitions of each topic.
 
-        `MissingRightError` where the clients may not read one and so cannot see it.
+        Raises `TopicNotFoundError` if one does not exist, `MissingRightError` if one is hidden for want of permission.
         """
         return require_topics(self._new_admin(), topics)
 
     def topics(self) -> dict[str, int]:
-        """Return how many partitions each topic has that the clients may see."""
+        """Return the number of partitions of each topic that the clients may see."""
         return partition_counts(self._new_admin())
 
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
-        """Create the topics that are absent; `MissingRightError` where the clients may not."""
+        """Create the topics that do not exist; `MissingRightError` if the clients lack the permission."""
         ensure_topics(self._new_admin(), specs)
 
     def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return how many bytes a message of each topic may have; without those that are not known."""
+        """Return the maximum message size of each topic, in bytes. Topics with an unknown limit are left out."""
         found, _ = topic_settings(self._new_admin(), topics)
         return {topic: int(limit) for topic, each in found.items() if (limit := each.get("max.message.bytes"))}
 
@@ -164,14 +164,14 @@ class Cluster:
 
     def ask_rights(self, needed: Iterable[Right]) -> Answer[Rights]:
         """Ask which of these rights the clients lack, as `in_background`."""
-        # By a client that is dropped with the answer, or without it: see `clients.groups`.
+        # A client of its own, dropped after the question: see `clients.groups`.
         admin, rights = self._new_admin(), list(needed)
         return self.in_background("the rights of this client", lambda: ask_rights(admin, rights, _ANSWER_S))
 
     def in_background(self, what: str, work: Callable[[], T]) -> Answer[T]:
-        """Do something that waits for brokers, without waiting for it; the answer raises what it raised.
+        """Run `work`, which waits for brokers, on a background thread. The answer raises what `work` raised.
 
-        `NotAnsweredError` where it takes too long.
+        The answer raises `NotAnsweredError` if `work` takes too long.
         """
         return BackgroundCall(what, work, _BACKGROUND_S, self._left)
 

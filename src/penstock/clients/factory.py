@@ -1,9 +1,9 @@
-"""Makes all Kafka clients, each from the user's one configuration; and where they are destroyed.
+"""Makes all Kafka clients, each from the user's one configuration, and destroys them safely.
 
-The client library's destructor waits for the client's own threads, without a bound: one that hangs, in a callback say,
-would hold up whoever drops the client. On one of those threads it would end the process; there a client that hangs in a
-circle of objects may be found by Python's search for garbage. So every client that is dropped is handed to a thread of
-its own, and what is left at the end of the interpreter ends with the process.
+The client library's destructor waits for the client's own threads without a bound. A thread that hangs, for example in
+a callback, would block the thread that drops the client. Run on one of the client's own threads, the destructor would
+end the process; garbage collection there may find a client in a reference cycle. So a thread of its own destroys every
+dropped client, and clients that are left at the end of the interpreter end with the process.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from penstock.clients.tokens import with_tokens
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, is_classic, is_client_text, not_empty, positive_int
 
-#: Seconds for which whoever dropped or found the client may still refer to it, and between two looks.
+#: Seconds to wait for the last references to a dropped client, and between two looks.
 _RELEASE_BUDGET_S = 1.0
 _POLL_S = 0.01
-#: Seconds that brokers may take to say which topics a member asks for.
+#: Seconds that brokers may take to describe the topics of a member.
 _TOPICS_S = 5.0
 
-#: Adds a reference that nobody takes back, so that the destructor is never called.
+#: Adds a reference that is never removed, so that the destructor is never called.
 _keep_for_ever = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
 
 
@@ -44,12 +44,12 @@ REPLICATION_FACTOR = "penstock.replication.factor"
 class DestroyedElsewhere:
     """A client of the library that may be dropped on any thread: nobody waits for its destructor."""
 
-    # What it calls are defaults: at the end of the interpreter a module has lost its names.
+    # The functions it calls are default arguments: at the end of the interpreter a module has lost its names.
     def __del__(self, is_finalizing: Any = sys.is_finalizing, keep_for_ever: Any = _keep_for_ever) -> None:
         if is_finalizing():
             keep_for_ever(self)
         else:
-            # It lives on in the list. Nothing waits here: a thread of `threading` would be waited for until it runs.
+            # The list keeps it alive. Starting a thread of `threading` would wait until that runs.
             _thread.start_new_thread(_destroy, ([self],))
 
 
@@ -61,22 +61,20 @@ def _destroy(client: list[Any]) -> None:
     left = weakref.ref(client[0])
     client.clear()
     if left() is not None:
-        # What lies in the circle with it was found and kept, and would be found anywhere again, without a second
-        # `__del__`.
+        # It is in a reference cycle. A later collection, on any thread, would destroy it without a second `__del__`.
         gc.collect()
 
 
-# What each kind of client must not be handed is in its `left_out`. The library itself ignores what only another kind
-# takes, and logs that, which `ClientWords` drops. It does not know the callbacks of its own Python there, nor our
-# settings.
+# `left_out` names the settings that a kind of client must not get. The library ignores settings of other kinds, with a
+# log line that `ClientWords` drops, but it does not ignore Python callbacks and our own settings.
 
 
 class TopicsNotKnownError(KafkaException):
-    """Brokers did not say in time which topics a member asks for: it has not joined its group; join again later."""
+    """Brokers did not describe the topics of a member in time. It has not joined its group; join again later."""
 
 
 class Consumer(DestroyedElsewhere, confluent_kafka.Consumer):
-    """The library's, with what it said last."""
+    """The library's consumer, with its last log lines."""
 
     left_out = frozenset({"on_delivery", REPLICATION_FACTOR})
     words: ClientWords
@@ -84,14 +82,13 @@ class Consumer(DestroyedElsewhere, confluent_kafka.Consumer):
     is_assigned_by_brokers: bool
 
     def subscribe(self, topics: list[str], *arguments: Any, **callbacks: Any) -> None:
-        """Join the group, or change what it reads. `TopicsNotKnownError`: nothing was done, for want of an answer.
+        """Join the group, or change the topics. `TopicsNotKnownError`: no answer of the brokers, nothing was changed.
 
-        With KIP-848, brokers assign topics by their ids. A member that does not know the name of one yet asks for it,
-        and a heartbeat that falls due meanwhile, as when the last one was answered late, says that the member owns
-        nothing. To the brokers that is a partition given back: they give it to another member while this one begins
-        with it, and both commit (librdkafka 2.16, Kafka 4.3; seen as results that came twice). A member that knows the
-        names takes what it is assigned before its next heartbeat. The library itself asks for them again every
-        `topic.metadata.refresh.interval.ms`, before it forgets them.
+        With KIP-848, brokers assign topics by id. A member that does not know the name of an id yet asks for it. If a
+        heartbeat falls due meanwhile, it reports that the member owns nothing. The brokers then give the partition to
+        another member while this one begins to read it, and both commit (librdkafka 2.16, Kafka 4.3; seen as results
+        that came twice). A member that knows the names first takes its partitions before its next heartbeat. The
+        library refreshes them every `topic.metadata.refresh.interval.ms`, before it forgets them.
         """
         if self.is_assigned_by_brokers:
             deadline = time.monotonic() + _TOPICS_S
@@ -104,16 +101,16 @@ class Consumer(DestroyedElsewhere, confluent_kafka.Consumer):
 
 
 class Producer(DestroyedElsewhere, confluent_kafka.Producer):
-    """The library's, with what it said last."""
+    """The library's producer, with its last log lines."""
 
     left_out = frozenset({"on_commit", REPLICATION_FACTOR})
     words: ClientWords
 
 
 class AdminClient(DestroyedElsewhere, kafka_admin.AdminClient):
-    """The library's, with what it said last, and the addresses and the configuration that it was made from."""
+    """The library's admin client, with its last log lines, its addresses and its configuration."""
 
-    #: For the library it is a producer; this one must not ask for an id. Nobody serves its events between two requests.
+    #: The library makes it as a producer: it must not ask for a producer id. Its events are served only in requests.
     left_out = frozenset(
         {
             "debug",
@@ -132,7 +129,7 @@ class AdminClient(DestroyedElsewhere, kafka_admin.AdminClient):
     words: ClientWords
     servers: str
     config: ClientConfig
-    #: Copies of each topic that it creates; None: not said.
+    #: Replication factor of the topics that it creates; None: not set.
     replication_factor: int | None
 
 
@@ -141,13 +138,13 @@ ClientT = TypeVar("ClientT", Consumer, Producer, AdminClient)
 
 _UNSECURED = "enable.sasl.oauthbearer.unsecure.jwt"
 
-#: Milliseconds between two tries to reach a broker at most: with the client's own 10 s, work would go on that much
-#: later than the broker is back.
+#: Most milliseconds between two tries to reach a broker. With the client's own 10 s, work would resume up to 10 s after
+#: the broker is back.
 _LONGEST_RECONNECT_MS = 1_000
-#: Milliseconds that a broker may take to answer a producer: with the client's own 60 s, what was sent to a broker that
-#: froze waits so long, though another leads the partition since. A transactional producer has its own limit.
+#: Milliseconds that a broker may take to answer a producer. With the client's own 60 s, records sent to a frozen broker
+#: wait that long although another broker leads the partition. A transactional producer has its own limit.
 _PRODUCER_ANSWER_MS = 10_000
-#: Milliseconds after which an admin client asks again who leads a partition.
+#: Milliseconds after which an admin client refreshes the leaders of partitions.
 _LEADERS_AGE_MS = 3_000
 
 
@@ -156,10 +153,10 @@ class ClientRefusedError(ConfigurationError):
 
 
 def consumer(bootstrap_servers: str, config: ClientConfig) -> Consumer:
-    """Return a consumer; of the settings, by librdkafka's names, what only producers take is left out.
+    """Return a consumer. Settings have librdkafka's names; those that only producers accept are left out.
 
-    `ConfigurationError` where the client library refused a setting; `BrokerConnectionError`, which is a
-    `KafkaException`, too, where `oauth_cb` gave no token.
+    Raises `ConfigurationError` if the client library refuses a setting, and `BrokerConnectionError`, which is also a
+    `KafkaException`, if `oauth_cb` gives no token.
     """
     client = _made(Consumer, bootstrap_servers, config)
     client.is_assigned_by_brokers = not is_classic(config)
@@ -184,10 +181,10 @@ def admin(bootstrap_servers: str, config: ClientConfig) -> AdminClient:
 
 
 def settings(kind: type[AnyClient], bootstrap_servers: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a client of that kind is made from: what it takes, the addresses, and our log, rationed.
+    """Return the configuration of a client of that kind: its settings, the addresses, and our log.
 
-    `ConfigurationError` where there are no addresses, or two that differ, or `oauth_cb` cannot be used; `NoTokenError`
-    where that gave no token.
+    Raises `ConfigurationError` without addresses, with two different ones, or if `oauth_cb` cannot be used;
+    `NoTokenError` if `oauth_cb` gives no token.
     """
     not_empty("bootstrap_servers", bootstrap_servers)
     given = config.get("bootstrap.servers", bootstrap_servers)
@@ -209,11 +206,11 @@ def settings(kind: type[AnyClient], bootstrap_servers: str, config: Mapping[str,
     if kind is Producer and "transactional.id" not in made:
         made.setdefault("socket.timeout.ms", _PRODUCER_ANSWER_MS)
     if kind is AdminClient:
-        # Else a request that waits for a broker which is down connects to it without any pause (librdkafka 2.16: each
-        # change of its state asks for a connection at once): 92 to 189 % of a core were seen, and 0 % so.
+        # Otherwise a request that waits for a broker that is down connects to it without a pause (librdkafka 2.16: each
+        # change of its state asks for a connection at once): 92 to 189 % of a core were seen, and 0 % with this.
         made.setdefault("enable.sparse.connections", False)
-        # Else the ends of a partition whose leader has changed are asked for with the old leader epoch, and refused,
-        # for up to a quarter of an hour (the same version: the refusal does not make it look for the leader).
+        # Otherwise, after a change of leader, requests for the ends of a partition carry the old leader epoch and are
+        # refused for up to 15 minutes (same version: the refusal does not make it look for the new leader).
         made.setdefault("metadata.max.age.ms", _LEADERS_AGE_MS)
     return made
 
@@ -225,14 +222,14 @@ def _made(kind: type[ClientT], bootstrap_servers: str, given: ClientConfig) -> C
         client.words = config["logger"]
     except (KafkaException, TypeError, ValueError) as error:
         said = reason(error) if isinstance(error, KafkaException) else str(error)
-        # The library repeats some values. Any may be a secret, as one that was given under another one's name; so the
-        # error is not chained either.
+        # The library repeats some values, and any may be a secret, for example under a wrong key. So the error is not
+        # chained either.
         for value in config.values():
             if isinstance(value, str):
                 said = said.replace(f'"{value}"', '"***"')
     else:
         if str(config.get(_UNSECURED, "")).lower() == "true":
-            # The library makes these tokens where events are served, which a client that only answers questions is not.
+            # The library makes these tokens when events are served, and an idle client serves none.
             client.poll(0)
         return client
     raise ClientRefusedError(f"the Kafka client refused its configuration: {said}; correct that key in config")

@@ -1,4 +1,4 @@
-"""When Python looks for garbage: not while messages are read, and not among modules."""
+"""Delays Python's garbage collection while many messages are read, and keeps modules out of it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-#: Objects that a message brings at most: itself, and a run with two lists for it alone.
+#: Most objects for one message: itself, and a run with two lists that hold nothing else.
 _OBJECTS = 4
-#: Objects of messages that are allowed for at most.
+#: Most objects by which the threshold is raised.
 _MOST_OBJECTS = 400_000
-#: Messages that are not worth it.
+#: With fewer messages in flight the threshold stays as it is.
 _FEW = 100
-#: Seconds for which the threshold stays after there were so many messages that it was raised.
+#: Seconds for which the threshold stays raised after the last burst of messages.
 _RAISED_S = 5.0
 
 
 @contextmanager
 def collection_put_off() -> Iterator[None]:
-    """Keep Python from looking for garbage while many messages are read or sent; then it does as before.
+    """Switch garbage collection off while many messages are read or sent, then restore it.
 
-    Messages make no cycles: looking took half of the time that Spark's source reads for (0.57 million rows/s with it,
-    1.08 without). The setting is the process's, so keep the time short, and call nothing that may wait.
+    Messages make no reference cycles. Collection took half of the time of Spark's source (0.57 million rows/s with it,
+    1.08 without). The setting counts for the whole process: keep the block short, and call nothing in it that may wait.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -34,13 +34,13 @@ def collection_put_off() -> Iterator[None]:
 
 
 class CollectionThreshold:
-    """Has Python look for garbage later while many messages come at once. On one thread.
+    """Raises the threshold of garbage collection while many messages are in flight. Used by one thread.
 
-    It looks when there are 700 objects more than at the last time, through all that are new since. Messages that wait
-    for their handlers are such objects, tens of thousands, and in use. Looking through them, again and again, took a
-    quarter of the CPU with 1,000 handlers on the event loop, and stopped those for up to a quarter of a second. So
-    what the messages in flight are is added to the process's own threshold, until few have been for a while: no more
-    garbage is left lying than messages.
+    Python collects after 700 new objects and walks all young ones. Messages that wait for their handlers are tens of
+    thousands of such objects, all in use. Walking them again and again took a quarter of the CPU with 1,000 handlers on
+    the event loop, and stopped the handlers for up to 0.25 s. So the threshold is the process's own plus the objects of
+    the messages in flight, until few have been in flight for a while. No more garbage can pile up than there are
+    messages.
     """
 
     def __init__(self) -> None:
@@ -48,12 +48,12 @@ class CollectionThreshold:
         self._until = 0.0
 
     def note_in_flight(self, messages: int, now: float) -> None:
-        """Note how many messages are in flight, at `now` by a clock that does not go back."""
+        """Adapt the threshold to the messages in flight, at the monotonic time `now`."""
         current = gc.get_threshold()[0]
         if current != self._set:
-            # The process has another threshold of its own since.
+            # The program has changed its threshold.
             self._usual = self._set = current
-        if not self._usual:  # it looks for garbage itself, or never
+        if not self._usual:  # the program collects by itself, or never
             return
         wanted = self._usual + (min(messages * _OBJECTS, _MOST_OBJECTS) if messages > _FEW else 0)
         if wanted >= current:
@@ -62,7 +62,7 @@ class CollectionThreshold:
             self._change(wanted)
 
     def restore(self) -> None:
-        """Take the process's own threshold again."""
+        """Restore the process's own threshold."""
         if gc.get_threshold()[0] == self._set:
             self._change(self._usual)
 
@@ -73,10 +73,10 @@ class CollectionThreshold:
 
 @cache
 def imports_set_aside(kind: str) -> None:  # noqa: ARG001 - once for each
-    """Take what is in memory, modules for the most part, out of Python's search for garbage, once per kind of task.
+    """Exclude the objects in memory, mostly modules, from garbage collection, once per kind of task.
 
-    Between two tasks Spark's Python workers look at all objects there are: 60 ms with pyspark, pyarrow and this package
-    imported, where a task of a few hundred rows takes 10. Only a cycle among what is set aside is not found any more.
+    Between two tasks, Spark's Python workers collect all objects: 60 ms with pyspark, pyarrow and this package
+    imported, while a task of a few hundred rows takes 10 ms. Garbage cycles among the excluded objects are never freed.
     """
     gc.collect()
     gc.freeze()

@@ -1,15 +1,15 @@
-"""Requests of an admin client to the coordinator of a consumer group: no other module sends any; and its protocol.
+"""All requests of admin clients to the coordinator of a consumer group, and the check of its protocol.
 
-The client library ends the process where such a request meets its time-out while the coordinator is looked for, and the
-coordinator is found later (librdkafka 2.16, issue 4605; `benchmarks/admin_requests.py` shows it). So the library gets
-the longest time-out that it takes, and we hold the limit: `answered` waits for the future. What is destroyed with its
-client does no harm: so the client is one that is soon dropped, or dropped for another where an answer did not come.
+The client library ends the process if such a request times out while the coordinator is looked for, and the coordinator
+is found later (librdkafka 2.16, issue 4605; `benchmarks/admin_requests.py` shows it). So the library gets its longest
+time-out, and we hold the limit: `answered` waits for the future. A request that is destroyed with its client does no
+harm. So the client is one that is soon dropped, or is replaced after a missing answer.
 
-What a group has committed is never asked so: where the coordinator has moved, the library reads through a null pointer
-(`rd_kafka_handle_OffsetFetch`). A consumer is asked, which joins nothing.
+Committed offsets are never asked for this way: if the coordinator has moved, the library reads through a null pointer
+(`rd_kafka_handle_OffsetFetch`). A consumer that joins no group asks for them.
 
-A client of `group.protocol=consumer` (KIP-848) says nothing where its coordinator lacks that: it asks for another
-coordinator, for ever. Nor does it show what brokers take, save in its debug log.
+A client of `group.protocol=consumer` (KIP-848) reports nothing if its coordinator lacks that protocol: it looks for
+another coordinator, for ever. It shows what brokers support in its debug log only.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from penstock.clients.reading import reading_settings
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
 
-#: The longest time-out that the library takes.
+#: The longest time-out that the library accepts.
 _MAX_TIMEOUT_S = 3600.0
-#: What a coordinator answers to a commit from outside of a group that has members, by either protocol of groups.
+#: Answers of a coordinator to a commit from outside a group that has members, by either group protocol.
 HAS_MEMBERS = REBALANCING | {KafkaError.FENCED_MEMBER_EPOCH}
 
 
 def describe_groups(admin: AdminClient, groups: Iterable[str], *, with_rights: bool = False) -> dict[str, Future[Any]]:
-    """Ask for the members of groups and, `with_rights`, for what this client may do with them."""
+    """Ask for the members of groups and, `with_rights`, for this client's rights on them."""
     asked: dict[str, Future[Any]] = admin.describe_consumer_groups(
         list(groups), request_timeout=_MAX_TIMEOUT_S, include_authorized_operations=with_rights
     )
@@ -59,9 +59,9 @@ def committed_offsets(
     *,
     stable: bool = True,
 ) -> list[TopicPartition]:
-    """Return the group's offsets with their metadata, -1001 where there is none.
+    """Return the group's offsets with their metadata; -1001 stands for no offset.
 
-    With `stable`, waits until no open transaction holds one. `KafkaException` where no answer came in time.
+    With `stable`, waits until no open transaction holds one. Raises `KafkaException` if no answer comes in time.
     """
     isolation = "read_committed" if stable else "read_uncommitted"
     asking = clients.consumer(servers, reading_settings(config, group, isolation))
@@ -71,17 +71,17 @@ def committed_offsets(
         asking.close()
 
 
-#: A line of that log for each kind of request that a broker takes (librdkafka 2.16).
+#: The debug log has such a line for each kind of request that a broker supports (librdkafka 2.16).
 _TAKEN = re.compile(r"ApiKey (\w+) \(\d+\) Versions \d+\.\.(\d+)")
 _HEARTBEAT = "ConsumerGroupHeartbeat"
-#: The version that the client sends, and no other (librdkafka 2.16). Kafka 3.9 takes 0.
+#: The only version that the client sends (librdkafka 2.16). Kafka 3.9 supports 0.
 _LEAST = 1
 #: Seconds that brokers may take to answer.
 _ANSWER_S = 10.0
 
 
 class _TakenVersions:
-    """Stands where the client library expects a `logging.Logger`, and notes what the broker takes that takes least."""
+    """A logger for the client library. It notes the highest version of each request that all brokers support."""
 
     def __init__(self) -> None:
         self.highest: dict[str, int] = {}
@@ -92,15 +92,15 @@ class _TakenVersions:
 
 
 def require_consumer_protocol(bootstrap_servers: str, config: ClientConfig) -> bool:
-    """Raise `ConfigurationError` where the brokers are too old for `group.protocol=consumer`.
+    """Raise `ConfigurationError` if the brokers are too old for `group.protocol=consumer`.
 
-    Returns whether they said what they accept; where they did not, nothing is raised.
+    Returns whether the brokers reported what they support. If they did not, nothing is raised.
     """
     taken = _TakenVersions()
     client = producer(bootstrap_servers, {**config, "debug": "feature", "logger": taken})
     with suppress(KafkaException):
         client.list_topics(timeout=_ANSWER_S)
-    client.poll(0)  # hands the log over
+    client.poll(0)  # delivers the log
     highest = taken.highest.get(_HEARTBEAT, -1)
     if taken.highest and highest < _LEAST:
         has = f"take {_HEARTBEAT} up to version {highest}" if highest >= 0 else f"do not take {_HEARTBEAT}"

@@ -1,4 +1,4 @@
-"""What an error of the Kafka client means: its text, whether it passes by itself, whether a right is missing."""
+"""Classifies errors of the Kafka client: transient, out of range, missing permission, absent topic; and their texts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from enum import Enum, auto
 
 from confluent_kafka import KafkaError, KafkaException
 
-#: What passes by itself: a leader moves, a broker starts or is away for a moment, metadata has not come round yet, an
-#: answer took too long. `KafkaError.retriable()` is false for all of them outside of a transactional producer.
+#: Transient errors: a leader moves, a broker starts or is briefly away, metadata has not spread yet, an answer took too
+#: long. `KafkaError.retriable()` is false for all of them except in a transactional producer.
 _TRANSIENT = frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - the client library's public constants look so, here and below
@@ -39,7 +39,7 @@ _TRANSIENT = frozenset(
     }
 )
 
-#: What brokers answer to a client that lacks a right. Nothing passes by itself here: somebody has to give it.
+#: Answers of brokers to a client that lacks a permission. They last until an administrator gives it.
 _REFUSALS = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -50,8 +50,8 @@ _REFUSALS = frozenset(
     }
 )
 
-#: What a coordinator answers to a member's commit in a rebalance, by either protocol of groups. Such a member commits
-#: again as of the new generation, or no longer has the partition. Not a fenced static member, which has to end.
+#: Answers of a coordinator to a member's commit in a rebalance, by either group protocol. The member commits again in
+#: the new generation, or no longer has the partition. A fenced static member is not among them: it must end.
 REBALANCING = frozenset(
     {
         KafkaError.ILLEGAL_GENERATION,
@@ -61,34 +61,34 @@ REBALANCING = frozenset(
     }
 )
 
-#: The topic or the partition is not there: for a moment, where brokers have not heard of it yet, or for ever.
+#: The topic or partition does not exist, or brokers have not heard of it yet.
 _GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})  # noqa: SLF001 - as above
 
-#: Where the next offset is not in the log, and the consumer may choose none by itself: it stands still until assigned.
+#: The next offset is not in the log, and the consumer may not choose another: it reads nothing until it is assigned.
 _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})  # noqa: SLF001 - as above
 
 
 class ErrorKind(Enum):
-    """What an error says that a consumer returns instead of a record."""
+    """The kinds of errors that a consumer returns instead of a record."""
 
-    #: The consumer is at the end of a partition: for a reader of committed records, as far as those may be read.
+    #: The consumer is at the end of a partition: for a reader of committed records, at the last stable offset.
     END = auto()
-    #: The log does not have the offset that is to be read next.
+    #: The log does not have the next offset.
     OUT_OF_RANGE = auto()
-    #: A broker refused a group. Who joined none reads all the same.
+    #: A broker refused a group. A consumer that joined none can read all the same.
     GROUP = auto()
-    #: Somebody has to give a right.
+    #: A permission is missing.
     MISSING_RIGHT = auto()
-    #: The topic or the partition is not there; what is new may not be known to all brokers for a moment.
+    #: The topic or partition does not exist, or is new and not known to all brokers yet.
     GONE = auto()
-    #: It passes by itself.
+    #: Transient: the client recovers by itself.
     PASSING = auto()
-    #: It does not pass.
+    #: Permanent.
     FATAL = auto()
 
 
 def kind_of(error: KafkaError) -> ErrorKind:
-    """Return what an error says that a consumer returned instead of a record."""
+    """Return the kind of an error that a consumer returned instead of a record."""
     if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - as above
         return ErrorKind.END
     if error.code() in _OUT_OF_RANGE:
@@ -103,30 +103,30 @@ def kind_of(error: KafkaError) -> ErrorKind:
 
 
 def _inner(error: BaseException | KafkaError) -> object:
-    """Return what an exception carries, a `KafkaError` as a rule."""
+    """Return the content of an exception, usually a `KafkaError`."""
     return error.args[0] if isinstance(error, KafkaException) and error.args else error
 
 
 def reason(error: BaseException | KafkaError) -> str:
-    """Return the text of an error, of a Kafka error without the client library's wrapping."""
+    """Return the text of an error, without the client library's wrapping."""
     inner = _inner(error)
     return f"{inner.str()} ({inner.name()})" if isinstance(inner, KafkaError) else str(inner)
 
 
 def code_of(error: BaseException | KafkaError) -> int | None:
-    """Return the code of a Kafka error; None of an exception that carries none, or is another."""
+    """Return the code of a Kafka error, or None for other exceptions."""
     inner = _inner(error)
     return inner.code() if isinstance(inner, KafkaError) else None
 
 
 def is_transient(error: KafkaException | KafkaError) -> bool:
-    """Tell whether the same question may be answered a moment later, without anybody doing something about it."""
+    """Tell whether the same request may succeed a moment later, without anybody's help."""
     inner = _inner(error)
     return isinstance(inner, KafkaError) and (inner.retriable() or inner.code() in _TRANSIENT)
 
 
 def is_missing_right(error: KafkaException | KafkaError) -> bool:
-    """Tell whether a broker refused for want of a right: trying again helps once somebody has given it."""
+    """Tell whether a broker refused for a missing permission."""
     return code_of(error) in _REFUSALS
 
 
@@ -138,7 +138,7 @@ def is_rebalancing(error: BaseException | KafkaError) -> bool:
 def concerns_a_group(error: BaseException | KafkaError) -> bool:
     """Tell whether a broker refused a group.
 
-    The client library asks for a group's coordinator even where partitions are assigned by hand; such a consumer reads
-    all the same, and passes over this answer.
+    The client library asks for a group's coordinator even if partitions are assigned by hand. Such a consumer ignores
+    this error and reads all the same.
     """
     return code_of(error) == KafkaError.GROUP_AUTHORIZATION_FAILED

@@ -1,4 +1,4 @@
-"""Log lines that would flood: of those that say the same, one every few seconds, with the number of the others."""
+"""Limits repeated log lines: one of each kind every few seconds, with the number of suppressed ones."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from collections.abc import Hashable
 from math import inf
 from typing import Any
 
-#: Kinds of lines that are remembered; with more the oldest are forgotten.
+#: Most kinds of lines that are remembered. Beyond that the oldest is forgotten.
 _MOST_KINDS = 1_000
 
 
 class RationFilter(logging.Filter):
-    """Lets a line pass whose call has `extra=once_in(...)` once in so many seconds; of others every one passes."""
+    """Lets a line with `extra=once_in(...)` pass once per interval. All other lines pass."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        # By kind: when a line was logged, and how many were left out since. Under the lock.
+        # By kind: when a line was logged, and how many were suppressed since. Guarded by the lock.
         self._lines: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether a line passes; it says then how many like it were left out before."""
+        """Tell whether a line passes, and add the number of suppressed lines to it."""
         asked: tuple[float, Hashable, float | None] | None = getattr(record, "ration", None)
         if asked is None:
             return True
@@ -35,11 +35,11 @@ class RationFilter(logging.Filter):
         return left_out is not None
 
     def take(self, kind: Hashable, every_s: float, now: float | None = None) -> int | None:
-        """Return how many lines of a kind were left out before this one, or None where it is left out itself."""
+        """Return how many lines of a kind were suppressed before this one; None if this one is suppressed."""
         now = time.monotonic() if now is None else now
         with self._lock:
             at, left_out = self._lines.get(kind, (-inf, 0))
-            # A clock that has gone back is another one's.
+            # A time before `at` comes from another clock.
             if at <= now < at + every_s:
                 self._lines[kind] = at, left_out + 1
                 return None
@@ -50,25 +50,25 @@ class RationFilter(logging.Filter):
         return left_out
 
     def forget_all(self) -> None:
-        """Let the next line of every kind be logged at once."""
+        """Forget all kinds: the next line of each passes."""
         with self._lock:
             self._lines.clear()
 
 
-#: The one filter of all loggers whose lines may be rationed.
+#: The one filter of all loggers with rationed lines.
 lines = RationFilter()
 
 
 def rationed(name: str) -> logging.Logger:
     """Return a logger whose lines may be rationed."""
     logger = logging.getLogger(name)
-    logger.addFilter(lines)  # a second time it changes nothing
+    logger.addFilter(lines)  # adding it twice changes nothing
     return logger
 
 
 def once_in(every_s: float, kind: Hashable, now: float | None = None) -> dict[str, Any]:
-    """Return what a call of such a logger takes as `extra`: of this text and kind one line in so many seconds.
+    """Return the `extra` argument of a log call: one line of this text and kind per `every_s` seconds.
 
-    `now` is the time by a clock that only rises, where that is not the system's.
+    `now` is a monotonic time, if it is not the system's.
     """
     return {"ration": (every_s, kind, now)}

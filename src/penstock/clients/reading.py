@@ -1,7 +1,7 @@
-"""Reading partitions without joining a group, from a start to an end, one record, or on and on: `PartitionReader`.
+"""`PartitionReader` reads partitions without joining a group: from start to end, one record, or continuously.
 
-It commits nothing. Markers of transactions and compaction leave offsets without a record, so how far reading came is
-known by records and by the ends of partitions that the client names, never by counting.
+It commits nothing. Transaction markers and compaction leave offsets without a record. So positions come from records
+and from the client's end-of-partition events, never from counting.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.options import ClientConfig
 from penstock.places import place_text
 
-#: Client settings, by prefix, that only mean something to a member of a consumer group, or to the user's own clients.
+#: Prefixes of settings that matter only to a member of a consumer group, or to the user's own clients.
 _OF_A_MEMBER = (
     "auto.",
     "enable.auto.",
@@ -41,10 +41,10 @@ def reading_settings(
     """Return the settings of such a consumer.
 
     Args:
-        config: the user's; left out is what only a member of a group takes, and a callback for his own clients.
-        group: what the client library wants a name for; it is only asked about.
+        config: the user's settings; those of group members, and the callback of statistics, are left out.
+        group: a name that the client library requires; it joins no group.
         isolation: `read_committed` or `read_uncommitted`.
-        given: what counts before the user's and ours.
+        given: settings that override the user's and ours.
     """
     return {
         **without_membership(config),
@@ -54,7 +54,7 @@ def reading_settings(
         "enable.auto.offset.store": False,
         "enable.partition.eof": True,
         "auto.offset.reset": "earliest",
-        # An empty answer tells the end of a partition: the broker shall not hold it back for half a second.
+        # An empty answer marks the end of a partition: the broker must not hold it back for half a second.
         "fetch.wait.max.ms": 20,
         "fetch.queue.backoff.ms": 5,
         **(given or {}),
@@ -68,27 +68,27 @@ def without_membership(config: ClientConfig) -> dict[str, Any]:
 
 #: Topic and partition.
 Place = tuple[str, int]
-#: Called with an error that is no end of a partition, and its place; where it does not raise, reading goes on.
+#: Called with each error except the end of a partition, and its place. If it does not raise, reading goes on.
 Failed = Callable[[ErrorKind, KafkaError, Place], object]
 
 _POLL_S = 0.1
 _RECORDS = 1_000
-#: Who reads one record: the client wants a group; nothing is asked of it.
+#: The group name of a client that reads one record; the library requires a name.
 _ONE_RECORD = "penstock-one-record"
-#: Seconds after an error: they come back at once, and without a pause this would spin.
+#: Seconds of pause after an error. Errors return at once, so without a pause the reader would spin.
 _RETRY_DELAY_S = 0.1
-#: The least time a question has, in seconds.
+#: Least time-out of a question, in seconds.
 _MIN_TIMEOUT_S = 0.001
 
 
 def raise_lasting(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
-    """Raise what does not pass; the client recovers from all else by itself, or the reader's time limit ends it."""
+    """Raise permanent errors. From others the client recovers by itself, or the reader's time limit ends it."""
     if kind in {ErrorKind.MISSING_RIGHT, ErrorKind.FATAL}:
         raise KafkaException(error)
 
 
 class NotReadInTimeError(TimeoutError):
-    """Not all was read in time; the text says how far reading came."""
+    """Reading took too long. The text names the positions reached."""
 
 
 class PartitionReader:
@@ -96,11 +96,11 @@ class PartitionReader:
 
     Args:
         bootstrap_servers: addresses of the brokers.
-        config: client settings by librdkafka's names; what only a group's member takes is left out.
-        group: the group that the client asks about, by `consumer`; that it may not is no hindrance.
-        failed: called with each error that is no end of a partition; else what does not pass is raised.
+        config: client settings by librdkafka's names; those of group members are left out.
+        group: the group for requests by `consumer`. The reader works without permission on it.
+        failed: called with each error except the end of a partition; default: raise permanent errors.
         isolation: `read_committed` or `read_uncommitted`.
-        given: settings that count before the user's and those of every reader.
+        given: settings that override the user's and those of every reader.
 
     Raises:
         ConfigurationError: the client library refused a setting.
@@ -116,30 +116,30 @@ class PartitionReader:
         isolation: str = "read_committed",
         given: Mapping[str, Any] | None = None,
     ) -> None:
-        #: For requests other than reading.
+        #: The client, for requests other than reading.
         self.consumer: Consumer = new_consumer(bootstrap_servers, reading_settings(config, group, isolation, given))
         self._group = group
         self._failed = failed
         #: The next offset of each partition that is read.
         self.positions: dict[Place, int] = {}
-        #: Where reading is to end, of partitions where it is.
+        #: The offsets at which reading ends, for partitions that have such an end.
         self.ends: dict[Place, int] = {}
-        #: Partitions that have no more now: at their end, or without the offset that was asked for.
+        #: Partitions without more records now: at their end, or without the next offset.
         self.exhausted: set[Place] = set()
-        # Partitions that were paused: for the client library they stay so when they are assigned again.
+        # Paused partitions. For the client library they stay paused when they are assigned again.
         self._paused: set[Place] = set()
-        #: Why nothing comes now, or None.
+        #: Why nothing arrives now, or None.
         self.trouble: str | None = None
-        #: When something came last, a record or an end, in monotonic seconds.
+        #: When the last record or end arrived, in monotonic seconds.
         self.heard_at = time.monotonic()
-        # An error that is raised once what came before it was handed over.
+        # An error to raise after the records before it were returned.
         self._held: Exception | None = None
         self._is_closed = False
 
     def bounds(self, topic: str, numbers: Iterable[int], limit_s: float) -> dict[int, tuple[int, int]]:
-        """Return where partitions begin and end, for a reader of this isolation: at the oldest open transaction.
+        """Return where partitions begin and end. A `read_committed` end is at the oldest open transaction.
 
-        Raises `KafkaException` where brokers do not answer within `limit_s` seconds, all questions together.
+        Raises `KafkaException` if brokers do not answer all questions within `limit_s` seconds.
         """
         deadline, found = time.monotonic() + limit_s, {}
         for number in numbers:
@@ -151,7 +151,7 @@ class PartitionReader:
         return found
 
     def start(self, starts: Mapping[Place, int], ends: Mapping[Place, int] | None = None) -> None:
-        """Read these partitions from now on, and no others; `behind` tells which have not come to their ends."""
+        """Read these partitions from now on, and no others. `behind` names those that have not reached their ends."""
         self.positions, self.ends = dict(starts), dict(ends or {})
         self.exhausted, self._held = set(), None
         self.heard_at = time.monotonic()
@@ -161,20 +161,20 @@ class PartitionReader:
             self._paused -= again
 
     def pause(self, places: Collection[Place]) -> None:
-        """Read no more of these: what else they hold would keep the others' records from coming."""
+        """Stop reading these partitions: their further records would delay those of the others."""
         if places:
             self.consumer.pause([TopicPartition(*place) for place in places])
             self._paused |= set(places)
 
     @property
     def behind(self) -> set[Place]:
-        """The partitions that have not come to their ends."""
+        """The partitions that have not reached their ends."""
         return {place for place, end in self.ends.items() if self.positions[place] < end}
 
     def poll(self, timeout_s: float, most: int = _RECORDS) -> list[Message]:
-        """Return records that are there, waiting at most `timeout_s` seconds for the first.
+        """Return available records, after waiting at most `timeout_s` seconds for the first.
 
-        Raises what `failed` raises, once what came before that was handed over.
+        Raises what `failed` raises, after the records before the error were returned.
         """
         if self._held is not None:
             held, self._held = self._held, None
@@ -184,7 +184,7 @@ class PartitionReader:
         for message in take(self.consumer, timeout_s, most):
             place, error = (message.topic() or "", message.partition() or 0), message.error()
             if error is None:
-                if place in self.positions:  # others come late, of what was read before
+                if place in self.positions:  # late records of an earlier assignment are dropped
                     self.positions[place] = (message.offset() or 0) + 1
                     self.note_answer()
                     self.exhausted.discard(place)
@@ -213,9 +213,9 @@ class PartitionReader:
     ) -> Iterator[list[Message]]:
         """Yield the records of partitions, each from its start to before its end, in lists that are not empty.
 
-        `step` is called between fetches with the partitions that are behind, and the seconds for which nothing came; it
-        may raise. Raises `NotReadInTimeError` where all took over `limit_s` seconds, or nothing came for `silence_s`
-        seconds; and as `poll`.
+        `step` is called between fetches with the partitions that are behind and the seconds without any record. It may
+        raise. Raises `NotReadInTimeError` if all takes longer than `limit_s` seconds, or nothing arrives for
+        `silence_s` seconds, and the errors of `poll`.
         """
         behind = {place for place, start in starts.items() if start < ends[place]}
         if not behind:
@@ -238,13 +238,13 @@ class PartitionReader:
                 behind = still
                 if records:
                     yield records
-                    self.heard_at = time.monotonic()  # what is done with them takes its time
+                    self.heard_at = time.monotonic()  # the caller's work with them does not count as silence
         finally:
             if not self._is_closed:
                 self.consumer.unassign()
 
     def record_at(self, place: Place, offset: int, limit_s: float) -> Message | None:
-        """Return the record at an offset, or None where there is none; errors as `read`."""
+        """Return the record at an offset, or None if there is none; errors as `read`."""
         self.start({place: offset}, {place: offset + 1})
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
@@ -255,11 +255,11 @@ class PartitionReader:
         raise self.late(limit_s)
 
     def note_answer(self) -> None:
-        """Note that brokers answer; whoever sends them other requests may note it, too."""
+        """Note that brokers answer. Callers that send other requests may note it, too."""
         self.heard_at, self.trouble = time.monotonic(), None
 
     def close(self, limit_s: float | None = None) -> None:
-        """Close the connections, within `limit_s` seconds, or `CLOSE_S`: what hangs is abandoned."""
+        """Close the connections within `limit_s` seconds, or `CLOSE_S`. A client that hangs is abandoned."""
         self._is_closed = True
         end_within(CLOSE_S if limit_s is None else limit_s, f"closing the reader of {self._group}", self.consumer.close)
 
@@ -270,7 +270,7 @@ class PartitionReader:
         self.close()
 
     def _take_error(self, error: KafkaError, place: Place, offset: int | None) -> bool:
-        """Take in an end or an error; tell whether it hinders."""
+        """Handle an end or an error; tell whether it is an obstacle."""
         kind = kind_of(error)
         if kind in {ErrorKind.END, ErrorKind.OUT_OF_RANGE} and place in self.positions:
             self.exhausted.add(place)
@@ -285,7 +285,7 @@ class PartitionReader:
         return kind is not ErrorKind.GROUP
 
     def late(self, seconds: float) -> NotReadInTimeError:
-        """Return the error of a reader that has come only so far within so many seconds."""
+        """Return the error for a reader that took longer than these seconds."""
         places = sorted(self.behind)
         read = ", ".join(f"{place[0]}:{place[1]} to {self.positions[place]} of {self.ends[place]}" for place in places)
         why = "" if self.trouble is None else f" ({self.trouble})"
@@ -293,7 +293,7 @@ class PartitionReader:
 
 
 def take(consumer: Consumer, timeout_s: float, most: int) -> list[Message]:
-    """Return records that are there, waiting for the first: asked for many, the library would wait for them all."""
+    """Return available records after waiting for the first. Asked for many, the library would wait for all of them."""
     first = consumer.poll(timeout_s)
     if first is None:
         return []
@@ -302,18 +302,18 @@ def take(consumer: Consumer, timeout_s: float, most: int) -> list[Message]:
 
 
 def read_record(bootstrap_servers: str, config: ClientConfig, place: Place, offset: int, limit_s: float) -> Message:
-    """Return the one record at an offset, for a reader of the user's `isolation.level`; arguments as `PartitionReader`.
+    """Return the record at an offset, at the user's `isolation.level`; arguments as `PartitionReader`.
 
     Raises:
         PenstockError: there is none.
-        BrokerConnectionError: it did not come within `limit_s` seconds.
+        BrokerConnectionError: it did not arrive within `limit_s` seconds.
     """
     text = place_text(*place, offset)
     isolation = config.get("isolation.level", "read_committed")
     with PartitionReader(bootstrap_servers, config, _ONE_RECORD, isolation=isolation) as reader:
         deadline = time.monotonic() + limit_s
         try:
-            # A client that reads a topic which it may not see, or that is not there, says nothing in this time.
+            # A client that reads an absent or hidden topic reports nothing in this time.
             reader.bounds(place[0], [place[1]], limit_s)
             record = reader.record_at(place, offset, deadline - time.monotonic())
         except KafkaException as error:

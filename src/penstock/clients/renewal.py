@@ -1,8 +1,8 @@
-"""Producers that outlive their clients: a client that has failed for ever is replaced by a new one.
+"""Replaces the client of a producer after a fatal error.
 
-An idempotent producer fails fatally where it is refused its id, or lost the order of its messages, and takes nothing
-from then on. `ClientRenewal` is the rule: when a client has failed, why, and how often a new one is made. Its owner
-keeps the messages, and sends them again.
+An idempotent producer fails fatally if it is refused its id, or has lost the order of its messages. From then on it
+accepts nothing. `ClientRenewal` decides when a client has failed and how often a new one is made. Its owner keeps the
+messages and sends them again.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Generic, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 _FATAL = KafkaError._FATAL  # noqa: SLF001 - the client library's names of its local errors look so
-#: Seconds between two new clients: each asks the brokers for an id.
+#: Least seconds between two new clients: each asks the brokers for an id.
 RENEW_AFTER_S = 4.0
 
 ClientT = TypeVar("ClientT")
 
 
 class ClientRenewal(Generic[ClientT]):
-    """The client of a producer, replaced when it has failed for ever. Thread-safe.
+    """The client of a producer, replaced after a fatal error. Thread-safe.
 
-    Between two clients lie at least `every_s` seconds, for each asks the brokers for an id; with `at_once` the first
-    may be replaced at once. `retire` is called with one that was replaced, under the lock: it neither waits nor raises.
+    Two replacements are at least `every_s` seconds apart. With `at_once` the first may happen at once. `retire` is
+    called with the replaced client, under the lock: it must neither wait nor raise.
     """
 
     def __init__(
@@ -41,30 +41,30 @@ class ClientRenewal(Generic[ClientT]):
         self._retire = retire
         self._every_s = every_s
         self._monotonic = monotonic
-        # Guards replacing. What is public is read without it: each is a single value.
+        # Guards replacing. The public fields are read without it: each is a single value.
         self._lock = threading.Lock()
         self._made_at = -inf if at_once else monotonic()
-        #: The present client; who uses it takes it into a local name first.
+        #: The present client. Copy it into a local variable before use.
         self.client = make()
-        #: Why a client failed, as exactly as is known; None: none did.
+        #: The most specific cause of a failure so far; None: no client failed.
         self.failure: KafkaError | None = None
         #: How often a client was replaced.
         self.replaced = 0
 
     def note_failure(self, error: KafkaException) -> bool:
-        """Remember why a client failed, if this error has ended it for ever; tell whether it has."""
+        """Tell whether this error is fatal to its client, and remember the cause if so."""
         found = error.args[0] if error.args else None
         if not isinstance(found, KafkaError) or not (found.fatal() or found.code() == _FATAL):
             return False
-        # What is sent after the failure is refused with the bare code, which says nothing.
+        # Sends after the failure are refused with the bare code, which names no cause.
         if self.failure is None or found.code() != _FATAL:
             self.failure = found
         return True
 
     def replace(self, failed: ClientT) -> bool:
-        """Make a new client instead of one that has failed; tell whether there is another by now.
+        """Replace a failed client; tell whether there is a new one by now.
 
-        `ConfigurationError` where the new client was refused its configuration.
+        Raises `ConfigurationError` if the library refuses the configuration of the new client.
         """
         with self._lock:
             if self.client is failed:
@@ -79,7 +79,7 @@ class ClientRenewal(Generic[ClientT]):
 
 
 def cause_of(error: KafkaException, poll: Callable[[float], object]) -> KafkaError:
-    """Return why a producer refused; of one that only says that it failed fatally, what its next `poll` raises."""
+    """Return why a producer refused. A producer that failed fatally tells the cause in its next `poll`."""
     found: KafkaError = error.args[0]
     if found.code() == _FATAL:
         try:

@@ -1,9 +1,8 @@
-"""Rights on a Kafka cluster: which one is missing, and the `kafka-acls` line that gives it.
+"""Permissions on a Kafka cluster: which one is missing, and the `kafka-acls` command that gives it.
 
-A broker refuses by a code alone; each place that asks names the operation and the resource. The brokers are also asked
-what a client may do, before it is refused, for some refusals never come: a heartbeat that is refused says nothing for a
-whole session. With the description of a topic or a group they tell what the client may do with it (KIP-430), whatever
-their authorizer is.
+A broker refuses with a bare code, so each caller names the operation and the resource. Brokers are also asked for the
+permissions beforehand (KIP-430), because some refusals never arrive: a refused heartbeat reports nothing for a whole
+session. Their answer comes with the description of a topic or group, whatever their authorizer is.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from penstock.errors import PenstockError
 from penstock.options import ClientConfig, is_client_text
 from penstock.outgoing import is_topic_name
 
-#: Stands for the principal where the configuration does not tell it, as with certificates and tokens.
+#: The principal in commands if the configuration does not name it, as with certificates and tokens.
 THIS_CLIENT = "User:<this client>"
 
 
 class Resource(Enum):
-    """What a right is held on, by the option of `kafka-acls` that names it."""
+    """Kinds of resources, by their option of `kafka-acls`."""
 
     TOPIC = "topic"
     GROUP = "group"
@@ -38,7 +37,7 @@ class Resource(Enum):
 
 
 class Operation(Enum):
-    """What a right allows, as `kafka-acls` spells it."""
+    """Operations, as `kafka-acls` spells them."""
 
     READ = "Read"
     WRITE = "Write"
@@ -53,22 +52,22 @@ class Operation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """A right of a client on a cluster."""
+    """A permission of a client on a cluster."""
 
     operation: Operation
     resource: Resource
-    #: Its name; empty for the cluster.
+    #: The name of the resource; empty for the cluster.
     name: str = ""
-    #: Whether it is held on all that begin with that name.
+    #: Whether it covers all resources whose names begin with `name`.
     is_prefix: bool = False
 
     def __str__(self) -> str:
-        """Return it as it stands in a sentence: `Write on topic orders`."""
+        """Return it as text for a sentence: `Write on topic orders`."""
         name = f"{self.name}*" if self.is_prefix else self.name
         return f"{self.operation.value} on {self.resource.value} {name}".rstrip()
 
     def command(self, principal: str) -> str:
-        """Return the command that gives it to `principal`."""
+        """Return the command that gives this permission to `principal`."""
         resource = f"--{self.resource.value}"
         if self.resource is not Resource.CLUSTER:
             resource += f" '{self.name}'" + (" --resource-pattern-type prefixed" if self.is_prefix else "")
@@ -79,28 +78,28 @@ class Right:
 
 
 def topic_right(operation: Operation, topic: str) -> Right:
-    """Return a right on a topic."""
+    """Return a permission on a topic."""
     return Right(operation, Resource.TOPIC, topic)
 
 
 def group_right(group: str, operation: Operation = Operation.READ) -> Right:
-    """Return a right on a consumer group: to join it and commit its offsets, where nothing else is said."""
+    """Return a permission on a consumer group; by default to join it and commit its offsets."""
     return Right(operation, Resource.GROUP, group)
 
 
 def transactional_right(prefix: str) -> Right:
-    """Return the right to publish under all transactional ids that begin so; it holds the right to Describe them."""
+    """Return the permission to publish under all transactional ids with this prefix. It includes Describe."""
     return Right(Operation.WRITE, Resource.TRANSACTIONAL_ID, prefix, is_prefix=True)
 
 
 class MissingRightError(PenstockError, PermissionError):
-    """A broker refused what its client has no right to.
+    """A broker refused a request for want of permission.
 
-    `what` was tried, as the beginning of a sentence: "messages cannot be sent to topic orders". The missing rights are
-    to be given to `principal`, as `User:orders`.
+    `what` is the beginning of a sentence: "messages cannot be sent to topic orders". The missing permissions must be
+    given to `principal`, for example `User:orders`.
     """
 
-    #: What is missing.
+    #: The missing permissions.
     rights: tuple[Right, ...]
 
     def __init__(self, what: str, rights: Sequence[Right], principal: str) -> None:
@@ -109,7 +108,7 @@ class MissingRightError(PenstockError, PermissionError):
 
     @classmethod
     def from_text(cls, text: str, rights: tuple[Right, ...] = ()) -> MissingRightError:
-        """Return one that was raised in another process; where its text alone is left, its rights stand in that."""
+        """Return an error that was raised in another process. Without `rights`, its text still names them."""
         error = cls.__new__(cls)
         PermissionError.__init__(error, text)
         error.rights = rights
@@ -120,48 +119,48 @@ class MissingRightError(PenstockError, PermissionError):
 
 
 def missing_right_text(what: str, rights: Sequence[Right], principal: str) -> str:
-    """Return the sentence that tells what was tried, what is missing and the commands that give it."""
+    """Return the sentence with the attempt, the missing permissions and the commands that give them."""
     return f"{what}: {lacking_text(rights, principal)}"
 
 
 def lacking_text(rights: Sequence[Right], principal: str) -> str:
-    """Return the part of it that tells what is missing and the commands that give it."""
+    """Return the missing permissions and the commands that give them, as the end of a sentence."""
     named = " and ".join(map(str, rights))
     commands = "; ".join(right.command(principal) for right in rights)
     return f"{principal} lacks the permission {named}; an administrator gives it with: {commands}"
 
 
 def principal_of(config: ClientConfig) -> str:
-    """Return whom the broker takes a client for, as far as its configuration tells."""
+    """Return the principal of a client, as far as its configuration names it."""
     user = config.get("sasl.username")
     return f"User:{user}" if user else THIS_CLIENT
 
 
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 5.0
-#: What every client may that gets an answer on a topic or a group.
+#: Every client that gets a description of a topic or group has this permission.
 _ALWAYS = "DESCRIBE"
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What the brokers answered."""
+    """The brokers' answer about permissions."""
 
-    #: Rights that were asked for and that the client has.
+    #: Permissions that the client has.
     held: tuple[Right, ...] = ()
-    #: Those that it lacks.
+    #: Permissions that it lacks.
     missing: tuple[Right, ...] = ()
-    #: Those without an answer: there is no such topic, or the brokers do not tell rights.
+    #: Permissions without an answer: there is no such topic, or the brokers do not report permissions.
     unknown: tuple[Right, ...] = ()
 
 
 def ask_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float = _ANSWER_S) -> Rights:
-    """Return what brokers tell of the rights of this client; `KafkaException` where the client library refuses to ask.
+    """Return which of these permissions the client has; `KafkaException` if the client library refuses to ask.
 
-    Where rights on groups are asked for, `admin` is of this question alone: see `clients.groups`.
+    For permissions on groups, make `admin` for this question alone: see `clients.groups`.
     """
     wanted = list(dict.fromkeys(needed))
-    # Brokers are not asked about what can be no name: some such texts end the process within the client library.
+    # Texts that cannot be names are not asked about: some of them end the process within the client library.
     topics, groups = (
         list(dict.fromkeys(right.name for right in wanted if right.resource is kind and is_name(right.name)))
         for kind, is_name in ((Resource.TOPIC, is_topic_name), (Resource.GROUP, is_client_text))
@@ -178,7 +177,7 @@ def ask_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float = _
     operations = {
         place: {operation.name for operation in about.authorized_operations or ()} for place, about in described.items()
     }
-    # An answer without what every client may that gets one is none.
+    # An answer without the permission that every described resource implies is no answer.
     operations = {place: names for place, names in operations.items() if _ALWAYS in names}
     operations |= {place: set() for place, error in failed.items() if is_missing_right(error)}
 
@@ -190,10 +189,10 @@ def ask_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float = _
 
 
 def require_rights(admin: AdminClient, what: str, needed: Iterable[Right], timeout_s: float = _ANSWER_S) -> None:
-    """Raise where a client lacks rights: tried instead, each would fail with a code, and some with a misleading one.
+    """Raise `MissingRightError` with all permissions that a client lacks. Attempts would fail with misleading codes.
 
-    `what` cannot be done without them, as the beginning of a sentence. What brokers tell nothing of is passed over: the
-    use itself tells. `KafkaException` where the client library refused to ask, `MissingRightError` names all missing.
+    `what` is the beginning of the error's sentence. Permissions without an answer are passed over: their use will tell.
+    Raises `KafkaException` if the client library refuses to ask.
     """
     if missing := ask_rights(admin, needed, timeout_s).missing:
         raise MissingRightError(what, missing, principal_of(admin.config))

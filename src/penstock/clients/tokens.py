@@ -1,8 +1,8 @@
-"""Tokens for OAUTHBEARER: the user's `oauth_cb`, found by its name where it is one, and asked before there is a client.
+"""Tokens for OAUTHBEARER: imports the user's `oauth_cb` if it is a name, and asks it for the first token.
 
-The client library asks on a thread of its own, and whoever makes a client waits there for the first token: 10 s where
-none comes, and then without a word of what the callback raised. So the first token is asked for here. A callback that
-does not answer is given up after a while: the library would wait for it for ever, also where the client is closed.
+The client library calls it on a thread of its own, and making a client waits for the first token: 10 s if none comes,
+without a word of what the callback raised. So the first token is asked for here. A callback that does not answer is
+abandoned: the library would wait for it for ever, even when the client is closed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ KEY = "oauth_cb"
 
 _log = logging.getLogger("penstock.kafka")
 
-#: What the client library takes after the token and its end: a principal and extensions. It takes no list.
+#: The client library accepts two more items after the token and its expiry: a principal and extensions. No list.
 _MOST_MORE = 2
 #: Seconds that a callback may take.
 _ANSWER_S = 10.0
-#: The process's: clients are made again and again, and callbacks that hang shall cost few threads.
+#: One for the process: clients are made again and again, and hanging callbacks must cost few threads.
 _left = LeftBehind(f"config[{KEY!r}]")
 
 
 class NoTokenError(BrokerConnectionError, KafkaException):
-    """The callback gave no token. What makes clients again and again takes it for one of the library's errors."""
+    """The callback gave no token. It is a `KafkaException`, so that loops that make clients again handle it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(KafkaError(KafkaError._AUTHENTICATION, text))  # noqa: SLF001 - the client library's public constants look so
@@ -43,9 +43,9 @@ class NoTokenError(BrokerConnectionError, KafkaException):
 
 
 class Tokens:
-    """A user's callback for the client library, asked for its first token here: `NoTokenError` where it gives none.
+    """A user's callback for the client library. It is asked for its first token here: `NoTokenError` if it gives none.
 
-    Called by one thread at a time: who makes the client, then the library's. `config` is `sasl.oauthbearer.config`.
+    Called by one thread at a time: the maker of the client, then the library's. `config` is `sasl.oauthbearer.config`.
     """
 
     def __init__(self, callback: Callable[[str | None], Any], config: str | None) -> None:
@@ -53,14 +53,14 @@ class Tokens:
         self._first: Any = self._asked(config)
 
     def __call__(self, config: str | None) -> Any:
-        """Return a token as the client library wants it."""
+        """Return a token in the form of the client library."""
         first, self._first = self._first, None
         if first is not None:
             return first
         try:
             return self._asked(config)
         except NoTokenError as error:
-            # The library forgets what was raised, and asks again in 10 seconds.
+            # The library drops the exception and asks again in 10 seconds.
             _log.error("%s; it is tried again", error)
             raise
 
@@ -75,14 +75,14 @@ class Tokens:
             raise NoTokenError(
                 f"{what} {said}; see that its token endpoint answers, soon, and knows this client"
             ) from error
-        # What else it is, is left out: it may be the token.
+        # The value itself is not named: it may be the token.
         match given:
             case (str(), float() | int() as expires, *more) if isinstance(given, tuple) and len(more) <= _MOST_MORE:
                 said = f"one that expired at {expires:.0f} seconds since the epoch"
             case _:
                 said, expires = f"a {type(given).__name__}", 0
         if expires <= time.time():
-            # The library would take it for none, and wait.
+            # The library would ignore it, and wait.
             raise NoTokenError(
                 f"{what} must return (token, seconds since the epoch at which it expires), but returned {said}; "
                 "correct it, and see to both clocks"
@@ -91,9 +91,10 @@ class Tokens:
 
 
 def with_tokens(config: ClientConfig) -> dict[str, Any]:
-    """Return a configuration whose `oauth_cb`, if it has one, is ready for the client library.
+    """Return a configuration whose `oauth_cb`, if any, is ready for the client library.
 
-    `ConfigurationError` where it names no function or the mechanism is not OAUTHBEARER, `NoTokenError` without a token.
+    Raises `ConfigurationError` if it names no function or the mechanism is not OAUTHBEARER, `NoTokenError` without a
+    token.
     """
     ready = dict(config)
     if ready.get(KEY) is not None:
@@ -111,7 +112,7 @@ def with_tokens(config: ClientConfig) -> dict[str, Any]:
 
 
 def _found(named: object) -> Callable[[str | None], Any]:
-    """Return the callback, imported where it is named: functions do not travel to Spark's executors, names do."""
+    """Return the callback, imported if it is a name: Spark can send names to executors, but no functions."""
     found = named
     if isinstance(named, str) and ":" in named:
         try:
@@ -130,7 +131,7 @@ def _found(named: object) -> Callable[[str | None], Any]:
 
 
 def require_travelling(key: str, value: object) -> None:
-    """Raise `ConfigurationError` for a setting that is neither text nor number: it cannot go to Spark's executors."""
+    """Raise `ConfigurationError` for a setting that is neither text nor number: Spark cannot send it to executors."""
     if not isinstance(value, str | int | float | bool):
         remedy = (
             "name the function as text, 'module:function', and install its module there"
@@ -143,9 +144,9 @@ def require_travelling(key: str, value: object) -> None:
 
 
 def portable(config: ClientConfig) -> dict[str, Any]:
-    """Return the client settings that Spark's executors get.
+    """Return the client settings for Spark's executors.
 
-    Callbacks are this process's, and so is the log. One that gives credentials is a `ConfigurationError`: executors
+    Callbacks and the log stay in this process. A callback that gives credentials raises `ConfigurationError`: executors
     would have none.
     """
     require_travelling(KEY, config.get(KEY, ""))

@@ -1,8 +1,8 @@
-"""Topics: how many partitions they have, which they are, where their logs end, and the missing ones made.
+"""Questions about topics (partitions, ids, offsets, settings), and creation of missing ones.
 
-A topic that was made again under an old name has another id. Asked by name, the brokers say why a topic cannot be seen:
-that there is none, or that this client may not know. A log ends for readers of committed messages at the oldest open
-transaction, or behind all records.
+A topic that was deleted and created again under its name has another id. Asked by name, brokers tell why a topic is not
+visible: it does not exist, or this client lacks the permission. For readers of committed messages a log ends at the
+oldest open transaction, or after the last record.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _log = logging.getLogger("penstock.kafka")
 
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 5.0
-#: What is said of a topic that there is not, or cannot be.
+#: Codes for a topic that does not exist or cannot exist.
 _ABSENT = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION}
-#: What a broker says that has no topic ids: 16 zero bytes in base 64.
+#: The id that brokers without topic ids return: 16 zero bytes in base 64.
 _NO_ID = "A" * 22
 
 
 def described(
     admin: AdminClient, topics: Iterable[str], timeout_s: float = _ANSWER_S
 ) -> tuple[dict[str, Any], dict[str, KafkaException]]:
-    """Return the `TopicDescription` of each topic, and by name why the brokers say nothing of the others.
+    """Return the `TopicDescription` of each topic, and by name the error of each topic without one.
 
-    `KafkaException` where the client library refuses to ask.
+    Raises `KafkaException` if the client library refuses to ask.
     """
     names = sorted(set(topics))
-    # Some of these end the process within the client library.
+    # Some invalid names end the process within the client library.
     none = {name: KafkaException(KafkaError(KafkaError.TOPIC_EXCEPTION)) for name in names if not is_topic_name(name)}
     names = [name for name in names if name not in none]
     if not names:
@@ -66,39 +66,39 @@ def described(
 
 
 def id_of(description: Any) -> str | None:
-    """Return the id of a described topic, or None from brokers that have no ids."""
+    """Return the id of a described topic, or None if the brokers have no topic ids."""
     text = str(description.topic_id)
     return None if text == _NO_ID else text
 
 
 def may_only_be_seen(description: Any) -> bool:
-    """Tell whether a described topic may be seen and not read. Brokers that do not tell rights list none at all."""
+    """Tell whether a described topic may be seen but not read. Some brokers list no permissions at all."""
     allowed = {operation.name for operation in description.authorized_operations or ()}
     return Operation.DESCRIBE.name in allowed and Operation.READ.name not in allowed
 
 
 @dataclass(frozen=True, slots=True)
 class TopicIds:
-    """Which topics there are, as the brokers answered: a topic that was deleted and made again has another id."""
+    """The brokers' answer about the existence of topics. A topic that was deleted and created again has another id."""
 
     #: Id of each topic that has one.
     ids: Mapping[str, str]
     #: Topics that do not exist.
     absent: frozenset[str] = frozenset()
-    #: Why there is no answer on a topic.
+    #: The reason for each topic without an answer.
     failures: Mapping[str, str] = field(default_factory=dict)
-    #: Topics that this client may not read, as far as brokers say.
+    #: Topics that this client may not read, as far as the brokers report it.
     unreadable: frozenset[str] = frozenset()
 
 
 def ask_topic_ids(admin: AdminClient, topics: Iterable[str], timeout_s: float) -> TopicIds:
-    """Return which topics there are; `KafkaException` where the client library refuses to ask."""
+    """Return which topics exist; `KafkaException` if the client library refuses to ask."""
     found, failed = described(admin, topics, timeout_s)
     failures = {topic: reason(error) for topic, error in failed.items()}
     codes = {topic: code_of(error) or 0 for topic, error in failed.items()}
-    # Why no broker answers stands in the client's log alone, which it hears of here.
+    # The reason why no broker answers is only in the client's log, which is served here.
     admin.poll(0)
-    # Numbers below zero are the client's own errors: no broker has said anything.
+    # Negative codes are the client's own errors: no broker has answered.
     if found or any(code > 0 for code in codes.values()):
         admin.words.clear()
     elif (cause := admin.words.cause) is not None:
@@ -117,7 +117,7 @@ def ask_topic_ids(admin: AdminClient, topics: Iterable[str], timeout_s: float) -
 FIRST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call] # untyped in the library
 LAST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call] # untyped in the library
 
-#: Offsets that are known, and why others are not.
+#: The known offsets, and the errors of the others.
 Offsets = tuple[dict[Place, int], dict[Place, KafkaException]]
 
 
@@ -127,16 +127,16 @@ def ask_offsets(
     timeout_s: float,
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> Offsets:
-    """Return offsets of partitions, for readers of that isolation, waiting `timeout_s` seconds at most.
+    """Return offsets of partitions for readers of that isolation, within `timeout_s` seconds.
 
-    `KafkaException` where the client library refuses to ask.
+    Raises `KafkaException` if the client library refuses to ask.
     """
     wanted = {TopicPartition(*place): spec for place, spec in specs.items()}
     asked = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout_s)
     found, failed = all_answered({(part.topic, part.partition): future for part, future in asked.items()}, timeout_s)
     known = {place: int(answer.offset) for place, answer in found.items() if answer.offset != OFFSET_INVALID}
-    # Where a partition has no leader for a moment, the client library (2.16, seen) may answer so. Taken for the end of
-    # a log, it would mean that all in it is gone.
+    # While a partition has no leader, the client library (2.16, seen) may answer with an invalid offset. Taken for the
+    # end of a log, it would mean that the log is empty.
     text = "the answer holds no offset: the partition may have no leader yet"
     invalid = KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, text))
     return known, failed | dict.fromkeys(found.keys() - known.keys(), invalid)
@@ -148,7 +148,7 @@ def known_offsets(
     timeout_s: float,
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[Place, int]:
-    """Return offsets as `ask_offsets`; `KafkaException` where one is not known: try again."""
+    """Return offsets as `ask_offsets`; `KafkaException` if one is unknown: try again."""
     found, failed = ask_offsets(admin, specs, timeout_s, isolation)
     for error in failed.values():
         raise error
@@ -166,23 +166,23 @@ def log_ends(
 
 
 def log_bounds(admin: AdminClient, places: Sequence[Place], timeout_s: float) -> dict[Place, tuple[int, int]]:
-    """Return where each partition begins and ends, records of open transactions included; errors as `known_offsets`."""
+    """Return begin and end of each partition, including open transactions; errors as `known_offsets`."""
     uncommitted = IsolationLevel.READ_UNCOMMITTED
     lows = known_offsets(admin, dict.fromkeys(places, FIRST), timeout_s, uncommitted)
     ends = log_ends(admin, places, timeout_s, uncommitted)
     return {place: (low, ends[place]) for place, low in lows.items()}
 
 
-#: Seconds that the creation of a topic may take: longer than the client itself waits.
+#: Seconds that the creation of a topic may take: longer than the client's own time-out.
 _CREATE_S = 65.0
 
-#: Copies at least of what a store stands on, where there are so many brokers.
+#: Least replication factor of a store's topics, if there are this many brokers.
 _COPIES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic as penstock wants it when it has to create it."""
+    """A topic that penstock creates if it is missing."""
 
     #: Name of the topic.
     name: str
@@ -190,14 +190,14 @@ class TopicSpec:
     partitions: int
     #: Topic settings by Kafka's names.
     config: Mapping[str, str] = field(default_factory=dict)
-    #: What to do where Kafka does not take its name, for the error.
+    #: The remedy in the error if Kafka does not accept the name.
     rename: str = "give it another name (of the topics of a store: another prefix)"
 
 
 def partition_counts(admin: AdminClient, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, int]:
-    """Return the number of partitions of every topic the client may see.
+    """Return the number of partitions of every topic that the client may see.
 
-    `BrokerConnectionError` where no broker answered within `timeout_s` seconds, at once where none lets the client in.
+    Raises `BrokerConnectionError` if no broker answers within `timeout_s` seconds, or at once if all refuse the client.
     """
     return _counts(_metadata(admin, timeout_s))
 
@@ -211,17 +211,17 @@ def _counts(metadata: ClusterMetadata) -> dict[str, int]:
 
 
 def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = CONNECT_TIMEOUT_S) -> list[str]:
-    """Return those topics that the brokers say nothing of because this client has no right on them.
+    """Return the topics that are hidden because this client has no permission on them.
 
-    The list of all topics leaves out both them and what does not exist; asked by name, the brokers distinguish them.
+    The list of all topics omits hidden and absent ones alike. Asked by name, brokers distinguish them.
     """
     return [name for name, error in described(admin, topics, timeout_s)[1].items() if is_missing_right(error)]
 
 
 def require_topics(admin: AdminClient, topics: Iterable[str], *, to: Operation = Operation.READ) -> dict[str, int]:
-    """Return the number of partitions of each named topic; raises as `require_seen`, too."""
+    """Return the number of partitions of each named topic; errors as `partition_counts` and `require_seen`."""
     counts, wanted = partition_counts(admin), list(topics)
-    # What is hidden is not in the list of all topics. Asked by name, brokers distinguish it from what does not exist.
+    # The list of all topics omits hidden and absent ones alike. Asked by name, brokers distinguish them.
     found, failed = described(admin, [name for name in wanted if name not in counts], CONNECT_TIMEOUT_S)
     require_seen(admin, failed, to)
     counts |= {name: len(topic.partitions) for name, topic in found.items()}
@@ -229,10 +229,10 @@ def require_topics(admin: AdminClient, topics: Iterable[str], *, to: Operation =
 
 
 def require_seen(admin: AdminClient, failed: Mapping[str, KafkaException], to: Operation = Operation.READ) -> None:
-    """Raise where brokers say nothing of topics: `failed` has why, by name, as `described` returns it.
+    """Raise the error for topics without a description; `failed` has their errors by name, as `described` returns them.
 
-    `MissingRightError` names all that cannot be seen, and says that this client lacks the permission `to` them;
-    `TopicNotFoundError` names all that do not exist; `BrokerConnectionError` where no broker answered.
+    `MissingRightError` names all hidden topics and the permission `to` that this client lacks. `TopicNotFoundError`
+    names all absent topics. `BrokerConnectionError`: no broker answered.
     """
     if hidden := sorted(name for name, error in failed.items() if is_missing_right(error)):
         raise MissingRightError(
@@ -256,13 +256,15 @@ def ensure_topics(
 ) -> dict[str, int]:
     """Create the topics that do not exist and return the number of partitions of each.
 
-    A topic that exists is left as it is. The replication factor is the client's `penstock.replication.factor`, else the
-    broker's default; where they are `of_store` and there are three brokers or more, at least 3. Returns once the new
-    ones have leaders, and all that are `of_store`.
+    A topic that exists stays unchanged. The replication factor is the client's `penstock.replication.factor`, or else
+    the broker's default; for topics `of_store` on three brokers or more, at least 3. Returns when the new topics have
+    leaders; of topics `of_store`, all.
 
-    `BrokerConnectionError` where no broker answered, or one has no leader; `MissingRightError` where this client may
-    not create one, or lacks what it is needed for, by name in `needs`; `ConfigurationError` where Kafka does not take
-    the name of one; `PenstockError` where the broker refused to create one.
+    Raises:
+        BrokerConnectionError: no broker answered, or a topic has no leader.
+        MissingRightError: this client may not create a topic, or lacks an operation on it that `needs` names.
+        ConfigurationError: Kafka does not accept the name of a topic.
+        PenstockError: the broker refused to create a topic.
     """
     wanted = {spec.name: spec for spec in specs}
     metadata = _metadata(admin)
@@ -280,8 +282,8 @@ def ensure_topics(
             except KafkaException as error:
                 found, failed = described(admin, [name], CONNECT_TIMEOUT_S)
                 is_hidden = name in failed and is_missing_right(failed[name])
-                # Two processes that start together both create, and one comes too late; or the topic was hidden at
-                # first, and the right to see it was given in between.
+                # Two processes that start together both create it, and one is too late; or the topic was hidden at
+                # first, and the permission to see it was given in between.
                 if name not in found and (is_hidden or code_of(error) != KafkaError.TOPIC_ALREADY_EXISTS):
                     needed = needs.get(name, ()) if is_hidden else None
                     raise _not_created(admin, wanted[name], error, needed) from error
@@ -290,16 +292,16 @@ def ensure_topics(
 
 
 def await_leaders(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
-    """Wait until the broker that answers knows of the topics and their leaders, and return their partitions.
+    """Wait until the answering broker knows the topics and their leaders, and return their partitions.
 
-    Creation is acknowledged by the controller alone. A consumer that subscribes earlier gets no partitions, and asks
-    again only minutes later. `BrokerConnectionError` names them where that takes too long, `MissingRightError` those
-    that this client may create and not see.
+    The controller alone acknowledges a creation. A consumer that subscribes earlier gets no partitions, and asks again
+    only minutes later. Raises `BrokerConnectionError` if this takes too long, and `MissingRightError` for topics that
+    this client may create but not see.
     """
     wanted = set(topics)
 
     def led() -> dict[str, int]:
-        """Return the partitions of the topics, or raise as long as one of them has no leader."""
+        """Return the partitions of the topics, or raise while one of them has no leader."""
         known = admin.list_topics(timeout=CONNECT_TIMEOUT_S).topics
         _, unseen = described(admin, wanted - known.keys(), CONNECT_TIMEOUT_S)
         require_seen(admin, {name: why for name, why in unseen.items() if is_missing_right(why)}, Operation.DESCRIBE)
@@ -324,7 +326,7 @@ def await_leaders(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
 
 
 def _factor_of_store(admin: AdminClient, metadata: ClusterMetadata) -> int:
-    """Return the brokers' default, or 3 where that is more and there are three; -1 stands for the default."""
+    """Return the brokers' default, or 3 if that is more and there are three brokers; -1 stands for the default."""
     if len(metadata.brokers) < _COPIES:
         return -1
     resource = ConfigResource(ResourceType.BROKER, str(metadata.orig_broker_id))
@@ -332,14 +334,14 @@ def _factor_of_store(admin: AdminClient, metadata: ClusterMetadata) -> int:
         asked = admin.describe_configs([resource], request_timeout=CONNECT_TIMEOUT_S)[resource]
         settings = answered(asked, CONNECT_TIMEOUT_S + LATE_S)
         return max(_COPIES, int(settings["default.replication.factor"].value))
-    except (KafkaException, KeyError):  # it takes a right that a client need not have
+    except (KafkaException, KeyError):  # this needs a permission that a client may lack
         return _COPIES
 
 
 def single_copies(admin: AdminClient, topics: Iterable[str] | None = None) -> list[str]:
-    """Return a sentence for each of these topics, or of all, that has one copy on a cluster of three brokers or more.
+    """Return a warning for each topic with one copy on a cluster of three brokers or more; default: of all topics.
 
-    None where that is wanted, by `penstock.replication.factor`, or no broker answered.
+    Empty if `penstock.replication.factor` asks for one copy, or no broker answered.
     """
     try:
         metadata = admin.list_topics(timeout=CONNECT_TIMEOUT_S)
@@ -360,7 +362,7 @@ def single_copies(admin: AdminClient, topics: Iterable[str] | None = None) -> li
 def _not_created(
     admin: AdminClient, spec: TopicSpec, error: KafkaException, needed: Sequence[Operation] | None
 ) -> PenstockError:
-    """Return the error of a topic that could not be created, or is there and hidden; then it is `needed` for these."""
+    """Return the error of a topic that could not be created. `needed`: it is hidden, and its necessary operations."""
     name, principal = spec.name, principal_of(admin.config)
     create = topic_right(Operation.CREATE, name)
     if needed is not None:
@@ -381,12 +383,12 @@ def _not_created(
 def topic_settings(
     admin: AdminClient, topics: Iterable[str], timeout_s: float = CONNECT_TIMEOUT_S
 ) -> tuple[dict[str, dict[str, str | None]], dict[str, KafkaException]]:
-    """Return the settings of each topic as the brokers apply them, and by name why those of others are not known."""
+    """Return the effective settings of each topic, and by name the error of each topic without an answer."""
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
     if not resources:
         return {}, {}
     asked = admin.describe_configs(resources, request_timeout=timeout_s)
     found, failed = all_answered({resource.name: future for resource, future in asked.items()}, timeout_s)
-    for topic, error in failed.items():  # no right to ask is no reason not to run
+    for topic, error in failed.items():  # an app runs without this permission
         _log.info("the settings of topic %s are not known: %s", topic, reason(error))
     return {topic: {name: each.value for name, each in settings.items()} for topic, settings in found.items()}, failed

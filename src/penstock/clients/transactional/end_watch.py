@@ -1,11 +1,11 @@
-"""What the client library says of a Kafka transaction in its log alone; above all, whether its end is known.
+"""Watches the client library's log for facts about a Kafka transaction, above all whether its end is known.
 
-librdkafka (2.16, seen) repeats an EndTxn whose answer was lost, inside one call of `commit_transaction`, with the same
-producer id and epoch, and then reports success. The first one may still be on its way, and would end whatever this
-producer has open when it arrives (KAFKA-17754). So an end that was repeated is an end in doubt, even if it was answered
-well. The only sign of it is a line of the library's log; the watch stands where the client expects its logger.
+If the answer to an EndTxn is lost, librdkafka (2.16, seen) repeats it inside one call of `commit_transaction`, with the
+same producer id and epoch, and then reports success. The first request may still be on its way. It would end whatever
+transaction this producer has open when it arrives (KAFKA-17754). So a repeated end is an end in doubt, even after a
+successful answer. The only sign of it is a line in the library's log, so the watch is the client's logger.
 
-The same log has which topics the broker did not let into the transaction: their messages fail as purged, all alike.
+The same log names the topics that the broker kept out of the transaction. All their messages fail as purged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.clients.kafka_errors import reason
 from penstock.clients.transactional.faults import not_let_in
 from penstock.errors import PenstockError
 
-#: What the library is asked to log: every EndTxn that was answered or lost, among thirty lines a transaction.
+#: The debug context with every EndTxn that was answered or lost, among thirty lines a transaction.
 CONTEXT = "eos"
 
 _END = "ENDTXN"
@@ -29,27 +29,27 @@ _ADD = "ADDPARTS"
 _GET_ID = "GETPID"
 _CONCURRENT = "concurrent operation"
 _FAILED = "FAIL"
-#: Answers after which no request of that kind is under way any more.
+#: Answers after which no such request is under way.
 _ANSWERED = (
     "EndTxn returned NO_ERROR ",
     "EndTxn returned CONCURRENT_TRANSACTIONS ",
     "EndTxn returned INVALID_TXN_STATE ",
 )
-#: A connection that carried requests ended: positions that were on it are sent again, and may arrive a second time.
+#: A connection that carried requests ended. Positions on it are sent again, and may arrive twice.
 _WAS_UP = "in state UP"
 _COMMITTED = "committed"
-#: Seconds after which a broker that stood still knows that others lead in its place: until then it tells what was, and
-#: that a transaction is not to be found there says nothing.
+#: Seconds after which a broker that was frozen knows its successors as leaders. Until then its answers are outdated: a
+#: transaction that is absent there may exist.
 SURE_S = 3.0
-#: Seconds that an end may take which the library does not speak of, so that it passes for known.
+#: Seconds within which an end counts as known although the library logged nothing about it.
 _UNREPORTED_END_S = 0.1
 
 
 class UnknownEndError(PenstockError):
-    """It is not known how a Kafka transaction ended, or a late EndTxn may still end another: discard the producer.
+    """The end of a Kafka transaction is unknown, or a late EndTxn may still end another one: discard the producer.
 
-    Where it `is_committed`, the broker has said so, and only the producer is of no use any more. To ask somebody else
-    would be worse: a broker that stood still, and does not know yet that others lead in its place, tells what was.
+    If it `is_committed`, the broker has said so, and only the producer must be discarded. Asking another broker would
+    be worse: one that was frozen, and does not know its successor yet, gives an outdated answer.
     """
 
     def __init__(self, text: str, *, is_committed: bool = False) -> None:
@@ -58,9 +58,9 @@ class UnknownEndError(PenstockError):
 
 
 class EndWatch:
-    """Reads the library's log of one producer, and passes on to `log`, a `logging.Logger`, what its user wants to read.
+    """Reads the library's log of one producer and passes the user's part on to `log`, a `logging.Logger`.
 
-    Written by the thread that serves the producer, read by it: one thread at a time.
+    One thread at a time: the one that serves the producer writes and reads it.
     """
 
     def __init__(self, log: Any, *, debugging: bool) -> None:
@@ -68,14 +68,13 @@ class EndWatch:
         self._debugging = debugging
         self._ends = 0
         self._sign: str | None = None
-        #: Topics that the broker did not let into the transaction, with its reason, since the last `begin`.
+        #: Topics that the broker kept out of the transaction, with its reason, since the last `begin`.
         self.refused: dict[str, str] = {}
-        #: Whether it answered since then, to who asks for a transactional id, that its last transaction, whose end is
-        #: decided, waits for its markers.
+        #: Whether the broker answered since then that the id's last transaction still waits for its markers.
         self.is_concurrent = False
 
     def log(self, level: int, text: str, /, *arguments: object) -> None:
-        """Take a line from the client library: its kind, the client's name and what it says are the arguments."""
+        """Take a line from the client library. The arguments are its kind, the client's name and its text."""
         kind, said = (arguments[0], str(arguments[-1])) if arguments else (None, "")
         if kind == _END:
             self._ends += 1
@@ -91,51 +90,51 @@ class EndWatch:
             self._log.log(level, text, *arguments)
 
     def begin(self) -> None:
-        """A transaction begins, or a transactional id is asked for: what was before does not count."""
+        """Forget earlier lines: a transaction begins, or a transactional id is requested."""
         self._ends = 0
         self._sign = None
         self.refused, self.is_concurrent = {}, False
 
     def commit(self, producer: Producer, timeout_s: float) -> None:
-        """End the transaction with a commit, and return once it is known to be committed.
+        """Commit the transaction, and return when it is known to be committed.
 
-        Raises `KafkaException` where it was not committed, and has to be aborted, and `UnknownEndError` where nobody
-        knows, or a late end of it may come.
+        Raises `KafkaException` if it was not committed and must be aborted, and `UnknownEndError` if its end is
+        unknown, or a late end may come.
         """
         begun = time.monotonic()
         try:
             producer.commit_transaction(timeout_s)
         except KafkaException as error:
             inner = error.args[0]
-            # The library asks for an abort where no EndTxn went out, or the broker refused it. All else is unknown.
+            # The library asks for an abort if no EndTxn was sent or the broker refused it. All else is unknown.
             if isinstance(inner, KafkaError) and inner.txn_requires_abort() and not inner.retriable():
                 raise
             raise UnknownEndError(f"the end of a Kafka transaction is in doubt: {reason(error)}") from error
         self._require_known(producer, begun, _COMMITTED)
 
     def abort(self, producer: Producer, timeout_s: float) -> None:
-        """End the transaction with an abort; return once it is known to be aborted, or raise `UnknownEndError`."""
+        """Abort the transaction; return when it is known to be aborted, or raise `UnknownEndError`."""
         begun = time.monotonic()
         try:
             producer.abort_transaction(timeout_s)
         except KafkaException as error:
             self.serve(producer)
             if error.args[0].code() == KafkaError.INVALID_TXN_STATE and self._sign is None:
-                # The broker knows of no open transaction: none of its partitions was let in, for want of a right, say.
+                # The broker knows no open transaction: it let no partition in, for example for want of a permission.
                 return
             raise UnknownEndError(f"a Kafka transaction could not be aborted: {reason(error)}") from error
         self._require_known(producer, begun, "aborted")
 
     def serve(self, producer: Producer) -> None:
-        """Have all lines of the library's log read that are there, of a client that may have failed."""
+        """Read all available lines of the library's log; the client may have failed."""
         with contextlib.suppress(KafkaException):
             producer.poll(0)
 
     def _require_known(self, producer: Producer, begun: float, how: str) -> None:
-        """Raise `UnknownEndError` where an end that was answered may come a second time."""
+        """Raise `UnknownEndError` if an answered end may arrive a second time."""
         took_s = time.monotonic() - begun
         try:
-            # The library's log is served here, all of it: its lines on the end came before the answer did.
+            # Serves the whole log. The lines about the end were written before its answer.
             producer.poll(0)
         except KafkaException as error:
             doubt: str | None = f"the client failed: {reason(error)}"
@@ -145,9 +144,9 @@ class EndWatch:
             raise UnknownEndError(f"a Kafka transaction was {how}, but {doubt}", is_committed=how == _COMMITTED)
 
     def doubt(self, took_s: float) -> str | None:
-        """Say why the end of the transaction is in doubt, though it was answered; None when it is known.
+        """Return why the answered end of the transaction is in doubt, or None if it is known.
 
-        The seconds it took count where the library did not speak of it: another version might not.
+        If the library logged nothing about the end, as another version might, the time it took decides.
         """
         if self._sign is None and not self._ends and took_s > _UNREPORTED_END_S:
             return "its end took long, and the client library does not say whether it was repeated"

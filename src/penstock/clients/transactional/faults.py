@@ -1,8 +1,8 @@
-"""Who is to blame for a Kafka transaction that failed: a message, a topic, or nobody in it; and what a writer raises.
+"""The cause of a failed Kafka transaction: a message, a topic, or neither; and the errors of a writer.
 
-One taxonomy for all that writes in Kafka transactions. What delivery reports do not tell stands in the client library's
-log: a topic that the broker does not let into a transaction fails all messages of it alike, as purged (librdkafka 2.16,
-seen with a deleted topic).
+One taxonomy for all that writes in Kafka transactions. Some causes are only in the client library's log: if the broker
+keeps a topic out of a transaction, all messages of the transaction fail as purged (librdkafka 2.16, seen with a deleted
+topic).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from penstock.errors import PenstockError
 
 
 class IdLostError(PenstockError):
-    """The broker cannot end what was left open under a transactional id; all of that is settled, take another id."""
+    """The broker cannot end the open transaction of a transactional id. Its outcome is settled; use another id."""
 
 
 class NotOpenedError(PenstockError):
-    """The producer cannot start now: try again. `rights` are missing for it, if that is the reason."""
+    """The producer cannot start now: try again. `rights` has the missing permissions, if that is the reason."""
 
     def __init__(self, text: str, rights: Sequence[Right] = ()) -> None:
         super().__init__(text)
@@ -31,18 +31,18 @@ class NotOpenedError(PenstockError):
 
 
 class GivenUpError(PenstockError):
-    """The owner of a writer gave its transaction up before its end had begun: it comes to nothing."""
+    """The owner of a writer gave its transaction up before the commit began: nothing of it becomes visible."""
 
 
 class Blamed(Enum):
-    """Whose fault an error of a message is."""
+    """What is to blame for the error of a message."""
 
     NOBODY = "nobody"
     MESSAGE = "message"
     TOPIC = "topic"
-    #: The topic's, if the broker answers otherwise.
+    #: The topic, if the broker answers other requests.
     SILENCE = "silence"
-    #: It was taken back while it was queued or on its way, for another one failed.
+    #: Nothing: the message was purged from the queue because another one failed.
     PURGED = "purged"
 
 
@@ -59,7 +59,7 @@ _MESSAGES_FAULT = {
 }
 _SILENT = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT})  # noqa: SLF001 - the same
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - the same
-#: What befalls messages because another one failed, the producer was fenced, or the brokers are away.
+#: Errors because another message failed, the producer was fenced, or the brokers are away.
 _NOBODYS_FAULT = frozenset(
     {
         KafkaError._TRANSPORT,  # noqa: SLF001 - the same
@@ -80,7 +80,7 @@ _NOBODYS_FAULT = frozenset(
 
 
 def blamed(error: KafkaError) -> Blamed:
-    """Tell whose fault an error of a message is. What is not known is the topic's: others must not suffer from it."""
+    """Return what is to blame for the error of a message. Unknown errors blame the topic: others must not suffer."""
     code = error.code()
     if code in _NOBODYS_FAULT:
         return Blamed.NOBODY
@@ -96,14 +96,14 @@ class Blame:
     """Why a Kafka transaction failed.
 
     Attributes:
-        log_topic: the topic in which the writer writes down what it settled: no transaction's fault.
-        has_log_failed: whether that topic refused what was for it.
-        messages: of transactions that the broker refused, by id: topic and reason; the first reason counts.
-        topics: topics that take nothing, with the reason.
+        log_topic: the topic of the records of what was settled. Its failure is no transaction's fault.
+        has_log_failed: whether that topic refused its record.
+        messages: topic and reason of each refused transaction, by id; the first reason counts.
+        topics: topics that accept no message, with the reason.
         silent: topics that did not answer in time, with the reason.
-        purged: topics whose messages were taken back.
+        purged: topics whose messages were purged.
         errors: the error of each of those messages, by id, and of each of those topics.
-        cause: the first sentence to tell; empty: nothing failed.
+        cause: the cause as a sentence; empty: nothing failed.
     """
 
     log_topic: str = ""
@@ -116,7 +116,7 @@ class Blame:
     cause: str = ""
 
     def add(self, transaction_id: str, topic: str, error: KafkaError, why: str) -> None:
-        """Take in that a message was not stored; `why` is the error as a text."""
+        """Note that a message was not stored; `why` is the error as text."""
         kind = blamed(error)
         if kind is Blamed.PURGED:
             self.purged.add(topic)
@@ -138,18 +138,18 @@ class Blame:
         self.cause = f"{topic} takes no message: {why}"
 
 
-#: The first is what is tried again (a topic that is not there), the second what is not (one that is forbidden).
+#: Log lines about topics. The first form is retried (an absent topic), the second is not (a forbidden topic).
 _REFUSED = re.compile(
     r'(?:AddPartitionsToTxn response:|Failed to add) partition "(?P<topic>[^"]+)":? '
     r"\[-?\d+\](?: to transaction)?: (?P<why>.+)$"
 )
 _FORBIDDEN = "Topic authorization failed"
-#: Of AddPartitionsToTxn: they say something of the topic. The others are of the transaction, or tried again.
+#: Answers to AddPartitionsToTxn that concern the topic. Other answers concern the transaction, or are retried.
 _TOPICS_ANSWERS = ("Unknown topic or partition", _FORBIDDEN)
 
 
 def not_let_in(said: str) -> tuple[str, str] | None:
-    """Return the topic that a line of the library's log says the broker did not let into a transaction, and why."""
+    """Return the topic and the reason, if a log line says that the broker kept a topic out of a transaction."""
     found = _REFUSED.search(said)
     if found is None or not any(answer in found["why"] for answer in _TOPICS_ANSWERS):
         return None
@@ -157,5 +157,5 @@ def not_let_in(said: str) -> tuple[str, str] | None:
 
 
 def is_forbidden(why: str) -> bool:
-    """Tell whether a topic was not let into a transaction for want of the right to write there."""
+    """Tell whether a topic was kept out of a transaction because the permission to write is missing."""
     return _FORBIDDEN in why

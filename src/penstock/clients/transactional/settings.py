@@ -1,8 +1,8 @@
-"""What a transactional producer is made with, and the limits of its calls, which follow how slow the brokers are.
+"""The settings of a transactional producer, and the time limits of its calls, which adapt to slow brokers.
 
-A limit that fits brokers which are well gives up on slow ones what would have come: it takes a topic for one that takes
-no message, a producer for one that hangs, and does the same work again. So limits grow with what is measured (`Pace`),
-within a bound that the user sets, and shrink again.
+A limit that fits healthy brokers is too short for slow ones: a slow topic would count as refusing, a slow producer as
+hanging, and the same work would be repeated. So limits grow with measured times (`Pace`), up to a bound that the user
+sets, and shrink again.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from confluent_kafka import KafkaException, Producer
 from penstock.clients.transactional.end_watch import CONTEXT
 from penstock.options import ClientConfig
 
-#: The most seconds that a limit grows to, unless the user sets another.
+#: Seconds up to which a limit grows, unless the user sets another bound.
 MOST_S = 30.0
-#: A limit is so many times the slowest transaction of late.
+#: A limit is this many times the slowest recent transaction.
 _TIMES = 4.0
-#: What is left of the slowest with each that was quicker.
+#: The factor by which each quicker transaction reduces the slowest time.
 _KEPT = 0.9
 
 
 class Pace:
-    """The seconds that Kafka transactions take on one cluster, from their begin to the answer of their end.
+    """The seconds that Kafka transactions take on one cluster, from the begin to the answer to the end.
 
-    Noted by every thread that publishes, asked by any: it is one number, and a note that is lost to another one at the
-    same moment is as good as that one.
+    Written by every publishing thread, read by any. It is one number: if two threads write at once, losing one of the
+    values does no harm.
 
     Args:
-        most_s: seconds that no limit grows beyond; a limit that is longer anyway stays what it is.
+        most_s: the seconds up to which limits grow; a limit that is longer by itself stays unchanged.
     """
 
     def __init__(self, most_s: float = MOST_S) -> None:
@@ -38,13 +38,13 @@ class Pace:
         self._slow_s = 0.0
 
     def note(self, took_s: float) -> None:
-        """Take note of how long a transaction took, or has taken by now; one that was given up, too."""
+        """Note how long a transaction took, or has taken so far; also for one that was given up."""
         self._slow_s = max(took_s, self._slow_s * _KEPT)
 
     def limit(self, well_s: float, times: float = _TIMES) -> float:
-        """Return the limit in seconds of what may take `well_s` on brokers that are well.
+        """Return the limit in seconds for a step that may take `well_s` on healthy brokers.
 
-        It grows to so many `times` the slowest transaction of late.
+        The limit grows to `times` the slowest recent transaction.
         """
         return max(well_s, min(times * self._slow_s, self._most_s))
 
@@ -54,26 +54,26 @@ def producer_settings(
 ) -> dict[str, Any]:
     """Return the settings of a transactional producer, for the client library.
 
-    No other running producer uses the id. The broker ends a transaction after `timeout_s` seconds. Where it writes
-    `apart`, each message is a batch, so that what the broker refuses is named. With `reports_all`, deliveries that
-    succeeded are reported, too.
+    No other running producer uses the id. The broker ends a transaction after `timeout_s` seconds. With `apart`, each
+    message is a batch, so that the broker names the one it refuses. With `reports_all`, successful deliveries are
+    reported, too.
     """
     debug = str(config.get("debug", ""))
     settings: dict[str, Any] = {
-        # All is handed over before the first of it is sent, for who waits for deliveries flushes: a transaction is one
-        # request or two. What is handed over while a request is under way would have the library ask for its answer
-        # again and again without a pause, which took up to a third of a full core.
+        # All messages are handed over before the first is sent: a transaction is one or two requests, and `flush` ends
+        # the linger. Messages handed over during a request would make the library poll for its answer without a pause,
+        # which took up to a third of a core.
         "linger.ms": 50,
-        # What was taken from its producer shall not fail here on the client's own limit: the broker's decides.
+        # The broker's limit decides: what a producer accepted must not fail on this client's own limit.
         "message.max.bytes": 100_000_000,
         "queue.buffering.max.messages": 1_000_000,
-        # Transactions are short-lived; who waits for deliveries gives up before.
+        # Transactions are short. The wait for deliveries ends before this.
         "message.timeout.ms": int(timeout_s * 1000),
-        # The broker answers CONCURRENT_TRANSACTIONS for some milliseconds after each commit, while it writes the
-        # markers; the library then waits this long, and its default of 100 ms would be the latency of everything.
+        # For some milliseconds after each commit, while it writes the markers, the broker answers
+        # CONCURRENT_TRANSACTIONS. The library then waits this long. Its default of 100 ms would add to every latency.
         "retry.backoff.ms": 1,
         "retry.backoff.max.ms": 5,
-        # A topic deleted a moment ago fails soon, not after the default 30 s.
+        # A deleted topic fails soon, not after the default 30 s.
         "topic.metadata.propagation.max.ms": 3_000,
         "batch.size": 1 if apart else 1_000_000,
         **config,
@@ -83,9 +83,9 @@ def producer_settings(
         "debug": f"{debug},{CONTEXT}" if debug else CONTEXT,
     }
     if apart:
-        # A topic made a moment ago knows nothing of this producer and takes any sequence number first: of two
-        # requests under way, the second may pass the first, whose messages are then lost as "duplicates". And the
-        # abort of a refused message waits for seconds where others are under way behind it.
+        # A new topic does not know this producer and accepts any first sequence number. Of two requests under way, the
+        # second may overtake the first, whose messages are then lost as "duplicates". And the abort after a refused
+        # message takes seconds if other requests are under way behind it.
         settings["max.in.flight"] = 1
     return settings
 
@@ -95,10 +95,10 @@ _CONNECT_S = 1.0
 
 
 def initialise(producer: Producer, topic: str, timeout_s: float) -> None:
-    """Call `init_transactions` with a connection that stands. `topic` is one that is there; without one it may not yet.
+    """Connect by a question about `topic`, then call `init_transactions`. An empty `topic` skips the question.
 
-    The library looks for the transaction coordinator when it is asked to, and where no connection stands by then, half
-    a second later (librdkafka 2.16, seen in one of eight starts). Raises `KafkaException` as `init_transactions`.
+    Without a connection, the library looks for the transaction coordinator half a second later (librdkafka 2.16, seen
+    in one of eight starts). Raises `KafkaException` as `init_transactions`.
     """
     if topic:
         with contextlib.suppress(KafkaException):

@@ -1,16 +1,16 @@
-"""One transactional producer: it opens, begins, produces, waits for deliveries, and ends.
+"""The life of one transactional producer: open, begin, produce, wait for deliveries, end.
 
-A producer whose transaction failed is not used again. Its next one could fail for gaps in its sequence numbers, at any
-wait in between (librdkafka 2.16, seen: OUT_OF_ORDER_SEQUENCE_NUMBER up to a second after the abort). The aborts
-themselves take milliseconds, as long as one request at a time is under way where each message is a batch.
+A producer whose transaction failed is not used again. Its next transaction could fail for gaps in its sequence numbers,
+however long it waits (librdkafka 2.16, seen: OUT_OF_ORDER_SEQUENCE_NUMBER up to a second after the abort). The abort
+itself takes milliseconds, if one request at a time is under way while each message is a batch.
 
-KAFKA-17754: an EndTxn that is delayed on the way can end a *later* transaction of the same producer, and librdkafka
-does not have Kafka's newer protection. So an end that was repeated, or not answered, is in doubt (`end_watch`): then
-the producer is discarded, and a new one under the same transactional id bumps the epoch: a late EndTxn is refused.
+KAFKA-17754: a delayed EndTxn can end a *later* transaction of the same producer, and librdkafka lacks Kafka's newer
+protection. So an end that was repeated or not answered is in doubt (`end_watch`). The producer is then discarded. A new
+one under the same transactional id bumps the epoch, so a late EndTxn is refused.
 
-A transactional id can be lost: a topic whose `max.message.bytes` is smaller than a transaction marker keeps the broker
-from ever ending the transactions that touched it, and it answers CONCURRENT_TRANSACTIONS to whatever comes under that
-id until it is restarted (Kafka 4.3, seen).
+A transactional id can be lost. If `max.message.bytes` of a topic is smaller than a transaction marker, the broker can
+never end the transactions that touched it. It answers CONCURRENT_TRANSACTIONS to all requests of that id until it is
+restarted (Kafka 4.3, seen).
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from penstock.options import ClientConfig
 
 _log = logging.getLogger("penstock.transactions")
 
-#: A writer that dies in a transaction holds readers back no longer than this, or until its successor opens; on slow
-#: brokers it is longer (see `Pace`).
+#: Seconds for which a writer that dies in a transaction holds readers back at most. A successor that opens ends this
+#: sooner. On slow brokers it is longer (see `Pace`).
 TRANSACTION_S = 10.0
-#: Seconds within which some message has to be stored where brokers are well: less than a transaction may take, so that
-#: one that cannot be ends in an abort.
+#: Seconds within which healthy brokers must store some message. Less than `TRANSACTION_S`, so that a transaction that
+#: cannot be stored ends in an abort.
 DELIVERY_S = 5.0
-#: Seconds for the reports of what a failed transaction had on its way.
+#: Seconds for the delivery reports of a failed transaction.
 _PURGE_S = 0.5
-#: Seconds of a `flush`, in which nothing lingers, at least and at most. Where only failures are reported it looks at
-#: its end, and every 10 ms: that was most of a small group's time. Each wakes the library's threads, too.
+#: Least and most seconds of one `flush`. During it no message lingers. If only failures are reported, `flush` notices
+#: its end every 10 ms only, which was most of a small group's time. Each call wakes the library's threads, too.
 _MIN_FLUSH_S = 0.001
 _MAX_FLUSH_S = 0.01
-#: Messages that are handed to the library in one go.
+#: Messages that are handed to the library without a pause.
 _BREATH = 64
 #: Seconds of one wait for room in the library's buffer.
 _ROOM_S = 0.1
-#: Seconds for each of the calls that end a transaction, on brokers that are well.
+#: Seconds for each of the calls that end a transaction, on healthy brokers.
 _END_CALL_S = 5.0
-#: The call that ignores its time-out while the coordinator of a group is away, and seconds that it is given: it comes
-#: last, when a node that is away has cost the transaction some seconds already.
+#: The call that ignores its time-out while the coordinator of a group is away, and the seconds that it gets. It comes
+#: late in a transaction, which may have lost some seconds to an unreachable node by then.
 SENDS_POSITIONS = "send_offsets_to_transaction"
 _STANDS_S = 1.0
-#: Seconds for what is under way when a transaction fails, before it is aborted: one that arrives behind the marker of
-#: the abort would begin another transaction, at brokers before 4.0.
+#: Seconds to wait for requests under way before a failed transaction is aborted. At brokers before 4.0, a request that
+#: arrives after the abort's marker would begin another transaction.
 _IN_FLIGHT_S = 0.3
 
 #: Called with each message that was stored.
@@ -71,49 +71,49 @@ Written = tuple[str, int | None, bytes | None, bytes | None, Sequence[tuple[str,
 
 
 class PublicationSpans(Protocol):
-    """Makes spans of published messages; called on the writer's thread, and raises nothing."""
+    """Makes spans of published messages. Called on the writer's thread; must not raise."""
 
     def begin(self) -> None:
-        """Begin a Kafka transaction; what was not committed is forgotten."""
+        """Begin a Kafka transaction, and forget messages that were not committed."""
 
     def written(self, topic: str, headers: Sequence[tuple[str, str | bytes | None]]) -> None:
-        """Take note of a message."""
+        """Note a message."""
 
     def committed(self) -> None:
         """Report the messages: they are visible."""
 
 
 class State(Enum):
-    """Where a writer stands."""
+    """The states of a writer."""
 
-    #: There is no producer: it was not opened, or closed.
+    #: There is no producer: it was not opened, or it was closed.
     CLOSED = "closed"
     #: A transaction may begin.
     READY = "ready"
-    #: One is under way.
+    #: A transaction is under way.
     WRITING = "writing"
-    #: Its end with a commit is under way, or has begun: what becomes of it is not the owner's to say any more.
+    #: Its commit has begun: the owner can no longer give it up.
     COMMITTING = "committing"
-    #: Its owner gave it up before that: it will not be committed.
+    #: The owner gave the transaction up before its commit began: it will not be committed.
     GIVEN_UP = "given up"
-    #: A transaction failed: the writer can only be closed.
+    #: A transaction failed. The writer can only be closed.
     FAILED = "failed"
 
 
 class TransactionalWriter:
-    """A producer under one transactional id, for as long as none of its transactions fails.
+    """A producer under one transactional id, usable until one of its transactions fails.
 
-    Made, used and closed by one thread, which may be abandoned in any call; `give_up` is called by its owner's.
+    One thread makes, uses and closes it, and may be abandoned in any call. The owner's thread calls `give_up`.
 
     Args:
         transactional_id: an id that no other running producer uses.
-        log_topic: the topic in which it writes down what it settled: what it refuses is no target's fault.
-        apart: whether each message is a batch, so that what the broker refuses is named.
-        reports_all: whether deliveries are reported that succeeded.
-        now: the time in seconds that only rise.
-        pace: what limits follow, and what is measured is noted in; without one it is this writer's own.
-        transaction_s: seconds that the broker gives a transaction, where brokers are well.
-        spans: gets what is written and committed, where telemetry is on.
+        log_topic: the topic of the records of what was settled. A refusal by it is no target's fault.
+        apart: whether each message is a batch, so that the broker names the one it refuses.
+        reports_all: whether successful deliveries are reported, too.
+        now: returns monotonic seconds.
+        pace: measures transactions and adapts the limits; default: one of this writer alone.
+        transaction_s: the broker's limit for a transaction, in seconds, on healthy brokers.
+        spans: receives written and committed messages, if telemetry is on.
     """
 
     def __init__(
@@ -139,53 +139,54 @@ class TransactionalWriter:
         self._now = now
         self._spans = spans
         self._apart = apart
-        #: Why the transaction under way failed, as far as is known. Filled by delivery reports.
+        #: Why the transaction under way failed, as far as known. Filled by delivery reports.
         self.blame = Blame(log_topic)
-        # When the transaction under way began, and how many messages of it were handed to the library.
+        # When the transaction under way began, and how many of its messages were handed to the library.
         self._begun = 0.0
         self._handed = 0
         self._producer: Producer | None = None
-        #: What it does, a call of the library as a rule, or did last, and since when. Read by its owner's thread, too.
+        #: Its present or last step, usually a call of the library, and since when. Read by the owner's thread, too.
         self.doing, self.doing_since = "", 0.0
         self._bootstrap_servers = bootstrap_servers
         self._ids_right = ids_right
         self._watch = EndWatch(config.get("logger", client_log), debugging=bool(config.get("debug")))
-        # Where brokers are slower by the time, the broker ends one transaction too soon; the next writer has longer.
+        # If brokers get slower later, the broker ends one transaction too soon. The next writer gets a longer limit.
         timeout_s = self._pace.limit(transaction_s)
         self._settings = producer_settings(config, transactional_id, timeout_s, apart=apart, reports_all=reports_all)
         self._settings["logger"] = self._watch
-        # Guards `state`, which its thread moves on and `give_up` may turn to GIVEN_UP.
+        # Guards `_state`: the writer's thread moves it on, and `give_up` may set GIVEN_UP.
         self._lock = threading.Lock()
         self._state = State.CLOSED
 
     @property
     def producer(self) -> Producer:
-        """The producer, which is open."""
+        """The open producer; `NotOpenedError` if there is none."""
         if self._producer is None:
             raise NotOpenedError(f"the Kafka producer of {self.transactional_id} is not open")
         return self._producer
 
     def step(self, name: str) -> None:
-        """Note that a call begins that may wait; an empty name: none is made any more."""
+        """Note the begin of a call that may wait; an empty name: none is under way."""
         self.doing_since, self.doing = self._now(), name
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it is in the call that ignores its time-out while a group has no coordinator (librdkafka#5456)."""
-        # One request, which takes no longer than the slowest of whole transactions did.
+        """Whether it hangs in the call that ignores its time-out while a group has no coordinator (librdkafka#5456)."""
+        # One request: it takes no longer than the slowest transaction did.
         limit_s = self._pace.limit(_STANDS_S, 1.0)
         return self.doing == SENDS_POSITIONS and self._now() - self.doing_since > limit_s
 
     def open(self, limit_s: float, try_s: float) -> None:
-        """Make the producer and initialise it. The broker ends what a former producer of this id left open.
+        """Make the producer and initialise it. The broker ends the open transaction of a former producer of this id.
 
-        After `limit_s` seconds it is not tried again; a try takes `try_s`, and an id that the broker cannot free by
-        then is lost. Both are for brokers that are well.
+        Args:
+            limit_s: seconds after which it does not try again, on healthy brokers.
+            try_s: seconds of one try, on healthy brokers. An id that the broker cannot free by then is lost.
 
         Raises:
             ConfigurationError: the client library refused the settings.
-            IdLostError: this id is of no use any more.
-            NotOpenedError: the broker did not answer in time, or refused it; try again.
+            IdLostError: this id can no longer be used.
+            NotOpenedError: the broker did not answer in time, or refused; try again.
         """
         self.step("Producer")
         self._watch.begin()
@@ -217,19 +218,19 @@ class TransactionalWriter:
         return clients.producer(self._bootstrap_servers, settings)
 
     def close(self) -> None:
-        """Discard the producer with all it holds; whoever opens its id next ends what it left open."""
+        """Discard the producer and its messages. The next producer of its id ends its open transaction."""
         producer, self._producer = self._producer, None
         self._state = State.CLOSED
         if producer is not None:
             self.step("close")
-            # Its destructor closes it; `close()` would try to abort first, and warn of what is to be expected.
+            # Its destructor closes it. `close()` would try to abort first, and log expected warnings.
             try:
                 producer.purge()
             except KafkaException as error:
                 _log.info("what a Kafka producer held could not be dropped: %s", reason(error))
 
     def give_up(self) -> bool:
-        """Forbid the commit of what is under way; tell whether it had not begun: then it comes to nothing."""
+        """Forbid the commit of the transaction under way; return False if the commit has begun."""
         with self._lock:
             if self._state is not State.WRITING:
                 return False
@@ -237,10 +238,10 @@ class TransactionalWriter:
             return True
 
     def begin(self) -> None:
-        """Begin a transaction, or raise `KafkaException`; `NotOpenedError` where the writer is not open."""
+        """Begin a transaction, or raise `KafkaException`; `NotOpenedError` if the writer is not open."""
         producer = self.producer
         self.step("begin_transaction")
-        # Lines from before, served now: they are not this transaction's.
+        # Serve older log lines first: they do not belong to this transaction.
         producer.poll(0)
         self._watch.begin()
         self.blame = Blame(self._log_topic)
@@ -260,14 +261,14 @@ class TransactionalWriter:
     ) -> None:
         """Hand the messages of a transaction to the client library.
 
-        The transaction is blamed where one is refused, which raises `KafkaException`. Where there is no room in the
-        library's buffer within `room_s` seconds, `BufferError` is raised. `delivered` is called for each that was
-        stored, where that is reported.
+        A refused message raises `KafkaException`, and the transaction gets the blame. Raises `BufferError` if the
+        library's buffer has no room for `room_s` seconds. `delivered` is called for each stored message, if successful
+        deliveries are reported.
         """
         produce, reported = self.producer.produce, partial(self._reported, transaction_id, delivered)
         for count, (topic, partition, key, value, headers) in enumerate(messages, 1):
             if not count % _BREATH:
-                # Other threads get Python's lock here: handlers that wake would wait for it until all is handed over.
+                # This releases the interpreter lock: other threads would wait for it until all is handed over.
                 self.producer.poll(0)
             to = -1 if partition is None else partition
             self._handed += 1
@@ -285,12 +286,12 @@ class TransactionalWriter:
                 raise
 
     def produce_log(self, partition: int, value: bytes, delivered: Delivered | None = None) -> None:
-        """Hand a record for the log of what was settled to the client library; errors as `produce`, without a wait."""
+        """Hand a record for the log topic to the client library. Never waits; errors as `produce`."""
         self._handed += 1
         self.producer.produce(self._log_topic, value, None, partition, partial(self._reported, "", delivered))
 
     def _await_room(self, produce: Callable[[], None], room_s: float) -> None:
-        """Hand a message over once there is room in the library's buffer, or raise `BufferError`."""
+        """Wait for room in the library's buffer and hand a message over, or raise `BufferError`."""
         deadline = self._now() + room_s
         while True:
             if self._now() >= deadline:
@@ -314,9 +315,9 @@ class TransactionalWriter:
         self.blame.add(transaction_id, topic, error, why)
 
     def deliver(self, limit_s: float) -> bool:
-        """Wait until all is stored, and tell whether it is; else `blame` says what failed, as far as is known.
+        """Wait until all is stored; False: something failed, and `blame` has the cause, as far as known.
 
-        It waits as long as something is stored every `limit_s` seconds, where brokers are well.
+        It waits as long as something is stored every `limit_s` seconds, on healthy brokers.
         """
         producer = self.producer
         self.step("delivery")
@@ -332,17 +333,17 @@ class TransactionalWriter:
             if waited_s - stored_s > limit_s and not self.blame.cause:
                 self._stalled(f"nothing more was stored within {limit_s:g} s", left)
         if self.blame.silent and stored_s > waited_s / 2:
-            # It went on, and was too slow as a whole.
+            # Messages were still stored: the brokers are slow as a whole, no topic is silent.
             self.blame.silent.clear()
             self._pace.note(self._now() - self._begun)
         return not self.blame.cause
 
     def _stalled(self, why: str, left: int) -> None:
-        """Say whose fault it is that `left` messages are not stored: of their topics, where the own log was stored."""
+        """Set the blame for `left` messages that are not stored: their topics, if the log topic was stored."""
         blame = self.blame
         blame.cause = why
         if left >= self._handed and not self._apart:
-            # Nothing was stored at all, which is no topic's fault: so long it takes at least.
+            # Nothing was stored at all, which is no topic's fault: a transaction takes at least this long now.
             self._pace.note(self._now() - self._begun)
         self._take_back(self.producer)
         if self._log_topic not in blame.purged:
@@ -362,11 +363,11 @@ class TransactionalWriter:
 
     @property
     def is_spent(self) -> bool:
-        """Whether it can only be closed."""
+        """Whether the writer can only be closed."""
         return self._state is State.FAILED
 
     def not_let_in(self) -> dict[str, str]:
-        """Return the topics that the broker did not let into the transaction, with the reason; without the own log."""
+        """Return the topics that the broker kept out of the transaction, with the reason; without the log topic."""
         self._watch.serve(self.producer)
         return {
             topic: self._rights.lacks(topic_right(Operation.WRITE, topic)) if is_forbidden(why) else why
@@ -376,11 +377,11 @@ class TransactionalWriter:
 
     @property
     def is_log_forbidden(self) -> bool:
-        """Whether the right is missing to write into the log of what was settled."""
+        """Whether the permission to write to the log topic is missing."""
         return is_forbidden(self._watch.refused.get(self._log_topic, ""))
 
     def send_positions(self, positions: list[TopicPartition], group_metadata: Any) -> None:
-        """Make positions of a consumer group part of the transaction, or raise `KafkaException`."""
+        """Add positions of a consumer group to the transaction, or raise `KafkaException`."""
         self.step(SENDS_POSITIONS)
         try:
             self.producer.send_offsets_to_transaction(positions, group_metadata, self._pace.limit(_END_CALL_S))
@@ -388,10 +389,10 @@ class TransactionalWriter:
             self._pace.note(self._now() - self._begun)
 
     def commit(self) -> None:
-        """End the transaction with a commit, and return once it is known to be committed.
+        """Commit the transaction, and return when it is known to be committed.
 
-        Raises `GivenUpError` where its owner gave it up, `KafkaException` where no end was sent, or the broker refused
-        it, and `UnknownEndError` where nobody knows, or the writer can only be closed.
+        Raises `GivenUpError` if the owner gave it up, `KafkaException` if no end was sent or the broker refused it, and
+        `UnknownEndError` if its end is unknown or the writer can only be closed.
         """
         with self._lock:
             if self._state is State.GIVEN_UP:
@@ -411,18 +412,18 @@ class TransactionalWriter:
         self._rights.granted(topic_right(Operation.WRITE, self._log_topic))
 
     def abort(self) -> None:
-        """End a transaction that failed, so that it holds no readers back; then the writer can only be closed.
+        """Abort a failed transaction, so that it does not hold readers back. Afterwards the writer can only be closed.
 
-        Raises `UnknownEndError` where nobody knows how it ends, or a late end may come.
+        Raises `UnknownEndError` if its end is unknown, or a late end may come.
         """
         producer, self._state = self.producer, State.FAILED
         self.step("delivery")
-        with contextlib.suppress(KafkaException):  # it was shut out meanwhile, which the abort tells
+        with contextlib.suppress(KafkaException):  # it was fenced meanwhile, which the abort reports
             self._drain(producer, _IN_FLIGHT_S)
         self.step("abort_transaction")
         self._watch.abort(producer, self._pace.limit(_END_CALL_S))
 
     def fail(self) -> None:
-        """Learn by a purge what else is not stored, and leave the transaction to whoever opens its id next."""
+        """Purge to learn which other messages are not stored. The next producer of the id ends the transaction."""
         producer, self._state = self.producer, State.FAILED
         self._take_back(producer)
