@@ -1,4 +1,4 @@
-"""Which offsets of a partition are done, what may be committed, and how that is written down. Pure."""
+"""Pure offset tracking: which offsets are done, what may be committed, and the codec of the offset map."""
 
 from penstock.offsets.metadata import MAX_METADATA_CHARS, OffsetMap, decode, encode, joined, owner_of
 from penstock.offsets.tracker import Block, CommitPoint, Tracker

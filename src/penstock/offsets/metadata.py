@@ -1,4 +1,4 @@
-"""The offset map: which offsets above a commit point are done, written into Kafka's commit metadata.
+"""The codec of the offset map: which offsets above a commit point are done, stored in Kafka's commit metadata.
 
 Format, version 2, all characters ASCII::
 
@@ -7,10 +7,10 @@ Format, version 2, all characters ASCII::
     owner = group, topic and partition, see `owner_of`
 
 Run lengths are LEB128 numbers that alternate *not done*, *done* from the committed offset on; the last run is done.
-The bitmap holds a bit for each offset from the committed one on, lowest bit first. The checksum ties a map to the
-group, topic, partition and offset it was committed with, for there are tools that copy commits with their metadata.
-The smallest form wins; run lengths are tried only where runs are few. By its defaults Kafka 4.3 takes 4,095 characters
-and refuses 4,096; a longer map is cut at its end, which costs a replay and never a loss.
+The bitmap holds a bit for each offset from the committed one on, lowest bit first. The checksum ties a map to its
+group, topic, partition and offset, because some tools copy commits with their metadata. The smallest form wins; run
+lengths are tried only if runs are few. By default Kafka 4.3 accepts 4,095 characters and refuses 4,096. A longer map is
+cut at its end, which costs a replay and never a loss.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 
-#: Characters of commit metadata that Kafka takes where nobody has set `offset.metadata.max.bytes` lower: it is 4,096,
-#: and 4.3 refuses exactly that.
+#: Most characters of commit metadata with the default `offset.metadata.max.bytes` of 4,096, which 4.3 itself refuses.
 MAX_METADATA_CHARS = 4095
 
 _PREFIX = "p2"
 _CHECKSUM_BYTES = 4
 _OFFSET_BYTES = 8
-#: Bytes of body that fit: five characters of base 85 carry four bytes.
+#: Most bytes of a body: five characters of base 85 carry four bytes.
 _MAX_BODY_BYTES = (MAX_METADATA_CHARS - len(_PREFIX) - 1) // 5 * 4
-#: A deflated body may not claim more than this: a forged one must not fill the memory.
+#: Most bytes of an inflated body: a forged one must not fill the memory.
 _MAX_INFLATED_BYTES = 1 << 20
-#: Runs worth looking at: each takes a byte at least, and deflate seldom wins more than eightfold.
+#: Most runs that are encoded: each takes at least a byte, and deflate seldom saves more than a factor of eight.
 _MAX_RUNS = 8 * _MAX_BODY_BYTES
-#: A map with more runs is not read, and not written: a forged one of a kilobyte could claim millions.
+#: A map with more runs is neither read nor written: a forged kilobyte could claim millions.
 _MAX_READ_RUNS = 1 << 17
 _MAX_OFFSET = (1 << 63) - 1
 #: Bits of a run length: seven to a byte, and an offset has 63.
@@ -52,16 +51,16 @@ _DIGITS = bytes.maketrans(b"\x00\x01", b"01")
 
 @dataclass(frozen=True, slots=True)
 class OffsetMap:
-    """What is done above a commit point."""
+    """The offsets that are done above a commit point."""
 
-    #: The committed offset; it is itself not done.
+    #: The committed offset, which is not done.
     base: int
-    #: Ranges of done offsets, rising, apart from each other and above `base`.
+    #: Ranges of done offsets above `base`, rising, with gaps between them.
     done: tuple[range, ...]
 
     @property
     def end(self) -> int:
-        """One past the highest offset the map calls done; `base` when it is empty."""
+        """One past the highest done offset; `base` if the map is empty."""
         return self.done[-1].stop if self.done else self.base
 
     def __contains__(self, offset: int) -> bool:
@@ -70,14 +69,14 @@ class OffsetMap:
 
 
 def owner_of(group: str, topic: str, partition: int) -> bytes:
-    """Return what a map of this group and partition is tied to, so that no other is taken for it."""
+    """Return the identity of a map, by group and partition. A map of another owner is not accepted."""
     return f"{group}\0{topic}\0{partition}".encode()
 
 
 def encode(base: int, done: Sequence[range], max_chars: int = MAX_METADATA_CHARS, owner: bytes = b"") -> str:
-    """Write a map down: ranges done above `base`, rising and none empty; those that touch are joined.
+    """Encode a map: ranges that are done above `base`, rising and not empty. Ranges that touch are joined.
 
-    Ranges that do not fit into `max_chars` characters are left out from the top. Empty when nothing is done.
+    The highest ranges are left out if the map exceeds `max_chars` characters. Returns an empty text if nothing is done.
     """
     kept = joined(done)[:_MAX_RUNS]
     while kept:
@@ -90,14 +89,14 @@ def encode(base: int, done: Sequence[range], max_chars: int = MAX_METADATA_CHARS
 
 
 def encode_flags(base: int, flags: bytes | bytearray, max_chars: int = MAX_METADATA_CHARS, owner: bytes = b"") -> str:
-    """Write a map down as `encode` does, given a byte for each offset from `base` on: 1 where it is done.
+    """Encode a map as `encode` does, from a byte for each offset from `base` on: 1 is done.
 
-    Where runs are many this costs a few passes in C, whatever their number; a busy partition does it every second.
+    With many runs this takes a few passes in C, however many there are. A busy partition does it every second.
     """
     flags = flags.rstrip(b"\x00")
     runs = flags.count(b"\x00\x01")
     if runs and 2 * runs >= len(flags) // 8 and len(flags) // 8 < _MAX_INFLATED_BYTES and runs < _MAX_READ_RUNS:
-        # Two bytes a run at least: the bitmap is smaller.
+        # Run lengths take at least two bytes a run: the bitmap is smaller.
         digits = flags[::-1].translate(_DIGITS)
         bitmap = int(digits, 2).to_bytes((len(flags) + 7) // 8, "little")
         text = _written(base, [("b", bitmap)], owner)
@@ -108,7 +107,7 @@ def encode_flags(base: int, flags: bytes | bytearray, max_chars: int = MAX_METAD
 
 
 def joined(runs: Iterable[range]) -> list[range]:
-    """Return the offsets of ranges, none of them empty, as ranges that rise and lie apart."""
+    """Return ranges, none of them empty, sorted and with those that touch joined."""
     found: list[range] = []
     for run in sorted(runs, key=lambda run: run.start):
         if found and run.start <= found[-1].stop:
@@ -134,10 +133,10 @@ def _written(base: int, forms: list[tuple[str, bytes]], owner: bytes) -> str:
 
 
 def decode(base: int, metadata: str | None, owner: bytes = b"") -> OffsetMap | None:  # noqa: PLR0911 - one for each way to be wrong
-    """Read a map that was committed with `base`; None when there is none or it cannot be trusted.
+    """Decode a map that was committed with `base`; None if there is none or it cannot be trusted.
 
-    It may be foreign, newer, cut, forged, or committed with another offset, for another partition or by another group.
-    The work above `base` is then done again, never skipped.
+    The metadata may be foreign, newer, cut, forged, or of another offset, partition or group. The work above `base` is
+    then repeated, never skipped.
     """
     if not metadata or not metadata.startswith(_PREFIX) or len(metadata) <= len(_PREFIX):
         return None
@@ -146,7 +145,7 @@ def decode(base: int, metadata: str | None, owner: bytes = b"") -> OffsetMap | N
     kind = metadata[len(_PREFIX)]
     try:
         body = base64.b85decode(metadata[len(_PREFIX) + 1 :])
-        # The last group may be short: several texts decode to it, and only one of them was written here.
+        # The last group may be short. Several texts decode to the same bytes; only one of them is accepted.
         if base64.b85encode(body).decode() != metadata[len(_PREFIX) + 1 :]:
             return None
         checksum, content = body[:_CHECKSUM_BYTES], body[_CHECKSUM_BYTES:]

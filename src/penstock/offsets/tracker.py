@@ -1,8 +1,8 @@
-"""The tracker: what of one assigned partition is in flight, and the watermark that may be committed.
+"""The tracker: the offsets in flight of one assigned partition, and the watermark that may be committed.
 
 Offsets are tracked as they were fetched: transaction markers and compaction leave holes, so `watermark + 1` may not
-exist. What one fetch brought is one *block* of a byte an offset; a sorted map holds the blocks that are not wholly
-done. Registering a fetch and completing a run cost one lock and one pass in C each, whatever their length.
+exist. One fetch is one *block*, with a byte for each offset. A sorted map holds the blocks that are not wholly done.
+Registering a fetch and completing a run take one lock and one pass in C each, whatever their length.
 """
 
 from __future__ import annotations
@@ -20,33 +20,34 @@ from sortedcontainers import SortedDict
 from penstock.offsets.metadata import MAX_METADATA_CHARS, OffsetMap, encode, encode_flags
 
 _DONE = b"\x01"
-#: Updates that may wait before a thread that completes applies them itself.
+#: With more updates queued, a completing thread applies them itself.
 _MAX_UPDATES = 1000
-#: Offsets that a byte each is made of for a commit. One that is stuck for days has hundreds of millions above it.
+#: Most offsets that a commit expands to a byte each. An offset that is stuck for days has hundreds of millions above
+#: it.
 _MAX_FLAGS = 250_000
 _NOTHING: Mapping[Block, Sequence[int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class CommitPoint:
-    """What is committed for a partition: one snapshot, so that the offset and its map cannot disagree."""
+    """The commit of a partition: one snapshot, so that the offset and its map agree."""
 
     #: The next offset to handle; all below it are done.
     offset: int
-    #: The offset map of what is done above it, or an empty string.
+    #: The offset map of the done offsets above it, or an empty text.
     metadata: str
 
 
 class Load(NamedTuple):
-    """What one assignment has in flight."""
+    """The messages in flight of one assignment."""
 
     #: Registered offsets that are not done, and the bytes of their messages; each counts as the mean of its fetch.
     messages: int
     bytes: int
-    #: Those of them that are parked, and the bytes of these.
+    #: The parked ones among them, and their bytes.
     parked: int
     parked_bytes: int
-    #: Bytes that wait to be sent for such messages, beside those of the messages.
+    #: Bytes that wait to be sent for these messages, in addition to their own bytes.
     unsent_bytes: int
 
 
@@ -57,15 +58,15 @@ class Block:
 
     def __init__(self, offsets: Sequence[int], size_bytes: int) -> None:
         contiguous = offsets[-1] - offsets[0] == len(offsets) - 1
-        #: The offsets, rising; a range where they have no holes, for it takes no memory.
+        #: The offsets, rising; a range, which takes no memory, if they have no holes.
         self.offsets: Sequence[int] = range(offsets[0], offsets[-1] + 1) if contiguous else offsets
-        #: One byte for each offset: 1 when it is done.
+        #: One byte for each offset: 1 is done.
         self.done = bytearray(len(offsets))
-        #: How many are not done.
+        #: Number of offsets that are not done.
         self.left = len(offsets)
-        #: Bytes of all messages; those not done count with their share, for the messages are not measured one by one.
+        #: Bytes of all messages. Messages are not measured one by one: each counts as the mean.
         self.size_bytes = size_bytes
-        #: The share of those not done, as the tracker has it in its sum.
+        #: The share of `size_bytes` that is not done; the tracker's sum contains it.
         self.bytes_left = size_bytes
 
 
@@ -73,11 +74,13 @@ class Tracker:
     """The offsets in flight of one assignment.
 
     Thread-safe: one thread registers, any thread completes and reads. `complete` never waits: it queues an update, and
-    every reader applies the queued ones, under the lock, before it reads. So a thread that is interrupted in here stops
-    no thread that completes. No callback runs while the lock is held.
+    every reader applies the queued updates, under the lock, before it reads. So a thread that is interrupted here does
+    not stop threads that complete. No callback runs under the lock.
 
-    Reading starts at `start`: the watermark while nothing was registered. `restored` is what a former owner had done
-    above it, as read from the commit metadata, and `owner` whose offset maps it writes, by `owner_of`.
+    Args:
+        start: the first offset; the watermark while nothing is registered.
+        restored: the offsets above it that a former owner has done, from the commit metadata.
+        owner: the owner of the offset maps that it writes, by `owner_of`.
     """
 
     def __init__(self, start: int, restored: OffsetMap | None = None, owner: bytes = b"") -> None:
@@ -88,17 +91,18 @@ class Tracker:
         self._position = start
         self._restored = restored if restored is not None and restored.base == start else None
         self._in_flight = 0
-        # The sum of what is left of all blocks: the poll thread reads it at every step, and blocks are thousands.
+        # The sum of `bytes_left` of all blocks: the poll thread reads it at every step, and there are thousands of
+        # blocks.
         self._bytes_in_flight = 0
         self._parked = 0
         self._parked_bytes = 0
         self._unsent_bytes = 0
 
     def register(self, offsets: Sequence[int], size_bytes: int = 0) -> Block:
-        """Take a fetch in, of rising offsets. Those a former owner had done are marked in `block.done`: skip them.
+        """Register a fetch of rising offsets. Offsets that a former owner has done are set in `block.done`: skip them.
 
-        Raises `ValueError` where the offsets do not lie above those registered before: the log went back, and the
-        caller must start a new tracker.
+        Raises `ValueError` if the offsets are not above all registered ones: the log went back, and the caller must
+        start a new tracker.
         """
         if not offsets or offsets[0] < self._position:
             raise ValueError(f"offsets must rise above {self._position}, got {offsets[0] if offsets else 'none'}")
@@ -115,7 +119,7 @@ class Tracker:
         return block
 
     def _apply_restored(self, restored: OffsetMap, block: Block) -> None:
-        """Mark what a former owner had done; the block is not shared yet."""
+        """Mark the offsets that a former owner has done. The block is not shared yet."""
         if block.offsets[0] >= restored.end:
             self._restored = None
             return
@@ -126,10 +130,10 @@ class Tracker:
         block.bytes_left = block.size_bytes * block.left // len(block.done)
 
     def complete(self, block: Block, indexes: Sequence[int]) -> None:
-        """Mark a run done: places in a block, each completed once; a `range` is the fastest. Never waits.
+        """Mark indexes of a block as done, each once; a `range` is fastest. Never waits.
 
-        A place that was done already is raised by the next read, as `ValueError`: a message was handled twice, and the
-        counts would be wrong.
+        If an index was done before, the next read raises `ValueError`: a message was handled twice, and the counts
+        would be wrong.
         """
         updates = self._updates
         updates.append((block, indexes))
@@ -137,17 +141,17 @@ class Tracker:
             self._apply_if_free()
 
     def park(self, count: int, size_bytes: int) -> None:
-        """Count messages in flight as parked; negative numbers take them back. Never waits."""
+        """Count messages in flight as parked; negative numbers undo that. Never waits."""
         self._updates.append((None, (count, size_bytes, 0)))
         if len(self._updates) > _MAX_UPDATES:
             self._apply_if_free()
 
     def count_unsent(self, size_bytes: int) -> None:
-        """Count bytes that wait to be sent for messages in flight; negative numbers take them back. Never waits."""
+        """Count bytes that wait to be sent for messages in flight; negative numbers undo that. Never waits."""
         self._updates.append((None, (0, 0, size_bytes)))
 
     def _apply_if_free(self) -> None:
-        """Apply what was queued. Readers do it as a rule; this bounds the queue should nobody read."""
+        """Apply the queued updates. Readers usually do so; this bounds the queue if nobody reads."""
         if self._lock.acquire(blocking=False):
             try:
                 self._apply_updates()
@@ -155,7 +159,7 @@ class Tracker:
                 self._lock.release()
 
     def _apply_updates(self) -> None:
-        """Apply what was queued, block by block; called with the lock held."""
+        """Apply the queued updates, block by block. Called under the lock."""
         updates = self._updates
         completed: dict[Block, list[Sequence[int]]] = {}
         while updates:
@@ -173,7 +177,7 @@ class Tracker:
             raise ValueError("; ".join(repeated))
 
     def _mark(self, block: Block, runs: Sequence[Sequence[int]]) -> str | None:
-        """Mark runs of a block done; return which of them were done before, if any."""
+        """Mark runs of a block as done; return an error text if some were done before."""
         done = block.done
         named = 0
         for indexes in runs:
@@ -197,40 +201,40 @@ class Tracker:
         return None
 
     def advance(self, position: int) -> None:
-        """Note that below `position` is nothing but what was registered: markers and aborted ranges are no messages."""
+        """Note that all messages below `position` are registered: the rest are markers and aborted ranges."""
         with self._lock:
             self._position = max(self._position, position)
 
     @property
     def position(self) -> int:
-        """The next offset to fetch, as far as is known here."""
+        """The next offset to fetch, as far as known here."""
         return self._position
 
     def load(self) -> Load:
-        """Return what is in flight, as of one moment."""
+        """Return a snapshot of the messages in flight."""
         with self._lock:
             self._apply_updates()
             return Load(self._in_flight, self._bytes_in_flight, self._parked, self._parked_bytes, self._unsent_bytes)
 
     @property
     def in_flight(self) -> int:
-        """How many registered offsets are not done."""
+        """Number of registered offsets that are not done."""
         return self.load().messages
 
     @property
     def parked(self) -> tuple[int, int]:
-        """How many of those in flight are parked, and their bytes."""
+        """Number and bytes of the parked messages in flight."""
         load = self.load()
         return load.parked, load.parked_bytes
 
     @property
     def bytes_in_flight(self) -> int:
-        """Bytes of the messages that are not done; each counts as the mean of those it was fetched with."""
+        """Bytes of the messages that are not done; each counts as the mean of its fetch."""
         return self.load().bytes
 
     @property
     def watermark(self) -> int:
-        """The lowest offset not done; the position when nothing is in flight."""
+        """The lowest offset that is not done; the position if nothing is in flight."""
         with self._lock:
             self._apply_updates()
             return self._watermark()
@@ -238,19 +242,19 @@ class Tracker:
     def _watermark(self) -> int:
         block: Block
         for block in self._blocks.values():
-            # One that is wholly done is here only while `_as_if_done`.
+            # Wholly done blocks are here only within `_as_if_done`.
             if (place := block.done.find(0)) != -1:
                 return block.offsets[place]
         return self._position
 
     def gaps(self) -> list[range]:
-        """Return the offset ranges that are done above the watermark, rising; holes in the log count as done."""
+        """Return the ranges that are done above the watermark, rising. Holes in the log count as done."""
         with self._lock:
             self._apply_updates()
             return list(self._gaps())
 
     def _gaps(self) -> Iterator[range]:
-        """Walk the blocks from the watermark; called with the lock held."""
+        """Walk the blocks from the watermark. Called under the lock."""
         gap_start: int | None = None
         for block in self._blocks.values():
             done, offsets = block.done, block.offsets
@@ -266,10 +270,9 @@ class Tracker:
             yield range(gap_start, self._position)
 
     def _flags(self, watermark: int) -> bytes | None:
-        """Return a byte for each offset from the watermark to the position, 1 where it is done.
+        """Return a byte for each offset from the watermark to the position; 1 is done. Called under the lock.
 
-        None where they are too many, or a fetch has holes: bits would be many for each message. Called with the lock
-        held.
+        None if there are too many, or a fetch has holes: many bits would stand for no message.
         """
         if self._position - watermark > _MAX_FLAGS:
             return None
@@ -288,7 +291,7 @@ class Tracker:
 
     @contextmanager
     def _as_if_done(self, places: Mapping[Block, Iterable[int]]) -> Iterator[None]:
-        """Have places in flight marked done meanwhile; called with the lock held, so that nobody else sees it."""
+        """Mark indexes in flight as done within the block. Called under the lock, so no other thread sees it."""
         marked = {block: [index for index in indexes if not block.done[index]] for block, indexes in places.items()}
         for block, indexes in marked.items():
             for index in indexes:
@@ -303,9 +306,9 @@ class Tracker:
     def commit_point(
         self, max_chars: int = MAX_METADATA_CHARS, *, with_done: Mapping[Block, Iterable[int]] = _NOTHING
     ) -> CommitPoint:
-        """Return what may be committed now, with the map of what is done above it in `max_chars` at most (I3).
+        """Return the offset that may be committed now, with a map of at most `max_chars` characters (I3).
 
-        `with_done` are places in flight that count as done in it: they are if this is committed.
+        `with_done` has indexes in flight that count as done: they are done once this is committed.
         """
         with self._lock:
             self._apply_updates()
@@ -320,9 +323,9 @@ class Tracker:
         if flags is not None:
             return CommitPoint(watermark, encode_flags(watermark, flags, max_chars, self._owner))
         if restored is not None:
-            # Done by a former owner and not fetched again yet: it must outlive this owner too.
+            # Done by a former owner and not fetched again yet: the next map must keep these.
             gaps += [range(max(done.start, position), done.stop) for done in restored.done if done.stop > position]
-            # Where it goes on behind all that was fetched, it is no gap: a map has none at its base.
+            # A range at the watermark itself moves the watermark: a map has no range at its base.
             if gaps and gaps[0].start <= watermark:
                 watermark = gaps.pop(0).stop
         return CommitPoint(watermark, encode(watermark, gaps, max_chars, self._owner))

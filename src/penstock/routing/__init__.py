@@ -1,4 +1,4 @@
-"""Which lane a message belongs to, what waits in each lane, and which lane is served next. Pure."""
+"""Pure routing: the lane of a message, the queue of each lane, and the scheduler that chooses the next lane."""
 
 from penstock.routing.hashing import lane_of
 from penstock.routing.lanes import KeyState, Lane, ParkedKey, Run, RunsAside

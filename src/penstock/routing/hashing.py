@@ -1,4 +1,4 @@
-"""From a key to the number of its lane."""
+"""The hash from a key to its lane."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def lane_of(key: bytes, lanes: int, space: int = 0) -> int:
 
     Equal keys of different key spaces are different keys: `space`, the number of the key space, is the hash's seed.
 
-    The hash is the same in every process and on every machine, and independent of the CRC32 and murmur2 with which
-    Kafka's clients choose partitions: with one of those, the keys of a partition would reach only
+    The hash is the same in every process and on every machine. It is independent of CRC32 and murmur2, with which
+    Kafka's clients choose partitions: with these, the keys of a partition would reach only
     `lanes / gcd(lanes, partitions)` lanes.
     """
     return xxh3_64_intdigest(key, space) % lanes

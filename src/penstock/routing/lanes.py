@@ -1,8 +1,8 @@
-"""A lane: an ordered queue of runs, and the keys of it that are parked.
+"""A lane: an ordered queue of runs, with its parked keys.
 
-A lane is filled by the router and emptied by the one worker that holds it; the scheduler decides which. So the queue
-needs no lock of its own: operations of a `deque` are atomic, the fetcher appends at its end, the holder changes its
-front. Parked keys and runs that were set aside belong to the holder alone.
+The router fills a lane, and the one worker that holds it empties it; the scheduler decides which worker. So the queue
+needs no lock of its own: operations of a `deque` are atomic, the fetcher appends at the end, the holder changes the
+front. Parked keys and runs set aside belong to the holder alone.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ RecordT = TypeVar("RecordT")
 
 @dataclass(slots=True, eq=False, repr=False)
 class Run(Generic[OwnerT, RecordT]):
-    """Consecutive messages of one lane, of one fetch of one partition, handed over in one go."""
+    """Consecutive messages of one lane, from one fetch of one partition, handed over together."""
 
-    #: What the messages belong to: an assignment and its block, opaque here.
+    #: The assignment and block of the messages; opaque here.
     owner: OwnerT
-    #: When the first message of the block came, as a number that rises with every message. A message's own is this and
-    #: its index: by it the lane is served.
+    #: The arrival number of the block's first message; the number rises with every message. The arrival of a message is
+    #: this plus its index. The scheduler serves lanes by it.
     arrival: int
-    #: The messages, in offset order, and the place of each in its owner's block.
+    #: The messages, in offset order, and the index of each in its owner's block.
     records: list[RecordT]
     indexes: list[int]
-    #: The first message that is not done, parked or gathered yet. Written by the lane's holder, and while the holder is
-    #: at a slice of the run under a lock of theirs by others who complete its first messages.
+    #: Index of the first message that is not done, parked or gathered yet. Written by the lane's holder. While the
+    #: holder works on a slice of the run, other threads complete its first messages under the slice's lock, and write
+    #: this.
     next: int = field(default=0, init=False)
 
 
 class Call(Protocol):
-    """A call of a handler that goes on though its message was given up."""
+    """A call of a handler that still runs although its message was given up."""
 
     @property
     def place(self) -> tuple[str, int, int]:
@@ -48,27 +49,27 @@ class Call(Protocol):
 
 
 class KeyState(Enum):
-    """Where the head of a parked key is.
+    """The state of the head of a parked key.
 
-    The lane's holder moves it from WAITING to any of the others, and on to WAITING with the next head or the next try.
-    DEFERRED and SENDING are left to another thread, which ends them with HANDLED, DONE, FAILED or HELD, and wakes it.
+    The lane's holder moves it from WAITING to any other state, and back to WAITING with the next head or the next try.
+    Another thread ends DEFERRED and SENDING with HANDLED, DONE, FAILED or HELD, and wakes the key.
     """
 
-    #: In the lane, until its time.
+    #: It waits in the lane for its retry time.
     WAITING = "waiting"
-    #: In the lane, and no time will come: the wait of its policy has no end.
+    #: It waits in the lane without a retry time: its policy waits for ever.
     UNSCHEDULED = "unscheduled"
-    #: In the lane, and not to be tried while its partition stays: its handler holds it.
+    #: It stays in the lane as long as this member has the partition (`on_failure="hold"`).
     HELD = "held"
-    #: In the lane, and not to be tried: the consumer stops because of it.
+    #: It stays in the lane: the consumer stops because of it.
     STOPPING = "stopping"
-    #: With its handler, which put the completion off.
+    #: Its handler returned a deferred completion.
     DEFERRED = "deferred"
-    #: On its way to another topic, which must have it first.
+    #: It is being sent to another topic, which must store it before it is done.
     SENDING = "sending"
-    #: Its deferred completion came: the message is done.
+    #: Its deferred completion succeeded: the message is done.
     HANDLED = "handled"
-    #: Another topic has it, or it was dropped.
+    #: Another topic has stored it, or it was dropped.
     DONE = "done"
     #: Its deferred completion failed.
     FAILED = "failed"
@@ -76,7 +77,7 @@ class KeyState(Enum):
 
 # Looked up once: in Python 3.11 a member of an enum costs as much as a call.
 WAITING = KeyState.WAITING
-#: Another thread has the head, and will end the state.
+#: States that another thread will end.
 _OUT = (KeyState.DEFERRED, KeyState.SENDING)
 #: The message is done.
 _FINISHED = (KeyState.HANDLED, KeyState.DONE)
@@ -84,52 +85,53 @@ _FINISHED = (KeyState.HANDLED, KeyState.DONE)
 
 @dataclass(slots=True, eq=False, repr=False)
 class ParkedKey(Generic[OwnerT, RecordT]):
-    """A key whose head message waits: the head, and what came for the key behind it. The lane holder's alone.
+    """A parked key: its head message, which waits, and the later messages of the key. Used by the lane's holder alone.
 
-    Save for `state` and `error` while another thread has the head: that thread writes them by `resolve`, the holder by
-    `send_out` before that and by `take_error` after it, all under the lock. Waking a parked key is a hint; what happens
-    to it is decided by these fields.
+    `state` and `error` are exceptions. While another thread has the head, that thread writes them by `resolve`. The
+    holder writes them before that by `send_out` and after it by `take_error`. All do so under the lock. Waking a parked
+    key is only a hint: these fields decide what happens to it.
     """
 
-    #: Where it is parked.
+    #: The lane in which it is parked.
     lane: Lane[OwnerT, RecordT]
-    #: What it is parked under: a batch that failed as a whole under the keys of all its messages, and what came for one
-    #: of them waits behind it.
+    #: The keys that it blocks: several for a batch that failed as a whole. Later messages of any of them wait behind
+    #: it.
     keys: tuple[Hashable, ...]
-    #: The messages in order, each with its owner and its place in the owner's block; the head is first.
+    #: The messages in order, head first, each with its owner and its index in the owner's block.
     waiting: deque[tuple[OwnerT, int, RecordT]] = field(default_factory=deque)
     #: How often the head was tried.
     attempts: int = 0
-    #: The class of what it failed with last.
+    #: The class name of the head's last error.
     failed_with: str = ""
-    #: How often messages that wait were handed over behind a head, with it, by owner and place: in batches only.
+    #: By owner and index: how often a waiting message was handed over behind a head, in the same call. For batches
+    #: only.
     tries_behind: dict[tuple[OwnerT, int], int] = field(default_factory=dict)
-    #: How many messages are handed over in each of the next calls: those of a batch that failed come again together,
-    #: or one at a time. The tries and times of the head are those of all in its call. What is behind comes as if new.
+    #: The number of messages in each of the next calls. Messages of a failed batch are retried together or one by one.
+    #: The tries and times of the head count for its whole call. Messages behind these portions count as new.
     portions: deque[int] = field(default_factory=deque)
-    #: Whether the key stands in the queue of its handler's token bucket. Set by the holder, cleared by whoever wakes
-    #: the key because of it, before he does.
+    #: Whether the key waits in the queue of its handler's token bucket. The holder sets it. The thread that wakes the
+    #: key for a token clears it first.
     awaits_token: bool = False
-    #: How often the head was over its handler's time limit.
+    #: How often the head exceeded its handler's time limit.
     over_time_limit: int = 0
-    #: A call for an earlier message that was given up. Until it ends no message of the key is handed over (I1), and the
-    #: key stays parked, also where none waits.
+    #: An abandoned call for an earlier message. Until it ends, no message of the key is handed over (I1), and the key
+    #: stays parked even without a waiting message.
     call: Call | None = None
-    #: When the head was first tried, and when one that waits may be tried (again), on the caller's clock.
+    #: When the head was first tried, and when it may be tried (again), on the caller's clock.
     since: float = 0.0
     due_at: float = 0.0
-    #: Where the head is, and what its deferred completion failed with.
+    #: The state of the head, and the error of its deferred completion.
     state: KeyState = WAITING
     error: BaseException | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def send_out(self, state: KeyState) -> None:
-        """Leave the head to another thread. By the holder, before that thread can know of it."""
+        """Leave the head to another thread. Called by the holder, before that thread learns of the head."""
         with self._lock:
             self.state = state
 
     def resolve(self, state: KeyState, error: BaseException | None = None) -> None:
-        """End the state of a head that is out; its key is to be woken afterwards. Any thread, once for each head."""
+        """End the state that `send_out` began; then wake the key. Any thread, once for each head."""
         with self._lock:
             if self.state not in _OUT:
                 raise AssertionError(f"a head that is {self.state.value} is not out")
@@ -137,7 +139,7 @@ class ParkedKey(Generic[OwnerT, RecordT]):
             self.state = state
 
     def take_error(self) -> BaseException:
-        """Return what the head's completion failed with; the head waits again. By the holder, in state FAILED."""
+        """Return the error of the head's completion; the head waits again. Called by the holder, in state FAILED."""
         with self._lock:
             error, self.error = self.error, None
             self.state = KeyState.WAITING
@@ -157,7 +159,7 @@ class ParkedKey(Generic[OwnerT, RecordT]):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a call for an earlier message goes on."""
+        """Whether an abandoned call for an earlier message still runs."""
         return self.call is not None and not self.call.has_ended
 
     @property
@@ -166,11 +168,11 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         return self.tries_behind.get(self.waiting[0][:2], 0) + self.attempts
 
     def count_behind(self, item: tuple[OwnerT, int, RecordT], tries: int = 1) -> None:
-        """Note that a message behind the head was handed over with it, so often, and waits again."""
+        """Add tries of a message that was handed over behind the head, in the same call, and waits again."""
         self.tries_behind[item[:2]] = self.tries_behind.get(item[:2], 0) + tries
 
     def next_head(self) -> None:
-        """Remove the head; the next message starts with a clean count, unless it is handed over in the same call."""
+        """Remove the head. The next message starts with no tries, unless it belongs to the same call."""
         self.tries_behind.pop(self.waiting.popleft()[:2], None)
         self.state = WAITING
         if self.portions and self.portions[0] > 1:
@@ -185,22 +187,22 @@ class ParkedKey(Generic[OwnerT, RecordT]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class RunsAside(Generic[OwnerT, RecordT]):
-    """Runs that wait while their lane goes on with others: for a token, or for more of their batch.
+    """Runs that wait for a token, or for more messages of their batch, while their lane serves other runs.
 
-    The lane holder's alone, save `awaits_token`.
+    Used by the lane's holder alone, except `awaits_token`.
     """
 
-    #: Where they were set aside, and under what.
+    #: The lane, and the name under which they were set aside.
     lane: Lane[OwnerT, RecordT]
     name: Hashable
-    #: In arrival order; later ones under the same name go behind.
+    #: In arrival order. Later runs of the same name are appended.
     runs: deque[Run[OwnerT, RecordT]] = field(default_factory=deque)
-    #: How many messages they have that were not taken yet.
+    #: Number of their messages that were not taken yet.
     count: int = 0
-    #: Whether they stand in the token bucket's queue. Set by the holder, cleared by whoever wakes them because of it,
-    #: before he does: a holder who saw it set is woken after that.
+    #: Whether they wait in the token bucket's queue. The holder sets it. The thread that wakes them for a token clears
+    #: it first, so a holder that saw it set is woken later.
     awaits_token: bool = False
-    #: When a timer last set wakes them, on the caller's clock; None where none was set.
+    #: When the latest timer wakes them, on the caller's clock; None: no timer.
     wakes_at: float | None = None
 
 
@@ -215,23 +217,23 @@ class Lane(Generic[OwnerT, RecordT]):
     runs: deque[Run[OwnerT, RecordT]] = field(default_factory=deque)
     #: Keys whose head waits. The holder's alone.
     parked: dict[Hashable, ParkedKey[OwnerT, RecordT]] = field(default_factory=dict)
-    #: Runs that were set aside, by what they have in common: opaque here, and never equal to a key. The holder's alone.
+    #: Runs set aside, by name: opaque here, and never equal to a key. The holder's alone.
     aside: dict[Hashable, RunsAside[OwnerT, RecordT]] = field(default_factory=dict)
-    #: What was woken: parked keys, runs that were set aside, and what else the caller has. Any thread appends, the
-    #: holder takes.
+    #: Woken entries: parked keys, runs set aside, and other objects of the caller. Any thread appends, the holder
+    #: takes.
     due: list[object] = field(default_factory=list)
-    #: Seconds that what was woken took, owed to the runs that waited meanwhile. The holder's alone.
+    #: Seconds spent on woken entries, owed to the runs that waited meanwhile. The holder's alone.
     owed_s: float = 0.0
-    #: Held while the lane is queued or served; used as a flag that is tested and set in one step, never waited for.
+    #: Held while the lane is queued or served. It is a flag that is tested and set in one step; nobody waits for it.
     claim: threading.Lock = field(default_factory=threading.Lock)
 
     def park(self, *keys: Hashable) -> ParkedKey[OwnerT, RecordT]:
-        """Park a key that is not parked, or several as one. By the holder."""
+        """Park a key that is not parked, or several keys as one. Called by the holder."""
         parked: ParkedKey[OwnerT, RecordT] = ParkedKey(self, tuple(dict.fromkeys(keys)))
         self.parked.update(dict.fromkeys(parked.keys, parked))
         return parked
 
     @property
     def serves_due(self) -> bool:
-        """Whether what was woken is served next, and not the runs: both get as much time. By the holder."""
+        """Whether woken entries are served next, before runs: both get the same time. Called by the holder."""
         return bool(self.due) and (not self.runs or self.owed_s <= 0.0)

@@ -1,25 +1,24 @@
-"""The scheduler: which lane a free worker takes next.
+"""The scheduler: chooses the lane that a free worker takes next.
 
-Ready lanes are served oldest head first, not round robin, and each message of a fetch has its own age: the one that
-has waited longest holds the watermark and, when a key is hot, decides when all is done. So lanes of one fetch advance
-side by side, and none is left with many messages when the others are through.
+Ready lanes are served oldest head first, not round robin, and each message of a fetch has its own age. The message that
+has waited longest holds the watermark and, if a key is hot, decides when all is done. So the lanes of one fetch advance
+side by side, and none is left with many messages when the others are finished.
 
-What was woken, retries above all, has a queue of its own, in the order in which it was woken: were it queued by age
-among the others, failing messages, which only get older, would go before all that is healthy for ever, and the oldest
-of them before all others. The worker says which goes first: it gives runs as much of its time as it gave to what was
-woken, and so does the holder of a lane that has both. So neither starves the other.
+Woken entries, mostly retries, have a queue of their own, in the order in which they were woken. Queued by age among the
+runs, failing messages, which only get older, would always go before healthy ones. The worker decides which queue goes
+first: it gives runs as much time as it gave to woken entries. So does the holder of a lane that has both. So neither
+starves the other.
 
-Workers of one kind share a *ready queue*; in pinned mode each worker has a queue of its own. A lane is in one queue for
-life.
+Workers of one kind share a *ready queue*; in pinned mode each worker has a queue of its own. A lane stays in one queue
+for life.
 
-Thread-safe without waiting. A lane is *claimed* from the moment it is queued until its holder gives it back, so it
-stands in at most one heap and is held by at most one worker: that is invariant I1. The claim is a lock that is only
-ever tried, so testing and setting are one step; heaps change only through `heapq`, whose calls on numbers run in C
-from end to end, each as one step to other threads. A thread interrupted anywhere in here holds nothing that
-another waits for.
+Thread-safe without waiting. A lane is *claimed* from the moment it is queued until its holder gives it back. So it is
+in at most one heap and held by at most one worker: invariant I1. The claim is a lock that is only ever tried, so
+testing and setting are one step. Heaps change only through `heapq`, whose calls on numbers run in C and are one step to
+other threads. A thread that is interrupted here holds nothing that another thread waits for.
 
-No run is left without a claim: whoever appends, does so before it tries the claim; whoever gives back, releases the
-claim before it looks for work. Whichever of the two is later finds the lane free and the run there.
+No run is left in an unclaimed lane. A thread that appends does so before it tries the claim. A thread that gives a lane
+back releases the claim before it looks for work. The later of the two finds the lane free and the run in it.
 """
 
 from __future__ import annotations
@@ -45,20 +44,21 @@ class Scheduler(Generic[OwnerT, RecordT]):
     def __init__(self, queues: Sequence[int]) -> None:
         self.lanes: tuple[Lane[OwnerT, RecordT], ...] = tuple(Lane(*place) for place in enumerate(queues))
         self.queues = max(queues) + 1
-        #: One heap a queue of arrival of the head x number of lanes + lane number: one number compares faster than two.
+        #: A heap for each queue. Entries are: arrival of the head x number of lanes + lane number. One number compares
+        #: faster than two.
         self._ready: list[list[int]] = [[] for _ in range(self.queues)]
-        #: The same of lanes that serve what was woken, by the count of those before them instead of an arrival.
+        #: The same for lanes that serve woken entries, with a running count instead of the arrival.
         self._due: list[list[int]] = [[] for _ in range(self.queues)]
         self._woken = count()
 
     def ready(self, lanes: Iterable[Lane[OwnerT, RecordT]]) -> list[int]:
-        """Queue these lanes, to which runs were appended; return the ready queue of each that became ready by it.
+        """Queue these lanes after runs were appended; return the ready queue of each lane that became ready.
 
-        So many workers of these queues may be needed.
+        The caller may wake one worker for each entry.
         """
         queues = []
         for lane in lanes:
-            # `_enqueue`, written out for the common case: this is done for every lane of every fetch.
+            # The common case of `_enqueue`, inlined: this runs for every lane of every fetch.
             if lane.claim.acquire(False):  # noqa: FBT003 - a keyword costs as much as the call
                 if lane.runs or lane.due:
                     queues.append(self._push(lane))
@@ -69,37 +69,37 @@ class Scheduler(Generic[OwnerT, RecordT]):
         return queues
 
     def wake(self, lane: Lane[OwnerT, RecordT], what: object) -> list[int]:
-        """Wake a parked key, or runs that were set aside, in a lane. Returns queues as `ready` does."""
+        """Wake a parked key, or runs set aside, in a lane. Returns queues as `ready` does."""
         lane.due.append(what)
         return self.ready((lane,))
 
     def take(self, queue: int, owed_s: float = 0.0) -> Lane[OwnerT, RecordT] | None:
-        """Give the caller a ready lane of its queue, or None. It must give it back.
+        """Return a ready lane of a queue, or None. The caller must give the lane back.
 
-        Where it owes seconds to runs, a lane whose runs are served comes first; else one in which something was woken.
+        If the caller owes seconds to runs, lanes with runs come first; otherwise lanes with woken entries.
         """
         ready, due = self._ready[queue], self._due[queue]
         try:
             if due and (not owed_s or not ready):
                 return self.lanes[heapq.heappop(due) % len(self.lanes)]
             return self.lanes[heapq.heappop(ready) % len(self.lanes)] if ready else None
-        except IndexError:  # another took the last one meanwhile
-            # There may be one in the other heap; where both are empty, nothing is left.
+        except IndexError:  # another thread took the last one meanwhile
+            # The other heap may still have one.
             return self.take(queue, owed_s) if ready or due else None
 
     def give_back(self, lane: Lane[OwnerT, RecordT]) -> int | None:
-        """Take a lane back. Returns its queue when it is ready again: the caller looks there again, or wakes one."""
+        """Release a lane. Returns its queue if it is ready again: the caller takes it, or wakes a worker."""
         lane.claim.release()
         return self._enqueue(lane) if lane.runs or lane.due else None
 
     def _enqueue(self, lane: Lane[OwnerT, RecordT]) -> int | None:
         """Claim a lane that has work and is free, and put it on its heap."""
         while (lane.runs or lane.due) and lane.claim.acquire(False):  # noqa: FBT003 - as above
-            # Only a holder takes work away, and that is this thread now: what is seen here stays.
+            # Only the holder removes work, and that is this thread now: work seen here stays.
             if lane.runs or lane.due:
                 return self._push(lane)
-            # A former holder finished it before the claim. Look again after the release: whoever appended meanwhile
-            # found the lane claimed and relies on this.
+            # A former holder emptied it before the claim. Look again after the release: a thread that appended
+            # meanwhile found the lane claimed and relies on this.
             lane.claim.release()
         return None
 
@@ -120,5 +120,5 @@ class Scheduler(Generic[OwnerT, RecordT]):
 
     @property
     def idle(self) -> bool:
-        """Whether no lane is ready or held; keys and runs that wait in one do not count."""
+        """Whether no lane is ready or held. Parked keys and runs set aside do not count."""
         return not any(lane.claim.locked() for lane in self.lanes)
