@@ -1,7 +1,7 @@
 """penstock: ordered, concurrent consumption of Kafka with transactional messages and Spark sinks.
 
-`App` runs handlers and sinks, `TransactionalProducer` and `Coordinator` make messages transactional,
-`penstock.spark_sink` holds the Spark half. Names are loaded when they are asked for (PEP 562): a Spark worker that
+`App` runs handlers and sinks, `TransactionalProducer` and `Coordinator` make messages transactional, and
+`penstock.spark_sink` has the source and sinks for Spark. Names are loaded on first use (PEP 562): a Spark worker that
 imports the source does not load the consumer, and a command's help loads nothing.
 """
 
@@ -198,5 +198,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Name what can be asked for."""
+    """List the public names."""
     return sorted({*globals(), *__all__})

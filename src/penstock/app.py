@@ -1,4 +1,4 @@
-"""`App`: handlers and sinks by decorator, run as one. The face of penstock; the engines do the work."""
+"""`App`: registers handlers and sinks by decorator, and runs them together. The engines do the work."""
 
 from __future__ import annotations
 
@@ -47,43 +47,44 @@ if TYPE_CHECKING:
 class App(HandlerRegistry, SinkRegistry):
     """A consumer group with its handlers and sinks.
 
-    Nothing is connected before `run` or `start`. Registering is for one thread; everything else may be called from any.
+    Nothing connects before `run` or `start`. Register from one thread; call everything else from any thread.
 
     Args:
-        name: name of the app: the consumer group and the threads are called by it.
-        bootstrap_servers: addresses of brokers, `host:port` with commas in between; left out where they stand outside
-            of the code: see `penstock.settings`.
+        name: name of the app, of its consumer group and of its threads.
+        bootstrap_servers: addresses of brokers, `host:port` separated by commas. Leave it out if a settings file or the
+            environment has them: see `penstock.settings`.
         workers: worker threads.
-        max_concurrency: `async def` handlers under way at once.
-        config: librdkafka's keys as they are.
-        coordinator: whether this process also runs a transaction coordinator; or one of your own, not started.
+        max_concurrency: most `async def` handlers that run at once.
+        config: librdkafka's keys, unchanged.
+        coordinator: True: this process also runs a transaction coordinator; or give your own, not started.
         prefix: prefix of the transaction topics, for the coordinator that `True` makes.
-        pinned: one lane for each worker, which alone serves it.
-        max_in_flight: messages of one partition taken in and not done, at most; and as many that are set aside, for a
-            retry or behind one.
-        max_in_flight_bytes: bytes of all messages taken in and not done, at most; and a quarter of that of those that
-            are set aside.
+        pinned: one lane for each worker. Only that worker serves it.
+        max_in_flight: most messages of one partition that are fetched and not done; and as many more that are parked
+            for a retry or behind one.
+        max_in_flight_bytes: most bytes of all messages that are fetched and not done; parked messages may take a
+            quarter of that.
         commit_interval: seconds between commits.
-        stop_timeout: seconds a stop may drain, and a sink's batch may take meanwhile.
-        revoke_timeout: seconds a revocation waits for running handlers, and for its commit.
+        stop_timeout: seconds that a stop may drain, and a sink's batch may take meanwhile.
+        revoke_timeout: seconds that a revocation waits for running handlers and for its commit.
         stall_after: seconds in a handler after which the watchdog reports a message.
-        time_limit: seconds that a handler may take which states no `time_limit`; None (default) for ever.
-        dead_letter_limit: when the app stops rather than give up one more message.
+        time_limit: seconds that a handler without its own `time_limit` may take; None (default): no limit.
+        dead_letter_limit: the rate of failed messages at which the app stops instead of writing more dead letters.
         middlewares: functions `(message, call_next)` around every handler, the first outermost; see `Middleware`.
-        telemetry: spans and metrics by OpenTelemetry; None (default) for none, at no cost.
-        exactly_once: whether what handlers return and the offsets of their messages are committed in one Kafka
-            transaction, so that readers of committed messages see each result once; effects outside Kafka are at
-            least once all the same.
+        telemetry: spans and metrics by OpenTelemetry; None (default): none, at no cost.
+        exactly_once: True: the results of handlers and the offsets of their messages are committed in one Kafka
+            transaction, so readers of committed messages see each result once. Effects outside Kafka stay at least
+            once.
         transaction_interval: seconds between two such transactions.
-        report: whether each process tells the topic `penstock.reports` how it does, for `penstock status`; or how.
-        commands: whether each process carries out commands in the topic `penstock.commands`, as by the dashboard: who
-            may write there commands it; or which topic, and with which token.
+        report: True: each process reports its state to the topic `penstock.reports`, for `penstock status`; or give
+            `ReportSettings`.
+        commands: True: each process executes commands of the topic `penstock.commands`, for example of the dashboard.
+            Anyone with write permission on the topic can command it. Or give `CommandSettings`, with a token.
 
     Raises:
-        ConfigurationError: an option is wrong, here or where it stands instead of this: see `penstock.settings`.
+        ConfigurationError: an option is wrong, in the code, a settings file or the environment.
     """
 
-    #: The names of the options that the program has stated.
+    #: The names of the options that the program states.
     stated: frozenset[str]
 
     @refusing_removed
@@ -172,17 +173,17 @@ class App(HandlerRegistry, SinkRegistry):
         """Return a sink that calls this app's handlers on Spark's executors, for `sink` or `foreachBatch`.
 
         Args:
-            topics: topics whose handlers to take; those of all, when left out. `start` leaves them to Spark from then
-                on, so that no message is handled by both.
-            parallelism: tasks that a batch is spread over.
+            topics: topics whose handlers to take; default: all. `start` leaves these topics to Spark, so that no
+                message is handled twice.
+            parallelism: number of tasks of a batch.
             headers: whether frames have the column `headers`, which the source's option `includeHeaders` adds.
-            name: of the query, under which it remembers what it has published; needed where handlers publish or have
-                dead letters.
-            ledger_topic: where it remembers that, `penstock.spark-ledger` when left out.
-            overlap: whether handlers of one key may run at once, in which case no setting of Spark is refused.
+            name: name of the query, under which the sink records its published results. Required if handlers publish
+                or have dead letters.
+            ledger_topic: the topic of these records; default: `penstock.spark-ledger`.
+            overlap: "allowed": handlers of one key may run at once, and no setting of Spark is refused.
 
         Raises:
-            ConfigurationError: a topic has no handler, or a handler cannot be kept on executors: see `HandlerSink`.
+            ConfigurationError: a topic has no handler, or a handler cannot run on executors: see `HandlerSink`.
         """
         from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 
@@ -224,18 +225,17 @@ class App(HandlerRegistry, SinkRegistry):
         table: str = "penstock_inbox",
         schema: str | None = None,
     ) -> None:
-        """Have the app trim the inbox that its handlers have in a database: see `penstock.inbox`.
+        """Trim the inbox table of the handlers regularly: see `penstock.inbox`.
 
-        Once a minute each process deletes the old records of its partitions' messages, below the committed offsets.
+        Once a minute, each process deletes the old records of its partitions below the committed offsets.
 
         Args:
-            connect: opens a connection, of the kinds `inbox` takes, which the app closes; called on a thread of its
-                own.
-            keep: how long records stay in any case, in addition to the handlers' `retry_delays`. It must be longer than
-                a process can be cut off from its group in the middle of a handler and come back, and than messages of
-                retry topics wait when they are due: what is handled then counts as new where the record is gone.
+            connect: opens a connection of a kind that `inbox` accepts; the app closes it. Called on its own thread.
+            keep: how long records stay at least, in addition to the handlers' `retry_delays`. It must be longer than a
+                process can be cut off from its group during a handler, and than due messages wait in retry topics: a
+                message whose record is gone counts as new.
             table: the table's name.
-            schema: the schema it is in; the connection's own where it is None.
+            schema: the table's schema; None: the connection's own.
 
         Raises:
             ConfigurationError: an argument is wrong.
@@ -245,21 +245,21 @@ class App(HandlerRegistry, SinkRegistry):
         self._inboxes.append(InboxTrimmer(connect, keep, table, schema))
 
     def start(self) -> RunningApp:
-        """Start the handlers, the sinks, and the coordinator where asked for, and return at once.
+        """Start the handlers, the sinks and the coordinator, if there is one, and return at once.
 
         Raises:
             BrokerConnectionError: no broker answered.
             TopicNotFoundError: a topic does not exist.
-            MissingRightError: the brokers do not allow what it needs; the message says what gives it.
-            ConfigurationError: there is nothing to run, `coordinator` is none, PySpark or Java is missing for a sink,
-                a sink has neither a checkpoint nor a ledger, or the Kafka client refused its configuration.
-            SinkError: a sink cannot store what its query gives it.
+            MissingRightError: a permission is missing; the message has the command that gives it.
+            ConfigurationError: there is nothing to run, `coordinator` is invalid, PySpark or Java is missing for a
+                sink, a sink has neither a checkpoint nor a ledger, or the Kafka client refused its configuration.
+            SinkError: a sink cannot store the frames of its query.
         """
         if not self.consumes and not self._sinks:
             what = "register one with @app.handler(topic) or @app.sink(topic)"
             raise ConfigurationError(f"app {self.name} has no handler and no sink; {what}")
         config, handlers = self._settings.config, (*self._handlers.values(), *self._patterns.values())
-        # A message that waits in retry topics is below the committed offset, and the one that it was.
+        # A message in a retry topic keeps its inbox record, which is below the committed offset.
         retry_s = math.ceil(max((sum(handler.retry_delays) for handler in handlers), default=0))
         for inbox in self._inboxes:
             inbox.retry_s = retry_s
@@ -276,26 +276,26 @@ class App(HandlerRegistry, SinkRegistry):
 
     @property
     def config(self) -> ClientConfig:
-        """Its client settings, by librdkafka's names."""
+        """The client settings, by librdkafka's names."""
         return self._settings.config
 
     def report_to(self, telemetry: Telemetry) -> Telemetry:
-        """Report to it where the app was given no telemetry; return where it reports. Before the start."""
+        """Use this telemetry if the app has none; return the one in use. Call it before the start."""
         self._settings = replace(self._settings, telemetry=self._settings.telemetry or telemetry)
         return self._settings.telemetry or telemetry
 
     @property
     def _left_out(self) -> frozenset[str]:
-        """Topics that no pattern takes: those left to Spark, and the store's own."""
+        """Topics that no pattern matches: those of Spark, of the transaction store and of the fleet."""
         commands, reports = self.commands or CommandSettings(), self.report or ReportSettings()
         ours = {reports.topic, commands.topic, commands.audit_topic}
         return frozenset(self._handlers) | StoreTopics(self._prefix).all | ours
 
     def consumer(self, cluster: Cluster | None = None) -> LitePushConsumer:
-        """Return a consumer with the app's handlers, save those left to Spark, not started.
+        """Return a consumer with the app's handlers, without those left to Spark. It is not started.
 
         Args:
-            cluster: where its clients and the time come from; a real cluster at `bootstrap_servers` when left out.
+            cluster: source of clients and time; default: the Kafka cluster at `bootstrap_servers`.
 
         Raises:
             ConfigurationError: the app has no handler.
@@ -326,12 +326,12 @@ class App(HandlerRegistry, SinkRegistry):
         )
 
     def run(self) -> None:
-        """Run until SIGTERM or SIGINT: the first drains, commits and leaves the group, the second leaves at once.
+        """Run until SIGTERM or SIGINT. The first drains, commits and leaves the group; the second leaves at once.
 
-        Call it from the main thread, for only that hears signals.
+        Call it from the main thread: only that receives signals.
 
         Raises:
-            PenstockError: what stopped the app, where it stopped by itself; and as `start`.
-            StoppedError: messages that were taken in were not done in time, or a second signal did not wait for them.
+            PenstockError: the error that stopped the app, and the errors of `start`.
+            StoppedError: fetched messages were not done in time, or a second signal did not wait for them.
         """
         run_until_signal(self.name, self.start)

@@ -1,4 +1,4 @@
-"""Addresses of databases, as SQL stores and SQL sinks take them. It needs `penstock[sql]`."""
+"""Parses database addresses of SQL stores and SQL sinks. It needs `penstock[sql]`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from penstock.errors import ConfigurationError
 
 
 def parse_database_url(text: str) -> sa.URL:
-    """Return the address of a file of SQLite, or of a server with its driver named; else `ConfigurationError`.
+    """Return the address of an SQLite file or of a server, with its driver; otherwise raise `ConfigurationError`.
 
-    MariaDB is a MySQL: which of the two a server is, SQLAlchemy finds when it connects.
+    MySQL and MariaDB share one name: SQLAlchemy distinguishes the servers when it connects.
     """
     try:
         url = sa.make_url(text)

@@ -1,4 +1,4 @@
-"""The description of a process: what `penstock explain`, reports and the page show of it, as JSON has it."""
+"""The description of a process, as JSON values, for `penstock explain`, reports and the page."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from penstock.consumer.inspect.details import ParkedMessage
 from penstock.spark_sink.progress import SinkStatistics
 from penstock.transactions import Coordinator
 
-#: Parked keys that are shown of one process.
+#: Most parked keys that are shown of one process.
 _MOST_PARKED = 50
-#: Pending transactions that are, the oldest.
+#: Most pending transactions that are shown, oldest first.
 _MOST_TRANSACTIONS = 50
 
 
@@ -25,7 +25,7 @@ def description(
     sinks: Iterable[SinkStatistics],
     coordinator: Coordinator | None,
 ) -> dict[str, object]:
-    """Return the description of an app of that name: keys as text, bytes escaped. Any thread."""
+    """Return the description of an app: keys as text, bytes escaped. Any thread."""
     return {
         "group": name,
         "partitions": [{**_fields(partition), "text": str(partition)} for partition in partitions],
@@ -37,10 +37,10 @@ def description(
 
 
 def coordinator_description(coordinator: Coordinator) -> dict[str, object]:
-    """Return what reports show of a coordinator: its counts, its oldest transactions, what those wait for, who settles.
+    """Return the description of a coordinator: counts, oldest transactions with their obstacles, and its operator.
 
-    `operator` says who settles what is pending: anybody where the store is in Kafka, else the coordinator, where it
-    hears commands, by the group and the member that those are for.
+    `operator` says who can settle pending transactions: anybody if the store is in Kafka; otherwise the coordinator, if
+    it accepts commands, under this group and member.
     """
     hears = {"group": coordinator.group, "member": coordinator.member} if coordinator.hears_commands else {}
     return {
@@ -67,7 +67,7 @@ def coordinator_description(coordinator: Coordinator) -> dict[str, object]:
 
 
 def _details(consumer: LitePushConsumer) -> dict[str, object]:
-    """Return what reports show of a consumer beside its partitions and counts."""
+    """Return the description of a consumer, without its partitions and counts."""
     found = consumer.details(_MOST_PARKED)
     return {
         "parked": [_fields(message) for message in found.parked],
@@ -78,8 +78,8 @@ def _details(consumer: LitePushConsumer) -> dict[str, object]:
 
 
 def _fields(described: Explanation | ParkedMessage) -> dict[str, Any]:
-    """Return the fields of a value that has no values within, with its key as text."""
-    # Not `asdict`, which copies deeply: of a thousand partitions that is most of what a report costs.
+    """Return the fields of a flat value, with its key as text."""
+    # Not `asdict`, whose deep copies are most of the cost of a report on a thousand partitions.
     shown = {field.name: getattr(described, field.name) for field in fields(described)}
     key = described.key.decode(errors="backslashreplace") if isinstance(described.key, bytes) else described.key
     shown["key"] = None if key is None else str(key)

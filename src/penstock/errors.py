@@ -1,7 +1,7 @@
-"""Every error penstock raises, so that a caller can catch the root or the kind.
+"""All errors of penstock: one root, and a class for each kind that a caller may catch.
 
-Each message answers three questions: what happened, to which topic, partition, offset or transaction, and
-what to do next. Payloads, keys and secrets never appear in one.
+Each message says what happened, to which topic, partition, offset or transaction, and what to do next. Payloads, keys
+and secrets never appear in it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StoreConnectionError(PenstockError, ConnectionError):
 
 
 class RegistryConnectionError(PenstockError, ConnectionError):
-    """A schema registry was not reached, or could not answer; the value itself may be good."""
+    """A schema registry was not reached, or could not answer; the value itself may be valid."""
 
 
 class TopicNotFoundError(PenstockError, LookupError):
@@ -40,19 +40,20 @@ class MessageFormatError(PenstockError, ValueError):
 
 
 class StoppedError(PenstockError, RuntimeError):
-    """The object was stopped, or stopped itself; the cause, where there is one, is chained."""
+    """The object was stopped, or stopped itself; its cause, if any, is chained."""
 
 
 class RetryLater(PenstockError):  # noqa: N818 - it asks for something, it reports no error
-    """Raised by a handler: try this message again after so many seconds, whatever the policy's waits are.
+    """Raised by a handler: try this message again after some seconds, instead of the policy's wait.
 
-    It counts as a try, whichever failures the policy retries; when to give up is still for the policy's `stop`.
+    It counts as a try, and the policy retries it like any failure that it retries. The policy's `stop` still decides
+    when to give up.
 
     Args:
-        seconds: how long to wait, at least; a negative number counts as 0.
+        seconds: least time to wait; a negative number counts as 0.
 
     Raises:
-        ConfigurationError: that is no finite number.
+        ConfigurationError: `seconds` is no finite number.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -68,11 +69,11 @@ class RetryLater(PenstockError):  # noqa: N818 - it asks for something, it repor
 class BatchError(PenstockError):
     """Raised by a batch handler: these messages of the batch failed, the others are done.
 
-    Of each line (a key, or with `order="partition"` a partition) the messages behind the first failed one are handed
-    over once more, after it, so that the order holds; with `order="none"` only the failed ones are.
+    To keep the order, messages behind the first failed one of their key (with `order="partition"`: of their partition)
+    are handed over again, after it. With `order="none"`, only the failed ones are.
 
     Args:
-        failed: what each failed message ended with, by its place in the list that the handler got.
+        failed: the error of each failed message, by its index in the handler's list.
     """
 
     def __init__(self, failed: Mapping[int, BaseException]) -> None:
@@ -81,7 +82,7 @@ class BatchError(PenstockError):
 
 
 class GivenUpError(PenstockError):
-    """What a dead letter died of that somebody had given up: its tries were not exhausted, or its handler held it."""
+    """The error in a dead letter of a message that was given up by request, before its tries were exhausted."""
 
     def __init__(self, place: str, tries: int, failed_with: str) -> None:
         last = f", the last of which failed with {failed_with}" if failed_with else ""
@@ -89,11 +90,11 @@ class GivenUpError(PenstockError):
 
 
 class HandlerTimeLimitError(BaseException):
-    """A handler took longer than its `time_limit`: a failure of its message, which the retry policy sees as any other.
+    """A handler took longer than its `time_limit`. It is a failure of the message, and the retry policy applies.
 
-    Raised within a plain handler, at whatever it is doing; an `async def` handler is cancelled instead. As for
-    cancelling, `except Exception` does not catch it: a loop that survives all errors would survive this one. `finally`
-    and `with` clean up. A handler that catches it and returns has done its work.
+    It is raised inside a plain handler, at its present line. An `async def` handler is cancelled instead. Like a
+    cancellation, `except Exception` does not catch it: otherwise a loop that survives all errors would survive this
+    one. `finally` and `with` clean up. If a handler catches it and returns, the message is done.
     """
 
     def __init__(self, text: str = "the handler took longer than its time_limit") -> None:
@@ -101,17 +102,17 @@ class HandlerTimeLimitError(BaseException):
 
 
 class WorkersBlockedError(PenstockError, RuntimeError):
-    """Half of the worker threads are in handlers that do not return: the process must be started again.
+    """Half of the worker threads are in handlers that do not return: the process must be restarted.
 
-    `penstock run` ends with exit code 4 then. The messages that blocked them are given up, so they do not come again.
+    `penstock run` ends with exit code 4 then. The messages in these handlers were given up, so they do not come again.
     """
 
 
 class NotGivenUpError(PenstockError):
-    """A message was not given up; the text says where it is, and what can be done.
+    """A message was not given up. The text says where it is and what to do.
 
     Attributes:
-        is_under_way: whether it will be, once its dead-letter topic takes it.
+        is_under_way: whether it will still be given up, once its dead-letter topic has stored it.
     """
 
     def __init__(self, text: str, *, is_under_way: bool = False) -> None:
@@ -120,7 +121,7 @@ class NotGivenUpError(PenstockError):
 
 
 class TransactionError(PenstockError, RuntimeError):
-    """A transactional message could not be taken to the state that was asked for."""
+    """A transactional message could not be brought to the requested state."""
 
 
 class HalfNotStoredError(TransactionError):
@@ -128,31 +129,31 @@ class HalfNotStoredError(TransactionError):
 
 
 class DecisionNotStoredError(TransactionError):
-    """The decision is not known to be durable; a check of the producer group settles it, or an operator."""
+    """The decision is not known to be durable. A check of the producer group or an operator settles it."""
 
 
 class TransactionRefusedError(TransactionError):
-    """A decision stands already that forbids what was asked for; the local transaction must not commit."""
+    """An earlier decision forbids the request; the local transaction must not commit."""
 
 
 class StoreInUseError(PenstockError, RuntimeError):
-    """Another process holds the store; one at a time can have it."""
+    """Another process holds the store. Only one process at a time can open it."""
 
 
 class StoreDamagedError(PenstockError, RuntimeError):
-    """What a store had acknowledged is missing or no longer reads; it was not opened, and nothing was changed."""
+    """Acknowledged records of a store are missing or unreadable. It was not opened, and nothing was changed."""
 
 
 class StoreFailedError(PenstockError, OSError):
-    """A store's disk failed; the store takes nothing more; what it acknowledged is there when it is opened again."""
+    """A store's disk failed, and the store accepts nothing more. Acknowledged records are kept for the next opening."""
 
 
 class PublicationNotSeenError(TransactionError):
-    """The decision is stored, but the message was not seen to be visible in time; it will be, unless it was refused."""
+    """The decision is stored, but the message did not become visible in time. It will, unless its topic refuses it."""
 
 
 class BufferFullError(TransactionError):
-    """As many transactions are in flight as the producer may hold; nothing of this one was sent."""
+    """The producer has the most transactions in flight that it may have. Nothing of this one was sent."""
 
 
 class SinkError(PenstockError, RuntimeError):
@@ -160,11 +161,11 @@ class SinkError(PenstockError, RuntimeError):
 
 
 class SourceError(PenstockError, RuntimeError):
-    """The Spark source could not read what it was asked for."""
+    """The Spark source could not read the requested offsets."""
 
 
 class DevBrokerError(PenstockError, RuntimeError):
-    """The embedded broker, or what it needs, could not be started."""
+    """The embedded broker could not be started."""
 
 
 def class_name(error: BaseException) -> str:
@@ -174,7 +175,7 @@ def class_name(error: BaseException) -> str:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and what it was raised from, each once: a chain may be a circle."""
+    """Yield an exception and its chain of causes, each once: a chain may be circular."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -184,12 +185,11 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def raised() -> BaseException:
-    """Return what a bare `except:` has caught, as an exception.
+    """Return the exception that a bare `except:` caught.
 
-    The client library's `KafkaError` descends from `object` alone, and yet it can be raised: by the library out of the
-    callbacks of a poll, and by a user's `raise message.error()`. `except BaseException` lets it pass, and neither
-    logging nor a traceback can show it. So where a thread begins, and where users' code is called, stands a bare
-    `except:`.
+    The client library's `KafkaError` is no exception class, but it can be raised: by the library out of callbacks of a
+    poll, and by a user's `raise message.error()`. `except BaseException` does not catch it, and neither logging nor a
+    traceback can show it. So the top of each thread, and each call of users' code, has a bare `except:`.
     """
     error: object = sys.exc_info()[1]
     if isinstance(error, BaseException):
@@ -197,7 +197,7 @@ def raised() -> BaseException:
     wrapped = PenstockError(
         f"{error} was raised, which is no exception; where your own code raises it, write `raise KafkaException(error)`"
     )
-    # What was caught would stand as its context, and no traceback could be printed.
+    # With the caught object as its context, no traceback could be printed.
     wrapped.__suppress_context__ = True
     return wrapped
 

@@ -1,7 +1,7 @@
-"""What a process gives to `penstock.fleet`: its name, how it reports and hears commands, and what may be done to it.
+"""The interface of a process to `penstock.fleet`: its name, its settings for reports and commands, its operations.
 
-`App` and the coordinators know this file only. `penstock.fleet` stands above them: it is asked for by name, where
-`report=` or `commands=` is on, and nothing of it is loaded otherwise.
+`App` and the coordinators import only this file. `penstock.fleet` is a layer above them. It is imported by name if
+`report=` or `commands=` is on, and not loaded otherwise.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from penstock.errors import ConfigurationError
 from penstock.option_list import refusing_removed
 from penstock.options import ClientConfig, instance_id
 
-#: Not `penstock.status`: that is the topic of a transaction store with the prefix `penstock`, kept for an hour.
+#: Not `penstock.status`, which is a topic of the transaction store with the prefix `penstock`.
 REPORTS_TOPIC = "penstock.reports"
-#: Seconds between two reports that a reader believes at most: who claims more would be heard of too late.
+#: The longest interval of reports, in seconds: with a longer one, a silent member would be noticed too late.
 MOST_INTERVAL_S = 60.0
-#: Holds the token that commands are signed with.
+#: The environment variable with the token that signs commands.
 TOKEN_VARIABLE = "PENSTOCK_COMMANDS_TOKEN"  # noqa: S105 - the name of a variable
-#: Characters of a token at least.
+#: Least characters of a token.
 LEAST_TOKEN = 16
-#: Characters of a name in a report.
+#: Most characters of a name in a report.
 _MOST_NAME = 250
 
 
 @dataclass(frozen=True, slots=True)
 class ReportSettings:
-    """How a member reports, where `App(report=True)` is not enough.
+    """Settings of a member's reports, for `App(report=...)`.
 
     Args:
-        topic: name of the topic; created when absent. All whose state is to be seen together share it.
-        interval: seconds between two reports; they come less often where making one takes over 0.5 % of that.
+        topic: name of the topic; created if absent. Apps that are shown together share it.
+        interval: seconds between two reports. It grows if making a report takes more than 0.5 % of it.
 
     Raises:
         ConfigurationError: an option is wrong.
@@ -60,13 +60,12 @@ ReportSettings.__init__ = refusing_removed(ReportSettings.__init__)  # type: ign
 
 @dataclass(frozen=True, slots=True)
 class CommandSettings:
-    """How a member is commanded, where `App(commands=True)` is not enough.
+    """Settings of a member's commands, for `App(commands=...)`.
 
     Args:
-        topic: name of the topic of commands; created when absent. Whoever may write it commands the members.
-        audit_topic: name of the topic in which stands what was done; created when absent.
-        token: with it, commands that were not signed with it are ignored; taken from `PENSTOCK_COMMANDS_TOKEN` where it
-            is left out.
+        topic: name of the topic of commands; created if absent. Anyone with write permission on it can command members.
+        audit_topic: name of the topic of the audit log; created if absent.
+        token: if set, commands without its signature are ignored; default: `PENSTOCK_COMMANDS_TOKEN`.
 
     Raises:
         ConfigurationError: an option is wrong.
@@ -87,24 +86,24 @@ class CommandSettings:
             )
 
     def with_token(self) -> CommandSettings:
-        """Return the same with the token of the environment where it has none; `ConfigurationError` as above."""
+        """Return these settings with the environment's token if they have none; `ConfigurationError` as above."""
         token = self.token or os.environ.get(TOKEN_VARIABLE) or None
         return self if token == self.token else replace(self, token=token)
 
 
 def report_settings(given: bool | ReportSettings) -> ReportSettings | None:
-    """Return the settings that a user gave as `report`, or None for none; `ConfigurationError` where it is neither."""
+    """Return the settings for the option `report`, or None if it is off; `ConfigurationError` if it is invalid."""
     return check.switched("report", given, ReportSettings)
 
 
 def command_settings(given: bool | CommandSettings) -> CommandSettings | None:
-    """Return the settings that a user gave as `commands`, or None; `ConfigurationError` where it is neither."""
+    """Return the settings for the option `commands`, or None if it is off; `ConfigurationError` if it is invalid."""
     return check.switched("commands", given, CommandSettings)
 
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """As whom a process reports and hears commands."""
+    """The identity of a process in reports and commands."""
 
     group: str
     member: str
@@ -118,30 +117,30 @@ class Sender:
 
 
 def sender_of(group: str, config: ClientConfig) -> Sender:
-    """Return as whom this process reports: by its `group.instance.id` the same after a restart, else a new one."""
+    """Return the identity of this process: stable over restarts with a `group.instance.id`, otherwise new."""
     host = socket.gethostname()
     member = instance_id(config) or f"{host}-{os.getpid()}-{secrets.token_hex(2)}"
     return Sender(group[:_MOST_NAME], member[:_MOST_NAME], host[:_MOST_NAME], os.getpid())
 
 
 class Outcome(Enum):
-    """What came of an action."""
+    """The outcome of an action."""
 
     DONE = "done"
-    #: Sent to members, and no answer came in time.
+    #: Sent to members, without an answer in time.
     SENT = "sent"
-    #: It could not be, and nothing was done.
+    #: Not possible; nothing was done.
     REFUSED = "refused"
-    #: What was done is not known, or it broke off.
+    #: It broke off, or its effect is unknown.
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a member can do. All of it may be called from any thread; `RunningApp` says how each behaves.
+    """The operations of a member, callable from any thread; see `RunningApp`.
 
     Attributes:
-        stacks: returns, by name, the stacks of handlers that are no threads of their own, each as `traceback` has it.
+        stacks: returns by name the stacks of running handlers, each as text of `traceback`.
     """
 
     pause: Callable[[str, int | None], None]
@@ -152,12 +151,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class StoreOperator:
-    """What a coordinator can do to the transactions of its store. Called on the listener's thread.
+    """The operations of a coordinator on the transactions of its store. Called on the listener's thread.
 
     Attributes:
-        settle: decides a pending one, given its id, the decision, who asked and the command's id, for the audit;
-            returns whether that took effect, and the sentence that says so.
-        resume: brings a discarded one back, given its id, who asked and the command's id; returns the sentence.
+        settle: decides a pending transaction. Takes its id, the decision, the requester and the command's id for the
+            audit; returns the outcome and a sentence about it.
+        resume: brings a discarded transaction back. Takes its id, the requester and the command's id; returns a
+            sentence.
     """
 
     settle: Callable[[str, str, str, str], tuple[Outcome, str]]
@@ -169,7 +169,7 @@ Describe = Callable[[], Mapping[str, Any]]
 
 
 class Service(Protocol):
-    """What `penstock.fleet` runs in a process, on a thread of its own. `start` and `stop` are for one thread."""
+    """A service of `penstock.fleet` with a thread of its own. Call `start` and `stop` from one thread."""
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -180,14 +180,14 @@ class Service(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FleetMember:
-    """A process as `penstock.fleet` needs it.
+    """The part of a process that `penstock.fleet` needs.
 
     Attributes:
-        sender: as whom it reports, and the group and the member that commands for it name.
+        sender: its identity in reports and commands.
         bootstrap_servers: addresses of the brokers.
         config: client settings by librdkafka's names.
-        report: how it reports; None where it does not.
-        commands: how it is commanded; None where it is not.
+        report: settings of its reports; None: it does not report.
+        commands: settings of its commands; None: it accepts none.
     """
 
     sender: Sender
@@ -197,7 +197,7 @@ class FleetMember:
     commands: CommandSettings | None = None
 
     def reporter(self, describe: Describe) -> Service | None:
-        """Return what reports this process, not started; None where it does not report."""
+        """Return the reporter of this process, not started; None if it does not report."""
         if self.report is None:
             return None
         reporter = _of_fleet("reports.reporter", "Reporter", "report")
@@ -205,7 +205,7 @@ class FleetMember:
         return made
 
     def listener(self, doing: Member | StoreOperator) -> Service | None:
-        """Return what carries out commands, not started; None where it hears none."""
+        """Return the listener that executes commands, not started; None if the process accepts none."""
         if self.commands is None:
             return None
         listener = _of_fleet("commands.listener", "CommandListener", "commands")
@@ -221,7 +221,7 @@ class FleetMember:
 
 
 def _of_fleet(module: str, name: str, option: str) -> Callable[..., Any]:
-    # By its name: an import would make the engines depend on a tool.
+    # Imported by name: an import statement would make the engines depend on a tool.
     try:
         found: Callable[..., Any] = getattr(import_module(f"penstock.fleet.{module}"), name)
     except ModuleNotFoundError as error:

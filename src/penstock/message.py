@@ -1,7 +1,7 @@
-"""What a handler receives: one Kafka record, read-only.
+"""`Message`: one Kafka record as a handler receives it, read-only.
 
-A `Message` is a thin view on the record object of the client library: fields are fetched when they are
-asked for, so an empty handler pays for none of them. `Message.of` makes one by hand, for tests.
+It is a thin view of the client library's record. Each field is read on access, so an empty handler pays for none.
+`Message.of` makes one by hand, for tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: Names and contents of headers, in their order; a name may stand twice.
+#: Names and contents of headers, in order; names may repeat.
 Headers = tuple[tuple[str, bytes | None], ...]
 
 #: `timestamp()` types of the client library, in the order of its constants (librdkafka `rd_kafka_timestamp_type_t`).
@@ -26,18 +26,18 @@ _NO_TIMESTAMP = 0
 
 
 class HandlerThread(threading.local):
-    """What a thread that calls handlers says of itself, to what they call: the consumer group; None elsewhere."""
+    """Thread-local data for code that handlers call: the consumer group; None outside of handlers."""
 
     group: str | None = None
 
 
-#: Of the present thread. Written by the thread itself before it calls a handler.
+#: The data of the present thread. The thread writes it before it calls a handler.
 handler_thread = HandlerThread()
 
 
 @contextmanager
 def calling_handlers_of(group: str) -> Iterator[None]:
-    """Have the present thread call handlers of a consumer group meanwhile."""
+    """Set the consumer group of the present thread within the block."""
     before, handler_thread.group = handler_thread.group, group
     try:
         yield
@@ -46,7 +46,7 @@ def calling_handlers_of(group: str) -> Iterator[None]:
 
 
 class Record(Protocol):
-    """What penstock needs of a fetched record: the reading half of `confluent_kafka.Message`."""
+    """The interface of a fetched record: the reading half of `confluent_kafka.Message`."""
 
     def topic(self) -> str:
         """Name of the topic."""
@@ -75,14 +75,14 @@ class Record(Protocol):
 
 #: Calls `headers` of a record: see `headers_of`.
 _read_headers: Callable[[Record], list[tuple[str, bytes | None]] | None] = methodcaller("headers")
-#: Stands where the client could not carry a record's own headers over.
+#: The header of records whose own headers the client could not transfer.
 HEADERS_LOST = "penstock-headers-lost"
-#: Stands for the headers of a record whose own cannot be read; known by its identity.
+#: Replaces the headers of a record that cannot be read; compared by identity.
 UNREADABLE_HEADERS: list[tuple[str, bytes | None]] = [(HEADERS_LOST, b"a header name is not UTF-8")]
 
 
 def column(records: Sequence[Record], method: str) -> list[Any]:
-    """Return what a method of each record answers. The records are of one type; no step of the interpreter a record."""
+    """Call a method of each record and return the results, in C. All records have the same type."""
     return list(map(getattr(type(records[0]), method), records)) if records else []
 
 
@@ -92,15 +92,16 @@ def position_of(record: Record) -> str:
 
 
 def headers_of(record: Record) -> list[tuple[str, bytes | None]] | None:
-    """Return a record's headers. Read them by this only.
+    """Return a record's headers. All code must read headers by this function.
 
-    A header's name may be any bytes on the wire. confluent-kafka 2.16 cannot show one that is not UTF-8: its first
-    answer is an error, and the second a list with holes that ends the process when it is looked at. So after the first
-    the record is given another list, by which later readers get the same error. That answer is a result with an error
-    set, which Python notices where C calls C, as here, and not in a call of its own that it has made quick.
+    On the wire, a header name may be any bytes. confluent-kafka 2.16 cannot return a name that is not UTF-8: its first
+    call raises an error, and the second returns a list with holes, which ends the process when it is used. So after the
+    first error, the record gets a replacement list, which makes later calls raise the same error. The first call may
+    return a result and set an error at once. Python notices that in a call from C, as here, but not in a specialised
+    call of its own.
 
     Raises:
-        UnicodeDecodeError: a header's name is not UTF-8; none of the headers can be had.
+        UnicodeDecodeError: a header name is not UTF-8; none of the headers can be read.
     """
     try:
         found = _read_headers(record)
@@ -115,7 +116,7 @@ def headers_of(record: Record) -> list[tuple[str, bytes | None]] | None:
 
 
 def readable_headers(record: Record) -> list[tuple[str, bytes | None]]:
-    """Return a record's headers; instead of those that cannot be had, `UNREADABLE_HEADERS`."""
+    """Return a record's headers, or `UNREADABLE_HEADERS` if they cannot be read."""
     try:
         return headers_of(record) or []
     except UnicodeDecodeError:
@@ -123,16 +124,16 @@ def readable_headers(record: Record) -> list[tuple[str, bytes | None]]:
 
 
 def timestamp_of(record: Record) -> int | None:
-    """Return a record's milliseconds since the epoch, or None where it carries none."""
+    """Return a record's milliseconds since the epoch, or None if it has no time."""
     kind, milliseconds = record.timestamp()
-    # A producer may write Kafka's -1 for none, which then comes with the type of its own clock.
+    # A producer may write -1 for "no time"; the type is then that of create time.
     return None if kind == _NO_TIMESTAMP or milliseconds < 0 else milliseconds
 
 
 class Message:
-    """One Kafka record as a handler sees it. Read-only, and safe to share between threads.
+    """One Kafka record as a handler receives it. Read-only, and safe to share between threads.
 
-    Bytes are bytes: penstock decodes a key or a value only where a decoder is named on the handler.
+    Keys and values are bytes. Only a decoder that the handler names decodes them.
     """
 
     __slots__ = ("_record",)
@@ -156,14 +157,14 @@ class Message:
         """Make a message by hand, to call a handler in a test.
 
         Args:
-            value: the body, or None for a tombstone.
-            topic: name of the topic it claims to come from.
+            value: the value, or None for a tombstone.
+            topic: name of the topic.
             partition: number of the partition.
             offset: offset in that partition.
             key: the key, or None.
             headers: pairs of name and bytes.
             timestamp: create time in milliseconds since the epoch, or None.
-            attempt: which try of it this is said to be, 1 for the first.
+            attempt: number of the try, 1 for the first.
 
         Raises:
             ConfigurationError: `attempt` is below 1.
@@ -200,12 +201,12 @@ class Message:
 
     @property
     def body(self) -> object:
-        """What the handler's decoder made of the value; the value itself where no decoder is named."""
+        """The decoded value; the value itself if the handler names no decoder."""
         return self._record.value()
 
     @property
     def headers(self) -> Headers:
-        """Headers in wire order; a name may stand more than once."""
+        """Headers in wire order; names may repeat."""
         return tuple(headers_of(self._record) or ())
 
     @property
@@ -215,15 +216,15 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """Which try of the message this is: 1 for the first. Tries before a stay in a retry topic count.
+        """Number of this try: 1 for the first. Tries before a retry topic count.
 
-        What a process did that ended since is not known to the next: there it begins at 1 again, or at what it was when
-        the message came to its retry topic.
+        A new process does not know the tries of an earlier one. It begins at 1 again, or at the count that the message
+        had when it came to its retry topic.
         """
         return 1
 
     def header(self, name: str) -> bytes | None:
-        """Return the last header of that name, or None. The last one wins, as in Kafka's `lastHeader`."""
+        """Return the last header of that name, as Kafka's `lastHeader`, or None."""
         return dict(headers_of(self._record) or ()).get(name)
 
     def __repr__(self) -> str:
@@ -232,9 +233,9 @@ class Message:
 
 
 class FetchedMessage(Message):
-    """A message of a record, made in two steps: `FetchedMessage()`, then its `_record`.
+    """A message that is made in two steps: `FetchedMessage()`, then its `_record`.
 
-    Without a call of an `__init__` in Python, which is half of what making one costs.
+    That avoids a call of an `__init__` in Python, half of the cost of making a message.
     """
 
     __slots__ = ()
@@ -243,39 +244,39 @@ class FetchedMessage(Message):
 
 
 class RetriedMessage(Message):
-    """A message that was tried before. A class of its own: the first try, which nearly all are, pays nothing for it."""
+    """A message that was tried before. It has its own class, so that first tries, nearly all, pay nothing for it."""
 
     __slots__ = ("_tries",)
 
     def __init__(self, record: Record, tries: int) -> None:
         super().__init__(record)
-        #: How often it was tried before.
+        #: Number of earlier tries.
         self._tries = tries
 
     @property
     def attempt(self) -> int:
-        """Which try of the message this is."""
+        """Number of this try."""
         return self._tries + 1
 
 
 class DecodedMessage(RetriedMessage):
-    """A message whose body was decoded."""
+    """A message with a decoded body."""
 
     __slots__ = ("_body",)
 
     def __init__(self, record: Record, body: object, tries: int = 0) -> None:
-        # Those of its bases, written out: a call of each costs as much as a short body.
+        # Inlined from its base classes: a call of each costs as much as decoding a short body.
         self._record, self._tries, self._body = record, tries, body
 
     @property
     def body(self) -> object:
-        """What the handler's decoder made of the value; None for a tombstone."""
+        """The decoded value; None for a tombstone."""
         return self._body
 
 
 @dataclass(frozen=True, slots=True)
 class FixedRecord:
-    """A `Record` made of given values."""
+    """A `Record` made from values."""
 
     topic_name: str
     partition_number: int

@@ -1,6 +1,6 @@
-"""Lists of options: one that several functions take, what a program has stated of one, and names that are no more.
+"""Lists of options: lists that several functions share, the options that a program states, and removed names.
 
-A list that several functions take is written once, as a `TypedDict`, and shown by each of them.
+A shared list is written once, as a `TypedDict`, and appears in the signature of each function.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ResultT = TypeVar("ResultT")
 
 OwnerT = TypeVar("OwnerT")
 
-#: Options that are no more, and what to write instead.
+#: Removed options, and what to write instead.
 REMOVED: Final[Mapping[str, str]] = {
     "check_listener": "give its method as check=",
     "deferred_timeout": "give each completion its own: DeferredCompletion(timeout=...)",
@@ -38,14 +38,14 @@ _LIKENESS = 0.6
 def takes_options(
     options: type, defaults: Mapping[str, object]
 ) -> Callable[[Callable[ParametersP, ResultT]], Callable[ParametersP, ResultT]]:
-    """Return a decorator for a function with a last parameter `**given: Unpack[options]`.
+    """Return a decorator for a function whose last parameter is `**given: Unpack[options]`.
 
-    The function gets all of the options: those that the caller left out with their defaults. Its signature lists them
-    one by one, for `help()` and whoever else looks. As of any function, another name is a `TypeError`.
+    The function receives all options, with defaults for those that the caller leaves out. Its signature lists them one
+    by one, for `help()` and editors. An unknown name raises `TypeError`, as in any function.
 
     Args:
         options: a `TypedDict`.
-        defaults: the value of each option where it is left out.
+        defaults: the default of each option.
     """
 
     def decorate(function: Callable[ParametersP, ResultT]) -> Callable[ParametersP, ResultT]:
@@ -76,7 +76,7 @@ def takes_options(
 
 
 def refuse_removed(place: str, given: Iterable[str]) -> None:
-    """Raise `ConfigurationError` for an option that is no more, here or anywhere, with what to write instead."""
+    """Raise `ConfigurationError` for a removed option, of this place or of all, with what to write instead."""
     for name in given:
         remedy = REMOVED.get(f"{place}.{name}", REMOVED.get(name))
         if remedy is not None:
@@ -86,7 +86,7 @@ def refuse_removed(place: str, given: Iterable[str]) -> None:
 def refusing_removed(
     make: Callable[Concatenate[OwnerT, ParametersP], None],
 ) -> Callable[Concatenate[OwnerT, ParametersP], None]:
-    """Return an `__init__` that first refuses options that are no more."""
+    """Return an `__init__` that first refuses removed options."""
 
     @functools.wraps(make)
     def checked(self: OwnerT, /, *args: ParametersP.args, **given: ParametersP.kwargs) -> None:
@@ -99,7 +99,7 @@ def refusing_removed(
 def noting_stated(
     make: Callable[Concatenate[OwnerT, ParametersP], None],
 ) -> Callable[Concatenate[OwnerT, ParametersP], None]:
-    """Return an `__init__` that first notes in `stated` the names of the options that it is given."""
+    """Return an `__init__` that first stores the names of its given options in `stated`."""
 
     @functools.wraps(make)
     def noted(self: OwnerT, /, *args: ParametersP.args, **given: ParametersP.kwargs) -> None:

@@ -1,6 +1,6 @@
-"""How settings are checked: one function per rule, each error naming the option, its value and the remedy.
+"""Checks of settings: one function for each rule. Each error names the option, its value and the remedy.
 
-The settings themselves live with the engine they belong to, as frozen slotted dataclasses.
+The settings themselves are frozen dataclasses of the engines.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ SettingsT = TypeVar("SettingsT")
 #: Client configuration: librdkafka's keys as they are.
 ClientConfig = Mapping[str, Any]
 
-#: The longest time to wait: the Kafka client counts milliseconds in 31 bits.
+#: The longest time in seconds: the Kafka client counts milliseconds in 31 bits.
 LONGEST_S = 2_000_000
 
-#: Tells each process of `penstock run --processes N` its number, from 1 on.
+#: The environment variable with the number of a process of `penstock run --processes N`, from 1 on.
 PROCESS_VARIABLE = "PENSTOCK_PROCESS"
-#: Tells them how to name themselves in their group, with their number: no other run has that name, on any host.
+#: The variable with the name of this run, unique among hosts. With their numbers it names the group's members.
 MEMBERS_VARIABLE = "PENSTOCK_MEMBERS"
 
 
 def is_classic(config: ClientConfig) -> bool:
     """Tell whether a consumer joins its group by the classic protocol."""
-    # The client does not mind its case.
+    # The client ignores upper and lower case.
     return str(config.get("group.protocol", "classic")).lower() == "classic"
 
 
 def instance_id(config: ClientConfig) -> str | None:
-    """Return the `group.instance.id` of this process; None where its member is not a named one.
+    """Return the `group.instance.id` of this process; None: its member has no fixed name.
 
-    Members of `penstock run --processes` share one configuration; with one id they would fence each other.
+    Members of `penstock run --processes` share one configuration. With the same id they would fence each other.
     """
     number, given = os.environ.get(PROCESS_VARIABLE), config.get("group.instance.id")
     if given:
         return f"{given}-{number}" if number else str(given)
-    # Named members of the newer protocol cannot leave for good, and one that was killed keeps its successor out until
-    # its session ends (librdkafka 2.16).
+    # With the newer protocol, named members cannot leave the group, and a killed one keeps its successor out until its
+    # session ends (librdkafka 2.16).
     members = os.environ.get(MEMBERS_VARIABLE) if is_classic(config) else None
     return f"{members}-{number}" if members and number else None
 
@@ -57,7 +57,7 @@ def positive(option: str, value: float) -> None:
 
 
 def seconds(option: str, value: float) -> None:
-    """Raise `ConfigurationError` unless the value is a time above zero that a client and a clock can count."""
+    """Raise `ConfigurationError` unless the value is above zero and at most `LONGEST_S`."""
     positive(option, value)
     if value > LONGEST_S:
         raise ConfigurationError(f"{option} must be at most {LONGEST_S:,} seconds (23 days), but is {value!r}")
@@ -65,7 +65,7 @@ def seconds(option: str, value: float) -> None:
 
 def a_telemetry(value: object) -> None:
     """Raise `ConfigurationError` unless the value is None or a `penstock.Telemetry`."""
-    # Nothing of telemetry is loaded for this: without its module there is none of its objects.
+    # This does not load telemetry: without its module no such object exists.
     module = sys.modules.get("penstock.telemetry.settings")
     if value is not None and (module is None or not isinstance(value, module.Telemetry)):
         raise ConfigurationError(
@@ -92,7 +92,7 @@ def positive_int(option: str, value: int) -> None:
 
 
 def is_client_text(value: str) -> bool:
-    """Tell whether the Kafka client takes a text: others end the process in places, or are cut at their NUL."""
+    """Tell whether the Kafka client accepts a text. Other texts end the process in places, or are cut at a NUL."""
     try:
         return b"\0" not in value.encode()
     except UnicodeEncodeError:
@@ -117,7 +117,7 @@ def a_callable(option: str, value: Callable[..., Any]) -> None:
 
 
 def a_plain_function(option: str, value: Callable[..., Any]) -> None:
-    """Raise `ConfigurationError` unless the value can be called and answers itself, not with a coroutine."""
+    """Raise `ConfigurationError` unless the value can be called and returns no coroutine."""
     a_callable(option, value)
     if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(type(value).__call__):
         raise ConfigurationError(
@@ -143,7 +143,7 @@ def one_of(option: str, value: str, *allowed: str) -> None:
 
 
 def switched(option: str, value: bool | SettingsT, kind: type[SettingsT]) -> SettingsT | None:
-    """Return the settings of what is off with False, on with True, and on as settings of `kind` say; None for off."""
+    """Return the settings of an option that takes True, False or settings of `kind`; None for False."""
     if value is True:
         return kind()
     if value is False:
@@ -156,7 +156,7 @@ def switched(option: str, value: bool | SettingsT, kind: type[SettingsT]) -> Set
 
 
 def reserved(config: ClientConfig, owned: Mapping[str, str], owner: str) -> None:
-    """Raise `ConfigurationError` for a setting that `owner` holds itself; `owned` says what to use in its place."""
+    """Raise `ConfigurationError` for a setting that belongs to `owner`; `owned` has the remedies."""
     for key in config:
         if key in owned:
             raise ConfigurationError(f"config[{key!r}] belongs to {owner}: {owned[key]}")
@@ -173,5 +173,5 @@ def names(option: str, value: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def nearest(name: str, known: Iterable[str], likeness: float) -> str | None:
-    """Return which known name a name that is none was meant for; None where none is so like it, from 0 to 1."""
+    """Return the known name that a wrong name probably means; None if none is as similar as `likeness`, from 0 to 1."""
     return next(iter(difflib.get_close_matches(name, list(known), 1, likeness)), None)

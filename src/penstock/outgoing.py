@@ -1,7 +1,7 @@
-"""`Outgoing`: a message that is to be published, by a handler that returns it or in a transaction.
+"""`Outgoing`: a message to publish, returned by a handler or sent in a transaction; and the one check of its parts.
 
-Here is also the one check of what goes out. The client library must not see what does not pass it: of a header name
-with a lone surrogate it ends the process, one with a NUL it publishes cut, and for others it raises what it likes.
+Parts that fail the check must not reach the client library: a header name with a lone surrogate ends the process, one
+with a NUL is published cut, and others raise various errors.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Outgoing:
     """A message to publish.
 
     Attributes:
-        topic: where it is published; the topic must exist.
+        topic: the target topic, which must exist.
         value: bytes, or text, which is written as UTF-8; None is a tombstone. A handler with an `encoder` may return
-            anything that it takes.
-        key: its key, bytes or text; or None. No encoder is asked about it.
-        headers: its headers; names in a transaction must not begin with `penstock-`.
-        partition: the partition to publish to; Kafka's partitioner chooses where it is None.
+            any value that its encoder accepts.
+        key: bytes, text or None. Encoders do not apply to it.
+        headers: its headers; in a transaction, names must not begin with `penstock-`.
+        partition: the target partition; None: Kafka's partitioner chooses.
     """
 
     topic: str
@@ -45,12 +45,12 @@ _MOST_PARTITIONS = 1 << 31
 
 @lru_cache(maxsize=1024)
 def is_topic_name(name: str) -> bool:
-    """Tell whether Kafka takes a name for a topic."""
+    """Tell whether Kafka accepts a topic name."""
     return _TOPIC_NAME.fullmatch(name) is not None
 
 
 def require_topic_name(option: str, name: object) -> None:
-    """Raise `ConfigurationError` unless Kafka takes this as the name of a topic."""
+    """Raise `ConfigurationError` unless Kafka accepts this topic name."""
     if not isinstance(name, str) or not is_topic_name(name):
         raise ConfigurationError(
             f"{option} must be a topic's name, but is {name!r}; give 1 to 249 letters, digits, dots, underscores or "
@@ -59,7 +59,7 @@ def require_topic_name(option: str, name: object) -> None:
 
 
 def require_place(topic: object, partition: object) -> None:
-    """Raise `ConfigurationError` unless a message can go there; None stands for any partition."""
+    """Raise `ConfigurationError` unless topic and partition are valid; None stands for any partition."""
     if not isinstance(topic, str) or not is_topic_name(topic):
         require_topic_name("topic", topic)
     if partition is None:
@@ -69,7 +69,7 @@ def require_place(topic: object, partition: object) -> None:
 
 
 def encoded(option: str, content: object) -> bytes | None:
-    """Return bytes as they are, text as UTF-8; what is neither, or has no UTF-8, raises `ConfigurationError`."""
+    """Return bytes unchanged and text as UTF-8; other values raise `ConfigurationError`."""
     if content is None or isinstance(content, bytes):
         return content
     if isinstance(content, str):
@@ -83,7 +83,7 @@ def encoded(option: str, content: object) -> bytes | None:
 
 
 def as_headers(headers: UserHeaders) -> list[tuple[str, bytes | None]]:
-    """Return headers as they are sent; what cannot be one raises `ConfigurationError`."""
+    """Return headers as they are sent; invalid ones raise `ConfigurationError`."""
     pairs: Iterable[object] = headers.items() if isinstance(headers, Mapping) else headers
     try:
         listed = list(pairs)

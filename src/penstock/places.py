@@ -1,4 +1,4 @@
-"""Places in topics, as they are printed and written everywhere: `orders:1` is a partition, `orders:1@15` a message."""
+"""The notation of places in topics: `orders:1` is a partition, `orders:1@15` a message."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _WITHOUT_OFFSET = re.compile(r"[\w.-]+", re.ASCII)
 
 
 def place_text(topic: str, partition: object, offset: object = None) -> str:
-    """Return a place as it is printed: `orders:1@15`, or `orders:1` without an offset."""
+    """Return a place as text: `orders:1@15`, or `orders:1` without an offset."""
     return f"{topic}:{partition}" if offset is None else f"{topic}:{partition}@{offset}"
 
 
 def place_of(text: str, topic: str | None = None) -> tuple[str, int, int]:
     """Return topic, partition and offset of a place.
 
-    With a `topic` that is known already, the place may be without it, as `1@15`, and must be of no other.
-    `ConfigurationError` says what to write where it is none.
+    If `topic` is given, the text may omit it, as in `1@15`, and must not name another one. Raises `ConfigurationError`,
+    which says what to write, for other texts.
     """
     found = _PLACE.fullmatch(text)
     named = found[1] or topic if found is not None else None
@@ -32,7 +32,7 @@ def place_of(text: str, topic: str | None = None) -> tuple[str, int, int]:
 
 
 def topic_or_place(text: str) -> tuple[str, tuple[int, int] | None]:
-    """Return a topic, and partition and offset where the text names a message of it. Raises as `place_of`."""
+    """Return a topic, and partition and offset if the text names a message of it. Raises as `place_of`."""
     if _WITHOUT_OFFSET.fullmatch(text):
         return text, None
     topic, partition, offset = place_of(text)

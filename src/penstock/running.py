@@ -1,4 +1,4 @@
-"""`RunningApp`: a started app, its parts and how they end."""
+"""`RunningApp`: a started app. It starts and stops its parts in order."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _log = logging.getLogger(__name__)
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-#: Seconds between two looks at a running app, so that the main thread hears signals.
+#: Seconds between two looks at a running app, so that the main thread receives signals.
 LOOK_S = 0.2
 
 
 def coordinator_of(
     given: bool | Coordinator, bootstrap_servers: str, prefix: str, telemetry: Telemetry | None
 ) -> Coordinator | None:
-    """Return the coordinator that an app runs, not started, or None; `ConfigurationError` where given what is none."""
+    """Return the coordinator of an app, not started, or None; `ConfigurationError` if the argument is invalid."""
     if given is True:
         return Coordinator(bootstrap_servers=bootstrap_servers, prefix=prefix, telemetry=telemetry)
     if given is False or isinstance(given, Coordinator):
@@ -75,16 +75,16 @@ class RunningApp:
         self._stop_requested = SignalEvent()
         self._sinks = sinks
         self._inboxes = inboxes
-        # None where it does not report, or is not to be commanded.
+        # None if the app does not report, or accepts no commands.
         self._reporter = self._listener = None
         if fleet is not None:
             self._reporter = fleet.reporter(partial(self.explanation, fleet.sender.group))
             self._listener = fleet.listener(Member(self.pause, self.resume, self.give_up, self.stacks))
 
     def start(self, name: str) -> None:
-        """Start the parts; where one fails, stop those before it. Called once, by `App.start`.
+        """Start the parts. If one fails, stop those before it. Called once, by `App.start`.
 
-        By the app's name it answers `penstock explain` until it is stopped.
+        Until it is stopped, it answers `penstock explain` under the app's name.
         """
         try:
             # Without an `async def` handler the consumer has no event loop, and says so.
@@ -107,7 +107,7 @@ class RunningApp:
         except BaseException:
             try:
                 self.stop()
-            except Exception:  # noqa: BLE001 - why it did not start says more
+            except Exception:  # noqa: BLE001 - the error of the start says more
                 _log.exception("stopping what had started of the app failed")
             raise
 
@@ -115,21 +115,21 @@ class RunningApp:
         """Return the consumer's counts of this moment.
 
         Raises:
-            ConfigurationError: the app has sinks only; they are counted by `sinks()`.
+            ConfigurationError: the app has sinks only; use `sinks()`.
         """
         if self._consumer is None:
             raise ConfigurationError("the app has no handler to count for; its sinks are counted by sinks()")
         return self._consumer.statistics()
 
     def explain(self) -> list[Explanation]:
-        """Return, for every assigned partition, what holds its watermark, where that message is, and since when.
+        """Return for every assigned partition which message holds its watermark, where it is, and since when.
 
-        While this member has no partition, one for each topic, with partition -1, says why.
+        While this member has no partition, there is one entry for each topic, with partition -1 and the reason.
         """
         return [] if self._consumer is None else self._consumer.explain()
 
     def liveness(self) -> Liveness | None:
-        """Return since when the consumer's threads have not come round; None for an app that has sinks only."""
+        """Return since when the consumer's threads have not turned; None for an app with sinks only."""
         return None if self._consumer is None else self._consumer.liveness()
 
     @property
@@ -139,38 +139,38 @@ class RunningApp:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a stop was asked for, or the consumer stops by itself."""
+        """Whether a stop was requested, or the consumer stops by itself."""
         return self._stop_requested.is_set() or (self._consumer is not None and self._consumer.is_stopping)
 
     def sinks(self) -> list[SinkStatistics]:
-        """Return each sink at this moment: what it has read, how far it is behind, how often it was started again."""
+        """Return a snapshot of each sink: rows read, lag, restarts."""
         return [] if self._sinks is None else self._sinks.statistics()
 
     @property
     def queries(self) -> list[StreamingQuery]:
-        """Spark's queries of the app's sinks, those that run now or ended last."""
+        """The Spark query of each sink: the one that runs now, or ran last."""
         return [] if self._sinks is None else self._sinks.queries
 
     @property
     def unfinished(self) -> int:
-        """Messages that were not done when a stop ran out of time, or did not wait; 0 before that."""
+        """Messages that were not done when a stop ended without them; 0 before a stop."""
         return 0 if self._consumer is None else self._consumer.unfinished
 
     def explanation(self, name: str) -> dict[str, object]:
-        """Return what `penstock explain` and reports show of the app, as JSON has it: keys as text, bytes escaped.
+        """Return the app's state for `penstock explain` and reports, as JSON values: keys as text, bytes escaped.
 
-        Whoever shows it to others takes the keys out.
+        Remove the keys before you show it to others.
         """
         described = description(name, self.explain(), self._consumer, self.sinks(), self._coordinator)
         return {**described, "commands": self._listener is not None}
 
     def stacks(self, workers: Iterable[str] | None = None) -> dict[str, str]:
-        """Return the stacks of the handlers on these workers, or on all, by the name of each, the call last."""
+        """Return the stacks of running handlers by worker name, innermost call last; default: of all workers."""
         return {} if self._consumer is None else self._consumer.stacks(workers)
 
     @takes_options(LiveSettings, UNCHANGED_SETTINGS)
     def change(self, **settings: Unpack[LiveSettings]) -> None:
-        """Change settings while the app runs; those left out stay. No message is lost and no order broken by it.
+        """Change settings while the app runs. Options that are left out stay. No message is lost, and order is kept.
 
         Raises:
             ConfigurationError: a value is wrong, or cannot change: no handler is of that kind, or lanes are pinned.
@@ -187,11 +187,11 @@ class RunningApp:
         key_rate: float | Unchanged | None = UNCHANGED,
         retry: RetryPolicy | None = None,
     ) -> None:
-        """Change the limits of a topic's handler while the app runs; those left out stay.
+        """Change the limits of a topic's handler while the app runs. Options that are left out stay.
 
         Args:
-            topic: the topic; the handler's other topics and its retry topics follow.
-            rate: messages/s over all keys; 0 holds all, None removes the limit.
+            topic: the topic; the change includes the handler's other topics and its retry topics.
+            rate: messages/s over all keys; 0 stops the handler, None removes the limit.
             key_rate: messages/s of each key; None removes the limit.
             retry: the policy for failures from now on.
 
@@ -201,11 +201,11 @@ class RunningApp:
         self._require_consumer(topic).change_handler(topic, rate=rate, key_rate=key_rate, retry=retry)
 
     def pause(self, topic: str, partition: int | None = None) -> None:
-        """Fetch nothing more of a topic, or of one partition, in this process, until `resume`.
+        """Stop fetching a topic, or one partition, in this process, until `resume`.
 
-        What was taken in is finished and committed. A partition that goes to another member and comes back is paused
-        still, and partitions that come later to a paused topic are paused, too. Retry topics are paused with their
-        topic, not with a partition of it. It does not reach other members: call it in each.
+        Fetched messages are finished and committed. A partition that goes to another member and comes back is still
+        paused, and so are partitions of a paused topic that come later. Pausing a topic pauses its retry topics;
+        pausing a partition does not. Other members do not notice: call it in each.
 
         Raises:
             ConfigurationError: the topic has no handler in this app, or the partition is no number.
@@ -213,32 +213,32 @@ class RunningApp:
         self._require_consumer(topic).pause(topic, partition)
 
     def resume(self, topic: str, partition: int | None = None) -> None:
-        """Fetch again what `pause` has paused: a topic with all of its partitions, or one partition.
+        """Fetch again after `pause`: a topic with all its partitions, or one partition.
 
-        What back-pressure has paused stays so as long as it must. Raises as `pause`.
+        Pauses by back-pressure stay until it ends. Raises as `pause`.
         """
         self._require_consumer(topic).resume(topic, partition)
 
     def give_up(self, topic: str, partition: int, offset: int, timeout: float = 10.0) -> str:
-        """Have the message that holds a partition written to its dead letters now, and its key go on.
+        """Write the message that holds a partition to its dead-letter topic now, so that its key goes on.
 
-        For a message that waits for its next try, that its handler holds, or that is in its handler, whatever
-        `on_failure` says; its dead-letter topic is made where it is absent. A handler is interrupted as by its
-        `time_limit`, and abandoned if it has not returned 5 s later; its key waits for it.
+        The message may wait for its next try, be held, or be in its handler. `on_failure` does not matter, and a
+        missing dead-letter topic is created. A running handler is interrupted as by its `time_limit`. If it has not
+        returned after 5 s, it is abandoned, and its key waits for it.
 
         Args:
             topic: the topic, or the retry topic.
-            partition: the partition, which this member has.
-            offset: the offset that holds it, as `explain` tells.
-            timeout: seconds to wait until it is written.
+            partition: a partition of this member.
+            offset: the blocking offset, as `explain` shows it.
+            timeout: seconds to wait until the dead letter is written.
 
         Returns:
-            The dead-letter topic that has it.
+            The dead-letter topic of the message.
 
         Raises:
-            NotGivenUpError: it was not given up, or is not written yet; the text says where it is.
+            NotGivenUpError: the message was not given up, or is not written yet; the text says where it is.
             ConfigurationError: the app has no handler.
-            MissingRightError: the dead-letter topic may not be made or written to.
+            MissingRightError: the dead-letter topic may not be created or written to.
         """
         return self._require_consumer(topic).give_up(topic, partition, offset, timeout)
 
@@ -259,17 +259,17 @@ class RunningApp:
                 part.request_stop(now=now)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the app has ended or a stop was requested; return whether that is so.
+        """Wait until the app has ended or a stop was requested; return whether that happened.
 
         Args:
-            timeout: seconds; for ever when left out.
+            timeout: seconds; default: no limit.
 
         Raises:
-            PenstockError: what stopped the app, where it stopped by itself.
+            PenstockError: the error that stopped the app.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            # Looked at first: a query that ends after this is found with its failure in the next turn.
+            # Read first: a query that ends after this is found with its failure in the next turn.
             ended = self._sinks is None or self._sinks.ended
             if self._sinks is not None:
                 self._sinks.raise_failure()
@@ -283,24 +283,24 @@ class RunningApp:
                 return False
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Drain, commit, leave the group; let the sinks finish their batches and end them.
+        """Drain, commit, leave the group, and end the sinks after their batches.
 
         Args:
-            timeout: seconds the drain and the batches may take; the app's `stop_timeout` when left out.
+            timeout: seconds for the drain and the batches; default: the app's `stop_timeout`.
 
         Returns:
-            Whether everything taken in was done, and no batch interrupted.
+            Whether all fetched messages are done and no batch was interrupted.
 
         Raises:
-            PenstockError: what stopped the consumer before, where it stopped by itself.
-            ConfigurationError: a handler called it.
+            PenstockError: the error that had stopped the consumer.
+            ConfigurationError: a handler called this method.
         """
         if self._consumer is not None:
             self._consumer.refuse_own_threads()
         self._stop_requested.set()
         begun = time.monotonic()
         drained = finished = True
-        # The last is ended first, and each whatever the others raise.
+        # Ends them in reverse order, each one whatever the others raise.
         with ExitStack() as parts:
             if self._consumer is not None:
                 parts.callback(self._consumer.close)
@@ -314,7 +314,7 @@ class RunningApp:
             if self._coordinator is not None:
                 parts.callback(self._coordinator.stop)
             if self._sinks is not None:
-                # At the same time as the drain: neither waits for the other.
+                # In parallel to the drain: neither waits for the other.
                 self._sinks.request_stop()
             try:
                 drained = self._consumer is None or self._consumer.stop(timeout)
@@ -334,15 +334,15 @@ class RunningApp:
 
 
 def run_until_signal(name: str, start: Callable[[], RunningApp]) -> None:
-    """Start an app and run it until a signal, or until it has ended; then stop it. For the main thread.
+    """Start an app, run it until a signal or its end, and stop it. For the main thread.
 
     Raises:
-        PenstockError: what stopped the app, where it stopped by itself; and what `start` raises.
-        StoppedError: messages that were taken in were not done in time, or a second signal did not wait for them.
+        PenstockError: the error that stopped the app, and the errors of `start`.
+        StoppedError: fetched messages were not done in time, or a second signal did not wait for them.
     """
     if threading.current_thread() is not threading.main_thread():
         raise ConfigurationError("App.run() hears signals, so it needs the main thread; use App.start() elsewhere")
-    # Before the start, which may take seconds: a signal meanwhile must not end the process without a word.
+    # Before the start, which may take seconds: a signal during it must not end the process silently.
     early: list[int] = []
     former = {
         stop_signal: signal.signal(stop_signal, lambda number, _: early.append(number)) for stop_signal in _STOP_SIGNALS

@@ -1,1 +1,1 @@
-"""Member processes: started, restarted, sent signals, and their output passed on line by line."""
+"""Runs member processes: starts and restarts them, sends signals, and prints their output line by line."""

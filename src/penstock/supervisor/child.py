@@ -1,4 +1,4 @@
-"""A child process that ends with this one, SIGKILL included: the near side of `guard.py`."""
+"""`Child`: a child process that ends when this process ends, even by SIGKILL. The parent's side of `guard.py`."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ _log = logging.getLogger(__name__)
 
 _GUARD = Path(__file__).with_name("guard.py")
 
-#: Seconds the guard may take to start, to report what its command does, or to end: it is a bare interpreter.
+#: Seconds that the guard, a bare interpreter, may take to start, to report, or to end.
 _GUARD_TIMEOUT_S = 20.0
 
 
 class Child:
-    """A command that runs once, can be sent signals, and never outlives this process.
+    """A command that runs once, accepts signals, and never outlives this process.
 
-    For one thread at a time; which thread makes a call, and whether it lives on, does not matter. `signal` may be
-    called by a signal handler.
+    One thread at a time may use it, any thread. Signal handlers may call `signal`.
 
     Args:
-        command: the program and its arguments.
-        stdout: where its output goes, as `subprocess.Popen` takes it; it reads nothing.
-        stderr: where its errors go.
-        environment: its environment; None takes that of this process.
-        grace_s: whole seconds it has to end after SIGTERM, when this process dies or the child is closed; with 0 it is
-            killed at once.
-        remove: a folder that disappears when this process dies.
-        lock: descriptor of a locked file, which stays locked until the command has ended.
+        command: the program and its arguments. It has no standard input.
+        stdout: target of its output, as in `subprocess.Popen`.
+        stderr: target of its errors.
+        environment: its environment; None: that of this process.
+        grace_s: whole seconds between SIGTERM and SIGKILL when this process dies or the child is closed; 0: SIGKILL at
+            once.
+        remove: a folder that is removed when this process dies.
+        lock: descriptor of a locked file, which stays locked until the command ends.
 
     Raises:
-        OSError: this machine makes no further process.
+        OSError: the machine cannot start another process.
     """
 
     def __init__(
@@ -79,63 +78,63 @@ class Child:
 
     @property
     def stdout(self) -> IO[bytes] | None:
-        """What the command prints, where `stdout` is a pipe."""
+        """The command's output, if `stdout` is a pipe."""
         return self._guard.stdout
 
     @property
     def stderr(self) -> IO[bytes] | None:
-        """The command's errors, where `stderr` is a pipe."""
+        """The command's errors, if `stderr` is a pipe."""
         return self._guard.stderr
 
     @property
     def pid(self) -> int | None:
-        """Process id of the command; None where it could not be started."""
+        """Process id of the command; None if it could not be started."""
         self._take_reports(_GUARD_TIMEOUT_S, lambda: self._pid is not None)
         return self._pid
 
     @property
     def suspended(self) -> bool:
-        """Whether the command stands still."""
+        """Whether the command is stopped by a signal."""
         self._take_reports(0, lambda: False)
         return self._stopped
 
     def signal(self, number: int) -> None:
-        """Send a signal to the command; nothing happens when it has ended."""
+        """Send a signal to the command; no effect if it has ended."""
         if not self._closed:
             with contextlib.suppress(BrokenPipeError):
                 self._orders.write(bytes([number]))
 
     def suspend(self) -> bool:
-        """Stop the command with SIGSTOP; tell whether all of its threads stand still.
+        """Stop the command with SIGSTOP, and wait until it has stopped, because the signal takes effect later.
 
-        The signal alone would not do: it takes hold some time later. False when it has ended, or after 20 s.
+        Returns False if the command has ended, or does not stop within 20 s.
         """
         self.signal(signal.SIGSTOP)
         self._take_reports(_GUARD_TIMEOUT_S, lambda: self._stopped)
         return self._stopped and self.wait(0) is None
 
     def resume(self) -> bool:
-        """Let a stopped command go on with SIGCONT; tell whether it does or has ended, within 20 s."""
+        """Continue a stopped command with SIGCONT; return whether it runs or has ended within 20 s."""
         self.signal(signal.SIGCONT)
         self._take_reports(_GUARD_TIMEOUT_S, lambda: not self._stopped)
         return not self._stopped or self.wait(0) is not None
 
     def wait(self, timeout_s: float) -> int | None:
-        """Return the exit code (negative: the signal that ended it), or None when it still runs after `timeout_s`."""
+        """Return the exit code (negative: the signal that ended it), or None if it still runs after `timeout_s`."""
         try:
             return self._guard.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def end(self, number: int, timeout_s: float) -> int | None:
-        """End the command by that signal, by SIGKILL when it takes too long; return its exit code, as `wait` does."""
+        """End the command by a signal, after `timeout_s` by SIGKILL; return its exit code as `wait` does."""
         self.signal(number)
         if self.wait(timeout_s) is None:
             self.signal(signal.SIGKILL)
         return self.wait(_GUARD_TIMEOUT_S)
 
     def close(self) -> None:
-        """End the command if it runs, as when this process dies."""
+        """End the command as if this process died."""
         if self._closed:
             return
         self._closed = True
@@ -147,7 +146,7 @@ class Child:
         os.close(self._reports)
 
     def _take_reports(self, timeout_s: float, until: Callable[[], bool]) -> None:
-        """Take reports until that is so or the time is over; the end of the pipe means that the command has ended."""
+        """Read reports until a condition holds or the time is over. The end of the pipe: the command has ended."""
         deadline = time.monotonic() + timeout_s
         while not self._closed and not until():
             readable, _, _ = select.select([self._reports], [], [], max(0.0, deadline - time.monotonic()))

@@ -1,11 +1,12 @@
-"""The process between a `Child` and its command, so that the command ends however the one that started it ends.
+"""The guard: a process between a `Child` and its command. It ends the command however the parent ends.
 
-It is run by its path under `python -I -S` and imports nothing of penstock. Orders come on stdin, each byte the number
-of a signal for the command; reports leave through a pipe of their own, a line each: the command's process id,
-`stopped`, `continued`. When the command ends, this process ends in the same way, so its exit code is the command's.
+It is run by its path under `python -I -S` and imports nothing of penstock. Orders arrive on stdin: each byte is the
+number of a signal for the command. Reports leave through a pipe of their own, one line each: the command's process id,
+`stopped`, `continued`. When the command ends, the guard ends with the same exit code or signal.
 
-PR_SET_PDEATHSIG alone would not do: it fires when the *thread* that forked dies. So the parent's death is seen as the
-end of stdin or, where a fork of the parent keeps that open, as a new parent process. The signal guards the last link.
+PR_SET_PDEATHSIG alone is not enough: it fires when the *thread* that forked dies. So the guard notices the parent's
+death by the end of stdin or, if a fork of the parent keeps that open, by a new parent process. The death signal
+protects the link between guard and command.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ import sys
 #: `prctl` option of Linux, from <sys/prctl.h>.
 _PR_SET_PDEATHSIG = 1
 
-#: Seconds between two looks at who the parent is; orders, the end of stdin and news of the command are seen at once.
+#: Seconds between two checks of the parent's id. Orders, the end of stdin and changes of the command are seen at once.
 _PARENT_INTERVAL_S = 1.0
 
 
 def main(arguments: list[str]) -> None:
     """Guard `REPORT_FD PARENT_PID GRACE_S FOLDER_TO_REMOVE COMMAND...`; an empty folder name removes nothing.
 
-    When the parent dies, the command gets SIGTERM and is killed after the grace, or is killed at once where that is 0.
+    When the parent dies, the command gets SIGTERM, and SIGKILL after the grace; with a grace of 0, SIGKILL at once.
     """
     report, parent, grace_s, folder, *command = arguments
     os.set_inheritable(int(report), False)  # noqa: FBT003 - it takes no keyword
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, as the parent may have it, no end would be seen
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the parent's setting ignores it, no end would be reported
     guard = os.getpid()
-    # Before the handlers below: a signal that meets the child before its exec must end it.
+    # Before the handlers below: a signal that reaches the child before its exec must end it.
     child = os.fork()
     if child == 0:
         _become(command, guard)
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> None:
     # The child is not waited for yet, so its process id is still its own.
     signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
     os.kill(child, signal.SIGTERM if int(grace_s) else signal.SIGKILL)
-    os.kill(child, signal.SIGCONT)  # one that stands still would not hear the first
+    os.kill(child, signal.SIGCONT)  # a stopped process does not receive SIGTERM
     signal.alarm(int(grace_s))
     os.waitpid(child, 0)
     if folder:

@@ -1,8 +1,8 @@
-"""`penstock run --processes N`: one process that starts N members of the group and keeps them running.
+"""`penstock run --processes N`: a supervisor that starts N members of the group and keeps them running.
 
-A member that dies is started again after a growing wait, one that asks for it (code 4) at once. What a new start cannot
-fix, wrong use (code 2), ends the whole run. One loop looks who has ended, and starts who is due; a thread for each
-stream of a member prints its lines. Signals are passed on from within their handler, so that nothing holds a signal up.
+A member that dies is restarted after a growing wait; one that asks for a restart (code 4), at once. Wrong use (code 2),
+which a restart cannot fix, ends the whole run. One loop notices ended members and starts due ones. A thread for each
+stream of a member prints its lines. The signal handler passes signals on itself, so that nothing delays them.
 """
 
 from __future__ import annotations
@@ -30,32 +30,33 @@ from penstock.supervisor.stopping import StopRequests
 _log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-#: What members hear at the first and the second; the next one kills them. Two kinds, so that a member to which systemd
-#: sends each signal as well takes both of a kind for one, however slow we are, and the second kind for a second.
+#: The signals that members get at our first and second signal; the next one kills them. systemd may send each signal to
+#: members, too. With two kinds, a member counts our late copy and systemd's signal as one request, and the second kind
+#: as a second request.
 _PASSED_ON = {1: signal.SIGTERM, 2: signal.SIGINT}
 _MEMBERS_INTERVAL_S = 0.1
-#: A line longer than this is printed in parts.
+#: Longer lines are printed in parts.
 _MAX_LINE_BYTES = 65_536
-#: Seconds in which what a member that ended has printed is printed; a process that it left behind may go on writing.
+#: Seconds to print the last lines of an ended member. A process that it left behind may keep its streams open.
 _LAST_LINES_S = 5.0
-#: Seconds a member has to end in order when this process has died, before it is killed.
+#: Seconds for a member to end in order after this process has died, before it is killed.
 _END_BUDGET_S = 60
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a member that died is started again."""
+    """When a dead member is restarted."""
 
-    #: How often in a row one member is, before the run ends.
+    #: Restarts of one member in a row before the run ends.
     max_restarts: int = 10
-    #: Seconds after which a member counts as up, and its earlier deaths as past.
+    #: Seconds after which a member counts as up, and its restarts in a row start at zero.
     reset_after_s: float = 60.0
-    #: Seconds before the first restart in a row, which double from one to the next, up to the most.
+    #: Seconds before the first restart in a row; they double each time, up to `most_wait_s`.
     first_wait_s: float = 0.5
     most_wait_s: float = 30.0
 
     def delay_before(self, restart: int) -> float | None:
-        """Return the seconds to wait before this restart in a row, the first being 1; None when there is none."""
+        """Return the seconds before the n-th restart in a row, from 1; None: no more restarts."""
         if restart > self.max_restarts:
             return None
         return min(self.most_wait_s, self.first_wait_s * 2.0 ** (restart - 1))
@@ -63,34 +64,34 @@ class RestartPolicy:
 
 @dataclass(slots=True)
 class _Member:
-    """One place in the run: the process that fills it now, or when the next one does."""
+    """One member of the run: its present process, or the time of its next start."""
 
     number: int
     process: Child | None = None
-    #: They print what it prints.
+    #: The threads that print its output.
     printers: list[threading.Thread] = field(default_factory=list)
     started: float = 0.0
-    #: When the next process is due; None while one runs, and when none is to come.
+    #: When the next process is due; None while one runs, and if none will follow.
     due: float | None = 0.0
     #: Restarts in a row.
     restarts: int = 0
-    #: Whether a process here ever ran long enough, or ended for another reason than that no broker answered.
+    #: Whether one of its processes ran long enough, or ended for another reason than an unreachable broker.
     came_up: bool = False
 
 
 class Processes:
-    """Keeps members running until a signal, until all have ended by themselves, or until one cannot be mended.
+    """Keeps members running until a signal, until all have ended, or until one cannot be restarted.
 
-    For the main thread: only that hears signals.
+    For the main thread: only that receives signals.
     """
 
     def __init__(self, command: Sequence[str], count: int, policy: RestartPolicy | None = None) -> None:
         self._command = list(command)
         self._policy = policy or RestartPolicy()
         self._members = [_Member(number) for number in range(1, count + 1)]
-        # Another run of the same app on this host must not have the names of these members: it would fence them.
+        # Unique, so that another run of the same app on this host does not fence these members.
         self._members_name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
-        # Of each stream of ours: one line at a time goes there.
+        # Our own streams, each with a lock: one line at a time.
         self._sinks = [(sys.stdout.fileno(), threading.Lock()), (sys.stderr.fileno(), threading.Lock())]
         self._stop_requests = StopRequests()
         self._giving_up = False
@@ -99,7 +100,7 @@ class Processes:
     def run(self) -> int:
         """Run, and return the exit code: 0 ended in order, 1 failed, 2 wrong use, 3 no broker ever answered."""
         former = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
-        # Where it is ignored, which a shell or a container may hand down, nobody learns the exit code of a member.
+        # A shell or container may have set it to "ignore": then no exit code of a member would be reported.
         former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             while any(member.process is not None or member.due is not None for member in self._members):
@@ -108,7 +109,7 @@ class Processes:
                     self._tend(member, now)
                 time.sleep(_MEMBERS_INTERVAL_S)
         finally:
-            # Members that still run, after a failure of our own, end at the same time.
+            # Members that still run after a failure of our own end in parallel.
             self._signal_all(signal.SIGTERM)
             for member in self._members:
                 if member.process is not None:
@@ -173,7 +174,7 @@ class Processes:
         if code == 0:
             _log.info("process %d ended", member.number)
         elif self._stopping:
-            # One that hears no signals yet, or no more, dies of ours.
+            # A member that starts or ends has no handler for our signal and dies of it.
             if self._code == 0 and -code not in _SIGNALS:
                 _log.error("process %d %s while it was stopped", member.number, _how(code))
                 self._code = EXIT_FAILED
@@ -181,7 +182,7 @@ class Processes:
             _log.error("process %d found what a new start cannot mend; the run ends", member.number)
             self._give_up(EXIT_USAGE)
         elif code == EXIT_RESTART:
-            # It gave up what it hung at, which does not come again: this is no death in a row.
+            # It gave the hanging messages up, and they do not come again: this is no restart in a row.
             _log.warning("process %d asks to be started again, for its handlers do not return", member.number)
             member.due = now
         else:
@@ -231,11 +232,11 @@ class Processes:
 
 
 def _print_lines(prefix: bytes, source: IO[bytes], sink: int, lock: threading.Lock) -> None:
-    """Print a member's lines, each with its number before it, until the stream ends."""
+    """Print a member's lines, with its number as prefix, until the stream ends."""
     with source:
         while line := source.readline(_MAX_LINE_BYTES):
             rest = prefix + line + (b"" if line.endswith(b"\n") else b"\n")
-            # A reader that went away costs the output, not the work. Past Python's buffers: they would keep the error.
+            # Without a reader the output is lost, but the work goes on. Python's buffers would keep the error.
             with lock, contextlib.suppress(OSError):
                 while rest:
                     rest = rest[os.write(sink, rest) :]
@@ -243,13 +244,13 @@ def _print_lines(prefix: bytes, source: IO[bytes], sink: int, lock: threading.Lo
 
 def run_processes(arguments: Sequence[str], count: int, max_restarts: int) -> int:
     """Run `penstock run ARGUMENTS...` in several processes; return the exit code."""
-    # -P: a file of the current folder must not stand in for penstock; `penstock run` puts that folder on the path.
+    # -P: a file in the current folder must not shadow penstock; `penstock run` adds that folder to the path itself.
     command = [sys.executable, "-P", "-m", "penstock", "run", *arguments]
     return Processes(command, count, RestartPolicy(max_restarts)).run()
 
 
 def _how(code: int) -> str:
-    """Say how a process ended."""
+    """Return how a process ended, as text."""
     if code >= 0:
         return f"ended with code {code}"
     try:

@@ -1,4 +1,4 @@
-"""How a process hears that it is to stop: signals, counted, waited for, and as the end of a block."""
+"""Stop signals of a process: counted, waited for, or used as the end of a block."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from queue import Empty, SimpleQueue
 
 from penstock.options import PROCESS_VARIABLE
 
-#: Seconds within which the same signal counts once: nobody presses a key again so soon, and no script means to.
+#: Seconds within which equal signals count once: no user presses a key twice so soon.
 _SAME_SIGNAL_S = 0.05
-#: The same in a member of `penstock run --processes`: the supervisor gets the signal as well, and may pass it on late.
+#: The same in a member of `penstock run --processes`: its supervisor also gets the signal, and may pass it on late.
 _SAME_SIGNAL_OF_MEMBER_S = 0.25
 
 
 class SignalEvent:
-    """An event that a signal handler may set, also while the thread that it interrupts waits for it or sets it.
+    """An event that a signal handler may set, even while the interrupted thread waits for it or sets it.
 
-    `threading.Event` takes a lock in both, and a handler runs on the main thread wherever that is: it would wait for a
-    lock that its own thread holds. `SimpleQueue.put` is reentrant by contract, for such uses. It is set once, for good;
-    any thread may call anything, and so may a signal handler save for `wait`.
+    `threading.Event` takes a lock for both. A signal handler runs on the main thread, which may hold that lock: a
+    deadlock. `SimpleQueue.put` is reentrant by contract. The event is set once, for good. Any thread may call any
+    method; a signal handler, all except `wait`.
     """
 
     __slots__ = ("_is_set", "_token")
@@ -40,22 +40,22 @@ class SignalEvent:
         return self._is_set
 
     def wait(self, timeout: float) -> bool:
-        """Wait until it is set, for `timeout` seconds at most; return whether it is."""
+        """Wait until it is set, at most `timeout` seconds; return whether it is set."""
         if not self._is_set:
             try:
                 self._token.get(timeout=timeout)
             except Empty:
                 return self._is_set
-            # For the next who waits.
+            # For the next waiter.
             self._token.put(None)
         return True
 
 
 class StopRequests:
-    """Counts requests to stop. For signal handlers: all calls come from the main thread.
+    """Counts stop requests. For signal handlers: all calls come from the main thread.
 
-    A signal that comes twice at once is one request: `timeout`, systemd and launchers signal a whole group, and whoever
-    started the process may pass the same signal on.
+    Two equal signals at once are one request: `timeout`, systemd and launchers signal a whole process group, and the
+    parent process may pass the same signal on.
     """
 
     __slots__ = ("_former", "_same_signal_s", "count")
@@ -67,7 +67,7 @@ class StopRequests:
         self._same_signal_s = _SAME_SIGNAL_OF_MEMBER_S if PROCESS_VARIABLE in os.environ else _SAME_SIGNAL_S
 
     def add(self, number: int, now: float) -> bool:
-        """Take a signal that came at this time, in seconds; return whether it is a request of its own."""
+        """Count a signal at a time in seconds; return whether it is a new request."""
         former, then = self._former
         if number == former and now - then < self._same_signal_s:
             return False
@@ -77,14 +77,14 @@ class StopRequests:
 
 
 class _Stop(BaseException):
-    """Raised in the main thread by a signal. Not an Exception: no `except Exception` on its way may eat it."""
+    """Raised in the main thread by a signal. Not an `Exception`, so that no `except Exception` catches it."""
 
 
 @contextlib.contextmanager
 def until_signal() -> Iterator[None]:
     """Leave the block at SIGINT or SIGTERM; context managers inside it close in order. Main thread only.
 
-    A second signal interrupts that closing, so that a command that hangs can still be left.
+    A second signal interrupts the closing, so that a hanging command can still be ended.
     """
 
     def stop(_number: int, _frame: object) -> None:
