@@ -1,9 +1,8 @@
-"""Settings from outside of the code: a file, the environment, the command line; each goes before the ones before it.
+"""Settings from outside the code: a file, the environment and the command line. Later ones override earlier ones.
 
-An option of `App` is what the code states; what it leaves out is what `penstock.toml` or `[tool.penstock]` of
-`pyproject.toml` says. A file that somebody names, a profile, `PENSTOCK_<OPTION>` and the command line go before the
-code. Commands take their connection from the same places. Types are checked here; what a value may be is checked by
-whoever takes it.
+For an option that the code leaves out, `penstock.toml` or `[tool.penstock]` of `pyproject.toml` in the current folder
+counts. A file named by `PENSTOCK_SETTINGS`, a profile, `PENSTOCK_<OPTION>` and the command line override the code.
+Commands take their connection from the same places. Types are checked here; the user of an option checks its value.
 """
 
 from penstock.settings.effective import Effective, effective, outside

@@ -1,4 +1,4 @@
-"""`Effective`: the options of an app as they are in the end, each with where it stands."""
+"""`Effective`: the final options of an app, each with its origin."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from penstock.errors import ConfigurationError
 from penstock.settings.sources import layers
 
-#: The origin of what the code gives, or leaves at its default.
+#: The origin of options that the code states or leaves at their defaults.
 CODE = "the code"
 
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """Options by name. Passwords are among them, so `repr` shows only where they stand.
+    """Options by name. They may include passwords, so `repr` shows only the origins.
 
     Attributes:
-        values: the options; of `config` each key is from the last place that names it.
-        origins: where each stands that is not from the code; keys of `config` as `config['name']`.
+        values: the options; each key of `config` comes from the last place that names it.
+        origins: origins of options that are not from the code; keys of `config` appear as `config['name']`.
     """
 
     values: Mapping[str, Any] = field(repr=False)
@@ -34,16 +34,16 @@ class Effective:
         return {name: value for name, value in self.values.items() if name not in options}
 
     def origin(self, option: str) -> str:
-        """Return where an option stands."""
+        """Return the origin of an option."""
         return self.origins.get(option, CODE)
 
     @contextmanager
     def naming_origins(self) -> Iterator[None]:
-        """Have an error about an option say where it stands, for whoever reads it looks into the code first."""
+        """Add the origin of an option to an error about it: readers look into the code first."""
         try:
             yield
         except ConfigurationError as error:
-            # Each check names its option first, as the first word or before what is wrong in it.
+            # Every error begins with the name of its option.
             origin = self.origins.get(str(error).partition(" ")[0])
             if origin is None:
                 raise
@@ -51,9 +51,9 @@ class Effective:
 
 
 def effective(stated: Collection[str], **given: Any) -> Effective:
-    """Return what the code gives, under what stands outside of it; `ConfigurationError` where that is wrong.
+    """Return the options of the code, overridden by settings from outside; `ConfigurationError` if those are wrong.
 
-    Of a file that merely lies in the current folder only the options count that the code has not `stated`.
+    A file that merely lies in the current folder counts only for options that the code has not `stated`.
     """
     values, origins = dict(given), dict[str, str]()
     for layer in layers():
@@ -63,12 +63,12 @@ def effective(stated: Collection[str], **given: Any) -> Effective:
                 values[option] = {**values[option], **found}
                 origins |= {f"config[{name!r}]": layer.origin(option) for name in found}
             elif not (layer.fills_in and option in stated):
-                # True switches an object on that the code gives, which has arguments of its own.
+                # True switches on an object that the code gives, with its own arguments.
                 values[option] = (given.get(option) or True) if value is True else value
                 origins[option] = layer.origin(option)
     return Effective(values, origins)
 
 
 def outside() -> Mapping[str, Any]:
-    """Return the options that are set outside of the code; of `config` each key by itself."""
+    """Return the options that are set outside the code; keys of `config` are merged one by one."""
     return effective((), config={}).values

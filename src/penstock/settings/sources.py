@@ -1,6 +1,6 @@
-"""Where settings stand outside of the code, read in the order in which they go before each other.
+"""The sources of settings outside the code, in order of precedence, lowest first.
 
-Objects (`telemetry`, `middlewares`, `dead_letter_limit`) and the name, which says what the app is, stay in the code.
+Objects (`telemetry`, `middlewares`, `dead_letter_limit`) and the app's name stay in the code.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from penstock.option_list import REMOVED
 from penstock.options import nearest
 from penstock.settings.text import client_settings_text
 
-#: Names the file, instead of `penstock.toml` or `pyproject.toml` in the current folder.
+#: Names the settings file, instead of `penstock.toml` or `pyproject.toml` in the current folder.
 SETTINGS_VARIABLE = "PENSTOCK_SETTINGS"
-#: Names the table `[profiles.NAME]` of the file that goes before what stands outside of it.
+#: Names the table `[profiles.NAME]` of the file, which overrides the rest of the file.
 PROFILE_VARIABLE = "PENSTOCK_PROFILE"
-#: What the command line says, as JSON, for the app that this process or a child of it loads.
+#: The options of the command line, as JSON, for the app that this process or a child of it loads.
 COMMAND_LINE_VARIABLE = "PENSTOCK_COMMAND_LINE"
 PREFIX: Final = "PENSTOCK_"
 
@@ -50,7 +50,7 @@ OPTIONS: Final[Mapping[str, type]] = {
     "commands": bool,
 }
 
-#: How people and tables name a type.
+#: Names of types for errors and tables.
 TYPE_NAMES: Final[Mapping[type, str]] = {
     str: "text",
     int: "whole number",
@@ -59,7 +59,7 @@ TYPE_NAMES: Final[Mapping[type, str]] = {
     dict: "table",
 }
 _TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
-#: Reads a type from text, as the environment and the command line give it.
+#: Parsers for texts of the environment and the command line.
 _FROM_TEXT: Final[Mapping[type, Callable[[str], Any]]] = {
     str: str,
     int: int,
@@ -70,39 +70,39 @@ _FROM_TEXT: Final[Mapping[type, Callable[[str], Any]]] = {
 
 _PROFILES = "profiles"
 _FILE, _PROJECT = "penstock.toml", "pyproject.toml"
-#: Likeness of two names from which on one is taken for the other, misspelt. Strict for variables, which others set too.
+#: Least similarity for a misspelt name. Stricter for variables, because other programs set some, too.
 _ALIKE, _ALIKE_VARIABLE = 0.6, 0.85
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one place says."""
+    """The settings of one source."""
 
-    #: Where it stands, for people.
+    #: The source, as text for users.
     place: str
-    #: Passwords are among them.
+    #: The settings; they may include passwords.
     values: Mapping[str, Any] = field(repr=False)
-    #: Whether it counts only for what the program leaves out: nobody has named it, it lies in the current folder.
+    #: Whether it counts only for options that the program leaves out: a file that merely lies in the current folder.
     fills_in: bool = False
 
     def origin(self, option: str) -> str:
-        """Return where an option's value stands; a variable is named, as it is what there is to change."""
+        """Return the origin of an option for users: the variable's name, or the place."""
         return f"{PREFIX}{option.upper()}" if self.place == "the environment" else self.place
 
     def typed(self) -> Layer:
-        """Return it with the types of the options; `ConfigurationError` that names the first wrong one."""
+        """Return it with values of the options' types; `ConfigurationError` names the first wrong one."""
         return replace(self, values={option: _typed(self, option, value) for option, value in self.values.items()})
 
 
 def layers() -> list[Layer]:
-    """Return what each place says, later ones going before earlier ones. `ConfigurationError` where one is wrong."""
+    """Return the settings of all sources; later ones override earlier ones. `ConfigurationError` if one is wrong."""
     command_line = Layer("the command line", json.loads(os.environ.get(COMMAND_LINE_VARIABLE) or "{}"))
     return [*_from_file(), _from_environment().typed(), command_line.typed()]
 
 
 @contextmanager
 def on_command_line(values: Mapping[str, Any]) -> Iterator[None]:
-    """Have the command line say this, in this process and those that it starts meanwhile."""
+    """Set the options of the command line within the block, for this process and its children."""
     before = os.environ.get(COMMAND_LINE_VARIABLE)
     if values:
         os.environ[COMMAND_LINE_VARIABLE] = json.dumps(dict(values))
@@ -116,13 +116,13 @@ def on_command_line(values: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _from_file() -> list[Layer]:
-    """Return what the file says, and over it what its chosen profile does."""
+    """Return the settings of the file, followed by those of its chosen profile."""
     place, table = _table()
     tables = table.pop(_PROFILES, {})
     if not isinstance(tables, dict) or not all(isinstance(profile, dict) for profile in tables.values()):
         raise ConfigurationError(f"{place}: {_PROFILES} must hold tables; write [{_PROFILES}.production]")
     own = Layer(place, table, fills_in=not os.environ.get(SETTINGS_VARIABLE)).typed()
-    # All of them: a mistake shows before the day it is needed.
+    # All profiles are checked: a mistake shows before the profile is needed.
     profiles = {name: Layer(f"{place}, profile {name}", settings).typed() for name, settings in tables.items()}
     chosen = os.environ.get(PROFILE_VARIABLE)
     if chosen and chosen not in profiles:
@@ -133,7 +133,7 @@ def _from_file() -> list[Layer]:
 
 
 def _table() -> tuple[str, dict[str, Any]]:
-    """Return where the settings stand, and the table with them: an empty one where there is none."""
+    """Return the place of the settings and their table, which is empty if there is no file."""
     named = os.environ.get(SETTINGS_VARIABLE)
     there = [Path(named)] if named else [path for path in (Path(_FILE), Path(_PROJECT)) if path.is_file()]
     if not there:
@@ -142,7 +142,7 @@ def _table() -> tuple[str, dict[str, Any]]:
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
-        # Not chained, and only where it is: what tomllib says may quote the line.
+        # Not chained, and only the position: the text of tomllib may quote the line.
         where = re.search(r"at [^()]*(?=\)$)", str(error))
         raise ConfigurationError(f"{path} is no TOML; correct it ({where[0] if where else 'at its end'})") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -195,8 +195,8 @@ def _typed(layer: Layer, option: str, value: object) -> Any:
     except (KeyError, ValueError):
         pass
     else:
-        # Not isinstance: for Python a bool is an int, but `workers = true` is a mistake.
+        # Not isinstance: in Python a bool is an int, but `workers = true` is a mistake.
         if type(value) is kind or (kind is float and type(value) is int):
             return value
-    # Not chained to the error above: what Python says may quote the value.
+    # Not chained to the error above: Python's text may quote the value.
     raise ConfigurationError(f"{layer.origin(option)}: {option} is wrong; it takes: {TYPE_NAMES[kind]}")

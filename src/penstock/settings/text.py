@@ -1,4 +1,4 @@
-"""Settings of the Kafka clients as text: lines of NAME=VALUE, or a JSON object; and which of them may be shown."""
+"""Client settings as text: lines of NAME=VALUE, or a JSON object; and which values may be shown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 from penstock.errors import ConfigurationError
 
-#: What stands for a value that is not shown.
+#: Replaces a hidden value.
 HIDDEN = "***"
 
 _SECRET = re.compile(
@@ -19,7 +19,7 @@ _USER_IN_URL = re.compile(r"(//)[^/@\s]+@")
 
 
 def client_settings_text(text: str, place: str) -> dict[str, str]:
-    """Return what stands in a text; `ConfigurationError` that names `place` where it is neither lines nor JSON.
+    """Parse a text; `ConfigurationError` that names `place` if it is neither lines nor JSON.
 
     The error repeats no value.
     """
@@ -34,7 +34,7 @@ def client_settings_text(text: str, place: str) -> dict[str, str]:
 
 
 def name_and_value(text: str, place: str, number: int) -> tuple[str, str]:
-    """Return the two halves of NAME=VALUE, which is the `number`th at `place`."""
+    """Return name and value of NAME=VALUE, the `number`th at `place`."""
     name, equals, value = text.partition("=")
     if not name.strip() or not equals:
         raise ConfigurationError(
@@ -44,14 +44,14 @@ def name_and_value(text: str, place: str, number: int) -> tuple[str, str]:
 
 
 def client_value(value: object) -> str:
-    """Return a value as the client library takes it as text: true and false as JSON writes them."""
+    """Return a value as text for the client library: true and false as in JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def shown_value(name: str, value: object) -> str:
-    """Return a client setting's value as it may be printed.
+    """Return a client setting's value for printing.
 
-    Hidden is what is secret by its name, and what is no plain value: a function may show anything.
+    Values with secret names are hidden. For objects and functions only the type is shown.
     """
     if _SECRET.search(name):
         return HIDDEN

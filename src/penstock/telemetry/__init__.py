@@ -1,13 +1,13 @@
-"""OpenTelemetry names and instruments: spans and metrics of the engines, off until a `Telemetry` is given.
+"""Spans and metrics of the engines by OpenTelemetry, off until the user gives a `Telemetry`.
 
-It loads OpenTelemetry's API (never its SDK), so an engine imports it only where the user gave a `Telemetry`. It needs
-the extra `otel`.
+It loads OpenTelemetry's API, never its SDK. An engine imports it only if the user gives a `Telemetry`. It needs the
+extra `otel`.
 """
 
 from penstock.errors import ConfigurationError
 
 try:
-    import opentelemetry.trace  # noqa: F401 - here, so that no module below has to ask whether it is installed
+    import opentelemetry.trace  # noqa: F401 - checked here, so that the modules below can rely on it
 except ModuleNotFoundError as error:
     raise ConfigurationError("Telemetry needs OpenTelemetry; run: pip install 'penstock[otel]'") from error
 

@@ -1,7 +1,7 @@
-"""`ConsumerTelemetry`: all that a consumer engine calls. The engine makes one at start and closes it at the end.
+"""`ConsumerTelemetry`: the telemetry of a consumer engine, which makes it at its start and closes it at its end.
 
-Nothing in it raises for telemetry's own reasons, waits, or leaves a span current on the caller's thread. The spans of
-the Kafka client's operations (poll, commit, send) are reported after the fact: each starts and ends within one call.
+Its methods never wait, never raise because of telemetry, and leave no span current on the caller's thread. The spans of
+client operations (poll, commit, send) are made afterwards: each starts and ends within one call.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ConsumerTelemetry:
         self._hide: Callable[[], None] | None = None
 
     def polled(self, topic: str, messages: Mapping[int, int], duration_s: float) -> None:
-        """Report the messages of one topic in one fetch, as counts by partition; it took `duration_s` seconds."""
+        """Report the messages of one topic in a fetch of `duration_s` seconds, as counts by partition."""
         measured, received = self._measured("poll", None, topic), self._measured("poll", "receive", topic)
         attributes = {**received, names.BATCH_MESSAGE_COUNT: sum(messages.values())}
         if len(messages) == 1:
@@ -63,9 +63,9 @@ class ConsumerTelemetry:
                 self._report(f"poll {topic}", attributes, duration_s, None)
 
     def committed(self, topic: str, partitions: int, error: str | None = None) -> None:
-        """Report the answer to a commit of so many partitions of a topic.
+        """Report the answer to a commit of some partitions of a topic.
 
-        `error` is the name of Kafka's error, as `REBALANCE_IN_PROGRESS`, or None when the group took it.
+        `error` is the name of Kafka's error, for example `REBALANCE_IN_PROGRESS`, or None if the commit succeeded.
         """
         measured = self._measured("commit", "settle", topic)
         if error is not None:
@@ -76,28 +76,28 @@ class ConsumerTelemetry:
     def sending(self, topic: str, headers: Iterable[tuple[str, HeaderT]]) -> list[tuple[str, HeaderT | bytes]]:
         """Report a message that is about to be sent, and return its headers with the context of its span.
 
-        The span is linked to the context that the headers carried, and takes its place in them: from a dead letter the
-        way leads to the span that sent it, and from there to who sent the message first.
+        The span replaces the context in the headers and links to it. So a dead letter leads to the span that sent it,
+        and from there to the original sender.
         """
         given = list(headers)
         sender = extract(given)
         return self._sends.sending(topic, given, _ROOT, () if sender is None else (Link(sender),))
 
     def publishing(self, topic: str, headers: Iterable[tuple[str, HeaderT]]) -> list[tuple[str, HeaderT | bytes]]:
-        """Report a message that a handler returned, as `sending`; its span is a child of the handler's."""
+        """Report a message that a handler returned, as `sending`; its span is a child of the handler's span."""
         return self._sends.sending(topic, headers)
 
     def observe(self, read: Callable[[], Any]) -> None:
-        """Show the consumer in the metrics `penstock.*` until `close`; a second call replaces the first.
+        """Include the consumer in the metrics `penstock.*` until `close`. A second call replaces the first.
 
-        `read` returns `ConsumerStatistics`. It is called on the metric readers' threads, once a collection, and must
+        `read` returns `ConsumerStatistics`. Metric readers call it on their threads, once for each collection. It must
         not wait for the poll thread.
         """
         self.close()
         self._hide = self._registry.add(self._group, read)
 
     def close(self) -> None:
-        """Show the consumer in the metrics no more and drop `read`. May be called more than once."""
+        """Remove the consumer from the metrics and drop `read`. May be called more than once."""
         hide, self._hide = self._hide, None
         if hide is not None:
             hide()
@@ -108,7 +108,7 @@ class ConsumerTelemetry:
     def _report(
         self, name: str, attributes: Mapping[str, AttributeValue], duration_s: float, error: str | None
     ) -> None:
-        """Make a span of something that just ended."""
+        """Make a span for an operation that just ended."""
         now = time.time_ns()
         began = now - int(duration_s * _NANOSECONDS)
         span = self._tracer.start_span(name, _ROOT, SpanKind.CLIENT, attributes, start_time=began)

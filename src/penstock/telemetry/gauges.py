@@ -1,8 +1,8 @@
-"""Observable metrics of consumers, coordinators and queries that come and go, on instruments that stay.
+"""Observable metrics of consumers, coordinators and queries, which come and go, on permanent instruments.
 
 OpenTelemetry cannot unregister a callback, and its Python SDK ignores those of an instrument that is made a second time
 (open-telemetry/opentelemetry-python issues 2454 and 4304). So the instruments of a provider are made once, and
-consumers are registered with them and unregistered.
+consumers register and unregister with them.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ _log = logging.getLogger(__name__)
 
 Point = tuple[float, Mapping[str, str]]
 
-#: The name of a consumer, coordinator or query, and what reads its statistics, on the metric readers' threads.
+#: The name of a consumer, coordinator or query, and the function that reads its statistics on the readers' threads.
 _Member = tuple[str, Callable[[], Any]]
 
 
 class Kind(Enum):
-    """How an observed value adds up, by the method of a meter that makes its instrument."""
+    """Kinds of instruments, by the method of a meter that makes them."""
 
-    #: It only rises.
+    #: A value that only rises.
     COUNTER = "create_observable_counter"
-    #: It rises and falls, and the values of several consumers may be added.
+    #: A value that rises and falls; values of several consumers may be added.
     UP_DOWN_COUNTER = "create_observable_up_down_counter"
-    #: It says something of one thing alone.
+    #: A value that cannot be added to others.
     GAUGE = "create_observable_gauge"
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedMetric:
-    """A metric that is read from statistics; its unit is in UCUM, its description for whoever charts it."""
+    """A metric that is read from statistics. Its unit is in UCUM; its description is for users of charts."""
 
     kind: Kind
     name: str
     unit: str
-    #: The name of a field of the statistics, or what reads the metric's values with their attributes.
+    #: A field of the statistics, or a function that returns the values with their attributes.
     read: str | Callable[[Any], Iterable[Point]]
     description: str
 
     def points(self, statistics: Any) -> Iterable[Point]:
-        """Return its values in statistics, with their attributes; none where the field is None."""
+        """Return its values with their attributes; empty if the field is None."""
         if callable(self.read):
             return self.read(statistics)
         value = getattr(statistics, self.read)
@@ -60,16 +60,16 @@ class ObservedMetric:
 
 
 class GaugeRegistry:
-    """The observable instruments of one provider, and their members, distinguished by a label. Thread-safe."""
+    """The observable instruments of one provider, and their members, which a label distinguishes. Thread-safe."""
 
     def __init__(self, meter: Meter, shown: Sequence[ObservedMetric], label: str) -> None:
         self._label = label
         self._lock = threading.Lock()
-        # Replaced under the lock, never changed. A collection does not take it: a member that is removed would wait for
-        # `read`, and `read` may wait for the thread that removes it.
+        # Replaced under the lock, never changed. A collection does not take the lock: otherwise the removal of a member
+        # would wait for `read`, and `read` may wait for the removing thread.
         self._members: tuple[_Member, ...] = ()
-        # What the members said in this collection, and which metrics were asked for since. Two readers that collect at
-        # once may mix two moments, each of which is true.
+        # The statistics of this collection, and the metrics asked for so far. Two readers that collect at once may mix
+        # two moments, both valid.
         self._statistics: list[tuple[str, Any]] = []
         self._asked: set[str] = set()
         for metric in shown:
@@ -77,7 +77,7 @@ class GaugeRegistry:
             make(metric.name, [partial(self._observe, metric)], metric.unit, metric.description)
 
     def add(self, name: str, read: Callable[[], Any]) -> Callable[[], None]:
-        """Show a member; return the function that shows it no more, which may be called more than once."""
+        """Add a member; return the function that removes it, which may be called more than once."""
         member = name, read
         with self._lock:
             self._members = (*self._members, member)
@@ -89,12 +89,12 @@ class GaugeRegistry:
         return remove
 
     def _observe(self, metric: ObservedMetric, _options: CallbackOptions) -> Iterable[Observation]:
-        # A collection asks for each metric once, so the first that asks a second time begins the next collection.
+        # A collection asks for each metric once, so the first repeated metric begins the next collection.
         if not self._asked or metric.name in self._asked:
             self._asked = set()
             self._statistics = list(_read_all(self._members))
         self._asked.add(metric.name)
-        # A callback may give a set of attributes only once, and two consumers of a process may be of one group.
+        # A callback may return each set of attributes only once, and a process may have two consumers of one group.
         values: dict[frozenset[tuple[str, str]], float] = {}
         for name, statistics in self._statistics:
             for value, attributes in metric.points(statistics):
@@ -107,26 +107,26 @@ def _read_all(members: Iterable[_Member]) -> Iterator[tuple[str, Any]]:
     for name, read in members:
         try:
             yield name, read()
-        except Exception:  # noqa: BLE001 - one that cannot be read must not take the others' metrics along
+        except Exception:  # noqa: BLE001 - a member that cannot be read must not hide the others' metrics
             _log.exception("the metrics of %s could not be read; they are missing this time", name)
 
 
-#: The registries by label: of OpenTelemetry's global provider, whichever it is or will be, and of others. Of the
-#: process, as the instruments are: kept as long as the provider lives.
+#: The registries by label: of OpenTelemetry's global provider, present or future, and of other providers. They belong
+#: to the process, as instruments do, and live as long as their provider.
 _of_the_global: dict[str, GaugeRegistry] = {}
 _of_others: WeakKeyDictionary[object, dict[str, GaugeRegistry]] = WeakKeyDictionary()
 _registries_lock = threading.Lock()
 
 
 def registry_of(telemetry: Telemetry, shown: Sequence[ObservedMetric], label: str) -> GaugeRegistry:
-    """Return the gauge registry of a meter provider for a label, whose metrics are always the same."""
+    """Return the registry of a meter provider for a label. A label always has the same metrics."""
     current = metrics.get_meter_provider()
     provider = telemetry.meter_provider or current
     with _registries_lock:
-        # One that was given by name may have become the global one since.
+        # A provider that the user gave may have become the global one since.
         known = _of_others.get(provider, {})
         if provider is current and label not in known:
-            # Instruments that were made before the application set its provider went over to that one.
+            # Instruments made before the application set its provider now belong to that one.
             known = _of_the_global
         elif provider is not current:
             known = _of_others.setdefault(provider, known)

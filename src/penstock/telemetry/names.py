@@ -1,6 +1,6 @@
-"""The names of telemetry, of OpenTelemetry's messaging conventions (1.44) and penstock's own, and what all spans share.
+"""Names of attributes, from OpenTelemetry's messaging conventions (1.44) and our own, and common parts of spans.
 
-The Python package of the conventions keeps its names under a private one. Those that are used more than once are here.
+The Python package of the conventions has these names in a private module. Names that are used more than once are here.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ STORE_PREFIX: Final = "penstock.transactions.prefix"
 #: Name of a Spark query.
 SPARK_QUERY: Final = "penstock.spark.query"
 
-#: Bucket boundaries, in seconds, that the conventions ask for in both histograms of durations.
+#: Bucket boundaries in seconds, as the conventions require for both histograms of durations.
 DURATION_BOUNDARIES_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 
 
 def attributes(operation: str, kind: str | None = None, topic: str | None = None) -> dict[str, AttributeValue]:
-    """Return the attributes that spans, which have a kind, and metrics share: of an operation, and on a topic."""
+    """Return the common attributes of spans (with a `kind`) and metrics for an operation, optionally on a topic."""
     found: dict[str, AttributeValue] = {"messaging.system": "kafka", "messaging.operation.name": operation}
     if kind is not None:
         found[OPERATION_TYPE] = kind
@@ -42,7 +42,7 @@ def attributes(operation: str, kind: str | None = None, topic: str | None = None
 
 
 def mark_failed(span: Span, error: BaseException) -> str:
-    """Mark a span as failed by the type of an error alone, for its text may quote the payload; return the type."""
+    """Mark a span as failed with the type of an error, not its text, which may quote the payload; return the type."""
     kind = class_name(error)
     span.set_attribute(ERROR_TYPE, kind)
     span.set_status(StatusCode.ERROR)

@@ -1,7 +1,7 @@
-"""The metrics that are read from statistics when a metric reader collects, of consumers, coordinators and queries.
+"""Tables of the metrics that are read from statistics: of consumers, coordinators and queries.
 
-Counts begin at zero again with each consumer, as after a restart of the process. What is read is `ConsumerStatistics`,
-`CoordinatorStatistics` and `SinkStatistics`, which say what each field is.
+Counts begin at zero with each consumer, as after a restart of the process. `ConsumerStatistics`,
+`CoordinatorStatistics` and `SinkStatistics` document the fields.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _held(it: Any) -> Iterable[Point]:
 
 
 def _finished(it: Any) -> Iterable[Point]:
-    """Return counts by upper bound, each with those below it: OpenTelemetry has no histogram that is observed."""
+    """Return cumulative counts by upper bound, because OpenTelemetry has no observable histogram."""
     bounds = [*(f"{bound:g}" for bound in it.finish_bounds), "+Inf"]
     counts = itertools.accumulate(it.finish_times)
     return [(count, {"penstock.transactions.within_s": bound}) for bound, count in zip(bounds, counts, strict=False)]
@@ -62,7 +62,7 @@ def _metrics(prefix: str, *rows: tuple[Kind, str, str, str | Callable[[Any], Ite
 
 _C, _U, _G = Kind.COUNTER, Kind.UP_DOWN_COUNTER, Kind.GAUGE
 
-#: All metrics of a consumer that are observed; each also carries the consumer group.
+#: The observed metrics of a consumer; each has the consumer group as attribute.
 METRICS: _Metrics = _metrics(
     "penstock.",
     (_U, "lane.count", "{lane}", "lanes", "Lanes of the consumer."),
@@ -89,8 +89,8 @@ METRICS: _Metrics = _metrics(
     (_C, "commits", "{commit}", _commits, "Commits of offsets, by outcome."),
 )
 
-#: All metrics of a coordinator; each also carries the prefix of its store. `forged` and `lost` are None, and not shown,
-#: where a store has no topics that others could write or that have a retention.
+#: The metrics of a coordinator; each has the prefix of its store as attribute. `forged` and `lost` are None, and not
+#: reported, for stores without topics that others could write to, or that have a retention.
 TRANSACTION_METRICS: _Metrics = _metrics(
     "penstock.transactions.",
     (_U, "pending", "{transaction}", "pending", "Transactions not settled."),
@@ -108,7 +108,7 @@ TRANSACTION_METRICS: _Metrics = _metrics(
     (_C, "finish_time", "s", "finish_seconds", "Seconds from birth to published, added up over the transactions."),
 )
 
-#: All metrics of a Spark query that are observed; each also carries the query's name.
+#: The observed metrics of a Spark query; each has the query's name as attribute.
 SPARK_METRICS: _Metrics = _metrics(
     "penstock.spark.",
     (_C, "rows", "{row}", "rows", "Rows of committed batches."),
@@ -119,7 +119,7 @@ SPARK_METRICS: _Metrics = _metrics(
 
 
 class CoordinatorTelemetry:
-    """Shows the metrics of a coordinator until `close`; `read` is called on the metric readers' threads."""
+    """Reports the metrics of a coordinator until `close`. `read` is called on the metric readers' threads."""
 
     def __init__(self, telemetry: Telemetry, prefix: str, read: Callable[[], Any]) -> None:
         self.close = registry_of(telemetry, TRANSACTION_METRICS, names.STORE_PREFIX).add(prefix, read)

@@ -1,8 +1,8 @@
-"""The span around a handler: `process {topic}`, current while the handler runs, linked to who sent the message.
+"""The span around a handler: `process {topic}`, current while the handler runs, linked to the sender's span.
 
-A message begins a trace of its own, linked to its producer's, which ended long ago (OpenTelemetry messaging
-conventions). The span lives on the thread or task that runs the handler, so no other message sees it. What an exporter,
-a sampler or a span processor raises is logged and goes no further; what the handler raises passes through as it is.
+A message begins a new trace, linked to its producer's, which ended long ago (OpenTelemetry messaging conventions). The
+span belongs to the thread or task of the handler, so other messages do not see it. Exceptions of exporters, samplers
+and span processors are logged and suppressed; those of the handler pass unchanged.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from penstock.telemetry.propagation import context_of, sampled_context
 from penstock.telemetry.settings import Telemetry, by_chance
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
-#: A handler, of a message or of a list of them, with what is around it.
+#: A handler of a message or a list of messages, with its middlewares.
 Invoke = Callable[[Any], Any]
 
 _Attributes = dict[str, AttributeValue]
-#: A handler's call under way: its span in its context, how to leave that, since when, its metric's attributes.
+#: A handler's call under way: span, its context, the token to leave it, the start, the metric's attributes.
 _Running = tuple[Span, Context, Token[Context], float, _Attributes]
-#: Returns of what a handler is given: its first message, the attributes of its span, and the links.
+#: Returns, for a handler's argument: its first message, the span's attributes, and the links.
 _Describe = Callable[[Any], tuple[Message, _Attributes, Sequence[Link]]]
 
-#: A context with nothing in it: a span that starts in it is the root of a new trace.
+#: An empty context: a span that starts in it is the root of a new trace.
 _ROOT = Context()
 
-#: Characters kept of a key and of a stack trace.
+#: Most characters of a key and of a stack trace.
 _MAX_KEY_CHARS = 256
 _MAX_STACK_CHARS = 8192
 
 
 class Processing:
-    """Wraps the handlers of a consumer group. Thread-safe, and safe between the tasks of an event loop."""
+    """Wraps the handlers of a consumer group. Safe for threads and for tasks of an event loop."""
 
     def __init__(
         self, telemetry: Telemetry, group: str, suppressed: SuppressedErrors, clock: Callable[[], float]
@@ -67,13 +67,13 @@ class Processing:
     ) -> Invoke:
         """Return a function that calls `invoke`, or an `async def` that awaits it, within a span of its messages.
 
-        `within` is called instead of `invoke` where there is a span: what else is to be done while that is current.
-        What chance leaves out goes to `invoke` itself, so that it costs a look at its headers and no more.
+        If there is a span, `within` is called instead of `invoke`: it may do more while the span is current. Messages
+        that are not sampled go to `invoke` directly and cost only a look at their headers.
         """
         describe: _Describe = self._of_batch if batches else self._of_message
         traced = (self._async if is_async else self._sync)(within or invoke, describe)
         if self._ratio < 1:
-            # What somebody sampled goes on with that trace, whatever chance says here.
+            # A message whose sender was sampled is always traced.
             traced = (_sampling_batches if batches else _sampling)(self._ratio, traced, invoke)
         return functools.wraps(invoke)(traced)
 
@@ -108,12 +108,12 @@ class Processing:
         return traced
 
     def _begin(self, describe: _Describe, given: Any) -> _Running | None:
-        # Not `with self._suppressed`, here and in `_finish`: this is done for each message.
+        # No `with self._suppressed` here and in `_finish`, for speed: they run for each message.
         try:
             first, attributes, links = describe(given)
             topic = first.topic
             span = self._tracer.start_span(f"process {topic}", _ROOT, SpanKind.CONSUMER, attributes, links)
-            # In what is current here, as baggage that a middleware has set.
+            # Within the current context, which may have baggage of a middleware.
             context = set_span_in_context(span)
             return span, context, context_api.attach(context), self._clock(), self._measured(topic)
         except Exception as error:  # noqa: BLE001 - a defect of telemetry must not become a failure of the message
@@ -135,7 +135,7 @@ class Processing:
         except Exception as error:  # noqa: BLE001 - as in _begin
             self._suppressed.log(error)
         try:
-            span.end()  # whether it could be measured or not: else it would never be exported
+            span.end()  # even if measuring failed: otherwise it would never be exported
         except Exception as error:  # noqa: BLE001 - as in _begin
             self._suppressed.log(error)
 
@@ -155,7 +155,7 @@ class Processing:
         if any(message.partition != partition for message in messages):
             del attributes[names.DESTINATION_PARTITION_ID]
         attributes[names.BATCH_MESSAGE_COUNT] = len(messages)
-        # By their ids: a context that holds a trace state cannot be hashed.
+        # By ids: a context with a trace state cannot be hashed.
         senders = {
             (sender.trace_id, sender.span_id): Link(sender)
             for message in messages
@@ -164,30 +164,30 @@ class Processing:
         return first, attributes, list(senders.values())
 
     def _measured(self, topic: str) -> _Attributes:
-        """Return the attributes of the metric: without the partition, which a handler's time does not depend on."""
+        """Return the attributes of the metric, without the partition: a handler's time does not depend on it."""
         return names.attributes("process", topic=topic) | {names.CONSUMER_GROUP_NAME: self._group}
 
     def _of_partition(self, message: Message) -> _Attributes:
-        """Return the attributes that the spans of a message's partition share."""
+        """Return the common attributes of spans of a message's partition."""
         of_process = {names.OPERATION_TYPE: "process", names.DESTINATION_PARTITION_ID: str(message.partition)}
         return self._measured(message.topic) | of_process
 
 
 def _sampling(ratio: float, traced: Invoke, untraced: Invoke) -> Invoke:
-    """Return a function that calls `traced` by chance and for what its sender sampled, else `untraced`.
+    """Return a function that calls `traced` at random and for messages whose sender was sampled, otherwise `untraced`.
 
-    Of an `async def` it returns what is to be awaited.
+    For an `async def` it returns the awaitable.
     """
 
     def sampling(message: Message) -> object:
-        # `by_chance` is written out: this is done for every message.
+        # `by_chance`, inlined: this runs for every message.
         return traced(message) if random() < ratio or _is_sender_sampled(message) else untraced(message)  # noqa: S311 - it samples, and keeps no secret
 
     return sampling
 
 
 def _sampling_batches(ratio: float, traced: Invoke, untraced: Invoke) -> Invoke:
-    """Return the same for a handler of batches: one message that was sampled is enough."""
+    """Return the same for a handler of batches: one sampled message is enough."""
 
     def sampling(messages: Sequence[Message]) -> object:
         return traced(messages) if by_chance(ratio) or any(map(_is_sender_sampled, messages)) else untraced(messages)
@@ -204,7 +204,7 @@ def _is_sender_sampled(message: Message) -> bool:
 
 
 def _note_error(span: Span, error: BaseException) -> str:
-    """Mark the span as failed, without the exception's text, which may quote the payload; return the error's type."""
+    """Mark the span as failed, without the exception's text, which may quote the payload; return the error type."""
     kind = names.mark_failed(span, error)
     if span.is_recording():
         stack = "".join(traceback.format_tb(error.__traceback__))[-_MAX_STACK_CHARS:]

@@ -1,7 +1,7 @@
 """Trace context in record headers: `traceparent` and `tracestate` (W3C Trace Context), by OpenTelemetry's propagator.
 
-Headers come from anybody. The propagator treats a `traceparent` that does not follow the form as absent, but writes
-parts of a malformed `tracestate` to the log: such a one is not given to it.
+Headers are untrusted. The propagator ignores a malformed `traceparent`, but writes parts of a malformed `tracestate` to
+the log: it does not get such a one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from penstock.message import Message, readable_headers
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 
-#: Characters that are looked at of either, and members of a `tracestate` (W3C asks for 512 and 32).
+#: Most characters of each header, and most members of a `tracestate` (W3C requires 512 and 32).
 _MAX_CHARS = 512
 _MAX_MEMBERS = 32
 _MEMBER = re.compile(
     r"([a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13})"
     r"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 )
-#: The ends of flags whose lowest bit is set. Blanks and what later versions append are looked at more closely.
+#: Last characters of a header that may be sampled: flags with the lowest bit set, or blanks, which need a closer look.
 _SAMPLED = frozenset({*"13579bdf \t", *(bytes([byte]) for byte in b"13579bdf \t")})
 
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -37,15 +37,15 @@ HeaderT = TypeVar("HeaderT", bound=str | bytes | None)
 
 
 def context_of(message: Message) -> SpanContext | None:
-    """Return the producer's context of a message, or None where it carries none that can be read."""
-    return extract(readable_headers(message._record))  # noqa: SLF001 - asked of every message: `headers` would copy them
+    """Return the producer's context of a message, or None if it has no readable one."""
+    return extract(readable_headers(message._record))  # noqa: SLF001 - for every message: `headers` would copy them
 
 
 def extract(headers: Iterable[tuple[str, str | bytes | None]]) -> SpanContext | None:
-    """Return the context that headers carry, or None where there is none or it is malformed. Never raises.
+    """Return the context of headers, or None if it is absent or malformed. Never raises.
 
-    A name that stands more than once counts with its last value, as in Kafka's `lastHeader`. A malformed `tracestate`
-    is dropped and the `traceparent` beside it still counts, as W3C asks.
+    Of repeated names the last counts, as in Kafka's `lastHeader`. A malformed `tracestate` is dropped, and the
+    `traceparent` still counts, as W3C requires.
     """
     carrier = {name: _text(content) for name, content in headers if name in (TRACEPARENT, TRACESTATE)}
     if not carrier.get(TRACEPARENT):
@@ -58,7 +58,7 @@ def extract(headers: Iterable[tuple[str, str | bytes | None]]) -> SpanContext | 
 
 
 def sampled_context(headers: Collection[tuple[str, str | bytes | None]]) -> SpanContext | None:
-    """Return the context that headers carry, where it is sampled, which its last character says."""
+    """Return the context of headers if it is sampled. Its last character decides quickly."""
     last: str | bytes | None = None
     for name, content in headers:
         if name == TRACEPARENT:
@@ -72,8 +72,8 @@ def sampled_context(headers: Collection[tuple[str, str | bytes | None]]) -> Span
 def inject(headers: Iterable[tuple[str, HeaderT]], context: Context | None = None) -> list[tuple[str, HeaderT | bytes]]:
     """Return the headers with the trace context of the current span, or of the span in `context`.
 
-    It takes the place of one they carried, which belongs to another producer. Where no span is current, the headers
-    come back as they are.
+    It replaces an existing context, which belongs to another producer. Without a span the headers are returned
+    unchanged.
     """
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, context)
@@ -84,10 +84,10 @@ def inject(headers: Iterable[tuple[str, HeaderT]], context: Context | None = Non
 
 
 class TraceIds(logging.Filter):
-    """A filter for a log handler that puts the ids of the current span into records; it lets all pass. Any thread.
+    """A log filter that adds the ids of the current span to records and lets all pass. Any thread.
 
-    Records get `trace_id` and `span_id`, as hex, of the span that is current where they are made: within a handler of
-    an app, that of its message. They are empty elsewhere, and where no span was made.
+    Records get `trace_id` and `span_id` in hex. Within a handler, these belong to the span of its message. Without a
+    span they are empty.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -99,6 +99,6 @@ class TraceIds(logging.Filter):
 
 
 def _text(content: object) -> str:
-    """Return the content as text, or nothing where it is too long or neither text nor bytes; the forms are ASCII."""
+    """Return the content as text (both forms are ASCII); empty if it is too long, or neither text nor bytes."""
     text = content.decode("latin-1") if isinstance(content, bytes) else content
     return text if isinstance(text, str) and len(text) <= _MAX_CHARS else ""

@@ -1,8 +1,8 @@
-"""The spans of what is sent: `send {topic}`, of producers and of what a consumer sends, and what follows its half.
+"""Spans of sent messages: `send {topic}` of producers and consumers, and the later steps of a transaction.
 
-Of a transactional message those are `settle {topic}`, its decision, and `publish {topic}`: children of the `send` span
-whose context the half carries. The producer, and the coordinator that may run elsewhere, add to the trace of who sent
-the message; what was not sampled there costs a look at a header.
+For a transactional message these steps are `settle {topic}`, its decision, and `publish {topic}`. Both are children of
+the `send` span, whose context is in the half. So producer and coordinator, which may run elsewhere, add to the sender's
+trace. A message that is not sampled there costs a look at a header.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SendSpans:
     ) -> list[tuple[str, HeaderT | bytes]]:
         """Report a message that is about to be sent or stored, and return its headers with the context of its span.
 
-        The span is a child of the current one, or of the one in `context`. Who consumes the message is linked to it.
+        The span is a child of the current one, or of the one in `context`. The consumer's span will link to it.
         """
         measured = names.attributes("send", topic=topic)
         given = list(headers)
@@ -65,7 +65,7 @@ class SendSpans:
         return injected
 
     def _is_chosen(self, context: Context | None, links: Sequence[Link]) -> bool:
-        """Return whether a message is traced: its trace is sampled already, or chance says so."""
+        """Return whether a message is traced: its trace is sampled, or it is chosen at random."""
         if get_current_span(context).get_span_context().trace_flags.sampled:
             return True
         return any(link.context.trace_flags.sampled for link in links) or by_chance(self._ratio)
@@ -77,9 +77,9 @@ class SendSpans:
         decision: str,
         answered: Callable[[ErrorT | None], None],
     ) -> Callable[[ErrorT | None], None]:
-        """Return `answered` with a span around it, of a transaction's decision: it ends when that is stored, or fails.
+        """Begin the span of a transaction's decision; return `answered`, wrapped so that it ends the span.
 
-        The span is a child of its message's `send`; where that is not sampled there is none.
+        The span is a child of the message's `send` span. If that is not sampled, there is no span.
         """
         context, span = sampled_context(headers), None
         if context is not None:
@@ -101,10 +101,10 @@ class SendSpans:
 
 
 class PublicationSpans:
-    """The `publish {topic}` spans of one transactional writer. For its thread.
+    """The `publish {topic}` spans of one transactional writer. Used by its thread.
 
-    A writer calls `begin`, `written` for each message, and `committed` where the Kafka transaction was: only what
-    readers see was published.
+    A writer calls `begin`, `written` for each message, and `committed` after the commit: only visible messages are
+    published.
     """
 
     def __init__(self, telemetry: Telemetry, prefix: str) -> None:
@@ -115,7 +115,7 @@ class PublicationSpans:
         self._found: list[tuple[str, SpanContext]] = []
 
     def begin(self) -> None:
-        """Forget what was not committed."""
+        """Forget messages that were not committed."""
         self._began_ns = time.time_ns()
         self._found.clear()
 
@@ -126,7 +126,7 @@ class PublicationSpans:
             self._found.append((topic, context))
 
     def committed(self) -> None:
-        """Report what was noted: it is visible from now on."""
+        """Report the noted messages: they are visible now."""
         with self._suppressed:
             for topic, context in self._found:
                 span = self._tracer.start_span(

@@ -1,4 +1,4 @@
-"""`Telemetry`: what a user says about spans and metrics. Without one, telemetry is off and costs nothing."""
+"""`Telemetry`: the user's settings for spans and metrics. Without it, telemetry is off and costs nothing."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from penstock.telemetry.names import SCOPE
 class Telemetry:
     """Turns spans and metrics on, through OpenTelemetry.
 
-    Do not combine it with another instrumentation of the Kafka client: that one's spans end with the fetch and cannot
-    follow a message to its worker, and every message would be counted twice.
+    Do not combine it with another instrumentation of the Kafka client. Spans of such an instrumentation end with the
+    fetch and cannot follow a message to its worker, and every message would be counted twice.
 
     Attributes:
-        tracer_provider: where spans go; None means OpenTelemetry's global provider, also when it is set later.
-        meter_provider: where metrics go; None means OpenTelemetry's global provider, also when it is set later.
-        sample_ratio: part of the messages that get spans and whose time is measured, from 0 to 1 (default: all), beside
-            those whose sender was sampled, which always do, so that a trace is whole. What is left out costs next to
-            nothing; counts are of all messages nevertheless. It comes before the provider's own sampler.
-        record_keys: whether spans carry the messages' keys. Keys often name people, so they are left out by default.
+        tracer_provider: receives spans; None: OpenTelemetry's global provider, even if it is set later.
+        meter_provider: receives metrics; None: OpenTelemetry's global provider, even if it is set later.
+        sample_ratio: fraction of the messages that get spans and are timed, from 0 to 1 (default: all). Messages whose
+            sender was sampled always do, so that traces are complete. Other messages cost almost nothing; counts
+            include all. It applies before the provider's own sampler.
+        record_keys: whether spans contain the messages' keys. Keys often identify people, so the default is no.
 
     Raises:
-        ConfigurationError: a provider is not one, `record_keys` no boolean, or `sample_ratio` not from 0 to 1.
+        ConfigurationError: an argument has a wrong type, or `sample_ratio` is not from 0 to 1.
     """
 
     tracer_provider: trace.TracerProvider | None = None
@@ -60,12 +60,12 @@ class Telemetry:
 
 
 def by_chance(ratio: float) -> bool:
-    """Return whether chance chooses one, of which this part is to be chosen."""
+    """Return True with this probability."""
     return random() < ratio  # noqa: S311 - it samples, and keeps no secret
 
 
 def scope_version() -> str:
-    """Return the version that spans and metrics carry; empty when penstock runs from a plain folder."""
+    """Return penstock's version for spans and metrics; empty if it runs from a plain folder."""
     try:
         return version("penstock")
     except PackageNotFoundError:

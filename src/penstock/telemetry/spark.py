@@ -1,7 +1,7 @@
 """Telemetry of a Spark query, on the driver: the span of a batch, `process {query}`, and the query's metrics.
 
-The span is current while the batch's function runs. It has no links: a batch has too many senders to name. So it has a
-span whatever part of the messages is sampled.
+The span is current while the batch's function runs. It has no links, because a batch has too many senders. So every
+batch has a span, whatever the sample ratio.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.telemetry.suppressed_errors import SuppressedErrors
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: Bucket boundaries, in seconds, for batches, which take longer than messages do.
+#: Bucket boundaries in seconds for batches, which take longer than messages.
 _BOUNDARIES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 _suppressed = SuppressedErrors("of Spark")
@@ -30,9 +30,9 @@ _suppressed = SuppressedErrors("of Spark")
 def within_spans(
     telemetry: Telemetry, query: str, function: Callable[[DataFrame, int], None]
 ) -> Callable[[DataFrame, int], None]:
-    """Return a function that gives `function` each batch of a query within a span. Any thread may call it.
+    """Return a function that calls `function` with each batch of a query within a span. Any thread may call it.
 
-    What is raised passes through, and marks the span by its type alone.
+    Exceptions pass through, and mark the span with their type alone.
     """
     tracer, suppressed = telemetry.tracer(), SuppressedErrors(query)
 
@@ -63,7 +63,7 @@ def count_messages(messages: int) -> None:
 
 
 class SparkTelemetry:
-    """Shows the metrics of a query until `close`. Thread-safe; `read` is called on the metric readers' threads."""
+    """Reports the metrics of a query until `close`. Thread-safe; `read` is called on the metric readers' threads."""
 
     def __init__(self, telemetry: Telemetry, query: str, read: Callable[[], Any]) -> None:
         self._query = query
@@ -77,7 +77,7 @@ class SparkTelemetry:
         self.close = registry_of(telemetry, SPARK_METRICS, names.SPARK_QUERY).add(query, read)
 
     def batch(self, seconds: Mapping[str, float]) -> None:
-        """Report a committed batch by the seconds of its phases, with Spark's names for them."""
+        """Report a committed batch: seconds by phase, with Spark's names."""
         with self._suppressed:
             for phase, taken in seconds.items():
                 self._durations.record(taken, {names.SPARK_QUERY: self._query, "penstock.spark.phase": phase})

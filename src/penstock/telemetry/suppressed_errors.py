@@ -1,4 +1,4 @@
-"""Telemetry's own failures, of samplers and span processors that may be anybody's code: logged, never raised."""
+"""Suppresses failures of telemetry, for example of a user's sampler or span processor: logged, never raised."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _log = logging.getLogger(__name__)
 
 
 class SuppressedErrors:
-    """Logs what is raised within it: the first as a warning, the others, which may come with each message, as debug."""
+    """Logs exceptions within its block: the first as a warning, later ones, maybe one a message, as debug."""
 
     def __init__(self, group: str) -> None:
         self._group = group
