@@ -1,7 +1,7 @@
-"""Spark's half of penstock: a committed-only Kafka source without jars, and exactly-once SQL sinks.
+"""penstock for Spark: a Kafka source without jars that reads committed messages, and exactly-once sinks.
 
-Nothing of Spark, Arrow or SQLAlchemy is imported until one of the names below is used, so that a program
-which only consumes or sends needs none of them.
+Spark, Arrow and SQLAlchemy are imported on the first use of a name below, so that a program that only consumes or sends
+does not need them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.spark_sink.source.plan import Offsets, TopicPartition
     from penstock.spark_sink.source.source import register
 
-#: Module of this package -> the public names that it defines.
+#: Public names by the module of this package that defines them.
 _HOMES = {
     "errors": ("DataLossError", "SchemaMismatchError", "SessionStoppedError"),
     "ledger.rules": ("LedgerEntry",),
@@ -48,7 +48,7 @@ _HOMES = {
 }
 _HOME_OF = {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
 
-#: Third-party package -> the extra of penstock that brings it.
+#: The extra of penstock that installs each third-party package.
 _EXTRAS = {
     "pyspark": "spark",
     "pyarrow": "spark",
@@ -63,7 +63,7 @@ _EXTRAS = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used; a missing package is answered with the extra to install."""
+    """Import a public name on first use. If a package is missing, the error names the extra to install."""
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

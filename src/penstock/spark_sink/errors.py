@@ -1,7 +1,7 @@
-"""Errors of the Spark engine, distinguished by type, and how a type is read in the text that Spark makes of an error.
+"""Errors of the Spark engine, distinguished by type, and the parser that finds these types in Spark's texts.
 
-Of an exception that crosses Spark's JVM only the text of its stack is left, with a line `module.Type: message`. What
-becomes of a query hangs on the types in such lines, never on the words of a message.
+Of an exception that crosses Spark's JVM, only the text of its stack is left, with a line `module.Type: message`. The
+types in such lines decide what happens to a query, never the words of a message.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _RAISED = re.compile(r"^(penstock(?:\.\w+)+): (.*)$", re.MULTILINE)
 
 
 class SchemaMismatchError(SinkError):
-    """The frames of a query, what its sink writes to and the sink's ledger do not fit together."""
+    """The frames of a query do not fit the target or the ledger of its sink."""
 
 
 class DataLossError(SourceError):
-    """Messages that a query was to read are gone, and `failOnDataLoss` forbids to go on without them."""
+    """Messages that a query should read are lost, and `failOnDataLoss` forbids going on without them."""
 
 
 class SessionStoppedError(SinkError):
@@ -28,7 +28,7 @@ class SessionStoppedError(SinkError):
 
 
 def errors_in(text: str) -> list[PenstockError]:
-    """Return the errors of penstock in a text of Spark's, in its order, each with its message and without a stack."""
+    """Return penstock's errors in a text of Spark, in order, each with its message and without a stack."""
     found = [(_type_named(name), message) for name, message in _RAISED.findall(text)]
     return [error_of(kind, message) for kind, message in found if kind is not None]
 
@@ -37,15 +37,15 @@ def _type_named(name: str) -> type[PenstockError] | None:
     try:
         kind = pkgutil.resolve_name(name)
     except (ImportError, AttributeError):
-        return None  # of another version, where an executor has one
+        return None  # a type of another version, installed on an executor
     return kind if isinstance(kind, type) and issubclass(kind, PenstockError) else None
 
 
 def error_of(kind: type[PenstockError], message: str) -> PenstockError:
-    """Return an error of a kind with a message that was made elsewhere."""
+    """Return an error of a class with an existing message."""
     if issubclass(kind, MissingRightError):
         return MissingRightError.from_text(message)
-    # By no constructor: some take other arguments than a message.
+    # Without the constructor: some take other arguments.
     error = kind.__new__(kind)
     error.args = (message,)
     return error

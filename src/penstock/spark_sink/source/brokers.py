@@ -1,11 +1,11 @@
-"""What the driver asks of Kafka: which partitions a query reads, where their logs begin and end, and what is gone.
+"""The driver's questions to Kafka: the partitions of a query, begin and end of their logs, and deleted topics.
 
-Under read_committed a log ends at its last stable offset: an open transaction holds it there. From outside such a query
-looks idle while messages pile up, so the driver logs it; the client library cannot ask whose transaction it is, Kafka's
-own tool can. Offsets are asked of the admin side: for all partitions together, with either isolation.
+Under read_committed a log ends at its last stable offset, where an open transaction holds it. Such a query looks idle
+while messages pile up, so the driver logs it. The client library cannot tell whose transaction it is; Kafka's own tool
+can. An admin client asks for offsets: of all partitions together, with either isolation level.
 
-The query's position in a topic that was deleted is kept: forgotten, it would begin at 0 again when the topic is back.
-Its id tells whether it is the same topic then.
+The query's position in a deleted topic is kept. Otherwise the query would begin at 0 when the topic is back. The
+topic's id shows whether it is the same topic then.
 """
 
 from __future__ import annotations
@@ -32,25 +32,24 @@ from penstock.spark_sink.source.plan import Log, Offsets, TopicPartition, place
 
 _log = rationed("penstock.spark_sink")
 
-#: Seconds for one question of a running query: a broker that is gone does not answer, and the next question goes to
-#: another one.
+#: Seconds for one question of a running query. If a broker is gone, the next question goes to another one.
 _QUESTION_TIMEOUT_S = 3.0
 
 _UNCOMMITTED = IsolationLevel.READ_UNCOMMITTED
 
-#: Seconds a log's end stands still before that is logged, and between two lines that say the same.
+#: Seconds for which a log's end must stand still before it is logged, and between two equal lines.
 STALLED_S = 10.0
 REPEAT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the brokers say of all that a query reads, at one moment.
+    """The brokers' answer about all that a query reads, at one moment.
 
     Attributes:
-        logs: where the log of each partition begins and ends.
-        ids: the ids of topics, which a topic that is created again does not keep; none from brokers that have none.
-        refused: why other topics cannot be seen, or not read.
+        logs: begin and end of each partition's log.
+        ids: the ids of topics; a topic that is created again has a new id. Empty if the brokers have no ids.
+        refused: the errors of topics that cannot be seen or read.
     """
 
     logs: Mapping[TopicPartition, Log]
@@ -58,7 +57,7 @@ class View:
     refused: Mapping[str, KafkaException]
 
     def is_unknown(self, topic: str) -> bool:
-        """Tell whether the brokers say that there is no such topic, rather than that it may not or cannot be seen."""
+        """Tell whether the brokers say that the topic does not exist, and is not merely hidden or unreachable."""
         error = self.refused.get(topic)
         return error is not None and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
 
@@ -66,8 +65,8 @@ class View:
 class OffsetReader:
     """Answers the driver's questions about one query's topics and offsets. One thread uses it.
 
-    A `kafka.` option that the client library refuses is a `ConfigurationError`. Each question may raise
-    `BrokerConnectionError` where no broker answers, `SourceError` where a leader does not, and `MissingRightError`.
+    A `kafka.` option that the client library refuses raises `ConfigurationError`. Each question may raise
+    `BrokerConnectionError` if no broker answers, `SourceError` if a leader does not answer, and `MissingRightError`.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -75,7 +74,7 @@ class OffsetReader:
         self._isolation = IsolationLevel.READ_COMMITTED if options.read_committed else _UNCOMMITTED
         self._make_admin = partial(clients.admin, options.bootstrap_servers, options.client)
         try:
-            # The library checks the settings of tasks here, so that no task starts with wrong ones.
+            # The library checks the settings of tasks here, before any task starts with wrong ones.
             clients.consumer(options.bootstrap_servers, options.consumer_config).close()
             self._admin = self._make_admin()
         except clients.ClientRefusedError as refused:
@@ -86,7 +85,7 @@ class OffsetReader:
             ) from None
 
     def first_view(self) -> View:
-        """Return what a query reads as it begins: all of it must be there, and be seen; raises as `require_seen`."""
+        """Return the view at a query's begin: all topics must exist and be visible; raises as `require_seen`."""
         view = self._view(CONNECT_TIMEOUT_S)
         try:
             require_seen(self._admin, view.refused)
@@ -95,10 +94,10 @@ class OffsetReader:
         return view
 
     def view(self, expected: Collection[str] = ()) -> View:
-        """Return what there is of all that the query reads, and why the rest cannot be seen.
+        """Return the visible part of all that the query reads, and the errors of the rest.
 
-        Topics that are expected are asked for again, as often as the options say: a broker may not know them, or not
-        answer, for a moment.
+        Questions about `expected` topics are repeated as often as the options say: for a moment, a broker may not know
+        them or not answer.
         """
         if not expected:
             return self._view(CONNECT_TIMEOUT_S)
@@ -112,7 +111,7 @@ class OffsetReader:
 
         def ask() -> tuple[dict[str, Any], dict[str, KafkaException]]:
             found, refused = described(self._admin, topics, timeout_s)
-            # Numbers below zero are the client's own errors: no broker has said anything.
+            # Negative codes are the client's own errors: no broker has answered.
             if refused and not found and all(error.args[0].code() < 0 for error in refused.values()):
                 raise next(iter(refused.values()))
             return found, refused
@@ -120,12 +119,12 @@ class OffsetReader:
         try:
             found, refused = first_answer(self._admin, timeout_s, ask)
         except BrokerConnectionError:
-            # The library goes on asking the node that it took for the controller, though that one is away (2.16, seen
-            # for 87 s): another client asks who that is.
+            # The library keeps asking the former controller although it is away (2.16, seen for 87 s). A new client
+            # asks for the present one.
             self._admin = self._make_admin()
             raise
         for name in [name for name, topic in found.items() if may_only_be_seen(topic)]:
-            # Planned all the same, its tasks would fail one after the other.
+            # If it were planned, its tasks would fail one after the other.
             del found[name]
             refused[name] = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "Read is not allowed"))
         return View(
@@ -137,18 +136,18 @@ class OffsetReader:
     def _logs(self, parts: list[TopicPartition]) -> dict[TopicPartition, Log]:
         begin, end = self._offsets(parts, FIRST), self._offsets(parts, LAST)
         written = self._offsets(parts, LAST, _UNCOMMITTED)
-        # The answers are not of one moment.
+        # The answers are from different moments.
         return {part: Log(begin[part], end[part], max(end[part], written[part])) for part in parts}
 
     def at_time(self, time_ms: int, parts: Iterable[TopicPartition]) -> Offsets:
-        """Return the first offset at or after a time of each partition, -1 where no message is as late."""
+        """Return for each partition the first offset at or after a time; -1: no message is that late."""
         time: OffsetSpec = OffsetSpec.for_timestamp(time_ms)
         return self._offsets(parts, time)
 
     def _offsets(
         self, parts: Iterable[TopicPartition], spec: OffsetSpec, isolation: IsolationLevel | None = None
     ) -> Offsets:
-        """Ask for offsets, and again as often as the options say where a broker did not answer."""
+        """Ask for offsets; if a broker does not answer, repeat the question as often as the options say."""
         specs = dict.fromkeys(parts, spec)
 
         def ask() -> Offsets:
@@ -168,7 +167,7 @@ class OffsetReader:
         return found
 
     def _not_allowed(self, what: str, topics: Iterable[str]) -> MissingRightError:
-        # DESCRIBE is all that looking takes; a reader needs READ, which includes it.
+        # Looking needs DESCRIBE alone; a reader needs READ, which includes it.
         rights = [topic_right(Operation.READ, topic) for topic in topics]
         return MissingRightError(what, rights, principal_of(self._options.client))
 
@@ -179,20 +178,20 @@ def _may_pass(error: BaseException) -> bool:
 
 
 class GoneTopics:
-    """Knows the topics of one query in one run, and which of them are gone. One thread uses it."""
+    """The topics of one query in one run, and which of them are gone. Used by one thread."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         #: The ids of topics as they were last seen in this run.
         self._ids: dict[str, str] = {}
-        #: The topics of which something was reported gone and is not back.
+        #: Topics that were reported as gone, in part or whole, and are not back.
         self.reported: set[str] = set()
 
     def fixed(self, begun: Offsets, view: View) -> Offsets:
-        """Return where the query stays in partitions that have no log, and 0 for those of a topic that is another now.
+        """Return the query's fixed positions: its last position in partitions without a log, 0 in recreated topics.
 
-        A topic under the same name with another id is read from its beginning. Each loss is reported once, and raises
-        as `report_gone` where it ends the query.
+        A topic that has another id under the same name is read from its beginning. Each loss is reported once, and
+        raises as `report_gone` if it ends the query.
         """
         fixed: Offsets = {}
         gone: set[str] = set()
@@ -216,7 +215,7 @@ class GoneTopics:
 def report_gone(options: SourceOptions, part: TopicPartition, read: str, view: View) -> None:
     """Report a partition that cannot be seen; `read` begins the sentence.
 
-    Raises `MissingRightError` or `SourceError` where it is only hidden, and `DataLossError` where it is gone, unless
+    Raises `MissingRightError` or `SourceError` if it is only hidden, and `DataLossError` if it is gone, unless
     `failOnDataLoss` is false.
     """
     error = view.refused.get(part[0])
@@ -236,15 +235,15 @@ def report_gone(options: SourceOptions, part: TopicPartition, read: str, view: V
 
 
 class StalledLogs:
-    """Watches where logs may be read to. One thread uses it; the clock counts monotonic seconds."""
+    """Watches the readable ends of logs. Used by one thread; the clock returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        #: The end of each log, and since when it has been there.
+        #: The end of each log, and since when it has not moved.
         self._ends: dict[TopicPartition, tuple[int, float]] = {}
 
     def watch(self, logs: Mapping[TopicPartition, Log]) -> None:
-        """Note where logs end; log it where an end does not move though something stands behind it."""
+        """Note the ends of logs; log an end that does not move although records lie behind it."""
         now = self._clock()
         for part, log in logs.items():
             if part not in self._ends or self._ends[part][0] != log.end:
@@ -254,7 +253,7 @@ class StalledLogs:
 
 
 def warn_of_open_transactions(logs: Mapping[TopicPartition, Log], ration: dict[str, Any] | None = None) -> None:
-    """Log in which partitions something was written past the end that may be read; `ration` is of `once_in`."""
+    """Log the partitions with records past the readable end; `ration` comes from `once_in`."""
     waiting = sorted(part for part, log in logs.items() if log.written > log.end)
     if not waiting:
         return

@@ -1,4 +1,4 @@
-"""The columns of a record batch of the source, gathered from the client library's records."""
+"""Gathers the columns of the source's record batches from the client library's records."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from penstock.errors import MessageFormatError
 from penstock.message import Record, readable_headers
 from penstock.spark_sink.source.plan import TopicPartition, place
 
-#: A record batch is handed over when it holds this many rows or this many bytes of keys, values and headers. More rows
-#: took more time for each (20,000: a seventh), for their memory was no more in the processor's cache.
+#: A record batch is complete with this many rows, or this many bytes of keys, values and headers. More rows took more
+#: time each (20,000 rows: a seventh more), because they no longer fit into the processor's cache.
 BATCH_ROWS = 5_000
 BATCH_BYTES = 8 * 1024 * 1024
 
-#: Most records taken from the client library in one call; less where records are large.
+#: Most records taken from the client library in one call; fewer if records are large.
 _TAKE = 4_000
 
-#: Milliseconds before and after 1970 whose microseconds, which Spark's times are, fit into 64 bits.
+#: Most milliseconds before and after 1970: Spark counts microseconds in 64 bits.
 _FURTHEST_MS = (2**63 - 1) // 1_000
 
 
@@ -48,28 +48,28 @@ def _arrow_schema(*, include_headers: bool) -> pa.Schema:
 class Rows:
     """Columns gathered for one record batch, with their size.
 
-    Fields are taken out of the library's records at once, so that thousands of record objects do not live on
-    for the garbage collector to walk. With `null_times` a timestamp that Spark cannot hold is NULL.
+    Fields are read from the library's records at once, so that the garbage collector does not have to walk thousands of
+    record objects. With `null_times`, a timestamp that Spark cannot hold becomes NULL.
     """
 
     with_headers: bool
     null_times: bool = False
-    #: Bytes of a record, as far as is known from those before, also of former batches.
+    #: Estimated bytes of the next record, from earlier ones, also of earlier batches.
     largest_bytes: float = 1.0
     keys: list[bytes | None] = field(default_factory=list, repr=False)
     values: list[bytes | None] = field(default_factory=list, repr=False)
     offsets: list[int] = field(default_factory=list)
-    #: Type and milliseconds of each.
+    #: Type and milliseconds of each record.
     times: list[tuple[int, int]] = field(default_factory=list)
-    #: Of which partition rows are, and how many, one after the other.
+    #: Partition and number of consecutive rows.
     places: list[tuple[TopicPartition, int]] = field(default_factory=list)
     headers: list[list[tuple[str, bytes | None]] | None] = field(default_factory=list, repr=False)
     size_bytes: int = 0
 
     def room(self, example: Message) -> int:
-        """Return most records to take next, given one of them: their bytes are known only once they are taken.
+        """Return how many records to take next, given one of them. Their sizes are known only after taking them.
 
-        One large record among small ones makes the next takes small, and those after them large again.
+        A large record among small ones makes the next takes small; later takes grow again.
         """
         each = max(self.largest_bytes, len(example) + len(example.key() or b""))
         return max(1, min(_TAKE, int((BATCH_BYTES - self.size_bytes) / each)))
@@ -84,10 +84,10 @@ class Rows:
         keys, values = list(map(Message.key, records)), list(map(Message.value, records))
         self.keys += keys
         self.values += values
-        # In C, for it is done for every record: what a record takes at most, as if the largest parts met in one.
+        # In C, because it runs for every record. The largest record is estimated as the sum of the largest parts.
         sizes = [list(map(len, filter(None, column))) for column in (keys, values)]
         if self.with_headers:
-            # One record of many millions must not end the query, and nothing but its headers is lost.
+            # One record among millions must not end the query: only its headers are lost.
             headers = [readable_headers(cast("Record", record)) or None for record in records]
             self.headers += headers
             sizes.append([sum(len(name) + len(value or b"") for name, value in some) for some in headers if some])
@@ -96,7 +96,7 @@ class Rows:
 
     @property
     def is_full(self) -> bool:
-        """Whether the record batch is to be handed over."""
+        """Whether the record batch is complete."""
         return len(self.offsets) >= BATCH_ROWS or self.size_bytes >= BATCH_BYTES
 
     def to_arrow(self) -> pa.RecordBatch:
@@ -120,7 +120,7 @@ class Rows:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _microseconds(self, milliseconds: pa.Array) -> pa.Array:
-        """Return times as Spark counts them; one that is too far away for that is NULL, or a `MessageFormatError`."""
+        """Return times in microseconds. A time outside Spark's range becomes NULL or raises `MessageFormatError`."""
         thousand = pa.scalar(1_000, pa.int64())
         try:
             return pc.multiply_checked(milliseconds, thousand)
@@ -139,7 +139,7 @@ class Rows:
 
 
 def _bytes_column(values: list[bytes | None]) -> pa.Array:
-    """Return a column of the bytes' own size: Arrow's builder, which grows, takes twice the time of large values."""
+    """Return a column with an exact buffer. Arrow's growing builder takes twice the time for large values."""
     valid = None
     if None in values:
         valid = pa.array([value is not None for value in values]).buffers()[1]

@@ -1,7 +1,7 @@
-"""`decode`: a column of what a schema registry's serializers wrote, as a column of structs.
+"""`decode`: converts a column of values from a schema registry's serializers to a column of structs.
 
-The reader's schema is found on the driver, once, when the query is built. Executors ask for the schemas that values
-were written with, once for each in a process. Values go through Arrow, without pandas.
+The driver fetches the reader's schema once, when the query is built. Executors fetch each writer's schema once in a
+process. Values go through Arrow, without pandas.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from penstock.options import one_of
 from penstock.spark_sink.source.formats import AvroReader, JsonReader, ProtobufReader, Reader
 
 _READERS: Mapping[str, Any] = {reader.kind: reader for reader in (AvroReader, JsonReader, ProtobufReader)}
-#: Seconds that the registry may take for an answer; the client has no limit of its own, and tries four times.
+#: Seconds for an answer of the registry; the client has no limit of its own, and tries four times.
 _ANSWER_S = 10
-#: Readers that a process keeps: one for each call of `decode` whose queries it runs.
+#: Most readers that a process keeps: one for each call of `decode`.
 _KEPT = 64
-#: Characters of a reason that stand in a row.
+#: Most characters of a reason in a row.
 _REASON = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What an executor needs to know."""
+    """The arguments that executors need."""
 
     #: The settings of the registry's client. Never shown.
     registry: tuple[tuple[str, Any], ...] = field(repr=False)
-    #: The reader's schema, as the registry has it.
+    #: The reader's schema, in the registry's form.
     schema: str
     message: str | None
     field: MessageField
@@ -60,28 +60,28 @@ def decode(
     is_key: bool = False,
     on_error: str = "null",
 ) -> Column:
-    """Return a column of values that a schema registry's serializers wrote, with the types of the reader's schema.
+    """Return the decoded column of values from a schema registry's serializers, with the reader's types.
 
     Args:
         column: the bytes, such as `"value"`.
-        registry: settings of confluent-kafka's `SchemaRegistryClient`, such as `{"url": ...}`; a request has 10
-            seconds unless they name a `timeout`. They are sent to executors, and never shown.
-        subject: whose latest schema is the reader's; it is asked for once, now.
-        schema: the reader's schema as text, where no subject is given: of Avro and JSON Schema as it is, of Protobuf
-            as the registry gives it with `format=serialized`.
-        format: what `schema` is: "avro", "json" or "protobuf".
-        message: the message's name in a schema of Protobuf; its first when left out.
-        headers: the column `headers` of the source, where schema ids may stand in headers.
-        is_key: whether the column holds keys, whose ids stand in another header.
-        on_error: what a value becomes that cannot be read: "null"; with "report" the column is a struct of `value` and
-            `error`, the reason as text.
+        registry: settings of confluent-kafka's `SchemaRegistryClient`, such as `{"url": ...}`. Requests time out after
+            10 s unless the settings have a `timeout`. They are sent to executors, and never shown.
+        subject: the subject whose latest schema is the reader's. It is fetched once, now.
+        schema: the reader's schema as text, if no subject is given. Protobuf needs the registry's text with
+            `format=serialized`.
+        format: the format of `schema`: "avro", "json" or "protobuf".
+        message: the message's name in a Protobuf schema; default: the first.
+        headers: the column `headers` of the source, if schema ids may be in headers.
+        is_key: whether the column holds keys, whose ids are in another header.
+        on_error: for values that cannot be read: "null" makes them NULL; with "report" the column is a struct of
+            `value` and `error`, the reason as text.
 
     Returns:
-        The column; NULL where the given one is NULL.
+        The column; NULL values stay NULL.
 
     Raises:
         ConfigurationError: an option is wrong, or a part of the schema has no type in Spark.
-        RegistryConnectionError: the registry did not answer. Later that ends the batch, which is done again.
+        RegistryConnectionError: the registry did not answer. On executors this fails the batch, which is repeated.
     """
     if (subject is None) == (schema is None):
         raise ConfigurationError("decode takes the reader's schema from subject= or from schema=; give one of the two")
@@ -93,7 +93,7 @@ def decode(
         decoding = Decoding(tuple(sorted(registry.items())), json.dumps(found.to_dict()), message, where)
         value = from_arrow_type(reader_of(decoding).type)
     result = StructType().add("value", value).add("error", StringType())
-    # Not deterministic, so that Spark does not decode once for a filter and once more for the rows that pass it.
+    # Declared as not deterministic, so that Spark does not decode twice, for a filter and for the rows that pass it.
     udf: Any = F.arrow_udf(decoder(decoding), result).asNondeterministic()  # type: ignore[attr-defined] # has no types
     decoded: Column = udf(F.struct(_column(column).alias("data"), _column(headers).alias("headers")))
     return decoded if on_error == "report" else decoded.getField("value")
@@ -106,7 +106,7 @@ def _column(given: Column | str | None) -> Column:
 
 
 def client_of(settings: Mapping[str, Any]) -> SchemaRegistryClient:
-    """Return a client with a bound on each request; `ConfigurationError` where it refuses a setting."""
+    """Return a client with a time limit on each request; `ConfigurationError` if it refuses a setting."""
     try:
         return SchemaRegistryClient({"timeout": _ANSWER_S, **settings})
     except Exception as error:  # noqa: BLE001 - the client also raises errors of certificate files
@@ -127,7 +127,7 @@ def _latest(client: SchemaRegistryClient, subject: str) -> Schema:
 
 @contextmanager
 def _refused(what: str) -> Iterator[None]:
-    """Have errors leave the block, on the driver, as those of the registry or of what it was asked for."""
+    """Convert errors of the registry, on the driver, to our own: unreachable, or a wrong request."""
     try:
         yield
     except ConfigurationError:
@@ -148,7 +148,7 @@ def reader_of(decoding: Decoding) -> Reader:
 
 
 def decoder(decoding: Decoding) -> Callable[[Iterator[pa.Array]], Iterator[pa.Array]]:
-    """Return the function that executors call with the batches of a task; Spark knows it by its types."""
+    """Return the function that executors call with the batches of a task. Spark recognises it by its type hints."""
 
     def decoded(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         reader = reader_of(decoding)
@@ -160,7 +160,7 @@ def decoder(decoding: Decoding) -> Callable[[Iterator[pa.Array]], Iterator[pa.Ar
 
 
 def _decoded(reader: Reader, where: MessageField, batch: pa.StructArray) -> pa.Array:
-    """Return a struct of the value and of the reason why there is none, for each row."""
+    """Return for each row a struct of the value and, without a value, the reason."""
     data, headers = (part.to_pylist() for part in batch.flatten())
     values: list[object] = [None] * len(data)
     errors: list[str | None] = [None] * len(data)
@@ -179,7 +179,7 @@ def _decoded(reader: Reader, where: MessageField, batch: pa.StructArray) -> pa.A
 
 
 def _column_of(reader: Reader, values: list[object], errors: list[str | None]) -> pa.Array:
-    """Return the values as Spark takes them; those that do not fit their type become NULL, with a reason."""
+    """Return the values with Spark's type; values that do not fit become NULL, with a reason."""
     try:
         return _cast(reader, values)
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
@@ -196,7 +196,7 @@ def _cast(reader: Reader, values: list[object]) -> pa.Array:
 
 
 def _reason(error: Exception) -> str:
-    """Return why a value cannot be read, without anything of the value."""
+    """Return why a value cannot be read, without any part of the value."""
     if isinstance(error, SerializationError | SchemaResolutionError | ConfigurationError):
         return f"{type(error).__name__}: {error}"[:_REASON]
     return describe(error)

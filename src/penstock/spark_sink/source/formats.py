@@ -1,8 +1,8 @@
-"""What schema registries hold, as Spark reads it: Avro, JSON Schema and Protobuf, of which each is a `Reader`.
+"""Readers for the formats of schema registries: Avro, JSON Schema and Protobuf.
 
-A reader turns the reader's schema into a type of Arrow, and values, whatever schema they were written with, into
-values of that type. confluent-kafka fetches and parses schemas with what they refer to; fastavro, jsonschema and
-protobuf read the values.
+A reader converts the reader's schema to an Arrow type, and values, whatever their writer's schema, to values of that
+type. confluent-kafka fetches and parses schemas with their references; fastavro, jsonschema and protobuf read the
+values.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ Headers = list[tuple[str, str | bytes | None]]
 
 
 def unsupported(place: str, what: str) -> ConfigurationError:
-    """Return the error for a part of a reader's schema that is no type of Spark's."""
+    """Return the error for a part of a reader's schema that has no type in Spark."""
     where = place.lstrip(".") or "the schema"
     return ConfigurationError(f"{where} {what}, for which Spark has no type; give decode a reader's schema= without it")
 
 
 class Reader(ABC):
-    """Reads the values of one format as the reader's schema has them. One for each process; for one thread."""
+    """Reads values of one format with the reader's schema. One for each process; for one thread."""
 
     #: The registry's name of the format.
     kind: ClassVar[str]
-    #: The form in which schemas are asked for; None for the registry's own.
+    #: The form in which schemas are requested; None: the registry's own.
     fetched_as: ClassVar[str | None] = None
-    #: What `value` returns, as Arrow takes it.
+    #: The Arrow type of values.
     type: pa.DataType
 
     def __init__(self, deserializer: BaseDeserializer) -> None:
-        # It resolves what schemas refer to, keeps what it has parsed, and has no other way to either.
+        # It resolves references of schemas and caches parsed ones. It offers both by private methods only.
         self._confluent: Any = deserializer
-        #: By the id of the schema that a value was written with.
+        #: Functions that read values, by the writer's schema id.
         self._reads: dict[object, Read] = {}
-        #: Why others cannot be read. Cleared for each task, which asks again.
+        #: Errors of schemas that cannot be read, by id. Cleared for each task, which asks again.
         self.failures: dict[object, Exception] = {}
 
     def value(self, data: bytes, headers: Headers, field: MessageField) -> object:
-        """Return a value, whose schema's id stands in front of it or in a header.
+        """Return a decoded value. Its schema id is in front of it or in a header.
 
-        Raises `RegistryConnectionError` where the registry did not answer, so that the value may be good; any other
-        error means that it cannot be read.
+        Raises `RegistryConnectionError` if the registry did not answer: the value may be valid. Any other error means
+        that it cannot be read.
         """
         written = SchemaId(self.kind)
         payload = dual_schema_id_deserializer(data, SerializationContext("", field, headers), written)
@@ -87,14 +87,14 @@ class Reader(ABC):
         return value
 
     def fetched(self, written: SchemaId) -> Any:
-        """Return the schema that a value was written with, as the deserializer parses it."""
+        """Return the parsed writer's schema of a value."""
         schema: Schema = self._confluent._get_writer_schema(written, None, self.fetched_as)  # noqa: SLF001 - see __init__
         if schema.schema_type != self.kind:
             raise SerializationError(f"its schema is of the type {schema.schema_type}, not {self.kind}")
         return self.parsed(schema)
 
     def parsed(self, schema: Schema) -> Any:
-        """Return a schema as the deserializer parses it, with what it refers to."""
+        """Return a parsed schema, with its references."""
         return self._confluent._get_parsed_schema(schema)  # noqa: SLF001 - see __init__
 
     @abstractmethod
@@ -102,7 +102,7 @@ class Reader(ABC):
         """Return what reads the values of one writer's schema."""
 
 
-#: Types of Avro with their logical types. Other logical types stay what they are: a text, a number, bytes.
+#: Types of Avro with their logical types. Other logical types are read as their basic type.
 _AVRO: Mapping[tuple[str, str | None], pa.DataType] = {
     ("boolean", None): pa.bool_(),
     ("int", None): pa.int32(),
@@ -119,7 +119,7 @@ _AVRO: Mapping[tuple[str, str | None], pa.DataType] = {
     ("long", "local-timestamp-millis"): pa.timestamp("ms"),
     ("long", "local-timestamp-micros"): pa.timestamp("us"),
 }
-#: Digits of Spark's decimals.
+#: Most digits of Spark's decimals.
 _DIGITS = 38
 
 
@@ -138,28 +138,28 @@ class AvroReader(Reader):
         """Return what reads the values of one writer's schema."""
         writer = _without_logical_types(self.fetched(written))
         if writer == "bytes" or (isinstance(writer, dict) and writer["type"] == "bytes"):
-            # confluent-kafka writes them without their length.
+            # confluent-kafka writes plain bytes without their length.
             return BytesIO.read
-        # A value of the same schema is read in half the time without being resolved.
+        # Without schema resolution, a value of the same schema is read in half the time.
         reader = None if writer == self._same else self._reader
         return lambda payload: schemaless_reader(payload, writer, reader)
 
 
 def _without_logical_types(schema: Any) -> Any:
-    """Return a parsed schema for the writer's side, where fastavro would make objects of the numbers that Arrow takes.
+    """Return a parsed writer's schema without logical types: fastavro would make objects of numbers that Arrow accepts.
 
-    Decimals stay: their scale is the writer's.
+    Decimals stay, because their scale is the writer's.
     """
 
     def plain(part: dict[str, Any]) -> dict[str, Any]:
-        kept = {name: value for name, value in part.items() if not name.startswith("__")}  # what fastavro has noted
+        kept = {name: value for name, value in part.items() if not name.startswith("__")}  # fastavro's own notes
         return {name: value for name, value in kept.items() if name != "logicalType" or value == "decimal"}
 
     return parse_schema(json.loads(json.dumps(schema), object_hook=plain))
 
 
 def _of_avro(schema: Any, place: str, named: dict[str, Any]) -> pa.DataType:
-    """Return the type of the part of a reader's schema that stands at `place`; `named` has what it may refer to."""
+    """Return the type of the part of a reader's schema at `place`; `named` has the named types it may refer to."""
     while not isinstance(schema, dict) or not isinstance(schema["type"], str):
         if isinstance(schema, list):
             branches = [branch for branch in schema if branch not in ("null", {"type": "null"})]
@@ -168,7 +168,7 @@ def _of_avro(schema: Any, place: str, named: dict[str, Any]) -> pa.DataType:
             schema = branches[0]
         else:
             schema = named.get(schema, {"type": schema}) if isinstance(schema, str) else schema["type"]
-    # Within itself a record has no type.
+    # A record that contains itself has no type.
     named |= {schema["name"]: {"type": schema["name"]}} if "name" in schema else {}
     found = _known_of_avro(schema, place, named)
     named |= {schema["name"]: schema} if "name" in schema else {}
@@ -195,7 +195,7 @@ def _known_of_avro(schema: dict[str, Any], place: str, named: dict[str, Any]) ->
 def _field_of_avro(field: dict[str, Any], place: str, named: dict[str, Any]) -> pa.Field:
     kind = _of_avro(field["type"], place, named)
     if isinstance(field.get("default"), str) and not pa.types.is_string(kind):
-        # Bytes are a text in a schema, and fastavro hands that over as it is.
+        # In a schema, a default of type bytes is text, and fastavro returns it unchanged.
         raw = field["default"].encode("latin-1")
         number = Decimal(int.from_bytes(raw, "big", signed=True))
         field["default"] = raw if pa.types.is_binary(kind) else number.scaleb(-kind.scale)
@@ -206,7 +206,7 @@ _JSON = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "
 
 
 class JsonReader(Reader):
-    """Values are validated against the reader's schema; the writer's is not asked for."""
+    """Reads JSON. Values are validated against the reader's schema; the writer's is not fetched."""
 
     kind = "JSON"
 
@@ -226,14 +226,14 @@ class JsonReader(Reader):
         try:
             self._validator.validate(value)
         except ValidationError as error:
-            # Its message shows the value.
+            # The message of the error contains the value.
             rule = "/".join(map(str, error.absolute_schema_path))
             raise SerializationError(f"the value breaks the rule {rule} of the schema") from None
         return value
 
 
 def _of_json(schema: Any, resolver: Any, place: str, within: tuple[str, ...]) -> pa.DataType:
-    """Return the type of a part of a schema at `place`; `within` names the references on the way to it."""
+    """Return the type of the part of a schema at `place`; `within` has the references on the path to it."""
     if not isinstance(schema, Mapping):
         raise unsupported(place, "takes any value")
     if (reference := schema.get("$ref")) is not None:
@@ -277,7 +277,7 @@ _TIMESTAMP = "google.protobuf.Timestamp"
 
 
 class ProtobufReader(Reader):
-    """Reads one message: `message` of the reader's schema, or its first, where the writer's schema says it is that."""
+    """Reads one message type: `message` of the reader's schema, or its first. The writer's must have the same name."""
 
     kind = "PROTOBUF"
     fetched_as = "serialized"
@@ -303,7 +303,7 @@ class ProtobufReader(Reader):
 
 
 def _is_repeated(field: FieldDescriptor) -> bool:
-    # Protobuf 7 has the first, older ones the second alone.
+    # Protobuf 7 has `is_repeated`, older versions `label`.
     return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == FieldDescriptor.LABEL_REPEATED)
 
 
@@ -332,7 +332,7 @@ def _of_protobuf(field: FieldDescriptor, place: str, within: tuple[str, ...]) ->
 
 
 def _fields(message: Message) -> dict[str, object]:
-    """Return a message's fields; those that know whether they were set, and were not, are left out."""
+    """Return a message's fields, without optional ones that are not set."""
     return {
         field.name: _part(field, getattr(message, field.name))
         for field in message.DESCRIPTOR.fields

@@ -1,7 +1,7 @@
-"""The options of the Spark source, by the names of Spark's own Kafka source, checked once on the driver.
+"""The options of the Spark source, with the names of Spark's own Kafka source, checked once on the driver.
 
-Spark hands option names over in lower case, so they are compared so; errors use the names as documented. Where a read
-begins and ends is in `positions`.
+Spark passes option names in lower case, so they are compared in lower case; errors use the documented names.
+`positions` has the options for begin and end.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from penstock.spark_sink.errors import DataLossError
 from penstock.spark_sink.source.positions import Position, position
 
 _KAFKA = "kafka."
-#: The library wants the name of a group that is never joined.
+#: The library requires the name of a group, although none is joined.
 GROUP = "penstock-spark"
 
-#: `kafka.` keys the source holds itself, with what to do instead.
+#: `kafka.` keys that the source sets itself, with what to do instead.
 _OWNED = {
     "auto.offset.reset": "say where to begin with startingOffsets, and what a gap means with failOnDataLoss",
     "default.topic.config": "give its settings as options kafka.* of their own",
@@ -37,7 +37,7 @@ _OWNED = {
     "value.deserializer": "value is binary; cast it in the query",
 }
 
-#: Options of former versions, with what to do instead.
+#: Options of earlier versions, with what to do instead.
 _REMOVED = {
     "assign": "name the topic with subscribe, and filter the frame by its column partition",
     "endingOffsetsByTimestamp": "give endingTimestamp, or an offset for each partition with endingOffsets",
@@ -61,7 +61,7 @@ def _whole(option: str, text: str, least: int = 1) -> int:
 
 
 def _is_second(option: str, text: str, words: tuple[str, str] = ("false", "true")) -> bool:
-    """Tell whether an option has the second of its two words."""
+    """Tell whether an option has the second of its two possible words."""
     if text.strip().lower() not in words:
         raise ConfigurationError(f"the option {option} must be {words[1]} or {words[0]}, but is {text!r}")
     return text.strip().lower() == words[1]
@@ -72,7 +72,7 @@ def _milliseconds(option: str, text: str, least: int = 1) -> float:
 
 
 def _option(name: str, read: Callable[[str, str], Any], *, default: Any) -> Any:
-    """Return the field of an option that stands for itself; `read` makes its value of name and text."""
+    """Return the dataclass field of an option; `read` converts name and text to its value."""
     return field(default=default, metadata={"option": name, "read": read})
 
 
@@ -81,26 +81,26 @@ class SourceOptions:
     """The options of one query, checked."""
 
     bootstrap_servers: str
-    #: Client settings by librdkafka's names. They may hold secrets, so they are never shown.
+    #: Client settings by librdkafka's names. They may contain secrets, so they are never shown.
     client: Mapping[str, str] = field(repr=False)
     topics: tuple[str, ...]
-    #: Where a read begins, and where a batch read ends; None for the default.
+    #: Begin of a read, and end of a batch read; None: the default.
     starting: Position | None = None
     ending: Position | None = None
-    #: Most offsets one micro-batch takes, over all partitions, or None.
+    #: Most offsets of one micro-batch over all partitions, or None.
     max_offsets: int | None = _option("maxOffsetsPerTrigger", _whole, default=None)
-    #: Least number of tasks, or None for one per Kafka partition, where small ones share some.
+    #: Least number of tasks; None: one for each Kafka partition, shared by small ones.
     min_partitions: int | None = _option("minPartitions", _whole, default=None)
     fail_on_data_loss: bool = _option("failOnDataLoss", _is_second, default=True)
     include_headers: bool = _option("includeHeaders", _is_second, default=False)
-    #: Whether a timestamp that Spark cannot hold is NULL; otherwise it ends the task.
+    #: Whether a timestamp that Spark cannot hold becomes NULL; otherwise it fails the task.
     null_times: bool = _option("timestampOutOfRange", partial(_is_second, words=("error", "null")), default=False)
-    #: How often the driver asks for offsets again where a broker did not answer, and seconds before each time.
+    #: How often the driver repeats a question for offsets that a broker did not answer, and the seconds between.
     offset_retries: int = _option("fetchOffset.numRetries", partial(_whole, least=0), default=30)
     offset_retry_interval_s: float = _option(
         "fetchOffset.retryIntervalMs", partial(_milliseconds, least=0), default=1.0
     )
-    #: Seconds a task waits without any progress before it gives up.
+    #: Seconds without any progress after which a task fails.
     poll_timeout_s: float = _option("kafkaConsumer.pollTimeoutMs", _milliseconds, default=120.0)
 
     @property
@@ -110,21 +110,21 @@ class SourceOptions:
 
     @property
     def consumer_config(self) -> dict[str, Any]:
-        """The settings of a reading task's consumer: the user's, and those reading a range depends on."""
-        # What the library fetches ahead is memory beside the Arrow batch: 16 MB a task. And it is fetched past the end
-        # of a range, for nothing: with the library's 100,000 messages, ranges of 60,000 took half as much processor
-        # time again. So many are read in some 20 ms, in which more comes.
+        """The settings of a task's consumer: the user's, and those that reading a range depends on."""
+        # Messages fetched ahead take memory beside the Arrow batch: 16 MB a task. They are also fetched past the end of
+        # a range, for nothing: with the library's 100,000 messages, ranges of 60,000 took 50 % more processor time.
+        # 10,000 messages are read in about 20 ms, and more arrive meanwhile.
         ahead: dict[str, Any] = {"queued.max.messages.kbytes": 16 * 1024, "queued.min.messages": 10_000}
         client = {**ahead, **self.client}
-        # Offsets that are gone must be named, never jumped over.
+        # Missing offsets must be reported, never skipped.
         given: dict[str, Any] = {"auto.offset.reset": "error"}
         given |= {name: client[name] for name in ("fetch.wait.max.ms", "fetch.queue.backoff.ms") if name in client}
-        # The library checks the settings of a group's member, too, which mean nothing here.
+        # Without the settings of a group member: the library checks them although they mean nothing here.
         return {**client, **reading_settings(client, client["group.id"], client["isolation.level"], given)}
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Check the options of a query; a `ConfigurationError` names one that is unknown, wrong or missing."""
+        """Check the options of a query; `ConfigurationError` names an unknown, wrong or missing one."""
         given = {name.lower(): value for name, value in options.items()}
         _refuse_unknown(given)
         client = _client_settings(given)
@@ -139,7 +139,7 @@ class SourceOptions:
         return cls(servers, client, _topics(given), position("starting", given), position("ending", given), **plain)
 
     def retrying(self, retry: tenacity.retry_base) -> tenacity.Retrying:
-        """Return the policy of questions for offsets: what may pass is asked again, and the last answer counts."""
+        """Return the retry policy of questions for offsets: transient errors are retried, the last result counts."""
         return tenacity.Retrying(
             stop=tenacity.stop_after_attempt(self.offset_retries + 1),
             wait=tenacity.wait_fixed(self.offset_retry_interval_s),
@@ -148,13 +148,13 @@ class SourceOptions:
         )
 
     def report_loss(self, what: str, remedy: str = "check the topic and its retention") -> None:
-        """Raise `DataLossError` for messages that are gone, or log them where the options allow to go on without."""
+        """Raise `DataLossError` for lost messages, or log them if `failOnDataLoss` is false."""
         if self.fail_on_data_loss:
             raise DataLossError(f"{what}; {remedy}, or set failOnDataLoss to false to go on regardless")
         _log.warning("%s; going on, as failOnDataLoss=false says", what)
 
     def for_stream(self) -> SourceOptions:
-        """Return these options, or raise `ConfigurationError` where one has no meaning in a stream."""
+        """Return these options, or raise `ConfigurationError` if one has no meaning in a stream."""
         if self.ending is not None:
             raise ConfigurationError(f"the option {self.ending.option} has no meaning in a stream; leave it out")
         return self
@@ -168,19 +168,19 @@ def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _client_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Return what is given for the client, by librdkafka's names, with this source's defaults."""
+    """Return the client settings by librdkafka's names, with this source's defaults."""
     client = {name[len(_KAFKA) :]: value for name, value in given.items() if name.startswith(_KAFKA)}
     for name in client:
         if name in _OWNED:
             raise ConfigurationError(f"the option kafka.{name} cannot be set: {_OWNED[name]}")
-    # The library wants a group's name though partitions are assigned by hand and no group is ever joined.
+    # The library requires a group's name although partitions are assigned by hand and no group is joined.
     client = {"isolation.level": "read_committed", "group.id": GROUP, **client}
-    if not client["group.id"].strip():  # it ends the process (confluent-kafka 2.16)
+    if not client["group.id"].strip():  # an empty one ends the process (confluent-kafka 2.16)
         raise ConfigurationError("the option kafka.group.id is empty; name the group, or leave the option out")
     return client
 
 
-#: All options that are no fields of their own, by the names as documented, beside `kafka.*`.
+#: Documented names of the options without fields of their own, except `kafka.*`.
 _NAMES = ("subscribe", "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp")
 
 

@@ -1,7 +1,7 @@
-"""Values of planning, and how offsets are shared out and cut into tasks: arithmetic, without Kafka or Spark.
+"""The arithmetic of planning: limits batches and cuts them into tasks. Without Kafka or Spark.
 
-The offsets of a query travel as JSON in the shape of Spark's own Kafka source, `{"topic": {"partition": offset}}`,
-where an offset is the next one to read.
+A query's offsets are JSON in the format of Spark's own Kafka source, `{"topic": {"partition": offset}}`. An offset is
+the next one to read.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ TopicPartition = tuple[str, int]
 #: For each partition, the next offset to read.
 Offsets = dict[TopicPartition, int]
 
-#: Offsets for which a task of their own is not worth what it costs: some 20 ms, for which a thousand rows are read ten
-#: times. Not more, so that what a query does with rows has as many tasks where there is something to do.
+#: Ranges with fewer offsets share a task. A task costs about 20 ms, ten times the reading of a thousand rows. The limit
+#: is low, so that the rest of a query has enough tasks when there is work.
 SMALL_TASK = 1_000
 
-#: How Spark's JSON says "from the beginning" and "from the end".
+#: The codes for "earliest" and "latest" in Spark's JSON.
 EARLIEST, LATEST = -2, -1
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Where the log of a partition begins and ends.
+    """Begin and end of a partition's log.
 
     Attributes:
-        first: the first offset that it still holds.
-        end: the offset after the last one that may be read: under read_committed an open transaction begins there, or
-            nothing more is written.
-        written: the offset after the last record, whether it may be read or not.
+        first: the first offset that it still has.
+        end: the offset after the last readable one: under read_committed the first of an open transaction, or the end.
+        written: the offset after the last record, readable or not.
     """
 
     first: int
@@ -48,7 +47,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
-    """The offsets one task reads: from `start` up to, and without, `end`."""
+    """The offsets of one task: from `start` to before `end`."""
 
     topic: str
     partition: int
@@ -62,19 +61,19 @@ class OffsetRange:
 
     @property
     def size(self) -> int:
-        """Number of offsets, which is at least the number of rows: markers and aborted records count."""
+        """Number of offsets. It is at least the number of rows: markers and aborted records count, too."""
         return self.end - self.start
 
 
 def place(part: TopicPartition) -> str:
-    """Return a partition as texts show it."""
+    """Return a partition as text."""
     return f"{part[0]}:{part[1]}"
 
 
 def to_json(offsets: Mapping[TopicPartition, T]) -> dict[str, dict[str, T]]:
-    """Return the offsets, or other values by partition, in Spark's shape.
+    """Return offsets, or other values by partition, in Spark's format.
 
-    Sorted: Spark recognizes "nothing new" by comparing the text.
+    Sorted, because Spark compares the text to recognise "nothing new".
     """
     shaped: dict[str, dict[str, T]] = {}
     for topic, partition in sorted(offsets):
@@ -83,7 +82,7 @@ def to_json(offsets: Mapping[TopicPartition, T]) -> dict[str, dict[str, T]]:
 
 
 def from_json(shaped: Any) -> Offsets:
-    """Return the offsets of a value in Spark's shape; for another a `MessageFormatError` says which part is wrong."""
+    """Return the offsets of a value in Spark's format; `MessageFormatError` names a wrong part."""
     if not isinstance(shaped, Mapping):
         raise MessageFormatError(
             f'offsets must be a JSON object {{"topic": {{"0": 42}}}}, but are a {type(shaped).__name__}'
@@ -103,7 +102,7 @@ def from_json(shaped: Any) -> Offsets:
 
 
 def parse_offsets(text: str) -> Offsets:
-    """Return the offsets of a JSON text in Spark's shape, or raise `MessageFormatError`."""
+    """Return the offsets of a JSON text in Spark's format, or raise `MessageFormatError`."""
     try:
         return from_json(json.loads(text))
     except json.JSONDecodeError as error:
@@ -113,20 +112,20 @@ def parse_offsets(text: str) -> Offsets:
 
 
 def reported_offsets(given: Any) -> Offsets:
-    """Return offsets as Spark reports a source's, in its shape, as text or not; none where a source has others."""
+    """Return the offsets that Spark reports for a source, as text or value; empty for sources with other offsets."""
     try:
         offsets = from_json((json.loads(given) if isinstance(given, str) else given) or {})
     except (MessageFormatError, ValueError):
         return {}
-    return offsets if min(offsets.values(), default=0) >= 0 else {}  # below are words, no positions
+    return offsets if min(offsets.values(), default=0) >= 0 else {}  # negative ones are codes, no positions
 
 
 def limited(start: Mapping[TopicPartition, int], latest: Offsets, limit: int) -> Offsets:
-    """Return ends that take at most `limit` offsets in all, shared among partitions by what each has behind.
+    """Return ends that take at most `limit` offsets in all, shared among partitions in proportion to their backlogs.
 
-    Every partition with something to read gets one offset before any gets a second, those with most behind
-    first, so that a small partition does not starve beside a large one. A partition missing in `start` is
-    new and begins at 0. The sum taken is `min(limit, all there is)`.
+    Every partition with a backlog gets one offset before any gets a second, the largest backlog first, so that a small
+    partition does not starve. A partition that is missing in `start` is new and begins at 0. The sum taken is
+    `min(limit, whole backlog)`.
     """
     behind = {part: end - start.get(part, 0) for part, end in latest.items() if end > start.get(part, 0)}
     total = sum(behind.values())
@@ -138,7 +137,7 @@ def limited(start: Mapping[TopicPartition, int], latest: Offsets, limit: int) ->
     ends = latest | {part: start.get(part, 0) for part in behind}
     before = 0
     for part in served:
-        # The differences of a sum that is rounded down add up to the whole sum.
+        # Differences of rounded-down partial sums add up to the whole sum.
         until = before + behind[part] - 1
         ends[part] += 1 + (rest * until // spread - rest * before // spread if rest else 0)
         before = until
@@ -146,10 +145,10 @@ def limited(start: Mapping[TopicPartition, int], latest: Offsets, limit: int) ->
 
 
 def cut(ranges: Iterable[OffsetRange], min_partitions: int | None = None) -> list[tuple[OffsetRange, ...]]:
-    """Return the ranges of each task; empty ranges vanish. There is one range for each partition.
+    """Return the ranges of each task, given one range for each partition. Empty ranges are dropped.
 
-    Neighbours that are small share a task of `SMALL_TASK` offsets at most. With `min_partitions` none do, and each is
-    cut into even pieces, in proportion to its size: into at least so many tasks in all, and never more than offsets.
+    Small neighbours share a task of at most `SMALL_TASK` offsets. With `min_partitions` none do: each range is cut into
+    even pieces in proportion to its size, so that there are at least that many tasks, but not more than offsets.
     """
     whole = [part for part in ranges if part.size > 0]
     if min_partitions is None:
@@ -158,7 +157,7 @@ def cut(ranges: Iterable[OffsetRange], min_partitions: int | None = None) -> lis
     least = 0 if len(whole) >= min_partitions else min_partitions
     pieces: list[tuple[OffsetRange, ...]] = []
     for part in whole:
-        # Rounded up: fewer tasks than asked for would break the promise, one more does no harm.
+        # Rounded up: one task more does no harm, one less would break the promise.
         count = min(part.size, max(1, -(-least * part.size // total)))
         cuts = [part.start + part.size * piece // count for piece in range(count + 1)]
         pieces += [(OffsetRange(part.topic, part.partition, begin, end),) for begin, end in pairwise(cuts)]

@@ -1,7 +1,8 @@
-"""What a Python worker of Spark keeps from one task to the next: clients that each task would have to connect again.
+"""`WorkerPool` keeps clients of a Spark Python worker from one task to the next, so that tasks need not connect again.
 
-Lent to one task at a time, bounded in number, and never used by a forked process. Closed where a task fails or is given
-up, and at the end of the process: Spark ends a worker that has had no task for a minute.
+A client is lent to one task at a time. Their number is bounded, and a forked process never uses them. A client is
+closed if its task fails or is cancelled, and at the end of the process: Spark ends a worker after a minute without a
+task.
 """
 
 from __future__ import annotations
@@ -13,39 +14,39 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
-#: What a process keeps at most, of a kind.
+#: Most clients of a kind that a process keeps.
 MOST_KEPT = 4
 
 
 class Kept(Protocol):
-    """What may be kept."""
+    """An object that a pool may keep."""
 
     def release(self) -> bool:
-        """Let go of what the task had; tell whether another task may begin with what is left."""
+        """Release the task's resources; return whether another task may use it."""
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close it."""
 
 
 KeptT = TypeVar("KeptT", bound=Kept)
 
 
 class WorkerPool(Generic[KeptT]):
-    """Keeps things of one kind, each by a key. Any thread may use it; a forked process begins with none."""
+    """Keeps objects of one kind by key. Any thread may use it; a forked process begins with an empty pool."""
 
     def __init__(self) -> None:
-        #: Guards `_idle`: tasks borrow and return, the process's end closes.
+        #: Guards `_idle`: tasks take and return objects, the end of the process closes them.
         self._lock = threading.Lock()
-        #: What is kept, by keys that may hold secrets; what has waited longest first.
+        #: Idle objects with their keys, which may contain secrets; the longest idle first.
         self._idle: list[tuple[object, KeptT]] = []
-        #: Those of the process that this one was forked from. Their threads are not here, so they are never touched.
+        #: Objects of the parent process. Their threads do not exist here, so they are never used.
         self._of_parent: list[tuple[object, KeptT]] = []
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     @contextmanager
     def lend(self, key: object, make: Callable[[], KeptT]) -> Iterator[KeptT]:
-        """Lend what is kept by a key, or is made; where the task ends by an exception, or is given up, it is closed."""
+        """Lend a kept object, or a new one. It is closed if the task raises or is cancelled."""
         with self._lock:
             found = next((entry for entry in reversed(self._idle) if entry[0] == key), None)
             if found is not None:
@@ -66,13 +67,13 @@ class WorkerPool(Generic[KeptT]):
         closing.close()
 
     def close(self) -> None:
-        """Close all that is kept; another task begins with something new."""
+        """Close all kept objects."""
         with self._lock:
             closing, self._idle = self._idle, []
         for _, kept in closing:
             kept.close()
 
     def _leave_to_parent(self) -> None:
-        # Another thread of the parent may have held the lock.
+        # Another thread of the parent may hold the old lock.
         self._lock = threading.Lock()
         self._of_parent, self._idle = self._idle, []

@@ -1,6 +1,6 @@
-"""Where a query begins, or a batch query ends: a word, an offset for each partition, or a time, which counts first.
+"""The begin of a query, or the end of a batch query: a word, an offset for each partition, or a time.
 
-What it means on the logs as they are is settled by `Position.resolve`.
+If both are given, the time counts. `Position.resolve` computes the offsets in the present logs.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from dataclasses import dataclass, replace
 from penstock.errors import ConfigurationError, MessageFormatError
 from penstock.spark_sink.source.plan import EARLIEST, LATEST, Log, Offsets, TopicPartition, parse_offsets, place
 
-#: What the client answers for a time after the last message.
+#: The client's answer for a time after the last message.
 _NO_OFFSET = -1
-#: The latest time there is in Kafka's protocol.
+#: The latest time in Kafka's protocol.
 _LAST_MS = 2**63 - 1
-#: Returns the first offset at or after a time (ms) of each partition, -1 where there is none.
+#: Returns for each partition the first offset at or after a time (ms), -1 if there is none.
 AtTime = Callable[[int, Iterable[TopicPartition]], Offsets]
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a read begins or ends.
+    """The begin or end of a read.
 
     Attributes:
-        option: the option that says so, for errors.
-        given: the next offset, -2 for the first and -1 for the end, of all partitions or of each; or a time in
-            milliseconds since the epoch, which stands for the first message at or after it, or the end where none is.
-        is_time: whether it is a time.
+        option: the option's name, for errors.
+        given: the next offset for all partitions or for each; -2 is the first, -1 the end. Or a time in milliseconds
+            since the epoch: the first message at or after it, or the end if there is none.
+        is_time: whether `given` is a time.
     """
 
     option: str
@@ -35,18 +35,20 @@ class Position:
     is_time: bool = False
 
     def restricted(self, partitions: Collection[TopicPartition]) -> Position:
-        """Return the position without what it says of other partitions than these."""
+        """Return the position restricted to these partitions."""
         if isinstance(self.given, int):
             return self
         return replace(self, given={part: value for part, value in self.given.items() if part in partitions})
 
     def resolve(self, logs: Mapping[TopicPartition, Log], at_time: AtTime) -> Offsets:
-        """Return the offsets of exactly the partitions that are read, whose logs these are.
+        """Return the offsets of exactly the partitions that are read; `logs` has their logs.
 
-        A position that lacks a partition, or names one that is not read, is a `ConfigurationError` about the option.
+        Raises `ConfigurationError` about the option if a partition is missing, or a partition that is not read is
+        named.
         """
         if isinstance(self.given, int) and self.is_time:
-            # Where no message is as late, the next one is; one that came after the end was looked up lies past it.
+            # Without a message that late, the next message counts. A message after the end of the log was read is past
+            # it.
             found, ends = at_time(self.given, logs), {part: log.end for part, log in logs.items()}
             return {part: ends[part] if at == _NO_OFFSET else min(at, ends[part]) for part, at in found.items()}
         given = dict.fromkeys(logs, self.given) if isinstance(self.given, int) else self.given
@@ -65,9 +67,9 @@ class Position:
 
 
 def position(side: str, given: Mapping[str, str]) -> Position | None:
-    """Return where a query begins ("starting") or a batch query ends ("ending"), or None where no option says so.
+    """Return the begin of a query ("starting") or the end of a batch query ("ending"); None: no option sets it.
 
-    Names of options are in lower case. A `ConfigurationError` names an option that is wrong.
+    Names of options are in lower case. `ConfigurationError` names a wrong option.
     """
     timestamp, offsets = f"{side}Timestamp", f"{side}Offsets"
     if (text := given.get(timestamp.lower())) is not None:

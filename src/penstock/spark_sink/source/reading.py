@@ -1,7 +1,7 @@
-"""How a task reads its ranges, of one partition each, into Arrow record batches.
+"""Reads the offset ranges of a task, one for each partition, into Arrow record batches.
 
 The end of a range is found by position: a record at or past the range's end, or the partition's end at or past it.
-Never by counting rows, because transaction markers, aborted records and compaction leave offsets without a record.
+Counting rows would be wrong: transaction markers, aborted records and compaction leave offsets without a record.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import OffsetRange, TopicPartition, place
 from penstock.spark_sink.source.pool import WorkerPool
 
-#: Most bytes of messages a task holds at a time, however large they are, unless `kafka.queued.max.messages.kbytes` or
-#: the size of a broker's answer is raised: 16 MB fetched ahead; as many in the record batch, where large records came
-#: after small ones, beside its 8 MB; the same once more in Arrow, and in the record batch before; and one answer. As a
-#: rule it is a third of that. Keys and headers fetched ahead come on top, for the client library counts values only:
-#: where they are large, `kafka.queued.min.messages` bounds the number of messages.
+#: Most bytes of messages that a task holds, whatever their sizes, unless `kafka.queued.max.messages.kbytes` or the size
+#: of a broker's answer is raised: 16 MB fetched ahead; 8 MB in the record batch, and 16 MB more if large records follow
+#: small ones; the same again in Arrow, and in the previous record batch; and one answer. Usually it is a third of that.
+#: Keys and headers fetched ahead are not included, because the client library counts values only. If they are large,
+#: set `kafka.queued.min.messages`, which bounds the number of messages.
 TASK_BYTES = 128 * 1024 * 1024
 
-#: Seconds one wait for the first record lasts; only then is the deadline looked at.
+#: Seconds of one wait for the first record. The deadline is checked only afterwards.
 _WAIT_S = 0.5
 
-#: Seconds an answer about a log's first offset may take.
+#: Seconds for an answer about a log's first offset.
 _WATERMARK_TIMEOUT_S = 10.0
 
 
 class KeptConsumer:
-    """A consumer that a worker keeps, as Spark's JVM source does: another one would have to connect and log in again.
+    """A consumer that a worker keeps, as Spark's JVM source does: a new one would have to connect and log in again.
 
-    Only one that has met no error is kept: what it knows of topics and leaders is then no older than its last task.
+    Only a consumer without errors is kept: its metadata is then no older than its last task.
 
     Attributes:
         consumer: the client.
-        is_kept: whether an earlier task has had it.
-        has_failed: whether it has met an error, so that no other task gets it.
+        is_kept: whether an earlier task has used it.
+        has_failed: whether it had an error, so that no other task gets it.
     """
 
     def __init__(self, make: Callable[[], Consumer]) -> None:
@@ -56,20 +56,20 @@ class KeptConsumer:
         self.is_kept = self.has_failed = False
 
     def replace(self) -> None:
-        """Go on with a new consumer, which has no partitions yet."""
+        """Replace the consumer by a new one, without partitions."""
         old, self.consumer = self.consumer, self._make()
         old.close()
         self.is_kept = self.has_failed = False
 
     def release(self) -> bool:
-        """Let go of the task's partitions and of what was fetched of them; tell whether another task may begin."""
+        """Release the task's partitions and their fetched records; return whether another task may use it."""
         if self.has_failed:
             return False
         try:
             # A paused partition would stay paused in the next task.
             self.consumer.resume(self.consumer.assignment())
             self.consumer.unassign()
-            # What was fetched ahead is thrown away where it is looked at: here, and not with the next task.
+            # The library drops records fetched ahead when they are consumed: do that here, not in the next task.
             self.is_kept = not self.consumer.consume(1, 0)
         except (KafkaException, RuntimeError):
             return False
@@ -83,12 +83,12 @@ class KeptConsumer:
 def read_ranges(
     options: SourceOptions, wanted: Iterable[OffsetRange], pool: WorkerPool[KeptConsumer]
 ) -> Iterator[pa.RecordBatch]:
-    """Read the ranges of a task, one for each partition, by a consumer that no other task has meanwhile.
+    """Read the ranges of a task, one for each partition, with a consumer that no other task uses meanwhile.
 
-    The consumer is lent by `pool`, to which it returns after a task without an error; else it is closed. Rows of a
-    partition come in the order of their offsets. Memory: at most `TASK_BYTES` of messages, beside what the process and
-    its libraries take. Where a range cannot be read, a `SourceError` names partition and offsets; where the topic may
-    not be, a `MissingRightError` does.
+    The consumer comes from `pool`. It returns there after a task without an error; otherwise it is closed. Rows of a
+    partition are in the order of their offsets. Memory: at most `TASK_BYTES` of messages, in addition to the process
+    and its libraries. A range that cannot be read raises `SourceError` with partition and offsets, or
+    `MissingRightError` if the permission is missing.
     """
     servers, config = options.bootstrap_servers, options.consumer_config
     key = servers, frozenset(config.items())
@@ -106,29 +106,29 @@ def read_ranges(
 
 
 class _Task:
-    """The ranges of a task, read side by side by one consumer, which fetches of all of them at once.
+    """The ranges of a task, read in parallel by one consumer.
 
-    `open` are those that are not at their end. A range that is stays assigned, paused: what was fetched of it comes all
-    the same, and is left out.
+    `open` has the ranges that are not at their ends. A finished range stays assigned, but paused. Its records that were
+    fetched already still arrive and are left out.
     """
 
     def __init__(self, lent: KeptConsumer, options: SourceOptions, wanted: Iterable[OffsetRange]) -> None:
         self._lent = lent
         self._options = options
         self.open = {offsets.part: offsets for offsets in wanted}
-        #: The next offset of each.
+        #: The next offset of each range.
         self._positions = {part: offsets.start for part, offsets in self.open.items()}
         self._is_single = len(self.open) == 1
-        #: What hinders the client, or None.
+        #: The client's present obstacle, or None.
         self._trouble: KafkaError | None = None
         self._assign()
 
     def _assign(self) -> None:
-        """Let the consumer read on where each open range was read to, and nothing else."""
-        # Nothing that an earlier task has fetched is handed over after this: before `assign` and `unassign` return, the
-        # client library has raised the version of each partition that they stop or start
-        # (`rd_kafka_cgrp_handle_assign_op` serves the assignment, then answers), and `consume` throws away records and
-        # ends of partitions that were fetched under a lower one (`rd_kafka_op_version_outdated`).
+        """Assign the open ranges at their positions, and nothing else."""
+        # No record that an earlier task fetched is returned after this. Before `assign` and `unassign` return, the
+        # client library raises the version of each partition that they stop or start (`rd_kafka_cgrp_handle_assign_op`
+        # serves the assignment, then answers). `consume` drops records and ends of partitions of a lower version
+        # (`rd_kafka_op_version_outdated`).
         self._lent.consumer.assign([KafkaPartition(*part, self._positions[part]) for part in self.open])
 
     def fill(self, rows: Rows) -> None:
@@ -136,11 +136,11 @@ class _Task:
         last_progress = time.monotonic()
         while self.open and not rows.is_full:
             records = self._fetch(rows)
-            # In C for the records, which nearly all are: a call for each would take a tenth of the task.
+            # In C, because nearly all are records: a call for each would take a tenth of the task.
             errors = list(filter(Message.error, records))
             is_faulty = any(map(_is_fault, errors))
             if self._lent.is_kept and (not records or is_faulty):
-                # It may know another topic of that name, leaders that were, or a connection that leads nowhere.
+                # It may know an old topic of that name, former leaders, or have a dead connection.
                 self._lent.replace()
                 self._assign()
                 continue
@@ -164,8 +164,8 @@ class _Task:
                 )
 
     def _fetch(self, rows: Rows) -> list[Message]:
-        # The first call waits for one record, the second takes what is there: asked for many at once, the library
-        # waits until it has them all or the time is up.
+        # The first call waits for one record, the second takes the available ones. Asked for many at once, the library
+        # waits until it has them all or the time is over.
         consumer = self._lent.consumer
         fetched = consumer.consume(1, _WAIT_S)
         if fetched and fetched[0].error() is None:
@@ -174,7 +174,7 @@ class _Task:
         return fetched
 
     def _take(self, rows: Rows, records: list[Message]) -> None:
-        """Put records into the columns, those of each open range in their order."""
+        """Append the records of open ranges to the columns, in order."""
         by_range: dict[TopicPartition, list[Message]] = {}
         if self._is_single:
             by_range = dict.fromkeys(self.open, records)
@@ -191,7 +191,7 @@ class _Task:
                 rows.take(taken, part)
 
     def _take_error(self, message: Message) -> None:
-        """Go on after an error, or raise if it is permanent. Errors of no partition are given to the first range."""
+        """Go on after a transient error, raise a permanent one. Without a partition it counts for the first range."""
         error, part = message.error(), (message.topic() or "", message.partition() or 0)
         if self._is_single or message.topic() is None:
             part = next(iter(self.open))
@@ -222,7 +222,7 @@ class _Task:
                 self._lent.consumer.pause([KafkaPartition(*part)])
 
     def _after_gap(self, wanted: OffsetRange, position: int) -> int:
-        """Return the log's first offset, to go on there after offsets vanished under the reader, if that is allowed."""
+        """Return the log's first offset, where reading goes on if offsets vanished and the options allow it."""
         ask = self._options.retrying(tenacity.retry_if_exception(_may_pass))
         try:
             first: int = ask(
@@ -246,7 +246,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _is_fault(fetched: Message) -> bool:
-    """Tell whether it is an error of the consumer's, and no record or end of a partition."""
+    """Tell whether it is an error of the consumer, not a record or the end of a partition."""
     error = fetched.error()
     return error is not None and kind_of(error) not in {ErrorKind.END, ErrorKind.GROUP}
 

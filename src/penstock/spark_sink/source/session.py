@@ -1,7 +1,7 @@
-"""What a Spark session needs of this process: its Python, and a quiet log.
+"""Prepares a Spark session: workers that run this process's Python, and a quiet log.
 
-It reaches into PySpark's private parts where there is no public way. What it does not find there it leaves as it is:
-then Spark behaves as it does without penstock.
+It uses private parts of PySpark if there is no public way. If a part is missing, nothing is changed, and Spark behaves
+as without penstock.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.spark_sink")
 
-#: Loggers of the JVM that write the stack of a failure, which is logged in a sentence anyway; and the one that warns of
-#: a source that is registered again, as ours is for each query.
+#: Loggers of the JVM that write stacks of failures, which are logged as a sentence anyway; and the logger that warns
+#: when a source is registered again, as ours is for each query.
 _NOISY = (
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
@@ -30,14 +30,14 @@ _NOISY = (
 
 
 def is_classic(spark: SparkSession) -> bool:
-    """Tell whether Spark's driver is this process; under Spark Connect it is where the server is."""
+    """Tell whether this process is Spark's driver. Under Spark Connect, the server is."""
     from pyspark.sql.utils import is_remote
 
     return not is_remote() and type(spark).__module__ == "pyspark.sql.session"
 
 
 def require_classic(spark: SparkSession) -> None:
-    """Raise `ConfigurationError` under Spark Connect, which says of a batch neither its query nor what was planned."""
+    """Raise `ConfigurationError` under Spark Connect, which reveals neither the query of a batch nor its plan."""
     if not is_classic(spark):
         raise ConfigurationError(
             "sinks need a session whose driver is this process, and this one is of Spark Connect: run the program "
@@ -46,7 +46,7 @@ def require_classic(spark: SparkSession) -> None:
 
 
 def is_stopped(spark: SparkSession) -> bool:
-    """Tell whether a session whose driver is this process was stopped."""
+    """Tell whether a session of this process's driver was stopped."""
     context: Any = spark.sparkContext
     return context._jsc is None or bool(context._jsc.sc().isStopped())  # noqa: SLF001 - PySpark has no public way to ask
 
@@ -54,15 +54,15 @@ def is_stopped(spark: SparkSession) -> bool:
 def new_session(name: str) -> SparkSession:
     """Return a new session for an app that found none.
 
-    It is configured by `spark-defaults.conf` and `PYSPARK_SUBMIT_ARGS`. Without progress bars, which PySpark turns on
-    and which are for terminals; and without the JVM's stacks of what fails, which bury the sentence that says what to
-    do, unless penstock's log is at the level DEBUG.
+    `spark-defaults.conf` and `PYSPARK_SUBMIT_ARGS` configure it. Progress bars, which PySpark turns on for terminals,
+    are off. So are the JVM's stacks of failures, which bury the sentence with the remedy, unless penstock's log level
+    is DEBUG.
     """
     from pyspark.sql import SparkSession
 
     quiet, py4j = not _log.isEnabledFor(logging.DEBUG), logging.getLogger("py4j")
     if quiet and py4j.level == logging.NOTSET:
-        py4j.setLevel(logging.WARNING)  # it tells of every call, at INFO
+        py4j.setLevel(logging.WARNING)  # at INFO it logs every call
     spark = SparkSession.builder.appName(name).config("spark.ui.showConsoleProgress", "false").getOrCreate()
     if quiet:
         _silence(spark, _NOISY)
@@ -80,10 +80,10 @@ def _silence(spark: SparkSession, loggers: tuple[str, ...]) -> None:
 
 
 def use_this_python(spark: SparkSession) -> None:
-    """Let the workers of a local Spark run this process's Python, which has the packages that are needed.
+    """Make the workers of a local Spark run this process's Python, which has the required packages.
 
-    PySpark starts the `python3` of the PATH where `PYSPARK_PYTHON` is not set. On a cluster, what is right here may not
-    be there, so that nothing is changed.
+    Without `PYSPARK_PYTHON`, PySpark starts the `python3` of the PATH. On a cluster nothing is changed: this Python may
+    not exist there.
     """
     if not is_classic(spark) or os.environ.get("PYSPARK_PYTHON"):
         return

@@ -1,7 +1,7 @@
-"""The Data Source `penstock`: Kafka for Spark without jars, committed messages only unless asked otherwise.
+"""The Data Source `penstock`: Kafka for Spark without jars; committed messages only, by default.
 
-The driver plans offsets over what `brokers` says, tasks read them (`reading`). Columns and options are those of Spark's
-own Kafka source, so a query moves between the two by changing one word.
+The driver plans offsets (`brokers`, `plan`), and tasks read them (`reading`). Columns and options are those of Spark's
+own Kafka source, so a query can switch between the two by one word.
 """
 
 from __future__ import annotations
@@ -48,32 +48,32 @@ from penstock.spark_sink.source.positions import Position
 from penstock.spark_sink.source.reading import KeptConsumer, read_ranges
 from penstock.spark_sink.source.session import use_this_python
 
-#: Those of this process's tasks.
+#: The kept consumers of this process's tasks.
 _consumers = WorkerPool[KeptConsumer]()
 
 _log = logging.getLogger("penstock.spark_sink")
 
 
 def register(spark: SparkSession) -> None:
-    """Make `spark.read.format("penstock")` and `spark.readStream.format("penstock")` known to a session.
+    """Register the format "penstock" with a session, for `spark.read` and `spark.readStream`.
 
-    Executors need penstock importable: on a local master Spark's workers run this process's Python from here on, unless
-    `PYSPARK_PYTHON` says another; elsewhere set it. Registering twice does no harm.
+    Executors must be able to import penstock. On a local master, Spark's workers run this process's Python from now on,
+    unless `PYSPARK_PYTHON` is set; on clusters, set it. Registering twice does no harm.
     """
     use_this_python(spark)
     spark.dataSource.register(PenstockSource)
 
 
 class PenstockSource(DataSource):
-    """The entry Spark calls; see `register` and `penstock.spark_sink.source.options` for the options."""
+    """The entry point for Spark; see `register`, and `penstock.spark_sink.source.options` for the options."""
 
     @classmethod
     def name(cls) -> str:
-        """Return the word for `format(...)`."""
+        """Return the name for `format(...)`."""
         return "penstock"
 
     def schema(self) -> StructType:
-        """Return the columns of Spark's Kafka source; wrong options end here, before anything starts."""
+        """Return the columns of Spark's Kafka source. Wrong options raise here, before anything starts."""
         return source_schema(include_headers=SourceOptions.parse(self.options).include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark compares it with what is read
@@ -86,7 +86,7 @@ class PenstockSource(DataSource):
 
 
 class BatchReader(DataSourceReader):
-    """Reads between two positions, once."""
+    """Reads once, between two positions."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -99,7 +99,7 @@ class BatchReader(DataSourceReader):
         ending = options.ending or Position("endingOffsets", LATEST)
         start, end = (position.resolve(logs, reader.at_time) for position in (starting, ending))
         for part, log in sorted(logs.items()):
-            # A log that begins past the end, or ends before the start, has nothing to read: that is no mistake.
+            # A log that begins past the end, or ends before the start, has nothing to read, which is no mistake.
             if start[part] > end[part] and start[part] > log.first and end[part] < log.end:
                 raise ConfigurationError(
                     f"{place(part)} would be read from offset {start[part]} to {end[part]}: its start lies past its "
@@ -116,22 +116,22 @@ class BatchReader(DataSourceReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads micro-batches.
 
-    Spark makes one for the life of a query, which plans, and one for each batch, which is pickled for
-    executors and only reads; the connection of the planning one is therefore made when first needed.
+    Spark makes one for the life of a query, which plans, and one for each batch, which is pickled for executors and
+    only reads. So the planning connection is made at its first use.
     """
 
     def __init__(self, options: SourceOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
         self._kafka: OffsetReader | None = None
-        #: Where the query ends, if that is fixed.
+        #: The fixed end of the query, if any.
         self._target: Offsets | None = None
-        #: As last seen.
+        #: The logs as last seen.
         self._logs: Mapping[TopicPartition, Log] = {}
         self._stalled = StalledLogs(clock)
         self._gone = GoneTopics(options)
 
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
-        """Return where a query without checkpoint begins."""
+        """Return the start of a query without checkpoint."""
         self._see(self._reader().first_view())
         if self._options.starting is None and any(log.first < log.end for log in self._logs.values()):
             _log.warning(
@@ -144,23 +144,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(starting.resolve(self._logs, self._reader().at_time))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return what maxOffsetsPerTrigger says."""
+        """Return the limit of `maxOffsetsPerTrigger`."""
         most = self._options.max_offsets
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix the end of the query: what is committed now, and nothing later."""
+        """Fix the end of the query at the messages that are committed now."""
         self._look({})
         self._target = {part: log.end for part, log in self._logs.items()}
         warn_of_open_transactions(self._logs)
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
-        """Return where the next batch ends, within the limit; partitions that are new are taken in."""
+        """Return the end of the next batch, within the limit, including new partitions."""
         begun = from_json(start)
         view = self._look(begun)
         if self._target is None:
             self._stalled.watch(self._logs)
-        # What is gone stays where it is. Back to 0 goes a batch of its own, which is empty: the next one begins there.
+        # A deleted topic keeps its position. A recreated one goes back to 0 in an empty batch; the next begins there.
         latest = self._gone.fixed(begun, view)
         for part, log in self._logs.items():
             if part in latest:
@@ -170,28 +170,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if offset > log.end:
                 report_past_log(self._options, part, "from", offset, log)
                 if offset <= log.written:
-                    # A transaction is open before the query's position, which stays until the end has come to it.
+                    # A transaction is open below the query's position: it stays until the end has reached it.
                     latest[part] = offset
         if isinstance(limit, ReadMaxRows):
-            # What a log holds no more is no work: counted in, a limit would be spent on it, batch after batch.
+            # Deleted offsets are no work: otherwise batch after batch would spend its limit on them.
             first = {part: min(log.first, latest[part]) for part, log in self._logs.items()}
             from_here = {part: max(begun.get(part, 0), first.get(part, 0)) for part in latest}
             latest = limited(from_here, latest, limit.max_rows)
         return to_json(latest)
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802 - Spark's name
-        """Return the ends of the logs as last seen, from which Spark's progress tells the lag."""
+        """Return the ends of the logs as last seen. Spark's progress computes the lag from them."""
         return to_json({part: log.end for part, log in self._logs.items()}) or None
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """Cut a batch into tasks."""
         begun, ends = from_json(start), from_json(end)
         ends = {part: offset for part, offset in ends.items() if offset > begun.get(part, 0)}
-        # A batch that is done again after a restart was planned over logs that may have been cut or deleted since.
+        # A batch that is repeated after a restart was planned earlier. Its logs may have been cut or deleted since.
         if any(part not in self._logs or offset > self._logs[part].end for part, offset in ends.items()):
             view = self._look(ends)
             for part in sorted(ends.keys() - self._logs.keys()):
-                # Left out, the rows of a partition that is hidden would be skipped for ever.
+                # If it were left out, the rows of a hidden partition would be skipped for ever.
                 said = f"{place(part)} was to be read up to offset {ends.pop(part)}"
                 report_gone(self._options, part, said, view)
         return tasks(self._options, begun, ends, self._logs)
@@ -201,7 +201,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_task(self._options, partition)
 
     def stop(self) -> None:
-        """Let the planning connection go."""
+        """Close the planning connection."""
         self._kafka = None
 
     def _reader(self) -> OffsetReader:
@@ -210,13 +210,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._kafka
 
     def _look(self, begun: Iterable[TopicPartition]) -> View:
-        """Look at all that is read, with patience for what the query has begun."""
-        # Of topics that are known to be missing it is not asked again and again: the others would wait for them.
+        """Return the view of all topics; questions about topics that the query reads already are repeated."""
+        # Missing topics that were reported are not asked for repeatedly: the other topics would wait for them.
         expected = {topic for topic, _ in begun if topic in self._options.topics} - self._gone.reported
         return self._see(self._reader().view(expected))
 
     def _see(self, view: View) -> View:
-        """Note where logs end, to which a fixed end is the end: what came since must not lie past it."""
+        """Note the ends of logs. With a fixed end, that is the end of each log."""
         if self._target is not None:
             target = self._target
             ends = {
@@ -230,7 +230,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def tasks(
     options: SourceOptions, start: Offsets, end: Offsets, logs: Mapping[TopicPartition, Log]
 ) -> list[InputPartition]:
-    """Return the tasks between two positions, each offset within its log, after what the logs lack is reported."""
+    """Return the tasks between two positions, with offsets clipped to the logs. Missing offsets are reported first."""
     ranges = []
     for part, until in sorted(end.items()):
         # A partition the query has not met yet is read from its very beginning.
@@ -238,7 +238,7 @@ def tasks(
         report_past_log(options, part, "from", begin, log)
         report_past_log(options, part, "up to", until, log)
         if log.end < until <= log.written:
-            # Cut short there, a batch of a stream would leave out for ever what is committed later.
+            # Clipped at this end, a batch of a stream would skip messages that are committed later.
             raise SourceError(
                 f"{place(part)} is to be read up to offset {until}, but a transaction is open at offset {log.end}: "
                 "what lies behind it can be read when it has ended; start the query again then"
@@ -253,7 +253,7 @@ def tasks(
 
 
 def report_past_log(options: SourceOptions, part: TopicPartition, way: str, offset: int, log: Log) -> None:
-    """Report an offset to read from, or up to, that lies past all that was written."""
+    """Report a start or end offset past the last written record."""
     if offset > log.written:
         options.report_loss(
             f"{place(part)} is to be read {way} offset {offset}, but its log ends at {log.written}: the topic was "
