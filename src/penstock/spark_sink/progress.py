@@ -1,4 +1,4 @@
-"""What Spark reports of queries: as statistics, and as OpenTelemetry metrics."""
+"""Converts Spark's reports on queries to statistics and OpenTelemetry metrics."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class SinkState(Enum):
-    """Where a sink's query is in its life."""
+    """The states of a sink's query."""
 
-    #: Another replica of the app runs it; this one takes over when that one ends.
+    #: Another replica of the app runs it; this one takes over when the other ends.
     STANDBY = "standby"
     #: Its query runs.
     RUNNING = "running"
-    #: Its query failed and is started again when the wait is over.
+    #: Its query failed and will be restarted after a wait.
     WAITING = "waiting"
-    #: All was read that was asked for, or somebody stopped the query.
+    #: Everything was read, or the query was stopped from outside.
     ENDED = "ended"
-    #: It failed and is not started again; the app stops.
+    #: It failed and will not be restarted; the app stops.
     FAILED = "failed"
     #: The app stopped it.
     STOPPED = "stopped"
@@ -35,13 +35,13 @@ class SinkState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SinkPartition:
-    """One partition that a sink reads, at one moment.
+    """A snapshot of one partition of a sink.
 
     Attributes:
         topic: name of the topic.
         partition: number of the partition.
-        position: next offset to read after the last committed batch.
-        lag: offsets from there to the end of the log as the source last saw it, or None while it is not known.
+        position: next offset after the last committed batch.
+        lag: offsets from there to the end of the log as the source last saw it; None while it is unknown.
     """
 
     topic: str
@@ -52,22 +52,22 @@ class SinkPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkStatistics:
-    """A sink at one moment.
+    """A snapshot of a sink.
 
     Attributes:
         name: name of its query.
-        state: where its query is in its life.
+        state: state of its query.
         batch_id: the last batch committed in this process, or None.
         batches: batches committed in this process.
-        rows: rows in them.
-        rows_per_s: rows that Spark processed in a second of the last batch.
-        batch_seconds: seconds the last batch took from its trigger to its commit.
-        lag: the sum over the partitions, or None while it is not known.
-        restarts: how often the query was started again.
-        retry_in: seconds until it is started again, while it waits.
-        last_error: what ended the query last, in one line, or None.
-        holder: which replica of the app runs it, by host and process, as far as the group has said.
-        partitions: the partitions it has read.
+        rows: rows in these batches.
+        rows_per_s: rows that Spark processed per second in the last batch.
+        batch_seconds: seconds of the last batch, from its trigger to its commit.
+        lag: the sum over the partitions; None while it is unknown.
+        restarts: number of restarts of the query.
+        retry_in: seconds until the next restart, while it waits.
+        last_error: the last failure of the query in one line, or None.
+        holder: the replica of the app that runs it, by host and process, as far as the group has reported it.
+        partitions: the partitions that it has read.
     """
 
     name: str
@@ -85,7 +85,7 @@ class SinkStatistics:
     partitions: tuple[SinkPartition, ...] = field(default=())
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
+        """Return it as a sentence."""
         if self.state is SinkState.STANDBY:
             return f"sink {self.name}: standby, {self.holder or 'a replica that is not known yet'} runs it"
         lag = "unknown" if self.lag is None else str(self.lag)
@@ -104,10 +104,10 @@ class SinkStatistics:
 
 
 class QueryProgress:
-    """What is shown of a query, through all its starts. One thread follows the query; any thread may read."""
+    """The progress of a query through all its starts. One thread follows the query; any thread may read."""
 
     def __init__(self, name: str, telemetry: Telemetry | None = None) -> None:
-        #: Replaced as a whole. Whether the query runs is its supervisor's to say.
+        #: Replaced as a whole. The supervisor sets the state.
         self.statistics = SinkStatistics(name=name, state=SinkState.RUNNING)
         #: The run of the last report, and its last batch that was counted.
         self.run: object = None
@@ -119,21 +119,21 @@ class QueryProgress:
             self._metrics = SparkTelemetry(telemetry, name, lambda: self.statistics)
 
     def follow(self, query: StreamingQuery) -> None:
-        """Take the reports that Spark has of a query and that were not taken; it keeps those of 100 batches."""
+        """Process Spark's new reports of a query. Spark keeps reports of 100 batches."""
         last = query.lastProgress
         if last is None:
             return
-        # All of them take Spark some time, and are needed where there are several since the last time only.
+        # Reading all reports takes Spark some time, and is needed only if there are several new ones.
         is_next = last.runId == self.run and self.batch_of_run in (last.batchId, last.batchId - 1)
         for report in (last,) if is_next else query.recentProgress:
             self._take(report)
 
     def _take(self, report: StreamingQueryProgress) -> None:
-        """Take a report; reports come in their order, and a batch counts once however often it is reported."""
+        """Process a report. Reports arrive in order, and a repeated batch counts once."""
         if report.runId != self.run:
             self.run, self.batch_of_run = report.runId, None
         shown = self._at(report)
-        if "addBatch" not in report.durationMs:  # there was nothing to do: Spark says so now and then
+        if "addBatch" not in report.durationMs:  # an idle report without a batch
             self.statistics = shown
         elif self.batch_of_run is None or report.batchId > self.batch_of_run:
             self.batch_of_run = report.batchId
@@ -151,7 +151,7 @@ class QueryProgress:
                 self._metrics.batch(seconds)
 
     def _at(self, report: StreamingQueryProgress) -> SinkStatistics:
-        """Return the statistics with where the query is, as its report says."""
+        """Return the statistics with the positions of a report."""
         position, latest = Offsets(), Offsets()
         for source in report.sources:
             if ends := reported_offsets(source.endOffset):
@@ -164,10 +164,10 @@ class QueryProgress:
         return replace(self.statistics, lag=sum(lag.values()) if lag else None, partitions=partitions)
 
     def restarted(self) -> None:
-        """Count that the query is started again."""
+        """Count a restart of the query."""
         self.statistics = replace(self.statistics, restarts=self.statistics.restarts + 1)
 
     def close(self) -> None:
-        """Show no metrics any more."""
+        """Remove the query from the metrics."""
         if self._metrics is not None:
             self._metrics.close()

@@ -1,1 +1,1 @@
-"""What every ledger holds, and the rules by which a batch is judged; each sink reads and writes its own ledger."""
+"""The entries of ledgers, and the rules for batches; each sink reads and writes its own ledger."""

@@ -1,12 +1,12 @@
-"""The rules of every ledger: what the rows of a micro-batch are to a sink that has stored batches before.
+"""The rules of all ledgers: which rows of a micro-batch are stored, left out or refused.
 
 A ledger has an entry for each query name, target, topic and partition: the offsets that Spark planned for the last
-batch, and which batch that was. All that decides whether a row is stored, left out or refused stands here, without
-Spark and without a database. A batch's own plan is an entry too: it is what the ledger holds once the batch is stored.
+batch, and the ids of that batch. All decisions are here, without Spark and without a database. The plan of a batch is
+an entry, too: the ledger has it once the batch is stored.
 
-A batch ends where it was planned to end, not at its last row: a filter that drops rows moves the ledger all the same.
-Where a plan is not known (a frame from no stream), `start` is None and `end` follows the last row. Then
-a hole cannot be seen, since filtered and missing rows look alike; all other rules hold.
+A batch ends at its planned end, not at its last row: a filter that drops rows still moves the ledger. If the plan is
+unknown (a frame from no stream), `start` is None and `end` follows the last row. Then a gap cannot be detected, because
+filtered and missing rows look alike; all other rules apply.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from enum import Enum
 from penstock.errors import SinkError
 from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
-#: Where a ledger keeps the number of a query's next batch, where its rows come from no messages: as an offset of a
-#: topic that cannot exist.
+#: The place of the next batch number, for queries whose rows come from no messages: an offset of an impossible topic.
 BATCHES: TopicPartition = ("(batches)", 0)
 
 _log = logging.getLogger("penstock.spark_sink")
@@ -29,14 +28,14 @@ _log = logging.getLogger("penstock.spark_sink")
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """The last batch of a partition, in the ledger of one query and target; or the batch that is to be stored.
+    """The last batch of a partition in the ledger of one query and target; or the plan of a batch to store.
 
     Attributes:
         end: the next offset.
-        start: where the batch was planned to start. None if the plan was not known, as in ledgers of former versions.
-        topic_id: id of the topic, None if not known.
-        query_id: Spark's id of the query, which survives restarts with a checkpoint. None if not known, or if the entry
-            was written when a query started and no batch has been stored since.
+        start: the planned start of the batch. None if the plan was unknown, as in ledgers of earlier versions.
+        topic_id: id of the topic; None if unknown.
+        query_id: Spark's id of the query, which survives restarts with a checkpoint. None if unknown, or if the entry
+            was written at a query's start and no batch was stored since.
         batch_id: Spark's number of the batch; None as `query_id`.
     """
 
@@ -47,17 +46,17 @@ class LedgerEntry:
     batch_id: int | None = None
 
     def is_of_query(self, other: LedgerEntry) -> bool:
-        """Tell whether both are of one query, from its checkpoint's point of view."""
+        """Tell whether both belong to one query with one checkpoint."""
         return self.query_id is not None and self.query_id == other.query_id
 
     def is_of_topic(self, other: LedgerEntry) -> bool:
-        """Tell whether both may be of one topic: a topic that was deleted and created again has another id."""
+        """Tell whether both may belong to one topic: a topic that was deleted and created again has another id."""
         return self.topic_id is None or other.topic_id is None or self.topic_id == other.topic_id
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The lowest and the highest offset that a batch carries of one partition."""
+    """The lowest and the highest offset of one partition in a batch."""
 
     first: int
     last: int
@@ -65,14 +64,14 @@ class Span:
 
 @dataclass(slots=True)
 class OffsetStatistics:
-    """What a batch carries: its rows, each partition's offsets, and how many rows of it are applied already."""
+    """The content of a batch: its rows, the offsets of each partition, and the number of rows applied before."""
 
     rows: int = 0
     spans: dict[TopicPartition, Span] = field(default_factory=dict)
     applied: Counter[TopicPartition] = field(default_factory=Counter)
 
     def add(self, other: OffsetStatistics) -> None:
-        """Add what another task has seen."""
+        """Add the statistics of another task."""
         self.rows += other.rows
         self.applied += other.applied
         for part, span in other.spans.items():
@@ -81,35 +80,34 @@ class OffsetStatistics:
 
 
 class Rule(Enum):
-    """What a batch is to the ledger, for one partition."""
+    """The relation of a batch to the ledger, for one partition."""
 
-    #: The ledger knows nothing of the partition: all rows are applied, and the planned start is written down.
+    #: The ledger has no entry of the partition: all rows are applied, and the planned start is recorded.
     FIRST = "first"
-    #: The batch goes on where the ledger ends.
+    #: The batch starts at the ledger's end.
     NEXT = "next"
     #: The ledger ends within the batch: rows below it are left out, the others are applied.
     OVERLAP = "overlap"
-    #: The ledger has all of it, whichever run has stored it: nothing changes.
+    #: The ledger has the whole batch, stored by any run: nothing changes.
     REPLAY = "replay"
     #: The batch starts above the ledger's end: refused.
     GAP = "gap"
-    #: The source went back because its log is another one: the ledger goes back with it.
+    #: The source went back because the topic was recreated: the ledger goes back with it.
     RECREATED = "recreated"
-    #: The source went back, but not from where the ledger ends: another copy of the query is ahead. Refused.
+    #: The source went back, but not from the ledger's end: another copy of the query is ahead. Refused.
     ANOTHER_LOG = "another log"
-    #: The plan is not known: rows below the ledger are left out, or refused where they are late.
+    #: The plan is unknown: rows below the ledger are left out, or refused if they are late.
     UNPLANNED = "unplanned"
 
 
-#: The rules in the order in which they are asked; `held` is the ledger's entry, `batch` the batch's plan. The first
-#: whose condition holds counts.
+#: The rules in order: the first whose condition holds counts. `held` is the ledger's entry, `batch` the batch's plan.
 RULES: Sequence[tuple[Rule, Callable[[LedgerEntry, LedgerEntry], bool]]] = (
     (Rule.UNPLANNED, lambda _held, batch: batch.start is None),
-    # Before all that compares offsets: a batch in which the source went back lies on both sides of the ledger's end.
+    # Before rules that compare offsets: a batch in which the source went back lies on both sides of the ledger's end.
     (Rule.REPLAY, lambda held, batch: batch.is_of_query(held) and _same_plan(held, batch)),
     (Rule.RECREATED, lambda held, batch: _goes_back(batch) and batch.start == held.end),
     (Rule.ANOTHER_LOG, lambda held, batch: _goes_back(batch) and _below(held, batch)),
-    # An entry without a start ends behind a last row: what a filter dropped after it is no hole.
+    # An entry without a start ends at its last row: rows that a filter dropped after it are no gap.
     (Rule.GAP, lambda held, batch: not _below(held, batch) and batch.start != held.end and held.start is not None),
     (Rule.NEXT, lambda held, batch: not _below(held, batch)),
     (Rule.REPLAY, lambda held, batch: batch.end <= held.end),
@@ -118,7 +116,7 @@ RULES: Sequence[tuple[Rule, Callable[[LedgerEntry, LedgerEntry], bool]]] = (
 
 
 def _same_plan(held: LedgerEntry, batch: LedgerEntry) -> bool:
-    # The number alone is not enough: a checkpoint that came back from a backup numbers its batches again.
+    # The number alone is not enough: a checkpoint restored from a backup uses its batch numbers again.
     return (held.batch_id, held.start, held.end) == (batch.batch_id, batch.start, batch.end)
 
 
@@ -131,7 +129,7 @@ def _below(held: LedgerEntry, batch: LedgerEntry) -> bool:
 
 
 def rule_of(held: LedgerEntry | None, batch: LedgerEntry) -> Rule:
-    """Return what a batch is to the ledger's entry of a partition."""
+    """Return the rule for a batch, given the ledger's entry of a partition."""
     if held is None:
         return Rule.FIRST
     return next(rule for rule, holds in RULES if holds(held, batch))
@@ -140,20 +138,20 @@ def rule_of(held: LedgerEntry | None, batch: LedgerEntry) -> Rule:
 def unknown(
     ledger: Mapping[TopicPartition, LedgerEntry], begin: Mapping[TopicPartition, LedgerEntry]
 ) -> dict[TopicPartition, LedgerEntry]:
-    """Return those entries of a query's beginning whose topic and partition the ledger does not know."""
+    """Return the entries of a query's beginning for partitions that the ledger does not know."""
     return {part: entry for part, entry in begin.items() if part not in ledger or not entry.is_of_topic(ledger[part])}
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A micro-batch as its sink meets it. Picklable.
+    """A micro-batch of a sink. Picklable.
 
     Attributes:
-        target: what it is stored in, as errors name it.
-        batch_id: Spark's number of it.
-        query_id: Spark's id of its query, None if not known.
-        planned: the first offset of each partition, and the one behind the last; empty if the plan is not known.
-        reset: the command that changes the ledger on purpose, without what it is to do.
+        target: the sink's target, as errors name it.
+        batch_id: Spark's number of the batch.
+        query_id: Spark's id of its query; None if unknown.
+        planned: for each partition the first offset, and the one after the last; empty if the plan is unknown.
+        reset: the command that changes the ledger on purpose, without its arguments.
     """
 
     target: str
@@ -163,9 +161,9 @@ class Batch:
     reset: str = "penstock sink reset NAME"
 
     def applied_below(self, ledger: Mapping[TopicPartition, LedgerEntry]) -> Offsets:
-        """Return the offsets below which rows are applied already; a partition that is not in it has none.
+        """Return for each partition the offset below which rows were applied before; missing: no row was.
 
-        Raises `SinkError` for a partition whose rows cannot be applied at all: before any of them is touched.
+        Raises `SinkError` for a partition whose rows cannot be applied at all, before any of them is.
         """
         rules = {part: self._accepted(part, ledger, self._plan(part, None)) for part in ledger}
         return {part: held.end for part, held in ledger.items() if rules[part] is not Rule.RECREATED}
@@ -173,9 +171,9 @@ class Batch:
     def entries_after(
         self, ledger: Mapping[TopicPartition, LedgerEntry], spans: Mapping[TopicPartition, Span]
     ) -> dict[TopicPartition, LedgerEntry]:
-        """Return the entries that change when the batch is stored, whose rows have these spans.
+        """Return the entries that change when the batch, with these spans, is stored.
 
-        Raises `SinkError` for rows that belong to an earlier batch, and as `applied_below`.
+        Raises `SinkError` for rows of an earlier batch, and as `applied_below`.
         """
         changed: dict[TopicPartition, LedgerEntry] = {}
         taken_for_stored = []
@@ -196,7 +194,7 @@ class Batch:
         return changed
 
     def moves(self, ledger: Mapping[TopicPartition, LedgerEntry]) -> set[TopicPartition]:
-        """Return the planned partitions of which the ledger's entry may change, rows or not."""
+        """Return the planned partitions whose entry may change, even without rows."""
         return {
             part
             for part, (start, end) in self.planned.items()
@@ -208,7 +206,7 @@ class Batch:
         return LedgerEntry(end, start, None, self.query_id, self.batch_id)
 
     def _accepted(self, part: TopicPartition, ledger: Mapping[TopicPartition, LedgerEntry], batch: LedgerEntry) -> Rule:
-        """Return the rule of a partition, or raise `SinkError` where it refuses the batch."""
+        """Return the rule of a partition, or raise `SinkError` if it refuses the batch."""
         held = ledger.get(part)
         rule = rule_of(held, batch)
         if held is not None and part == BATCHES and part in self.planned:
@@ -236,7 +234,7 @@ class Batch:
         )
 
     def _refuse_other_results(self, held: LedgerEntry, batch: LedgerEntry, rule: Rule) -> None:
-        """Raise `SinkError` for a batch by number that neither follows the last one nor is that one again."""
+        """Raise `SinkError` for a numbered batch that is neither the next one nor the last one again."""
         if not batch.is_of_query(held) or (rule is not Rule.NEXT and batch.end != held.end):
             raise SinkError(
                 f"batch {self.batch_id} of the checkpoint with the id {batch.query_id} does not follow what "
@@ -247,7 +245,7 @@ class Batch:
             )
 
     def _refuse_late(self, part: TopicPartition, held: LedgerEntry | None, batch: LedgerEntry, span: Span) -> None:
-        """Raise `SinkError` for rows of an earlier batch, which an operator has held back: the ledger is past them."""
+        """Raise `SinkError` for rows of an earlier batch, held back by a stateful operator: the ledger is past them."""
         offset, remedy = span.first, 'keep it out of the query; SqlSink with mode="batch" takes totals'
         if batch.start is not None:
             if span.first >= batch.start:
@@ -272,7 +270,7 @@ class Batch:
 
 
 def warn_left_out(batch_id: int, target: str, statistics: OffsetStatistics) -> None:
-    """Warn of the rows of a batch that are left out because they were applied before."""
+    """Warn about the rows of a batch that are left out because they were applied before."""
     if statistics.applied:
         _log.warning(
             "batch %d: %d of %d rows for %s were applied before and are left out (%s)",

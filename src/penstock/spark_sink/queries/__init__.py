@@ -1,1 +1,1 @@
-"""The queries of an app's sinks: where they start, who looks after them, how they end."""
+"""The queries of an app's sinks: their start, supervision and end."""

@@ -1,6 +1,6 @@
-"""`AppSinks`: the sinks of an app, from their start to their end, in one Spark session.
+"""`AppSinks`: starts, supervises and ends the sinks of an app, in one Spark session.
 
-Spark is imported at the start, so that an app without sinks needs none of it.
+Spark is imported at the start, so that an app without sinks does not need it.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.spark_sink")
 
-#: Seconds between two polls of the queries, and of a batch whose end is waited for.
+#: Seconds between two polls of the queries, and between two polls for the end of a batch.
 _POLL_S, _IDLE_POLL_S = 0.2, 0.05
-#: Seconds that a start waits for the group. A holder that finishes a batch first keeps it waiting longer; the queries
-#: are started then when the group has answered.
+#: Seconds that a start waits for the group. If another replica finishes a batch first, the group answers later, and the
+#: queries start then.
 _JOIN_S = 30.0
 
 
 class AppSinks:
-    """The sinks of one app. `start` once; everything else from any thread.
+    """The sinks of one app. Call `start` once; call the rest from any thread.
 
-    Once the first queries have started, one thread starts others, starts failed ones again and ends them. It alone
-    changes their state, and it is this replica's member of the fleet, which says what the replica runs. Other threads
-    ask for a stop and wait, within bounds, until that thread has ended. Batches under way may take `stop_timeout`
-    seconds at a stop that names no other time, and when another replica gets their sink.
+    After the first queries have started, one thread starts others, restarts failed ones and ends them. It alone changes
+    their states. It also serves this replica's membership, which decides what the replica runs. Other threads request a
+    stop and wait, within bounds, until that thread has ended. Batches under way get `stop_timeout` seconds, at a stop
+    without its own time-out and when another replica takes over.
     """
 
     def __init__(
@@ -73,29 +73,29 @@ class AppSinks:
         self._telemetry = telemetry
         self._stop_timeout = stop_timeout
         self.supervised: tuple[SupervisedQuery, ...] = ()
-        #: What is undone when the queries have ended.
+        #: Cleanup after the queries have ended.
         self._ends = ExitStack()
-        # Plain fields: a signal handler sets them, and the thread it interrupts may hold any lock.
+        # Plain fields: a signal handler sets them, and the interrupted thread may hold any lock.
         self._is_stopping = False
         self._stop_by = math.inf
-        # Written by the thread, read by others when it has ended.
+        # Written by the thread; read by others after it has ended.
         self._failure: SinkError | None = None
         self._is_finished = True
         self._thread = threading.Thread(target=self._run, name=f"penstock-sinks-{name}", daemon=True)
 
     def start(self) -> None:
-        """Start the queries that this replica of the app has; where one fails, `stop` ends those before it.
+        """Start the queries of this replica. If one fails, `stop` ends those before it.
 
-        Raises the errors of `start_sink`, and `ConfigurationError` where PySpark or Java is missing.
+        Raises the errors of `start_sink`, and `ConfigurationError` if PySpark or Java is missing.
         """
-        from penstock.spark_sink import register  # says which extra brings PySpark
+        from penstock.spark_sink import register  # its error names the extra that installs PySpark
 
         admin = clients.admin(self._bootstrap_servers, self._config)
         topics = {topic for spec in self._specs for topic in spec.topics}
         require_topics(admin, topics)
         fleet = Fleet(self._name, self._specs, self._bootstrap_servers, self._config, self._stop_timeout)
         self._ends.callback(fleet.leave)
-        # Before the session: the group takes as long to answer as that takes to start.
+        # Before the session: the group's answer takes as long as the session's start.
         fleet.join()
         spark = self._session()
         require_classic(spark)
@@ -145,7 +145,7 @@ class AppSinks:
         return start_query(spark, spec, self._bootstrap_servers, config, gate), gate
 
     def supervise(self, queries: Sequence[SupervisedQuery], fleet: Fleet) -> None:
-        """Start this replica's queries, or raise what keeps the first of them from starting; the others stand by."""
+        """Start this replica's queries, or raise the error of the first that cannot start. Other queries stand by."""
         self.supervised = tuple(queries)
         self._fleet = fleet
         fleet.on_release = self._release
@@ -195,7 +195,7 @@ class AppSinks:
         self._show_positions()
 
     def _show_positions(self) -> None:
-        """Have the offsets of the group follow the queries: where several read a partition, the slowest of them."""
+        """Commit the positions of the queries to the group. If several read a partition, the lowest counts."""
         positions: Offsets = {}
         for query in self.supervised:
             for part, offset in query.positions.items():
@@ -203,14 +203,14 @@ class AppSinks:
         self._fleet.commit(positions)
 
     def _release(self, names: Collection[str], is_lost: bool) -> None:
-        """End queries that another replica is to run, behind the batch under way unless that may run them already."""
+        """End queries that another replica takes over, after the batch under way unless it may run them already."""
         released = [query for query in self.supervised if query.name in names]
         self._end(released, SinkState.STANDBY, time.monotonic() + (0.0 if is_lost else self._stop_timeout))
         for query in released:
             _log.info("the query %s is given to another replica of the app", query.name)
 
     def _end(self, queries: Sequence[SupervisedQuery], state: SinkState, deadline: float = math.inf) -> bool:
-        """Begin no batch of these queries, wait for those under way until the deadline, and end the queries."""
+        """Begin no further batch of these queries, wait until the deadline for those under way, end the queries."""
         for query in queries:
             query.close()
         while waiting := [query for query in queries if not query.is_idle()]:
@@ -225,11 +225,11 @@ class AppSinks:
 
     @property
     def queries(self) -> list[StreamingQuery]:
-        """Spark's queries, those that run now or ended last."""
+        """The Spark query of each sink: the one that runs now, or ran last."""
         return [query.query for query in self.supervised if query.query is not None]
 
     def statistics(self) -> list[SinkStatistics]:
-        """Return each sink at this moment, in the order of their declaration."""
+        """Return a snapshot of each sink, in order of declaration."""
         return [
             replace(
                 query.progress.statistics,
@@ -243,27 +243,26 @@ class AppSinks:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing runs and nothing is to be started again."""
+        """Whether no query runs or will be restarted."""
         return not any(query.is_going_on for query in self.supervised)
 
     def raise_failure(self) -> None:
-        """Raise what the app stops for: the error of a query that failed and is not started again, if there is one."""
+        """Raise the error that stops the app, if there is one: of a failed query without further restarts."""
         for failure in (self._failure, *(query.failure for query in self.supervised)):
             if failure is not None:
                 raise failure
 
     def request_stop(self, *, now: bool = False) -> None:
-        """Ask for a stop, `now` without the batches under way, and do not wait for it; safe in a signal handler."""
+        """Request a stop and return at once; `now`: do not wait for batches under way. Safe in a signal handler."""
         if now:
             self._stop_by = time.monotonic()
         self._is_stopping = True
 
     def stop(self, timeout: float | None = None, *, begun: float | None = None) -> bool:
-        """Let the batches under way be finished and committed, begin no other, and end the queries.
+        """Wait until the batches under way are committed, begin no other, and end the queries.
 
-        The batches may take `timeout` seconds, from `begun` on by the monotonic clock; the app's `stop_timeout` from
-        now on when left out. Those that take more are interrupted, and done again at the next start. Returns whether
-        none was.
+        The batches get `timeout` seconds from the monotonic time `begun`; default: the app's `stop_timeout` from now.
+        Batches that take longer are interrupted, and repeated at the next start. Returns whether none was interrupted.
         """
         allowed_s = self._stop_timeout if timeout is None else timeout
         with self._ends:
@@ -273,8 +272,8 @@ class AppSinks:
             self._is_stopping = True
             for query in self.supervised:
                 query.close()
-            # Beyond the batches: the stop of each query, a start under way, and leaving the group. A second signal
-            # shortens the time for the batches.
+            # After the batches: the stop of each query, a start under way, and leaving the group. A second signal
+            # shortens the time of the batches.
             halts_s = HALT_S * (len(self.supervised) + 1) + CLOSE_S
             while self._thread.is_alive() and time.monotonic() < self._stop_by + halts_s:
                 self._thread.join(_IDLE_POLL_S)
@@ -284,11 +283,11 @@ class AppSinks:
 
 
 def _end_quietly(end: Callable[[], object]) -> None:
-    """End something of Spark when the queries have ended; a Spark that is gone has ended it."""
+    """Clean up in Spark after the queries have ended. If Spark is gone, there is nothing to do."""
     with suppress(Exception):
         end()
 
 
 def _is_error(record: logging.LogRecord) -> bool:
-    """Return whether py4j is to log an exception with its stack: a batch left to the next start is no error."""
+    """Return whether py4j may log an exception with its stack: a batch left to the next start is no error."""
     return record.exc_info is None or not isinstance(record.exc_info[1], BatchLeftError | MissingRightError)

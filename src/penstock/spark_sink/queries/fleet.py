@@ -1,14 +1,14 @@
-"""Which replica of an app runs a sink: the member of the app's group of sinks that has partition 0 of its first topic.
+"""Chooses the replica of an app that runs a sink: the member of the sinks' group with partition 0 of the first topic.
 
-A group gives a partition to one member at a time, and by the cooperative protocol to another only once the former has
-given it back, which it does when its query has ended. So at most one replica runs a sink. The exception is a member
-that is frozen or cut off for longer than its session: its sinks are given to another while it may be in a batch still.
-The ledgers make that harmless, for of two copies one stores (sinks with a ledger, and what `HandlerSink` publishes). A
-function and handlers may see that batch twice, as after a crash. Once such a member hears of its loss it ends the query
-without waiting for the batch.
+A group assigns a partition to one member at a time. By the cooperative protocol, another member gets it only after the
+former has given it back, which it does when its query has ended. So at most one replica runs a sink. The exception is a
+member that is frozen or cut off for longer than its session: another member gets its sinks while it may still be in a
+batch. Ledgers make that harmless, because only one of two copies stores its batch (sinks with a ledger, and results of
+`HandlerSink`). Functions and handlers may see that batch twice, as after a crash. When such a member notices its loss,
+it ends the query without waiting for the batch.
 
-A topic that is gone, or that this client may not see any more, is taken from all members and given to none: its sink
-stands by until it is there again, and the log says so. The member reads nothing; the group only shares partitions out.
+A topic that is gone or no longer visible is assigned to no member. Its sink stands by until the topic is back, with a
+line in the log. The member reads nothing: the group only assigns partitions.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from penstock.spark_sink.source.plan import Offsets
 
 _log = rationed("penstock.spark_sink")
 
-#: Seconds between two questions who holds the sinks, and that brokers may take for an answer.
+#: Seconds between two questions for the holders of sinks, and seconds for an answer.
 _HOLDERS_S, _ANSWER_S = 15.0, 2.0
-#: Milliseconds that the group waits for a member which gives its sinks back, beyond the time that these have.
+#: Milliseconds that the group waits for a member that gives its sinks back, in addition to the time for their batches.
 _MARGIN_MS = 60_000
-#: What of a member's own settings the user's say.
+#: Settings of the member that the user may set.
 _SESSION = ("session.timeout.ms", "heartbeat.interval.ms")
 
 
 class Fleet:
-    """This replica's membership in the group of an app's sinks. For one thread; any may read `mine` and `holder`.
+    """This replica's membership in the group of sinks. For one thread; any thread may read `mine` and `holder`.
 
-    `on_release` is called with names of sinks that this replica is to run no more, and whether another may run them
-    already. It returns within `release_s` seconds, when their queries have ended.
+    `on_release` is called with the names of sinks that this replica must no longer run, and whether another replica may
+    run them already. It returns within `release_s` seconds, when their queries have ended.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Fleet:
         self._topics = {spec.name: spec.topics[0] for spec in specs}
         self._settings: dict[str, Any] = {
             "topic.metadata.refresh.interval.ms": 10_000,
-            # As the app's consumers have them.
+            # As for the app's consumers.
             "socket.timeout.ms": 15_000,
             "session.timeout.ms": 15_000,
             **without_membership(config),
@@ -76,17 +76,17 @@ class Fleet:
             "auto.offset.reset": "latest",
         }
         self._member: Consumer | None = None
-        #: By topic, replaced as a whole.
+        #: The holders by topic; replaced as a whole.
         self._holders: dict[str, str] = {}
         self._ask_at = 0.0
         #: The positions that were sent last.
         self._shown: Offsets = {}
 
     def join(self) -> None:
-        """Ask to join the group; `poll` hears the answer.
+        """Request to join the group; `poll` receives the answer.
 
         Raises:
-            MissingRightError: the group may not be joined.
+            MissingRightError: the permission to join the group is missing.
         """
         right = group_right(self.group)
         admin = clients.admin(self._servers, self._config)
@@ -101,7 +101,7 @@ class Fleet:
         )
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Take part in the group."""
+        """Serve the membership: answers and rebalances."""
         message = None if self._member is None else self._member.poll(timeout_s)
         error = None if message is None else message.error()
         if error is not None:
@@ -114,16 +114,15 @@ class Fleet:
             self._ask_holders()
 
     def commit(self, positions: Offsets) -> None:
-        """Show onlookers how far the sinks of this replica have read, as the offsets of the group.
+        """Commit the positions of this replica's sinks as offsets of the group, for lag tools.
 
-        For lag tools: a query begins where its checkpoint or its sink's ledger says, never at these. Nothing waits for
-        the brokers' answer. What they refuse, as while members come and go, is sent again with the next question who
-        holds the sinks.
+        A query begins at its checkpoint or its sink's ledger, never at these offsets. Nothing waits for the brokers'
+        answer. Refused offsets, for example during a rebalance, are sent again with the next question for the holders.
         """
         if self._member is None or not positions or positions == self._shown:
             return
         self._shown = positions
-        with suppress(KafkaException):  # sent again, too
+        with suppress(KafkaException):  # sent again later
             self._member.commit(offsets=[TopicPartition(*part, offset) for part, offset in positions.items()])
 
     def _assigned(self, member: Consumer, parts: list[TopicPartition]) -> None:
@@ -133,7 +132,7 @@ class Fleet:
         self.mine = (self.mine or frozenset()) | self._decided_by(parts)
 
     def _revoked(self, member: Consumer, parts: list[TopicPartition], *, is_lost: bool) -> None:
-        if self._member is not None:  # else it leaves, and the queries have ended
+        if self._member is not None:  # otherwise it is leaving, and the queries have ended
             names = self._decided_by(parts)
             self.mine = (self.mine or frozenset()) - names
             self.on_release(names, is_lost)
@@ -144,13 +143,13 @@ class Fleet:
         return frozenset(name for name, topic in self._topics.items() if topic in first)
 
     def _ask_holders(self) -> None:
-        """Ask the group who has what, and have the offsets sent again."""
+        """Ask the group for the holders, and send the offsets again."""
         self._ask_at, self._shown = time.monotonic() + _HOLDERS_S, {}
         admin = clients.admin(self._servers, self._config)  # for one question: see `clients.groups`
         try:
             members = answered(describe_groups(admin, [self.group])[self.group], _ANSWER_S).members
         except KafkaException:
-            return  # those of the last answer are shown
+            return  # the last answer stays
         self._holders = {
             part.topic: f"{member.client_id} at {member.host.lstrip('/')}"
             for member in members
@@ -159,11 +158,11 @@ class Fleet:
         }
 
     def holder(self, name: str) -> str | None:
-        """Return which replica has a sink, by host and process, as far as the group has said."""
+        """Return the replica that has a sink, by host and process, as far as the group has reported it."""
         return self._holders.get(self._topics[name])
 
     def leave(self) -> None:
-        """Leave the group, so that another replica takes the sinks over at once. Their queries have ended."""
+        """Leave the group, so that another replica takes the sinks over at once. Call it after their queries ended."""
         member, self._member = self._member, None
         if member is not None:
             end_within(CLOSE_S, "leaving the group of the sinks", member.close)

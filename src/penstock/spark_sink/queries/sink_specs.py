@@ -1,4 +1,4 @@
-"""`@app.sink`: what an app declares of its sinks, checked without Spark, and in which process they run."""
+"""`@app.sink`: the declared sinks of an app, checked without Spark, and the process in which they run."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock.spark_sink")
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
-#: Stores a micro-batch, whose number is given with it; a batch may come twice.
+#: Stores a micro-batch, given with its number; a batch may come twice.
 SinkFunction = Callable[["DataFrame", int], None]
-#: Makes the rows to store of a frame of messages.
+#: Makes the frame to store from a frame of messages.
 RowsFunction = Callable[["DataFrame"], "DataFrame"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkSpec:
-    """A declared sink: what it reads, when, and what gets each batch.
+    """A declared sink.
 
     Attributes:
-        function: gets each batch.
-        rows: makes of the messages the frame whose batches it gets; None for the messages as they are.
+        function: called with each batch.
+        rows: makes the frame to store from the frame of messages; None: the messages themselves.
 
-    The others are those of `App.sink`.
+    The other attributes are the options of `App.sink`.
     """
 
     topics: tuple[str, ...]
@@ -49,7 +49,7 @@ class SinkSpec:
     restarts: int = 10
 
     def __post_init__(self) -> None:
-        """Check what can be checked without Spark; a `ConfigurationError` names a wrong setting."""
+        """Check the settings as far as possible without Spark; `ConfigurationError` names a wrong one."""
         check.not_empty("trigger", self.trigger)
         check.not_empty("name", self.name)
         check.a_callable("sink", self.function)
@@ -81,19 +81,19 @@ class SinkOptions(QueryOptions, total=False):
     restarts: int
 
 
-#: What counts for an option that is left out.
+#: Defaults of the options.
 _DEFAULTS = {option.name: option.default for option in fields(SinkSpec)}
 QUERY_DEFAULTS = {name: _DEFAULTS[name] for name in QueryOptions.__annotations__}
 SINK_DEFAULTS = {name: _DEFAULTS[name] for name in SinkOptions.__annotations__}
 
 
 def group_of_sinks(app: str) -> str:
-    """Return the consumer group by whose assignment one replica of an app runs a sink."""
+    """Return the consumer group that assigns each sink of an app to one replica."""
     return f"{app}-sinks"
 
 
 class SinkRegistry:
-    """What of an app takes sinks. Registering is for one thread."""
+    """The part of an app that registers sinks. Register from one thread."""
 
     #: Name of the app.
     name: str
@@ -103,32 +103,31 @@ class SinkRegistry:
     def sink(
         self, *topics: str, sink: SinkFunction | None = None, name: str | None = None, **given: Unpack[SinkOptions]
     ) -> Callable[[FunctionT], FunctionT]:
-        """Register what takes Spark's micro-batches of one topic or several: a function `(batch, batch_id)` or a sink.
+        """Register a sink for Spark's micro-batches of one topic or several: a function `(batch, batch_id)` or a sink.
 
-        The batches hold committed messages only, with the columns of Spark's Kafka source. They run in the process's
-        Spark session, or in a new one that ends with the app; make your own before `start` to configure it. Of several
-        replicas of the app one runs a sink, and of `penstock run --processes N` the first process at most. A query that
-        fails is started again after 1 to 60 seconds; a stop lets the batch under way end, within the app's
-        `stop_timeout`.
+        Batches contain committed messages only, with the columns of Spark's Kafka source. They run in the process's
+        Spark session, or in a new one that ends with the app. To configure it, make your own before `start`. One
+        replica of the app runs a sink; with `penstock run --processes N`, only the first process can. A failed query is
+        restarted after 1 to 60 seconds. A stop waits for the batch under way, within the app's `stop_timeout`.
 
         Args:
             topics: names of the topics.
-            sink: what stores the batches, such as a `SqlSink`. The decorated function then makes the rows: it is
-                called once, with the streaming frame of the messages, and returns the frame to store. A sink with a
-                method `check(schema)` is asked before the query begins.
+            sink: the sink that stores the batches, such as a `SqlSink`. The decorated function then makes the rows: it
+                is called once, with the streaming frame of the messages, and returns the frame to store. If the sink
+                has a method `check(schema)`, it is called before the query begins.
             trigger: an interval such as "5 seconds", or "available now" to end when all is read.
-            name: name of the query; the app's and the function's when left out.
-            checkpoint_location: where Spark keeps its progress. A function, and a sink without a ledger such as a
-                `handler_sink` without a name, need one, or a folder of the session's
-                (`spark.sql.streaming.checkpointLocation`). A sink with a ledger, such as `SqlSink`, goes on where that
-                says when there is none, or it is lost.
-            starting_offsets: "earliest" (default), "latest" or Spark's JSON, where neither checkpoint nor ledger know
-                the query yet.
-            options: further options of the source by Spark's names: `maxOffsetsPerTrigger` bounds a batch, without it
-                the first one holds all that is there.
-            output_mode: "append" (default), "update" or "complete": which rows of an aggregate a batch has, as Spark
-                says. Aggregates need a sink such as `SqlSink` with mode="batch".
-            restarts: restarts in a row without a committed batch in between, at most; the next failure stops the app.
+            name: name of the query; default: the app's and the function's name.
+            checkpoint_location: folder of Spark's progress. A function, or a sink without a ledger, such as a
+                `handler_sink` without a name, needs one, or a folder of the session
+                (`spark.sql.streaming.checkpointLocation`). A sink with a ledger, such as `SqlSink`, continues from its
+                ledger if there is no checkpoint, or it is lost.
+            starting_offsets: "earliest" (default), "latest" or Spark's JSON, for a query that neither checkpoint nor
+                ledger knows.
+            options: more options of the source by Spark's names. `maxOffsetsPerTrigger` limits a batch; without it the
+                first batch has the whole backlog.
+            output_mode: "append" (default), "update" or "complete": the rows of an aggregate in a batch, as in Spark.
+                Aggregates need a sink such as `SqlSink` with mode="batch".
+            restarts: most restarts in a row without a committed batch; the next failure stops the app.
 
         Raises:
             ConfigurationError: an option is wrong, the function cannot be called, or another sink has its name.
@@ -137,7 +136,7 @@ class SinkRegistry:
 
         def register(function: FunctionT) -> FunctionT:
             check.a_callable("sink", function)
-            stores: Any = function  # of one signature or the other, by whether there is a sink
+            stores: Any = function  # with one signature or the other, depending on `sink`
             spec = SinkSpec(
                 topics=names,
                 function=stores if sink is None else sink,
@@ -158,14 +157,14 @@ class SinkRegistry:
 
     @property
     def sinks(self) -> Sequence[SinkSpec]:
-        """The sinks, in the order of their declaration."""
+        """The sinks, in order of declaration."""
         return tuple(self._sinks)
 
 
 def in_first_process(name: str, *, alone: bool) -> bool:
-    """Return whether the sinks run in this process: one of those of `penstock run --processes N` is enough.
+    """Return whether the sinks run in this process: with `penstock run --processes N`, only in the first.
 
-    An app that is `alone`, with sinks only, has nothing to do in other processes: a `ConfigurationError`.
+    An app with sinks `alone` has nothing to do in other processes: that raises `ConfigurationError`.
     """
     if os.environ.get(PROCESS_VARIABLE, "1") == "1":
         return True

@@ -1,8 +1,8 @@
-"""Starts the streaming query behind `@app.sink` and `start_sink`: topics in, a function called with every batch.
+"""Starts the streaming query of `@app.sink` and `start_sink`, which calls a function with every batch of topics.
 
-A query that has no checkpoint begins where its sink's ledger says; a sink without one needs a checkpoint. With a
-checkpoint that knows the query, Spark goes on by that and asks nobody else. So the ledger is looked up at every start,
-and counts where the checkpoint is new or lost.
+Without a checkpoint, a query begins at its sink's ledger; a sink without a ledger needs a checkpoint. If the checkpoint
+knows the query, Spark continues from it. So the ledger is read at every start, and counts if the checkpoint is new or
+lost.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from penstock.spark_sink.source.source import register
 
 _log = logging.getLogger("penstock.spark_sink")
 
-#: Where Spark keeps checkpoints of queries that name none, by the query's name.
+#: Spark's setting for the folder of checkpoints of queries without their own.
 CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 
 _STARTING = "startingoffsets"
 
-#: Triggers that read what is there and end.
+#: Triggers that read the backlog and end.
 _ONCE = ("once", "available now", "availablenow")
 _INTERVAL = re.compile(r"[1-9]\d* *(milliseconds?|seconds?|minutes?|hours?|days?)")
 
 
 def checkpoint_of(spark: SparkSession, spec: SinkSpec) -> str | None:
-    """Return where Spark keeps a query's progress; None where it keeps none.
+    """Return the location of a query's checkpoint, or None.
 
-    Raises `ConfigurationError` for a sink without a ledger in a query without a checkpoint: nobody remembers.
+    Raises `ConfigurationError` if neither the query has a checkpoint nor its sink a ledger: nothing keeps its progress.
     """
     folder = spark.conf.get(CHECKPOINTS, None)
     location = spec.checkpoint_location or (f"{folder}/{spec.name}" if folder else None)
@@ -59,9 +59,9 @@ def checkpoint_of(spark: SparkSession, spec: SinkSpec) -> str | None:
 
 
 def has_progress(spark: SparkSession, location: str | None) -> bool | None:
-    """Tell whether a checkpoint knows where a query goes on: then Spark asks nobody else.
+    """Tell whether a checkpoint has a query's position, from which Spark continues.
 
-    None where it cannot be looked at from here: on storage that this process may not list.
+    None if this process cannot list the checkpoint's storage.
     """
     if location is None:
         return False
@@ -79,13 +79,20 @@ def has_progress(spark: SparkSession, location: str | None) -> bool | None:
 def beginning(
     spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | None = False
 ) -> tuple[dict[str, str], Mapping[TopicPartition, LedgerEntry]]:
-    """Return where a query begins, where the ledger says and elsewhere as its options do: the options of its source.
+    """Return the source's options with the beginning of a query: the ledger's offsets, otherwise those of its options.
 
-    And the entries of partitions that the ledger does not know: with these written into it the next start begins there
-    too, though nothing was stored in between. `of_source` has the options that name brokers and topics, `progress` is
-    what `has_progress` says of the checkpoint. Where the sink's options say where to begin, they count before its
-    `starting_offsets`. Raises `SinkError` where the ledger cannot be read, `DataLossError` where a checkpoint speaks of
-    a topic that was created again since, and `BrokerConnectionError`, `MissingRightError` or `TopicNotFoundError`.
+    Also returns entries for partitions that the ledger does not know. Once they are written, the next start begins
+    there, too, even if nothing was stored in between.
+
+    Args:
+        spec: the sink. A start in its options overrides its `starting_offsets`.
+        of_source: the options with brokers and topics.
+        progress: the result of `has_progress` for the checkpoint.
+
+    Raises:
+        SinkError: the ledger cannot be read.
+        DataLossError: the checkpoint is of a topic that was created again since.
+        BrokerConnectionError, MissingRightError, TopicNotFoundError: as their names say.
     """
     given = {_STARTING: spec.starting_offsets} | {
         option.lower(): value for option, value in (spec.options or {}).items()
@@ -113,9 +120,9 @@ def beginning(
         return as_given, {}
     if ledger:
         _log.info("the query %s begins where its sink's ledger says, unless it has a checkpoint", spec.name)
-    # A partition that came to a topic since the query began there, and a topic that was created again, are read from
-    # the beginning, as a running query does. Others begin where the options say. A former version's entry says nothing
-    # of other partitions: it came with the first row of its own.
+    # A partition that was added to a known topic, and a topic that was created again, are read from the beginning, as
+    # in a running query. Other partitions begin as the options say. An entry of an earlier version does not make its
+    # topic known: it was written with the first row of its own partition.
     known = {topic for (topic, _), entry in ledger.items() if (entry.start, entry.topic_id) != (None, None)}
     begun = {part: view.logs[part].first for part in new}
     others = {part: view.logs[part] for part in new if part[0] not in known}
@@ -123,7 +130,7 @@ def beginning(
         begun |= options.starting.restricted(others).resolve(others, reader.at_time)
     positions = {part: entry.end for part, entry in ledger.items()} | begun
     rest = {option: value for option, value in given.items() if option != "startingtimestamp"}
-    # Of a checkpoint that cannot be looked at it is not known that the query begins here.
+    # With a checkpoint that cannot be read from here, it is unknown whether the query begins here.
     entries = (
         {} if progress is None else {part: LedgerEntry(at, at, view.ids.get(part[0])) for part, at in begun.items()}
     )
@@ -142,15 +149,14 @@ def start_sink(
     name: str,
     **given: Unpack[QueryOptions],
 ) -> StreamingQuery:
-    """Start a query that reads topics through the source `penstock` and hands each micro-batch to a function.
+    """Start a query that reads topics through the source `penstock` and calls a function with each micro-batch.
 
     Args:
         spark: the session; the source is registered with it.
         topics: one topic or several.
-        function: called with the frame and the batch's number, which may come twice after a restart; a
-            `SqlSink` makes the repetition harmless. A sink with a method `check(schema)` is asked first whether it
-            can store such frames.
-        rows: makes of the frame of messages the frame whose batches the function gets; as it is when left out.
+        function: called with the frame and the batch's number. A batch may come twice after a restart; a `SqlSink`
+            makes the repetition harmless. If it has a method `check(schema)`, that is called first.
+        rows: makes the frame to store from the frame of messages; default: the messages themselves.
         bootstrap_servers: addresses of the brokers.
         config: client settings by librdkafka's names, as in `App`.
         name: name of the query in Spark's progress and web page.
@@ -164,7 +170,7 @@ def start_sink(
         SinkError: the sink cannot store such frames; nothing was started.
         MissingRightError: the topics may not be read, or the sink may not store; nothing was started.
         TopicNotFoundError: a topic does not exist.
-        DataLossError: the checkpoint speaks of a topic that was created again since.
+        DataLossError: the checkpoint is of a topic that was created again since.
     """
     a_callable("function", function)
     spec = SinkSpec(topics=names("topics", topics), function=function, rows=rows, name=name, **given)
@@ -178,7 +184,7 @@ def start_query(
     config: ClientConfig,
     gate: Callable[[DataFrame, int], None] | None = None,
 ) -> StreamingQuery:
-    """Do what `start_sink` does for a declared sink; a gate gets the batches instead of the sink's function."""
+    """Start the query of a declared sink as `start_sink` does. Its batches go to a gate, not to the sink's function."""
     require_classic(spark)
     checkpoint = checkpoint_of(spark, spec)
     when = trigger_arguments(spec.trigger)
@@ -188,7 +194,7 @@ def start_query(
     of_source |= {
         f"kafka.{key}": str(value).lower() if isinstance(value, bool) else str(value) for key, value in config.items()
     }
-    # What is wrong with the topics is raised here as it is, not out of Spark's stacks.
+    # Errors of topics are raised here directly, not out of Spark's stacks.
     options, entries = beginning(spec, of_source, progress=has_progress(spark, checkpoint))
     register(spark)
     frame = spark.readStream.format("penstock").options(**options).load()

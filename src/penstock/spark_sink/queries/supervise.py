@@ -1,12 +1,12 @@
-"""`SupervisedQuery`: the query of one sink through all its starts, and what becomes of it after a failure.
+"""`SupervisedQuery`: the query of one sink through all its starts, and its restarts after failures.
 
-`AppSinks` has one thread for all queries of an app, which alone calls what changes a query's state. Whether another
-start helps is judged by the types of errors. Of an exception that crossed Spark's JVM only text is left: penstock's
-types are read there (`spark_sink.errors`), Spark's by class and error condition. The words of a message decide nothing.
+`AppSinks` has one thread for all queries of an app, which alone changes their states. The types of errors decide
+whether another start helps. Of an exception that crossed Spark's JVM only text is left: penstock's types are parsed
+there (`spark_sink.errors`), Spark's by class and error condition. The words of a message decide nothing.
 
-A stop closes the gate before the sink's function, so that the batch under way is finished and no other begun: Spark's
-own stop interrupts a batch in its middle. Behind a closed gate the next batch waits until that stop has begun. It has
-not begun itself, so Spark hands it over at the next start.
+A stop closes the gate in front of the sink's function, so that the batch under way is finished and no other begins;
+Spark's own stop would interrupt it. The next batch waits behind the closed gate until Spark's stop begins. It has not
+begun, so Spark repeats it at the next start.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.spark_sink")
 
-#: Seconds before the first restart, and at most before any; each wait is twice the one before.
+#: Seconds before the first restart, and most seconds before any; each wait is twice the previous one.
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 
-#: Seconds before another try of a query that lacks a permission, which somebody may give.
+#: Seconds before another try of a query that lacks a permission.
 RIGHT_WAIT_S = 10.0
 
-#: What another start would meet again, or must not be made for.
+#: Errors that another start would meet again, or that forbid another start.
 _PERMANENT = (
     ConfigurationError,
     DataLossError,
@@ -51,41 +51,41 @@ _PERMANENT = (
     TopicNotFoundError,
 )
 
-#: The same of Spark's errors: their class, and its name in a stack of the JVM.
+#: The same for Spark's errors: class names in a stack of the JVM.
 _SPARK_KIND = re.compile(r"(?:pyspark\.errors|org\.apache\.spark\.sql)\.[\w.]*(?:AnalysisException|ParseException)\b")
 
-#: What Spark says where two queries write to one checkpoint: to the logs of its batches, or to its other files.
+#: Spark's texts when two queries write to one checkpoint: to the logs of its batches, or to other files.
 _RIVAL = re.compile(r"\[CONCURRENT_STREAM_LOG_UPDATE]|Multiple streaming queries are concurrently using")
 
-#: What Spark writes behind the reason: the query's plan and offsets.
+#: Begin of the part after the reason: the query's plan and offsets.
 _PLAN = "=== Streaming Query ==="
 
 #: The last line of a Python stack.
 _KIND_AND_TEXT = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Warning)): (.+)$", re.MULTILINE)
 
-#: Seconds between two questions of a batch behind the gate whether the stop has begun.
+#: Seconds between two checks, by a batch behind the gate, whether the stop has begun.
 _STOP_POLL_S = 0.05
-#: Seconds between two questions for the progress of a query.
+#: Seconds between two reads of a query's progress.
 _PROGRESS_S = 1.0
-#: Seconds that Spark may take for the stop of a query: it waits for a function that does not call Spark.
+#: Seconds for Spark to stop a query: it waits for a function that does not call Spark.
 HALT_S = 10.0
 
 
 class FailureKind(Enum):
-    """What another start of a failed query would meet."""
+    """Kinds of failures, by what another start would meet."""
 
-    #: Perhaps nothing: a neighbour was away.
+    #: Transient: a neighbour was unreachable.
     PASSING = auto()
-    #: The same failure.
+    #: The same failure again.
     PERMANENT = auto()
-    #: The same failure, until somebody gives a permission.
+    #: The same failure, until an administrator gives the permission.
     MISSING_RIGHT = auto()
-    #: The other query that writes to its checkpoint, unless that has ended: a frozen replica's ends once or twice.
+    #: Another query writes to its checkpoint, for example of a frozen replica, which ends after one or two tries.
     RIVAL = auto()
 
 
 def kind_of(failure: BaseException) -> FailureKind:
-    """Return what another start would meet after a failure."""
+    """Return the kind of a failure."""
     found = [*causes(failure)]
     found += [error for cause in found for error in errors_in(str(cause))]
     if any(_RIVAL.search(str(cause)) for cause in found):
@@ -98,7 +98,7 @@ def kind_of(failure: BaseException) -> FailureKind:
 
 
 def summary_of(failure: BaseException) -> str:
-    """Return a failure in one line: its kind and the first line of its text, without Spark's wrapping."""
+    """Return a failure in one line: its type and the first line of its text, without Spark's wrapping."""
     if kind_of(failure) is FailureKind.RIVAL:
         return "another query writes to the same checkpoint: stop one, or give each a checkpoint_location of its own"
     text = str(failure).split(_PLAN, 1)[0].strip()
@@ -111,11 +111,11 @@ def summary_of(failure: BaseException) -> str:
 
 
 class BatchLeftError(Exception):
-    """Ends a query that is being stopped, at a batch which the next start does.
+    """Ends a query that is being stopped, at a batch that the next start repeats.
 
-    Spark tells a stop from a failure by the words of an interrupted call, and its search overflows the stack of the
-    JVM's thread where much text follows them (seen with 4.3.0: `StreamExecution`, PROXY_ERROR). So they stand here, at
-    the end, and the text is short.
+    Spark distinguishes a stop from a failure by the words of an interrupted call. Its search overflows the stack of the
+    JVM's thread if a long text follows them (seen with 4.3.0: `StreamExecution`, PROXY_ERROR). So these words are at
+    the end here, and the text is short.
     """
 
     def __init__(self, batch_id: int) -> None:
@@ -126,25 +126,25 @@ class BatchLeftError(Exception):
 
 
 class Gate:
-    """Calls a sink's function with each batch until it is closed. One for each start of a query.
+    """Calls a sink's function with each batch until it is closed. Each start of a query has its own gate.
 
-    Spark's thread calls it; any thread may call the other methods. A batch that began while `close` was called is
-    finished: Spark's trigger is active until then, and whoever stops the query waits for that.
+    Spark's thread calls it; any thread may call the other methods. A batch that begins while `close` is called is
+    finished: Spark's trigger is active until then, and the thread that stops the query waits for it.
     """
 
     def __init__(self, function: Callable[[DataFrame, int], None]) -> None:
         self._function = function
-        #: What the function raised, as it was; Spark keeps the text only.
+        #: The exception of the function itself; Spark keeps only its text.
         self.failure: BaseException | None = None
-        #: Whether a batch waits behind the closed gate: those before it are committed.
+        #: Whether a batch waits behind the closed gate: then all earlier ones are committed.
         self.is_parked = False
         self.is_closed = False
-        #: The query, once it is to be stopped.
+        #: The query that is being stopped.
         self._stopping: StreamingQuery | None = None
         self._is_leaving = threading.Event()
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Give the function a batch, or keep the batch waiting behind the closed gate."""
+        """Call the function with a batch, or hold the batch behind the closed gate."""
         if self.is_closed:
             self._wait_for_stop()
             raise BatchLeftError(batch_id)
@@ -153,24 +153,24 @@ class Gate:
         except Exception as error:
             self.failure = error
             if self._is_leaving.is_set():
-                # Spark's stop cancelled a job under the function: its text is long, see BatchLeftError.
+                # Spark's stop cancelled a job of the function, with a long text: see BatchLeftError.
                 raise BatchLeftError(batch_id) from None
             raise
 
     def _wait_for_stop(self) -> None:
-        """Wait until Spark's stop has begun: what ends the batch before that is a failure to Spark."""
+        """Wait until Spark's stop has begun: for Spark, a batch that ends before that has failed."""
         self.is_parked = True
         self._is_leaving.wait()
-        with suppress(Exception):  # a Spark that is gone has ended the query
+        with suppress(Exception):  # if Spark is gone, the query has ended
             while self._stopping is not None and self._stopping.isActive:
                 time.sleep(_STOP_POLL_S)
 
     def close(self) -> None:
-        """Let no further batch begin."""
+        """Close the gate: no further batch begins."""
         self.is_closed = True
 
     def leave(self, query: StreamingQuery) -> None:
-        """Close it; Spark's stop of the query follows, and whatever ends a batch from now on is its effect."""
+        """Close it before Spark's stop of the query: from now on, the stop is the cause of a batch's end."""
         self._stopping, self.is_closed = query, True
         self._is_leaving.set()
 
@@ -178,7 +178,7 @@ class Gate:
 class SupervisedQuery:
     """The query of one sink, through all its starts.
 
-    `start` returns the query and its gate. At most `allowed` restarts come in a row without a committed batch between.
+    `start` returns the query and its gate. `allowed` is the number of restarts in a row without a committed batch.
     """
 
     def __init__(
@@ -191,12 +191,12 @@ class SupervisedQuery:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
-        # Any thread reads these fields, each for itself.
+        # Any thread reads these fields, one at a time.
         self.state = SinkState.STANDBY
         self.query: StreamingQuery | None = None
         self.gate: Gate | None = None
         self.last_error: str | None = None
-        #: What the app stops for.
+        #: The error that stops the app.
         self.failure: SinkError | None = None
         self.progress = progress
         self._start = start
@@ -204,24 +204,24 @@ class SupervisedQuery:
         self._clock = clock
         self._in_a_row = 0
         self._due = self._progress_due = 0.0
-        #: Spark's id of the last start.
+        #: Spark's id of the last run.
         self._run = ""
-        #: Whether a batch was committed, in any of its starts.
+        #: Whether a batch was committed in any run.
         self._has_ever_committed = False
 
     @property
     def is_going_on(self) -> bool:
-        """Whether it runs or is to be started."""
+        """Whether it runs or will be started."""
         return self.state in (SinkState.RUNNING, SinkState.WAITING, SinkState.STANDBY)
 
     @property
     def retry_in(self) -> float | None:
-        """Seconds until it is started again, while it waits."""
+        """Seconds until its restart, while it waits."""
         return max(0.0, self._due - self._clock()) if self.state is SinkState.WAITING else None
 
     @property
     def positions(self) -> Offsets:
-        """Where the run of it on this replica has read to, as far as Spark has reported that."""
+        """The positions of the run on this replica, as far as Spark has reported them."""
         if self.state is SinkState.STANDBY or not self._is_reported:
             return {}
         return {(part.topic, part.partition): part.position for part in self.progress.statistics.partitions}
@@ -231,13 +231,13 @@ class SupervisedQuery:
         return str(self.progress.run) == self._run
 
     def begin(self) -> None:
-        """Start it, or raise what keeps it from starting."""
+        """Start it, or raise the error that prevents the start."""
         self.query, self.gate = self._start()
         self._run = str(self.query.runId)
         self.state = SinkState.RUNNING
 
     def poll(self, *, is_mine: bool = True) -> None:
-        """Look whether it runs, and start it when that is due: after a failure, or when this replica gets the sink."""
+        """Check the query, and start it when due: after a failure, or when this replica gets the sink."""
         if self.state is SinkState.STANDBY and is_mine:
             self._in_a_row, self._due, self.state = 0, self._clock(), SinkState.WAITING
         if self.state is SinkState.RUNNING:
@@ -267,7 +267,7 @@ class SupervisedQuery:
             self._failed((self.gate and self.gate.failure) or error, has_committed=has_committed)
 
     def _failed(self, cause: BaseException, *, has_committed: bool = False) -> None:
-        """Wait for the next start, or give up."""
+        """Plan the next start, or give up."""
         _log.debug("the query %s ended", self.name, exc_info=cause)
         kind, former, self.last_error = kind_of(cause), self.last_error, summary_of(cause)
         self._has_ever_committed |= has_committed
@@ -297,18 +297,18 @@ class SupervisedQuery:
         self.fail(f"{text}. What it stored stands, correct the cause and start again", cause)
 
     def fail(self, text: str, cause: BaseException | None) -> None:
-        """Give it up: the app stops for it."""
+        """Give the query up: the app stops because of it."""
         self.failure = SinkError(text)
         self.failure.__cause__ = cause
         self.state = SinkState.FAILED
 
     def close(self) -> None:
-        """Begin no further batch. Any thread may call it."""
+        """Begin no further batch. Any thread."""
         if self.gate is not None:
             self.gate.close()
 
     def is_idle(self) -> bool:
-        """Return whether its batch need not be waited for: it is committed, or Spark is gone. After `close`."""
+        """Return whether no batch needs to be waited for: it is committed, or Spark is gone. Call it after `close`."""
         query, gate = self.query, self.gate
         if self.state is not SinkState.RUNNING or query is None or gate is None:
             return True
@@ -318,7 +318,7 @@ class SupervisedQuery:
             return True
 
     def halt(self, state: SinkState) -> None:
-        """End the query, in the middle of a batch if there is one, unless it has ended by itself; `state` follows."""
+        """End the query, even in the middle of a batch, unless it has ended by itself; then set `state`."""
         query, gate = self.query, self.gate
         try:
             if query is not None and gate is not None:
