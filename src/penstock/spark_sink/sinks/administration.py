@@ -1,7 +1,7 @@
-"""What an operator sees of ledgers, and changes on purpose: behind `penstock sink`.
+"""Operations on ledgers for `penstock sink`: list them and change them on purpose.
 
-A changed entry begins and ends at its offset, and no batch has written it, as where a query starts for the first time.
-So by `rules` a batch that starts there goes on, one that starts above it is refused, and what lies below is left out.
+A changed entry begins and ends at its offset, and belongs to no batch, as at the first start of a query. So by the
+rules a batch that starts there continues, one that starts above it is refused, and rows below it are left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class QueryLedger:
-    """What a ledger has of a query in one target; it is read again for nothing."""
+    """The entries of a query in one target's ledger; a snapshot."""
 
     query: str
     target: str
@@ -28,13 +28,13 @@ class QueryLedger:
 
     @property
     def last(self) -> LedgerEntry | None:
-        """The newest entry that a batch has written, or None."""
+        """The newest entry that a batch wrote, or None."""
         written = [entry for entry in self.entries.values() if entry.batch_id is not None]
         return max(written, key=lambda entry: entry.batch_id or 0, default=None)
 
 
 def queries(sinks: Mapping[str, LedgerSink]) -> list[QueryLedger]:
-    """Return what the ledgers of sinks have, by their targets, ordered by query and target."""
+    """Return the content of ledgers, given sinks by target, ordered by query and target."""
     found = [
         QueryLedger(query, target, entries, sink)
         for target, sink in sinks.items()
@@ -45,7 +45,7 @@ def queries(sinks: Mapping[str, LedgerSink]) -> list[QueryLedger]:
 
 
 def of_query(found: Iterable[QueryLedger], query: str) -> list[QueryLedger]:
-    """Return what there is of a query, or raise `PenstockError`."""
+    """Return the ledgers of a query, or raise `PenstockError` if there are none."""
     names = sorted({held.query for held in found})
     if query not in names:
         known = f"it has {', '.join(map(repr, names))}" if names else "it is empty"
@@ -54,7 +54,7 @@ def of_query(found: Iterable[QueryLedger], query: str) -> list[QueryLedger]:
 
 
 def chosen(found: Iterable[QueryLedger], topics: Sequence[str]) -> list[QueryLedger]:
-    """Return only the entries of topics, or of `TOPIC:PARTITIONS`; all without any. None chosen: `PenstockError`."""
+    """Return only the entries of topics, or of `TOPIC:PARTITIONS`; default: all. `PenstockError` if there are none."""
     choices = [topic_choice(text) for text in topics]
 
     def is_chosen(topic: str, partition: int) -> bool:
@@ -75,9 +75,9 @@ def chosen(found: Iterable[QueryLedger], topics: Sequence[str]) -> list[QueryLed
 
 
 def positions(text: str, parts: Collection[TopicPartition]) -> Offsets:
-    """Return the next offset of each partition that `--to` names, as `orders:0@4711,orders:1@4712`.
+    """Return the next offset of each partition in an option `--to`, such as `orders:0@4711,orders:1@4712`.
 
-    Raises `ConfigurationError` for what is no place and for other partitions than these.
+    Raises `ConfigurationError` for a wrong text and for partitions that are not in `parts`.
     """
     if BATCHES in parts:
         raise ConfigurationError('the ledger has batches by number, as of mode="batch", and no offsets; give --forget')
@@ -89,7 +89,7 @@ def positions(text: str, parts: Collection[TopicPartition]) -> Offsets:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An entry before and after; None after where it is removed."""
+    """An entry before and after a change; None: it is removed."""
 
     target: str
     part: TopicPartition
@@ -98,17 +98,17 @@ class Change:
 
     @property
     def again(self) -> int:
-        """Offsets that are stored, and come again."""
+        """Number of stored offsets that will be stored again."""
         return 0 if self.after is None else max(0, self.before.end - self.after.end)
 
     @property
     def left_out(self) -> int:
-        """Offsets that are not stored, and never will be."""
+        """Number of offsets that are not stored and never will be."""
         return 0 if self.after is None else max(0, self.after.end - self.before.end)
 
 
 def changes(found: Iterable[QueryLedger], to: Offsets | None) -> list[Change]:
-    """Return what changes where entries end at these offsets, or are all removed. An entry keeps its topic id."""
+    """Return the changes that set entries to these offsets, or remove all. An entry keeps its topic id."""
     made = []
     for held in found:
         for part, before in sorted(held.entries.items()):
@@ -120,7 +120,7 @@ def changes(found: Iterable[QueryLedger], to: Offsets | None) -> list[Change]:
 
 
 def write(found: Iterable[QueryLedger], made: Sequence[Change]) -> None:
-    """Make changes, target by target."""
+    """Apply changes, target by target."""
     for held in found:
         changed = {change.part: change.after for change in made if change.target == held.target}
         if changed:
@@ -128,9 +128,9 @@ def write(found: Iterable[QueryLedger], made: Sequence[Change]) -> None:
 
 
 def rename(found: Iterable[QueryLedger], old: str, new: str, *, dry_run: bool) -> list[QueryLedger]:
-    """Give the entries of a query to another name, which has none yet; else `PenstockError`. Returns what moves.
+    """Move the entries of a query to a new name, which must have none (`PenstockError`). Returns the moved ledgers.
 
-    The new name has them first: what fails in between leaves both, and the old one can be forgotten.
+    They are written under the new name first. A failure in between leaves both; the old name can be removed then.
     """
     moving = of_query(found, old)
     if not new:

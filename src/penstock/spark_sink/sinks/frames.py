@@ -1,7 +1,7 @@
-"""What sinks ask of a frame: the position of its rows, its rows on the driver.
+"""Reads frames for sinks: positions of rows, and rows on the driver.
 
-Every frame carries the position, `topic`, `partition` and `offset` of the messages that rows come from. It is looked at
-in Arrow, on the driver as on executors.
+Every frame has the position of each row's message: `topic`, `partition` and `offset`. It is read in Arrow, on the
+driver and on executors.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
 from penstock.spark_sink.ledger.rules import BATCHES, OffsetStatistics, Span
 from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
-#: The columns that say where a row comes from.
+#: The columns with the position of a row's message.
 POSITION = ("topic", "partition", "offset")
 
-#: Rows, and about the bytes of rows, that are Python objects at a time.
+#: Most rows, and approximate bytes of rows, that are Python objects at a time.
 STEP_ROWS = 4096
 STEP_BYTES = 8 * 1024 * 1024
 
-#: Bytes of Arrow that a batch on the driver may have, unless a sink says so; Spark's own bound on what it collects,
+#: Default of the most bytes of Arrow in a batch on the driver. Spark's own limit for collected results,
 #: `spark.driver.maxResultSize`, is twice as much by default.
 MAX_BATCH_BYTES: Final = 512 * 1024 * 1024
-#: The frame of what tasks yield for the driver.
+#: The schema of results that tasks send to the driver.
 PICKLED: Final = StructType().add("pickled", BinaryType())
-#: What tasks raise.
+#: Errors that tasks raise.
 _RAISED = (SinkError, MissingRightError, ConfigurationError)
 
 
 def require_columns(present: Iterable[str], target: str, more: Iterable[str] = ()) -> None:
-    """Raise `SchemaMismatchError` where the frame for a target lacks its position or one of `more`.
+    """Raise `SchemaMismatchError` if the frame for a target lacks a position column or one of `more`.
 
-    Or where two of its columns differ only in case: many readers would take them for one.
+    Also if two columns differ only in case: many readers would take them for one.
     """
     held = set(present)
     by_name: dict[str, set[str]] = {}
@@ -61,7 +61,7 @@ def require_columns(present: Iterable[str], target: str, more: Iterable[str] = (
 
 
 def require_position_types(schema: pa.Schema, target: str) -> None:
-    """Raise `SchemaMismatchError` where topic, partition or offset of a frame is not of the source's kind."""
+    """Raise `SchemaMismatchError` if topic, partition or offset of a frame has another type than the source's."""
     for name in POSITION:
         kind, found = "text" if name == "topic" else "an integer", schema.field(name).type
         is_text = pa.types.is_string(found) or pa.types.is_large_string(found)
@@ -72,7 +72,7 @@ def require_position_types(schema: pa.Schema, target: str) -> None:
 
 
 def require_position(rows: pa.Table | pa.RecordBatch | Mapping[str, pa.Array], target: str) -> None:
-    """Raise `SchemaMismatchError` where rows have no position: they could neither be stored once nor be named."""
+    """Raise `SchemaMismatchError` if rows have no position: they could be neither deduplicated nor named."""
     for name in POSITION:
         if nulls := rows[name].null_count:
             raise SchemaMismatchError(
@@ -82,9 +82,9 @@ def require_position(rows: pa.Table | pa.RecordBatch | Mapping[str, pa.Array], t
 
 
 def steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into as many rows as may be Python objects at a time.
+    """Cut a batch into pieces that may be Python objects at a time.
 
-    Of messages of 1 MB, a batch of thousands is enough in Arrow.
+    Otherwise a batch of thousands of messages of 1 MB would take twice its memory.
     """
     step = max(1, min(STEP_ROWS, STEP_BYTES * batch.num_rows // max(1, batch.nbytes)))
     for begin in range(0, batch.num_rows, step):
@@ -98,7 +98,7 @@ def offset_spans(rows: pa.Table) -> dict[TopicPartition, Span]:
 
 
 def unapplied(rows: pa.Table, spans: dict[TopicPartition, Span], ledger: Offsets) -> tuple[pa.Table, OffsetStatistics]:
-    """Return the rows at or above the ledger, and what all rows are, whose spans these are."""
+    """Return the rows at or above the ledger's offsets, and the statistics of all rows, which have these spans."""
     seen = OffsetStatistics(rows.num_rows, spans)
     for part, span in spans.items():
         if span.first < ledger.get(part, 0):
@@ -110,34 +110,34 @@ def unapplied(rows: pa.Table, spans: dict[TopicPartition, Span], ledger: Offsets
 
 
 def numbers(first: int, count: int) -> pa.Array:
-    """Return so many whole numbers from the first on; made of a `range`, each would be an object of Python first."""
+    """Return consecutive whole numbers. From a `range`, each would first be a Python object."""
     return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=first - 1)
 
 
 def as_row(what: object) -> pa.RecordBatch:
-    """Return what a task yields for the driver as the row of `PICKLED`."""
+    """Return a result of a task as a row of `PICKLED`, for the driver."""
     return pa.RecordBatch.from_pydict({"pickled": pa.array([pickle.dumps(what)], pa.binary())})
 
 
 def from_row(row: Row) -> Any:
-    """Return what a task of this query gave to `as_row`."""
+    """Return the result that a task gave to `as_row`."""
     return pickle.loads(bytes(row["pickled"]))  # noqa: S301 - see above
 
 
 def run_job(job: DataFrame, before: str = "") -> list[Row]:
-    """Return the rows of a job of Spark's; raise what its tasks raised in one sentence, with `before` in front."""
+    """Return the rows of a Spark job; an error of its tasks is raised as one sentence, with `before` as prefix."""
     try:
         return job.collect()
     except Exception as error:
         found = [named for named in errors_in(str(error)) if isinstance(named, _RAISED)]
         if not found:
             raise
-        # Not chained: what Spark says repeats it within two stacks, and what a handler raised may hold the message.
+        # Not chained: Spark's text repeats it within two stacks, and a handler's error may contain the message.
         raise error_of(type(found[-1]), f"{before}{found[-1]}") from None
 
 
 def collected(batch: DataFrame, most_bytes: int, batch_id: int, target: str) -> pa.Table:
-    """Return a batch's rows on the driver; more bytes of Arrow than there may be are a `SinkError`."""
+    """Return a batch's rows on the driver; `SinkError` if they exceed `most_bytes` of Arrow."""
     rows = batch.toArrow()
     if rows.nbytes > most_bytes:
         raise SinkError(
@@ -149,7 +149,7 @@ def collected(batch: DataFrame, most_bytes: int, batch_id: int, target: str) -> 
 
 
 def numbered(batch: DataFrame, batch_id: int) -> DataFrame:
-    """Return a frame whose rows come from no messages with the batch's number as their position, see `BATCHES`."""
+    """Add the batch number as position to a frame whose rows come from no messages; see `BATCHES`."""
     topic, partition = BATCHES
     position = (F.lit(topic), F.lit(partition), F.lit(batch_id).cast("bigint"))
     return batch.withColumns(dict(zip(POSITION, position, strict=True)))

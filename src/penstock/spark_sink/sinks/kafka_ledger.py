@@ -1,6 +1,6 @@
-"""A ledger in Kafka: a compacted topic with, of each sink, source topic and partition, a record of the next offset.
+"""A ledger in Kafka: a compacted topic with a record for each sink, source topic and partition.
 
-Rows and the records of their sources change in one Kafka transaction (`kafka_publisher`).
+One Kafka transaction writes rows and the records of their sources (`kafka_publisher`).
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from penstock.spark_sink.sinks.sink import Entries
 from penstock.spark_sink.source.options import GROUP
 from penstock.spark_sink.source.plan import TopicPartition
 
-#: Topic of the ledger, where a sink names none.
+#: Default topic of the ledger.
 LEDGER_TOPIC = "penstock.spark-ledger"
-#: Partitions of the ledger that are used. A number for ever: it says where a record is found.
+#: Number of partitions of the ledger. It never changes: it determines the place of each record.
 PARTITIONS = 16
-#: One record of each key is needed. Segments are small, because the one being written is never compacted.
+#: Only the newest record of each key is needed. Segments are small, because the active one is never compacted.
 TOPIC_CONFIG = {"cleanup.policy": "compact", "segment.bytes": str(1 << 20), "min.cleanable.dirty.ratio": "0.1"}
 
-#: Transactional ids of a sink. A number for ever: with another one a task that was given up for lost would go by
-#: another id than its successor, and be shut out by nobody.
+#: Number of transactional ids of a sink. It never changes: otherwise a task that Spark gave up as lost would have
+#: another id than its successor, and nobody would fence it.
 SLOTS = 64
 
-#: Seconds after which the broker ends the transaction of a process that died and has no successor.
+#: Seconds after which the broker ends the transaction of a dead process without a successor.
 TRANSACTION_TIMEOUT_S = 30.0
-#: Seconds to wait for others' transactions in the ledger: such a one, and the broker's look at it every ten seconds.
+#: Seconds to wait for open transactions in the ledger: that time-out, plus the broker's interval of ten seconds.
 _LEDGER_TIMEOUT_S = TRANSACTION_TIMEOUT_S + 30.0
 ANSWER_S = 30.0
-#: What a record holds besides the next offset; one of a former version has none of it.
+#: Fields of a record besides the next offset. Records of earlier versions lack them.
 _OTHERS = ("start", "topic_id", "query_id", "batch_id")
 
 _OWNED = {
@@ -56,7 +56,7 @@ _OWNED = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a sink publishes, and which rights that takes. Picklable."""
+    """The target of a publishing sink, and the permissions it needs. Picklable."""
 
     servers: str
     config: ClientConfig = field(repr=False)
@@ -64,35 +64,35 @@ class Target:
     ledger: str
 
     def transactional_id(self, source: TopicPartition) -> str:
-        """Return the id by which rows of a source partition are published.
+        """Return the transactional id for rows of a source partition.
 
-        It never changes: who publishes rows of a source partition has taken it, and has shut out who had it before.
+        It never changes: a task that publishes rows of a source partition takes the id, and fences its predecessor.
         """
         return f"{self.name}/{slot_of(source)}"
 
     @property
     def ids_right(self) -> Right:
-        """The right that its transactional ids take."""
+        """The permission on its transactional ids."""
         return transactional_right(f"{self.name}/")
 
     def rights(self, topics: Iterable[str]) -> list[Right]:
-        """Return the rights on topics that it takes to publish to some, and to keep the ledger."""
+        """Return the permissions on topics for publishing to some and for the ledger."""
         on_ledger = [topic_right(operation, self.ledger) for operation in (Operation.READ, Operation.WRITE)]
         return [topic_right(Operation.WRITE, topic) for topic in sorted(set(topics))] + on_ledger
 
     def least_rights(self, topics: Iterable[str], made: Iterable[str] = ()) -> list[Right]:
-        """Return all that it takes to publish to topics, of which some, as the ledger, are made by who starts first."""
+        """Return all permissions for publishing to topics; some, such as the ledger, are created at the first start."""
         making = [topic_right(Operation.CREATE, name) for name in (self.ledger, *made)]
         return [*self.rights([*topics, *made]), *making, self.ids_right]
 
 
 def slot_of(source: TopicPartition) -> int:
-    """Return the slot of a source partition; `kafka_sink.slot_column` is the same for Spark."""
+    """Return the slot of a source partition; `kafka_sink.slot_column` computes the same in Spark."""
     return zlib.crc32(f"{source[0]}/{source[1]}".encode()) % SLOTS
 
 
 def require_settings(sink: str, target: Target) -> None:
-    """Raise `ConfigurationError` where settings cannot be those of a sink of this kind."""
+    """Raise `ConfigurationError` for wrong settings of such a sink."""
     not_empty("bootstrap_servers", target.servers)
     not_empty("name", target.name)
     not_empty("ledger_topic", target.ledger)
@@ -102,10 +102,10 @@ def require_settings(sink: str, target: Target) -> None:
 
 
 def require_target(target: Target, topics: Collection[str], made: Mapping[str, Collection[str]]) -> None:
-    """Check rights and topics to publish to; make the ledger's, and those for dead letters, each of some topics.
+    """Check permissions and target topics; create the ledger's topic and the dead-letter topics of `made`.
 
     Raises:
-        MissingRightError: the client may not publish to a topic, or not keep the ledger.
+        MissingRightError: the permission to publish to a topic, or to use the ledger, is missing.
         TopicNotFoundError: a topic does not exist.
         BrokerConnectionError: no broker answered.
         ConfigurationError: the ledger's topic cannot be used, or the client library refuses the settings.
@@ -133,37 +133,34 @@ def require_target(target: Target, topics: Collection[str], made: Mapping[str, C
 
 
 class KafkaLedger:
-    """Reads the ledger of one sink; what was read once is not read again. One thread at a time uses it.
-
-    Whoever has used it closes it.
-    """
+    """Reads the ledger of one sink incrementally. Used by one thread at a time; close it after use."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._admin = clients.admin(target.servers, target.config)
         self._reader = PartitionReader(target.servers, target.config, GROUP)
-        #: How far each partition of the ledger was read, and what of all sinks was found there.
+        #: The read position of each partition of the ledger, and the entries of all sinks found so far.
         self._positions: dict[Place, int] = {}
         self._known: dict[str, Entries] = {}
 
     def read(self, sources: Collection[TopicPartition]) -> Entries:
-        """Return the entries of those source partitions that the ledger knows.
+        """Return the entries of source partitions, as far as the ledger has them.
 
-        Waits for transactions that others have open in the same partitions of the ledger: behind them may be what is
-        looked for. After a `KafkaException` trying again may help; a `SinkError` says that the ledger could not be read
-        to its end, or holds what is no ledger.
+        Waits for open transactions in the same partitions of the ledger: the entries may be behind them. After
+        `KafkaException`, another try may help. `SinkError`: the ledger could not be read to its end, or has invalid
+        records.
         """
         self._catch_up({ledger_partition(ledger_key(self._target.name, source)) for source in sources})
         known = self._known.get(self._target.name, {})
         return {source: known[source] for source in sources if source in known}
 
     def read_all(self) -> dict[str, Entries]:
-        """Return the entries of all sinks, by their names; nothing where the ledger has no topic yet.
+        """Return the entries of all sinks by name; empty if the ledger's topic does not exist yet.
 
-        Raises `SinkError` where it cannot be read, `MissingRightError` where it may not, `BrokerConnectionError`.
+        Raises `SinkError` if it cannot be read, `MissingRightError` and `BrokerConnectionError`.
         """
         target, topic = self._target, self._target.ledger
-        # A topic that may not be seen looks like one that is not there, and the query would begin again.
+        # A hidden topic looks like an absent one, and the query would start again from the beginning.
         what, reading = f"the ledger of sink {target.name} cannot be read", [topic_right(Operation.READ, topic)]
         require_rights(self._admin, what, reading)
         if topic in partition_counts(self._admin):
@@ -179,10 +176,10 @@ class KafkaLedger:
 
     def _catch_up(self, partitions: Iterable[int]) -> None:
         places = [(self._target.ledger, partition) for partition in partitions]
-        # Behind what is open in it, too: before the last stable offset may lie all but the record that is looked for.
+        # Ends behind open transactions: the needed record may lie after the last stable offset.
         ends = log_ends(self._admin, places, ANSWER_S, IsolationLevel.READ_UNCOMMITTED) if places else {}
         if any(self._positions.get(place, 0) > end for place, end in ends.items()):
-            # Another topic of that name: what was read of the one before is gone.
+            # The topic was recreated: entries of the old one no longer count.
             self._positions, self._known = {}, {}
         read = self._positions
         starts = {place: read.get(place) or OFFSET_BEGINNING for place, end in ends.items() if read.get(place, 0) < end}
@@ -204,9 +201,9 @@ class KafkaLedger:
             name, topic, partition = json.loads(record.key() or b"")
             entries = self._known.setdefault(name, {})
         except (ValueError, TypeError):
-            return  # by another key than a ledger's
+            return  # not a ledger's key
         if (value := record.value()) is None:
-            entries.pop((topic, partition), None)  # somebody has removed it: all of that partition applies again
+            entries.pop((topic, partition), None)  # the entry was removed: all rows of that partition apply again
             return
         try:
             entries[topic, partition] = decode_entry(value)
@@ -229,13 +226,13 @@ def decode_entry(value: bytes | None) -> LedgerEntry:
             None if query_id is None else str(query_id),
             None if batch_id is None else int(batch_id),
         )
-    # A number may be infinite, and lists may nest too deep to be read.
+    # JSON may have infinite numbers and lists that nest too deeply.
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise MessageFormatError(f"no record of a ledger: {type(error).__name__}") from error
 
 
 def encode_entry(entry: LedgerEntry | None) -> bytes | None:
-    """Return the value of a ledger's record; None, which Kafka's compaction takes for a removal, for no entry."""
+    """Return the value of a ledger's record; None, a tombstone, removes the entry."""
     if entry is None:
         return None
     return json.dumps({"next_offset": entry.end} | {name: getattr(entry, name) for name in _OTHERS}).encode()
@@ -247,5 +244,5 @@ def ledger_key(name: str, source: TopicPartition) -> bytes:
 
 
 def ledger_partition(key: bytes) -> int:
-    """Return the partition of the ledger that a record stands in."""
+    """Return the ledger's partition of a record."""
     return xxh3_64_intdigest(key) % PARTITIONS

@@ -1,14 +1,14 @@
-"""Publishes rows and the next offsets of their sources in one Kafka transaction, for the sinks that publish to Kafka.
+"""Publishes rows and the ledger's entries of their sources in one Kafka transaction, for sinks that publish to Kafka.
 
-Whoever publishes takes these steps, and starts again at 1 whenever one of them fails or its outcome is not known:
+The publisher takes these steps, and starts again at 1 if a step fails or its outcome is unknown:
 
-1. A new producer takes the transactional id. Whoever had it before is fenced, and what it left open is ended.
-2. The ledger is read, up to where it ended after step 1; rows below it are left out.
-3. Rows and new ledger records are written and committed, in one transaction.
+1. A new producer takes the transactional id. The id's previous producer is fenced, and its open transaction ended.
+2. The ledger is read up to its end after step 1; rows below its entries are left out.
+3. Rows and new ledger records are written and committed in one transaction.
 
-After a commit that is known to have ended the producer is kept, and the next rows of its id begin at step 2: whoever
-else publishes these rows has taken the id in the meantime, before it read the ledger. So either what it has published
-stands in the ledger that is read here, or this producer is fenced, and step 3 fails.
+After a commit with a known end the producer is kept, and the next rows of its id begin at step 2. If another task
+publishes these rows meanwhile, it has taken the id before it read the ledger. So either its rows are in the ledger that
+is read here, or this producer is fenced and step 3 fails.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ from penstock.spark_sink.source.plan import TopicPartition
 
 _log = logging.getLogger("penstock.spark_sink")
 
-#: Producers that a sink keeps in a process at most: each has threads and connections.
+#: Most producers that a sink keeps in a process: each has threads and connections.
 MOST_PRODUCERS = 16
 
 _TRIES = 6
-#: Seconds to wait after the first failure, twice as many after each other; by chance between a half and the whole, for
-#: two that fence each other shall not do so in step.
+#: Seconds before another try, doubled after each failure; randomised, so that two tasks that fence each other do not
+#: stay in step.
 _WAIT = tenacity.wait_exponential(multiplier=0.1) + tenacity.wait_random_exponential(multiplier=0.1)
-#: Seconds in which some record has to be stored: less than a transaction may take.
+#: Seconds within which some record must be stored: less than a transaction may take.
 _DELIVERY_S = TRANSACTION_TIMEOUT_S - 5.0
 
-#: What a transaction fails with, and the next try may not.
+#: Failures of a transaction after which another try may succeed.
 Failure = (KafkaException, UnknownEndError, NotOpenedError, IdLostError, BufferError)
 
 
 class Row(NamedTuple):
-    """A row as it is published, and where it comes from. What it holds is never shown.
+    """A row to publish and its source. Its content is never shown.
 
-    One without a target topic publishes nothing: it moves the ledger past its offset. A partition of -1 is left to the
-    partitioner.
+    A row without a target topic publishes nothing, but moves the ledger past its offset. For partition -1, the
+    partitioner chooses.
     """
 
     source: TopicPartition
@@ -80,7 +80,7 @@ class Row(NamedTuple):
 
 
 def topics_of(rows: Iterable[Row]) -> set[str]:
-    """Return the topics that rows are published to."""
+    """Return the target topics of rows."""
     return {row.target_topic for row in rows if row.target_topic is not None}
 
 
@@ -89,25 +89,25 @@ def publishing(rows: Iterable[Row]) -> int:
     return sum(1 for row in rows if row.target_topic is not None)
 
 
-#: Makes of the ledger's entries what a transaction writes: rows, and what is to stand in the ledger.
+#: From the ledger's entries, returns the rows to publish and the new entries.
 Decide = Callable[[Entries], tuple[Sequence[Row], Changes]]
 
 
 class SinkPublisher:
-    """What a task publishes by: the reader of its sink's ledger, and producers that have taken an id.
+    """Publishes for tasks of one sink: it has the ledger's reader, and producers that have taken ids.
 
-    One task uses it at a time. Another one of the same sink may have it afterwards: then the ledger is read on from
-    where it was read to, and a producer serves again whose id nobody else has taken.
+    Used by one task at a time. The next task continues reading the ledger, and uses a producer again if no other
+    process has taken its id.
     """
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self.ledger = KafkaLedger(target)
-        #: By transactional id: a producer without an open transaction, whose last one is known to have ended.
+        #: By transactional id: an idle producer whose last transaction is known to have ended.
         self._idle: dict[str, TransactionalWriter] = {}
 
     def release(self) -> bool:
-        """Tell whether another task may use it."""
+        """Return whether another task may use it."""
         return True
 
     def close(self) -> None:
@@ -117,16 +117,16 @@ class SinkPublisher:
             self._idle.popitem()[1].close()
 
     def publish(self, batch: Batch, rows: Sequence[Row]) -> int:
-        """Publish rows of a batch and the ledger after them in one transaction.
+        """Publish rows of a batch and their new ledger entry in one transaction.
 
-        They are of one source partition, in the order of their offsets, and all rows of an offset come in one call.
-        Returns how many of them were applied before, of those that publish something. Of rows that end in a `SinkError`
-        or a `MissingRightError` none that was not applied before is visible.
+        The rows are of one source partition, in order of offset. All rows of an offset come in one call. Returns how
+        many rows, of those that publish something, were applied before. If it raises `SinkError` or
+        `MissingRightError`, none of the other rows is visible.
         """
         source, last = rows[0].source, rows[-1].offset
-        offsets = [row.offset for row in rows if row.offset >= 0]  # another one is the end of an empty batch
+        offsets = [row.offset for row in rows if row.offset >= 0]  # a negative one marks the end of an empty batch
         spans = {source: Span(offsets[0], last)} if offsets else {}
-        # The part of the batch that these rows are ends behind the last of them, or where the batch does.
+        # This part of the batch ends after its last row, or at the batch's end.
         planned = {part: (start, min(last + 1, end)) for part, (start, end) in batch.planned.items() if part == source}
         part_of_batch = replace(batch, planned=planned)
 
@@ -138,9 +138,9 @@ class SinkPublisher:
         return publishing(rows) - publishing(self.write(rows, [source], decide))
 
     def write(self, rows: Sequence[Row], sources: Sequence[TopicPartition], decide: Decide) -> Sequence[Row]:
-        """Write what `decide` makes of the ledger's entries: some of the rows, which are returned, and entries.
+        """Read the ledger, let `decide` choose rows and entries, write both, and return the chosen rows.
 
-        The source partitions are of one transactional id. Raises `SinkError` or `MissingRightError`.
+        The source partitions share one transactional id. Raises `SinkError` or `MissingRightError`.
         """
         target, topics = self._target, topics_of(rows)
         transactional_id = target.transactional_id(sources[0])
@@ -169,7 +169,7 @@ class SinkPublisher:
         writer = self._idle.pop(transactional_id, None) or _take_id(self._target, transactional_id)
         is_known = False
         try:
-            # Of a producer that is kept, too: another one may have taken the id since, and published.
+            # Also with a kept producer: another one may have taken the id since, and published.
             rows, entries = decide(self.ledger.read(sources))
             is_known = not (rows or entries) or _in_one_transaction(writer, self._target, rows, entries)
         finally:
@@ -183,11 +183,11 @@ class SinkPublisher:
 
 
 def _take_id(target: Target, transactional_id: str) -> TransactionalWriter:
-    """Return a new producer that has taken an id: whoever had it is fenced, and what it left open is ended.
+    """Return a new producer that has taken an id. The previous producer is fenced, and its open transaction ended.
 
     Raises `NotOpenedError` or `IdLostError`.
     """
-    # Java's partitioner: keys go to the partitions in which Spark's own sink and Java's producers put them.
+    # Java's partitioner: keys go to the same partitions as with Spark's own sink and Java producers.
     config = {"partitioner": "murmur2_random", **target.config}
     writer = TransactionalWriter(
         target.servers,
@@ -207,7 +207,7 @@ def _take_id(target: Target, transactional_id: str) -> TransactionalWriter:
 
 
 def _in_one_transaction(writer: TransactionalWriter, target: Target, rows: Sequence[Row], entries: Changes) -> bool:
-    """Publish rows and the ledger after them; tell whether the producer may serve again. Raises as `Failure` says."""
+    """Publish rows and entries; return whether the producer can be used again. Raises the errors in `Failure`."""
     writer.begin()
     written = (
         (row.target_topic, row.target_partition, row.key, row.value, row.headers)
@@ -223,14 +223,14 @@ def _in_one_transaction(writer: TransactionalWriter, target: Target, rows: Seque
             unknown = KafkaError(KafkaError._FAIL, writer.blame.cause)  # noqa: SLF001 - the client library's public constants look so
             raise KafkaException(next(iter(writer.blame.errors.values()), unknown))  # noqa: TRY301 - as any other failure
     except (KafkaException, BufferError):
-        # Else readers would wait for its timeout. One that cannot be ended here is ended by who takes the id next.
+        # Otherwise readers would wait for its time-out. If the abort fails, the next producer of the id ends it.
         with suppress(KafkaException, UnknownEndError):
             writer.abort()
         raise
     try:
         writer.commit()
     except UnknownEndError as error:
-        # An order to commit that arrives late, because the client library has repeated it, would end the next one.
+        # The library may have repeated the EndTxn. If it arrives late, it would end the next transaction.
         if not error.is_committed:
             raise
         return False
@@ -238,7 +238,7 @@ def _in_one_transaction(writer: TransactionalWriter, target: Target, rows: Seque
 
 
 def _may_pass(target: Target, topics: Collection[str], error: BaseException) -> bool:
-    """Tell whether another try may help: not where a right is missing, nor against what is a record's own fault."""
+    """Tell whether another try may help: not if a permission is missing or a record is at fault."""
     if not isinstance(error, Failure):
         return False
     if isinstance(error, KafkaException) and blamed(error.args[0]) is Blamed.MESSAGE:
@@ -247,10 +247,10 @@ def _may_pass(target: Target, topics: Collection[str], error: BaseException) -> 
 
 
 def _missing_rights(target: Target, topics: Collection[str], error: BaseException) -> Sequence[Right]:
-    """Return the rights for want of which nothing was written; none where something else is wrong.
+    """Return the missing permissions that caused a failure; empty if the cause is another.
 
-    The client library reports a topic's missing WRITE as INVALID_TXN_STATE or as purged records, by chance: so the
-    brokers are asked wherever an error is none that passes.
+    The client library reports a missing WRITE of a topic as INVALID_TXN_STATE or as purged records, unpredictably. So
+    the brokers are asked after every permanent error.
     """
     if isinstance(error, NotOpenedError):
         return error.rights
@@ -263,7 +263,7 @@ def _missing_rights(target: Target, topics: Collection[str], error: BaseExceptio
         return [Right(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)]
     needed = target.rights(topics)
     missing = ask_rights(clients.admin(target.servers, target.config), needed).missing
-    # Refused a moment ago, and given by now or not known: then any of them may have been meant.
+    # Refused a moment ago, and given by now or unknown: then any of them may be the cause.
     return missing or (needed if is_missing_right(error) else [])
 
 
@@ -281,10 +281,10 @@ def _places(rows: Sequence[Row]) -> str:
 
 
 def change_ledger(target: Target, parts: Iterable[TopicPartition], change: Callable[[Entries], Changes]) -> None:
-    """Write what `change` makes of the ledger's entries of some partitions.
+    """Apply `change` to the ledger's entries of some partitions. The ledger's topic exists.
 
-    By the transactional ids that the partitions' rows are published by, so that no copy of the query publishes
-    meanwhile. Its topic exists. Raises `SinkError` or `MissingRightError` where the ledger cannot be read or written.
+    It takes the transactional ids of the partitions, so that no copy of the query publishes meanwhile. Raises
+    `SinkError` or `MissingRightError` if the ledger cannot be read or written.
     """
     by_id: dict[str, list[TopicPartition]] = {}
     for part in parts:

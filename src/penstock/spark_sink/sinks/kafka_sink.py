@@ -1,9 +1,8 @@
-"""`KafkaSink`: a foreachBatch function that publishes rows to Kafka, each once whatever is repeated.
+"""`KafkaSink`: a foreachBatch function that publishes rows to Kafka exactly once.
 
-Tasks of Spark publish, one source partition at a time, rows in and reports out; a Kafka transaction holds rows and
-ledger together (`kafka_ledger`). `HandlerSink` publishes by the same tasks. Rows are columns of `PUBLISHED`, whoever
-makes them. Between that and the tasks that publish stands a shuffle, in which they are written down: a task that
-publishes and is tried again publishes the same, and nothing is made once more.
+Spark tasks publish one source partition at a time: rows in, reports out. A Kafka transaction keeps rows and ledger
+together (`kafka_ledger`). `HandlerSink` publishes with the same tasks. All rows have the columns `PUBLISHED`. A shuffle
+before the publishing tasks stores the rows: a repeated task publishes the same rows, and they are not computed again.
 """
 
 from __future__ import annotations
@@ -53,16 +52,16 @@ from penstock.spark_sink.sinks.sink import Changes, Entries, LedgerSink, micro_b
 from penstock.spark_sink.source.plan import TopicPartition
 from penstock.spark_sink.source.pool import WorkerPool
 
-#: A transaction takes rows of one source partition up to so many, or so many bytes of keys and values.
+#: Most rows, and most bytes of keys and values, of one transaction, all of one source partition.
 PIECE_ROWS = 10_000
 PIECE_BYTES = 8 * 1024 * 1024
 
-#: Columns by which rows are sorted: of one message, they stand by their place among what it publishes.
+#: The sort order of rows; `place` is the index of a row among the rows of one message.
 ORDER = (*POSITION, "place")
-#: The place of a row that publishes nothing, and says how far a batch goes in a source partition. Without a topic it is
-#: a report of the task that made the rows, in `value`.
+#: The place of a row that publishes nothing but marks the end of a batch in a source partition. Without a topic, its
+#: `value` is a report of the task that made the rows.
 MARK = -1
-#: The columns. A target partition of -1 is left to the partitioner.
+#: The columns. For target partition -1, the partitioner chooses.
 PUBLISHED = pa.schema(
     {
         "topic": pa.string(),
@@ -77,18 +76,18 @@ PUBLISHED = pa.schema(
     }
 )
 
-#: What this process's tasks publish by.
+#: The kept publishers of this process's tasks.
 _publishers = WorkerPool[SinkPublisher]()
-#: Column that names the topic of a row, where the sink names none.
+#: The column with the topic of a row, if the sink names none.
 TARGET_TOPIC = "target_topic"
 _HEADERS = "array<struct<key:string,value:binary>>"
 
 
 def published(rows: DataFrame, target: Target, batch: Batch, parallelism: int) -> DataFrame:
-    """Return the frame whose job publishes a batch, of columns `PUBLISHED`; see `publish_task`.
+    """Return the frame whose job publishes a batch with columns `PUBLISHED`; see `publish_task`.
 
-    Those of a slot go to one task. With a row for each partition where Spark has planned the batch to end: the ledger
-    moves there, whatever a filter has dropped.
+    Rows of one slot go to one task. A row is added for the planned end of each partition: the ledger moves there, even
+    if a filter dropped rows.
     """
     ends = [(*part, end - 1) for part, (start, end) in sorted(batch.planned.items()) if start != end]
     if ends:
@@ -101,20 +100,20 @@ def published(rows: DataFrame, target: Target, batch: Batch, parallelism: int) -
 
 
 def slot_column() -> Column:
-    """Return the slot of a row's source partition, as `kafka_ledger.slot_of`; some slot where it has none."""
+    """Return the slot of a row's source partition, as `kafka_ledger.slot_of`; any slot for a row without one."""
     place = F.concat_ws("/", F.col("topic"), F.col("partition").cast("string"))
     return F.pmod(F.crc32(place.cast("binary")), F.lit(SLOTS)).cast("int")
 
 
 def publish_task(target: Target, batch: Batch, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Publish the rows of one Spark task, sorted by `ORDER`; yields what was published, and reports that came along."""
+    """Publish the rows of one Spark task, sorted by `ORDER`; yield counts of published rows, and their reports."""
     reports: list[bytes] = []
     yield as_row((publish_rows(target, batch, rows_of(batches, target.name, reports)), reports))
     imports_set_aside("publishing")
 
 
 def rows_of(batches: Iterable[pa.RecordBatch], name: str, reports: list[bytes]) -> Iterator[Row]:
-    """Return rows as the sink of that name publishes them; reports are put into `reports`, as they come."""
+    """Yield rows for the sink of that name; reports are appended to `reports`."""
     for batch in batches:
         if any(batch[column].null_count for column in POSITION):
             require_position(batch.filter(pc.not_equal(batch["place"], MARK)), f"sink {name}")
@@ -135,7 +134,7 @@ def rows_of(batches: Iterable[pa.RecordBatch], name: str, reports: list[bytes]) 
 
 
 def pieces(rows: Iterable[Row]) -> Iterator[Sequence[Row]]:
-    """Cut sorted rows into what one transaction takes: rows of one source partition, and all those of an offset."""
+    """Cut sorted rows into transactions: rows of one source partition, with all rows of an offset together."""
     piece: list[Row] = []
     size = 0
     for row in rows:
@@ -153,10 +152,10 @@ def pieces(rows: Iterable[Row]) -> Iterator[Sequence[Row]]:
 def publish_rows(
     target: Target, batch: Batch, rows: Iterable[Row], publishers: WorkerPool[SinkPublisher] = _publishers
 ) -> OffsetStatistics:
-    """Publish rows of a batch, sorted by source partition and offset; return how many, and how many were before.
+    """Publish rows of a batch, sorted by source partition and offset; return their number, and how many were before.
 
-    By a publisher of `publishers`, or of what this process keeps. No two tasks at a time have rows of one slot. Raises
-    `SinkError` or `MissingRightError` for the first transaction that fails.
+    It uses a publisher of `publishers`; default: the process's pool. No two tasks at a time have rows of one slot.
+    Raises `SinkError` or `MissingRightError` for the first transaction that fails.
     """
     found = OffsetStatistics()
     with publishers.lend(target, lambda: SinkPublisher(target)) as publisher:
@@ -167,7 +166,7 @@ def publish_rows(
 
 
 class PublishingSink(LedgerSink):
-    """What sinks that publish to Kafka share: their ledger is a topic, by the sinks' own names."""
+    """The base of sinks that publish to Kafka. Their ledger is a topic, with entries by sink name."""
 
     __slots__ = ()
 
@@ -177,35 +176,35 @@ class PublishingSink(LedgerSink):
 
     @abstractmethod
     def _target(self) -> Target | None:
-        """Return where it publishes; None where it publishes nothing, and has no ledger."""
+        """Return the target; None: the sink publishes nothing and has no ledger."""
 
     @abstractmethod
     def _topics(self) -> tuple[Collection[str], Mapping[str, Collection[str]]]:
-        """Return the topics that its settings name, and those for dead letters, each with the topics that it is for."""
+        """Return the topics that its settings name, and its dead-letter topics, each with its source topics."""
 
     @abstractmethod
     def _check_columns(self, schema: StructType) -> None:
-        """Raise `SchemaMismatchError` for a frame that it cannot take."""
+        """Raise `SchemaMismatchError` for a frame that does not fit."""
 
     @abstractmethod
     def _messages(self, batch: DataFrame) -> DataFrame:
-        """Return what it makes of a batch, with the columns of `PUBLISHED`."""
+        """Return the messages of a batch, with the columns `PUBLISHED`."""
 
     def _run(self, job: DataFrame, before: str) -> list[SparkRow]:
-        """Run a job of Spark's, as `run_job` does."""
+        """Run a Spark job, as `run_job` does."""
         return run_job(job, before)
 
     @property
     def has_ledger(self) -> bool:
-        """Whether it remembers what it has published."""
+        """Whether it has a ledger of its published rows."""
         return self._target() is not None
 
     def check(self, schema: StructType) -> None:
-        """Check frames of this schema, and what is published to; make the ledger's topic and those for dead letters.
+        """Check the schema and the target topics; create the ledger's topic and dead-letter topics.
 
         Raises:
-            SchemaMismatchError: a column is missing or has another type than a message's.
-            MissingRightError: the client may not publish to a topic, or not keep the ledger.
+            SchemaMismatchError: a column is missing or has a wrong type.
+            MissingRightError: the permission to publish to a topic, or to use the ledger, is missing.
             TopicNotFoundError: a topic does not exist.
             BrokerConnectionError: no broker answered.
             ConfigurationError: the ledger's topic cannot be used, or the client library refuses the settings.
@@ -215,12 +214,12 @@ class PublishingSink(LedgerSink):
             require_target(target, *self._topics())
 
     def least_rights(self, _topics: Iterable[str]) -> list[Right]:
-        """Return the rights that its client needs, save those on topics that rows or an `Outgoing` name."""
+        """Return the permissions of its client, without those on topics that rows or an `Outgoing` name."""
         target = self._target()
         return [] if target is None else target.least_rights(*self._topics())
 
     def ledger(self) -> dict[str, Entries]:
-        """Return what the ledger's topic has of each sink, by their names."""
+        """Return the entries of all sinks in the ledger's topic, by name."""
         target = self._target()
         if target is None:
             return {}
@@ -235,17 +234,17 @@ class PublishingSink(LedgerSink):
 
     @property
     def ledger_key(self) -> Hashable:
-        """What tells its ledger from those of others in this process."""
+        """The identity of its ledger in this process."""
         return self.bootstrap_servers, self.name, self.ledger_topic
 
     def _publish(self, batch: DataFrame, batch_id: int) -> list[bytes]:
-        """Publish what is made of a batch, where it publishes; return the reports that came with it."""
+        """Publish the messages of a batch, if the sink publishes; return the reports of its tasks."""
         target, before = self._target(), f"batch {batch_id}: "
         if target is None:
             self.check(batch.schema)
             return [row["value"] for row in self._run(self._messages(batch).select("value"), before)]
         origin = origin_of(batch, target.name)
-        # A run of a query that has published a batch was found to be able to.
+        # A run that has published a batch was checked already.
         if not stored_batches.has_any_of(self.ledger_key, origin):
             self.check(batch.schema)
         what = micro_batch(
@@ -262,7 +261,7 @@ class PublishingSink(LedgerSink):
 
 
 def require_text_or_bytes(schema: StructType, target: str, names: Iterable[str]) -> None:
-    """Raise `SchemaMismatchError` for a column of these whose type is not that of a message's key or value."""
+    """Raise `SchemaMismatchError` if one of these columns is neither text nor bytes."""
     for name in names:
         if name in schema.names and not isinstance(schema[name].dataType, StringType | BinaryType):
             raise SchemaMismatchError(
@@ -275,25 +274,25 @@ def require_text_or_bytes(schema: StructType, target: str, names: Iterable[str])
 class KafkaSink(PublishingSink):
     """Publishes the rows of micro-batches to Kafka, each once for readers of committed messages.
 
-    Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is
-    an error. The frame carries `topic`, `partition` and `offset` of the source,
-    `value` and, if wanted, `key` (text or bytes) and `headers` (as the source gives them). Messages of one source
-    partition are published in the order of their offsets; several rows of one message in any order.
+    Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is an
+    error. The frame needs `topic`, `partition` and `offset` of the source, and `value`; optional are `key` (text or
+    bytes) and `headers` (as the source gives them). Messages of one source partition are published in order of offset;
+    several rows of one message in any order.
 
-    Rows and the ledger are written in one Kafka transaction for each source partition, or several where a batch holds
-    more than 10,000 rows or 8 MB of one: readers see a batch in parts, each whole.
+    Rows and the ledger are written in one Kafka transaction for each source partition; in several if a batch has more
+    than 10,000 rows or 8 MB of one. So readers see a batch in parts, each complete.
 
-    Only one query has a name. A second copy of it, started by mistake, shuts out the first and is shut out by it; what
-    both publish is published once, and after some tries one of them may fail. A sink can be pickled.
+    A name belongs to one query. If a second copy is started by mistake, both fence each other: each row is published
+    once, and one of them may fail after some tries. A sink can be pickled.
 
     Attributes:
         bootstrap_servers: addresses of the brokers to publish to.
-        topic: the topic of all rows; without one the column `target_topic` names it. It must exist.
-        name: of the query, in the transactional ids `<name>/<0 to 63>` and in the ledger. It is the memory of what was
-            published: under another name all of it is published again.
-        config: client settings by librdkafka's names; may hold secrets and is never shown.
-        parallelism: number of tasks that publish; 64 at most have something to do.
-        ledger_topic: topic of the ledger, made if it does not exist; many sinks may share it.
+        topic: the topic of all rows, which must exist; without it, the column `target_topic` names it.
+        name: name of the query, in the transactional ids `<name>/<0 to 63>` and in the ledger. Under another name, all
+            rows are published again.
+        config: client settings by librdkafka's names; they may contain secrets and are never shown.
+        parallelism: number of publishing tasks; at most 64 have work.
+        ledger_topic: topic of the ledger, created if it does not exist; many sinks may share it.
     """
 
     bootstrap_servers: str
@@ -304,7 +303,7 @@ class KafkaSink(PublishingSink):
     ledger_topic: str = field(default=LEDGER_TOPIC, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the settings; a `ConfigurationError` names a wrong one."""
+        """Check the settings; `ConfigurationError` names a wrong one."""
         require_settings("KafkaSink", self._target())
         if self.topic is not None:
             not_empty("topic", self.topic)
@@ -317,8 +316,8 @@ class KafkaSink(PublishingSink):
         """Publish one micro-batch.
 
         Raises:
-            SinkError: some rows could not be published; others may be, and are left out when the batch comes again.
-            MissingRightError: the same, for want of a right.
+            SinkError: some rows could not be published. Others may be; they are left out when the batch is repeated.
+            MissingRightError: the same, because a permission is missing.
             TopicNotFoundError: the topic does not exist.
             BrokerConnectionError: no broker answered.
         """

@@ -1,10 +1,10 @@
-"""What queries ask of a sink, and which query, and which of its micro-batches, a frame belongs to.
+"""The interface of sinks, and the query and micro-batch that a frame belongs to.
 
-A sink is a foreachBatch function. It may have `check(schema)`, called before the query begins, and a ledger.
+A sink is a foreachBatch function. It may have a method `check(schema)`, called before the query begins, and a ledger.
 
-A frame says nothing of what a filter has dropped. Spark's own object of the running query does: it has the offsets of
-each source before and after the batch (`StreamExecution.getLatestExecutionContext`, 4.2 to 4.3), in the JSON of the
-source, whose shape is that of Spark's Kafka source.
+A frame does not show the rows that a filter dropped. Spark's object of the running query does: it has the offsets of
+each source before and after the batch (`StreamExecution.getLatestExecutionContext`, 4.2 to 4.3), in the JSON format of
+Spark's Kafka source.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
 
 _log = rationed("penstock.spark_sink")
 
-#: Spark's names for the number of a micro-batch and for the group of its jobs, which is the id of the run
+#: Spark's properties with the number of a micro-batch, and with the id of the run, which is the job group
 #: (`MicroBatchExecution.BATCH_ID_KEY`, `StreamExecution`: the job group is `runId`).
 _BATCH_ID, _RUN = "streaming.sql.batchId", "spark.jobGroup.id"
-#: And for the query's id.
+#: Spark's property with the query's id.
 _QUERY_ID = "sql.streaming.queryId"
 
 Entries = dict[TopicPartition, LedgerEntry]
-#: Entries of one query that are to stand; None removes one.
+#: New entries of one query; None removes an entry.
 Changes = Mapping[TopicPartition, LedgerEntry | None]
 Planned = dict[TopicPartition, tuple[int, int]]
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow types of a frame, instants in UTC.
+    """Return the Arrow types of a frame, with instants in UTC.
 
-    Two columns of one name, or a type without a counterpart, are a `SchemaMismatchError`.
+    Raises `SchemaMismatchError` for two columns of one name, or a type that Arrow lacks.
     """
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
         raise SchemaMismatchError(
             f"the frame has several columns called {', '.join(twice)}; rename or drop all but one"
         )
-    # Here and not above: what else this file knows is of use without Spark.
+    # Imported here: the rest of this module works without Spark.
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -67,10 +67,10 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 class LedgerSink(ABC):
-    """A sink of penstock's. Its ledger belongs to queries by name: by the sink's own, where it has one.
+    """A sink of penstock. Its ledger has entries by query name; the sink's own name counts, if it has one.
 
-    Each method raises `SinkError` where the ledger cannot be read or written, and `MissingRightError` where a
-    permission is missing for it.
+    Each method raises `SinkError` if the ledger cannot be read or written, and `MissingRightError` if a permission for
+    it is missing.
     """
 
     __slots__ = ()
@@ -79,53 +79,51 @@ class LedgerSink(ABC):
 
     @property
     def has_ledger(self) -> bool:
-        """Whether it remembers the offsets of what it stored, from which a query can begin."""
+        """Whether it has a ledger of stored offsets, from which a query can begin."""
         return True
 
     @property
     @abstractmethod
     def ledger_key(self) -> Hashable:
-        """What tells its ledger from those of others in this process."""
+        """The identity of its ledger in this process."""
 
     @abstractmethod
     def ledger(self) -> dict[str, Entries]:
-        """Return what the ledger has of each query that fills the target, by their names."""
+        """Return the entries of each query that fills the target, by query name."""
 
     @abstractmethod
     def _change_ledger(
         self, query: str, parts: Collection[TopicPartition], change: Callable[[Entries], Changes]
     ) -> None:
-        """Write what `change` makes of a query's entries, of these partitions at least, while nobody else writes."""
+        """Apply `change` to a query's entries, at least of these partitions, while nobody else writes."""
 
     def ledger_entries(self, query: str, partitions: Iterable[TopicPartition]) -> Entries:
-        """Return what the ledger has of some partitions."""
+        """Return the entries of some partitions."""
         known = self.ledger().get(self.name or query, {})
         return {part: known[part] for part in partitions if part in known}
 
     def begin_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
-        """Write where a query begins, in partitions that the ledger does not know."""
+        """Record where a query begins, in partitions that the ledger does not know."""
         self._change_ledger(self.name or query, entries, lambda known: unknown(known, entries))
 
     def write_ledger(self, query: str, entries: Changes) -> None:
-        """Have the ledger of a query hold these entries, None for none. It waits for a batch that is being stored."""
+        """Set entries of a query's ledger; None removes one. Waits for a batch that is being stored."""
         self._change_ledger(query, entries, lambda _known: entries)
 
 
 def with_ledger(sink: object) -> LedgerSink | None:
-    """Return a sink that remembers offsets; None for another one, and for a function."""
+    """Return the sink if it has a ledger; None for other sinks and for functions."""
     return sink if isinstance(sink, LedgerSink) and sink.has_ledger else None
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which query handed a batch over.
+    """The query of a batch.
 
     Attributes:
-        query: its name; empty where it cannot be known: outside of a streaming query, and in a thread that the function
-            made itself.
-        run: id of the query's run, another one after each start; None outside of a streaming query and in a thread of
-            the function's own.
-        query_id: Spark's id of the query, which survives restarts with a checkpoint; None as `run`.
+        query: its name; empty if unknown: outside of a streaming query, and in threads that the function made itself.
+        run: id of the query's run, new after each start; None if unknown.
+        query_id: Spark's id of the query, which survives restarts with a checkpoint; None if unknown.
     """
 
     query: str = ""
@@ -134,10 +132,10 @@ class Origin:
 
 
 def origin_of(batch: DataFrame, named: str | None = None) -> Origin:
-    """Return which query handed a batch over, as far as it can be known.
+    """Return the query of a batch, as far as it is known.
 
-    What the sink calls the query, `named`, counts before Spark's name of it. Raises `SinkError` for a streaming query
-    without a name: its ledger would be that of all others without one.
+    The sink's name for the query, `named`, overrides Spark's name. Raises `SinkError` for a streaming query without a
+    name: it would share its ledger with all other queries without one.
     """
     context, name = batch.sparkSession.sparkContext, named
     number, run = context.getLocalProperty(_BATCH_ID), context.getLocalProperty(_RUN)
@@ -161,11 +159,11 @@ def origin_of(batch: DataFrame, named: str | None = None) -> Origin:
 
 
 def running_query(batch: DataFrame, query_id: str | None) -> Any:
-    """Return Spark's object of the query that handed a batch over (`StreamExecution`).
+    """Return Spark's object of a batch's query (`StreamExecution`).
 
-    There is no public way to it: the batch's session is not the one that the query was started in, and the state that
-    sessions share knows the running queries by id (`SharedState.activeStreamingQueries`, 4.2 to 4.3). Whatever py4j
-    raises in another version is raised.
+    There is no public way: the batch's session is not the one in which the query was started. The shared state of
+    sessions has the running queries by id (`SharedState.activeStreamingQueries`, 4.2 to 4.3). In other versions, the
+    exceptions of py4j pass through.
     """
     session: Any = batch.sparkSession
     running = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001 - see above
@@ -173,24 +171,24 @@ def running_query(batch: DataFrame, query_id: str | None) -> Any:
 
 
 class StoredBatches:
-    """The batch that each sink of this process has stored last: a second frame of one batch is refused.
+    """The last stored batch of each sink in this process: a second frame of one batch is refused.
 
-    The ledger cannot tell such a frame from the first one that comes again, whose rows are to be left out.
+    The ledger cannot distinguish such a frame from a repetition of the first one, whose rows must be left out.
     """
 
     def __init__(self) -> None:
-        #: Guards the rest: queries store their batches on threads of their own.
+        #: Guards the other fields: queries store their batches on different threads.
         self._lock = threading.Lock()
         self._last: dict[Hashable, tuple[str, int]] = {}
 
     def has_any_of(self, sink: Hashable, origin: Origin) -> bool:
-        """Tell whether this run of the query has stored a batch in this sink: then what it needs was there."""
+        """Tell whether this run of the query has stored a batch in this sink: then its checks have succeeded."""
         with self._lock:
             return origin.run is not None and self._last.get((sink, origin.query), ("", 0))[0] == origin.run
 
     @contextmanager
     def one_call(self, sink: Hashable, origin: Origin, batch: Batch) -> Iterator[None]:
-        """Store a batch in the block; raise `SinkError` where this run has stored one of its frames in this sink."""
+        """Store a batch within the block; `SinkError` if this run has stored another frame of it in this sink."""
         key, this = (sink, origin.query), (origin.run or "", batch.batch_id)
         with self._lock:
             if origin.run is not None and self._last.get(key) == this:
@@ -205,17 +203,17 @@ class StoredBatches:
             self._last[key] = this
 
 
-#: Of this process's queries.
+#: The one of this process.
 stored_batches = StoredBatches()
 
 
 def micro_batch(
     frame: DataFrame, batch_id: int, origin: Origin, target: str, ledger: str, *, is_numbered: bool = False
 ) -> Batch:
-    """Return the batch that a frame belongs to, for the rules of the ledger.
+    """Return the batch of a frame, for the rules of the ledger.
 
-    `ledger` has the options by which `penstock sink` finds the ledger; see `Batch` for the rest. Where it `is_numbered`
-    its rows come from no messages, and it is known by its number.
+    `ledger` has the options by which `penstock sink` finds the ledger; see `Batch` for the rest. With `is_numbered`,
+    the rows come from no messages, and the batch number identifies it.
     """
     if is_numbered and origin.query_id is None:
         raise SinkError(
@@ -228,10 +226,10 @@ def micro_batch(
 
 
 def planned_offsets(frame: DataFrame, batch_id: int, origin: Origin) -> Planned:
-    """Return the first offset of each partition in a batch, and the one behind the last.
+    """Return for each partition of a batch the first offset, and the one after the last.
 
-    Empty if they are not known: outside of a streaming query, and in a thread of the function's own.
-    A partition that two sources of the query read up to different offsets is left out.
+    Empty if unknown: outside of a streaming query, and in threads that the function made itself. A partition that two
+    sources of the query read up to different offsets is left out.
     """
     if origin.query_id is None:
         return {}
@@ -261,11 +259,11 @@ def _pairs(scala_map: Any) -> list[tuple[Any, Any]]:
 
 
 def merged(sources: list[tuple[str, str]]) -> Planned:
-    """Return the plan of a batch from the JSON of each source's start and end; one of another shape has no Kafka."""
+    """Return the plan of a batch from the JSON of each source's start and end. Sources of other formats are ignored."""
     plans: list[Planned] = []
     for start_json, end_json in sources:
         start, end = reported_offsets(start_json), reported_offsets(end_json)
-        # The source reads a partition that it has not met before from its beginning.
+        # The source reads a new partition from its beginning.
         plans.append({part: (start.get(part, 0), until) for part, until in end.items()})
     planned = ChainMap(*plans).items()
     return {part: ends for part, ends in planned if all(plan.get(part, ends) == ends for plan in plans)}
