@@ -1,9 +1,9 @@
 """`DeltaSink`: a foreachBatch function that writes each batch once into a Delta table, without Java packages.
 
-The ledger is Delta's own: per partition an application transaction, whose version is the next offset, in the commit
-that adds the rows. Two others say where the last batch was planned to start (`<application>#start`) and which batch it
-was (`<application>#batch`); one by query says which version of the table this is (`<name>#version`). delta-rs writes,
-on the driver.
+The ledger uses Delta's application transactions, in the commit that adds the rows. For each partition, the version of
+one is the next offset. Two more have the planned start of the last batch (`<application>#start`) and the batch
+(`<application>#batch`). One for each query has the version of the table (`<name>#version`). delta-rs writes, on the
+driver.
 """
 
 from __future__ import annotations
@@ -31,29 +31,28 @@ from penstock.spark_sink.sinks.lake_sink import LakeSink, Ledger
 from penstock.spark_sink.sinks.sink import Changes
 from penstock.spark_sink.source.plan import TopicPartition
 
-#: Ends of the application ids whose versions tell where the last batch of a partition was planned to start, and which
-#: batch it was; and the bits of a batch's number. Versions below zero stand for what is not known: Delta removes none.
+#: Suffixes of the application ids for the planned start of a partition's last batch, and for that batch; and the bits
+#: of a batch number. Negative versions mean "unknown", because Delta cannot remove an application transaction.
 _START, _BATCH, _BATCH_BITS = "#start", "#batch", (1 << 31) - 1
 _UNKNOWN = -1
 _VERSION = "#version"
 _APPLICATION = re.compile(r"(.+)/([^/]+)/(\d+)", re.DOTALL)
 
-#: The table's setting by which application transactions, which are the ledger, expire.
+#: The table's setting that lets application transactions, the ledger, expire.
 _RETENTION = "delta.setTransactionRetentionDuration"
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSink(LakeSink[DeltaTable]):
-    """Writes micro-batches into a Delta table, each row once whatever is repeated.
+    """Writes micro-batches into a Delta table, each row exactly once; see `LakeSink`.
 
-    What holds for it stands in `LakeSink`. Application transactions must not expire: a table with
-    `delta.setTransactionRetentionDuration` is refused. RESTORE leaves them as they are: batches are refused after it,
-    until `write_ledger` has set them.
+    Application transactions must not expire: a table with `delta.setTransactionRetentionDuration` is refused. RESTORE
+    does not restore them: batches are refused afterwards, until `write_ledger` has set the ledger.
 
     Attributes:
-        path: folder or address of the table, as delta-rs takes it.
-        key: columns that identify a row, never NULL; empty to append.
-        storage_options: settings of the storage as delta-rs takes them; may hold secrets and is never shown.
+        path: folder or address of the table, for delta-rs.
+        key: columns that identify a row, never NULL; empty: append.
+        storage_options: settings of the storage, for delta-rs; they may contain secrets and are never shown.
     """
 
     path: str
@@ -64,7 +63,7 @@ class DeltaSink(LakeSink[DeltaTable]):
     _PLAIN = (TableNotFoundError, DeltaProtocolError, OSError)
 
     def __post_init__(self) -> None:
-        """Check the settings; a `ConfigurationError` names a wrong one."""
+        """Check the settings; `ConfigurationError` names a wrong one."""
         object.__setattr__(self, "path", os.fspath(self.path))
         not_empty("path", self.path)
         object.__setattr__(self, "storage_options", dict(self.storage_options))
@@ -79,7 +78,7 @@ class DeltaSink(LakeSink[DeltaTable]):
         return {query: entries for query, entries in ledger.items() if entries}
 
     def _applications(self, table: DeltaTable) -> set[str]:
-        """Return the ids of all application transactions; the library has a version only for an id that is known.
+        """Return the ids of all application transactions: the library returns versions by id only.
 
         A checkpoint of the log has them all, and anybody may make one at any time.
         """
@@ -92,9 +91,10 @@ class DeltaSink(LakeSink[DeltaTable]):
     def _entries(
         self, table: DeltaTable, query: str, partitions: Iterable[TopicPartition], query_id: str | None = None
     ) -> dict[TopicPartition, LedgerEntry]:
-        """Return the entries of partitions; whose batch it was is known where it was of this query.
+        """Return the entries of partitions. The batch of an entry is known only if it belongs to this query.
 
-        Refuses a table that was restored since the query's last commit: RESTORE leaves application transactions.
+        Refuses a table that was restored since the query's last commit: RESTORE does not restore application
+        transactions.
         """
         last = table.transaction_version(query + _VERSION)
         others = 0 if last is None else table.version() - last
@@ -126,14 +126,14 @@ class DeltaSink(LakeSink[DeltaTable]):
         transactions = [Transaction(query + _VERSION, table.version() + 1)]
         for (topic, partition), entry in changes.items():
             application, held = f"{query}/{topic}/{partition}", entry or LedgerEntry(_UNKNOWN)
-            # A query that is not known is like no other: what stands of another one is taken back.
+            # Without a known query, an existing mark of another query is removed.
             mark = 0 if held.query_id is None else _mark(held.query_id, held.batch_id or 0)
             start = _UNKNOWN if held.start is None else held.start
             versions = ((application, held.end), (application + _START, start), (application + _BATCH, mark))
             transactions += [Transaction(*version) for version in versions]
-        # The library would put the commit behind another writer's, whose ledger was not read.
+        # With retries, the library would commit after another writer whose ledger was not read.
         commit = CommitProperties(app_transactions=transactions, max_commit_retries=0)
-        if not self.key or not rows.num_rows:  # a merge of nothing would commit nothing, and the ledger neither
+        if not self.key or not rows.num_rows:  # a merge without rows would commit nothing, not even the ledger
             schema_mode: Literal["merge"] | None = "merge" if len(more) else None
             write_deltalake(table, rows, mode="append", schema_mode=schema_mode, commit_properties=commit)
             return
@@ -147,15 +147,15 @@ class DeltaSink(LakeSink[DeltaTable]):
     def _opened(self, schema: pa.Schema | None = None) -> Iterator[DeltaTable | None]:
         if not DeltaTable.is_deltatable(self.path, self._options):
             if "://" not in (local := self.path.removeprefix("file://")):
-                # The library takes a folder that it may not look into for an absent one; the system does not.
+                # The library takes an unreadable folder for an absent one; the system does not.
                 with suppress(FileNotFoundError):
                     Path(local, "_delta_log").stat()
             if schema is None:
                 yield None
                 return
-            # Another writer may have made it in the meantime; if not, opening it says what is wrong.
+            # Another writer may have created it meanwhile; otherwise opening it raises the error.
             with suppress(DeltaError):
-                # No column is NOT NULL: a literal has a value in this batch, and its column may have none in the next.
+                # All columns are nullable: a literal of this batch may be NULL in the next.
                 columns = Schema.from_arrow(self._types(schema))
                 DeltaTable.create(self.path, columns, mode="ignore", storage_options=self._options)
         table = DeltaTable(self.path, storage_options=self._options)
@@ -180,7 +180,7 @@ class DeltaSink(LakeSink[DeltaTable]):
 
 
 def _mark(query_id: str, batch_id: int) -> int:
-    """Return a batch and its query's id as a version: 32 bits of the id's hash, 31 of the batch's number."""
+    """Return a batch and its query's id as a version: 32 bits of the id's hash, 31 bits of the batch number."""
     hashed = int.from_bytes(hashlib.blake2b(query_id.encode(), digest_size=4).digest(), "big")
     return hashed << 31 | batch_id & _BATCH_BITS
 

@@ -1,7 +1,7 @@
-"""What the sinks for tables of a lake share: a batch goes through the driver, as Arrow, into one commit of a table.
+"""The base of sinks for lake tables: a batch goes through the driver, as Arrow, into one commit of a table.
 
-The ledger changes in the commit that adds the rows, upon the version of the table that was read. Another writer in
-between makes the commit fail; the batch then begins again with the table and the ledger as they are by then.
+The commit that adds the rows also changes the ledger, based on the table version that was read. If another writer
+commits in between, the commit fails, and the batch starts again with the new table and ledger.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-#: Times a batch begins again because another writer was first, before that is called an error.
+#: How often a batch starts again because another writer was first.
 _TRIES = 10
 _ROW = "penstock_row"
-#: Tries of this process that were left behind.
+#: The abandoned tries of this process.
 _left = LeftBehind("sinks for lakes")
 
-#: A table of a format at one version.
+#: A table at one version.
 TableT = TypeVar("TableT")
 T = TypeVar("T")
 #: Entries by query.
@@ -66,27 +66,26 @@ class LakeSink(LedgerSink, Generic[TableT]):
     """A sink whose rows and ledger change in one commit.
 
     Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is an
-    error, and so are rows that an operator with state (a window, a join of streams) holds back. The frame carries
-    `topic`, `partition` and `offset` besides its own columns. The table is made from the frame's columns if it does not
-    exist; any of its columns may be NULL. The batch is collected on the driver as Arrow columns, up to
-    `max_batch_bytes`: keep it below with the source's `maxOffsetsPerTrigger`. Readers see all of a batch or nothing.
+    error, and so are rows that a stateful operator (a window, a join of streams) held back. The frame needs `topic`,
+    `partition` and `offset` beside its own columns. A missing table is created from the frame's columns; all of them
+    may be NULL. The batch is collected on the driver as Arrow columns, up to `max_batch_bytes`: limit it with the
+    source's `maxOffsetsPerTrigger`. Readers see a whole batch or nothing of it.
 
-    Without a key every row is appended. With one, the newest row of a key, by offset, replaces the one in the table.
-    Kafka orders the messages of one partition only: use a key whose messages share a partition. Where they do not, the
-    higher offset wins within a batch, and the later batch across batches.
+    Without a key every row is appended. With a key, the newest row of a key, by offset, replaces the stored one. Kafka
+    orders the messages of one partition only: use a key whose messages share a partition. Otherwise the higher offset
+    wins within a batch, and the later batch across batches.
 
-    A second copy of the query, started by mistake, stores nothing twice. A sink holds nothing open and can be pickled.
+    If a second copy of the query is started by mistake, nothing is stored twice. A sink has nothing open and can be
+    pickled.
 
     Attributes:
-        name: of the query, in the ledger. It is the memory of what was stored: under another name all of it is stored
-            again. Queries that fill one table need one each.
-        keep_position: whether `topic`, `partition` and `offset` are stored as well.
-        evolve: whether columns that the table lacks are added to it, empty in the rows that are there; those of the key
-            never are.
-        max_batch_bytes: most bytes of a batch, in Arrow; a larger one is refused.
-        timeout_s: most seconds of a try to store a batch, or to read or write the ledger. The batch fails where it
-            takes longer, and the try is left behind: a commit that succeeds all the same is found in the ledger when
-            the batch comes again.
+        name: name of the query in the ledger. Under another name all rows are stored again. Each query that fills the
+            table needs its own.
+        keep_position: whether `topic`, `partition` and `offset` are stored, too.
+        evolve: whether missing columns are added to the table, NULL in existing rows; never columns of the key.
+        max_batch_bytes: most bytes of a batch, in Arrow; larger ones are refused.
+        timeout_s: most seconds of a try to store a batch, or to read or write the ledger. If it takes longer, the batch
+            fails and the try is abandoned. If its commit succeeds later, the repeated batch finds it in the ledger.
     """
 
     name: str
@@ -95,11 +94,11 @@ class LakeSink(LedgerSink, Generic[TableT]):
     max_batch_bytes: int = MAX_BATCH_BYTES
     timeout_s: float = 600.0
 
-    #: Types that the format holds as others.
+    #: Types that the format stores as other types.
     _HELD_AS: ClassVar[Mapping[pa.DataType, pa.DataType]] = {}
-    #: Errors of a commit before which another writer was, or whose answer was lost: the batch begins again.
+    #: Errors of a commit after another writer's, or with a lost answer: the batch starts again.
     _CONFLICTS: ClassVar[tuple[type[Exception], ...]]
-    #: Other errors whose text holds neither values of rows nor credentials.
+    #: Other errors whose text contains neither values nor credentials.
     _PLAIN: ClassVar[tuple[type[Exception], ...]]
 
     @property
@@ -114,17 +113,17 @@ class LakeSink(LedgerSink, Generic[TableT]):
 
     @property
     def _target(self) -> str:
-        """What errors call the table."""
+        """The table's name in errors."""
         return f"table {self._address[1]}"
 
     @property
     def ledger_key(self) -> Hashable:
-        """What tells its ledger from those of others in this process."""
+        """The identity of its ledger in this process."""
         return self._target, self.name
 
     @abstractmethod
     def _opened(self, schema: pa.Schema | None = None) -> AbstractContextManager[Any]:
-        """Have the table as it is now in the block, or None; with a schema, make it where there is none."""
+        """Open the present version of the table for the block, or None; with a schema, create a missing table."""
 
     @staticmethod
     @abstractmethod
@@ -138,23 +137,23 @@ class LakeSink(LedgerSink, Generic[TableT]):
     def _entries(
         self, table: TableT, query: str, partitions: Iterable[TopicPartition], _query_id: str | None = None
     ) -> Entries:
-        """Return the entries of partitions for a batch of Spark's query of this id."""
+        """Return the entries of partitions for a batch of the Spark query with this id."""
         ledger = self._read(table).get(query, {})
         return {part: ledger[part] for part in partitions if part in ledger}
 
     @abstractmethod
     def _commit(self, table: TableT, query: str, changes: Changes, rows: pa.Table, more: pa.Schema) -> None:
-        """Add rows, the ledger's entries and columns to the version that was opened; an error if it is not the last.
+        """Commit rows, entries of the ledger and new columns to the opened version; an error if it is not the last.
 
-        The rows have the table's columns, in its types, and then those that are added.
+        The rows have the table's columns, with its types, followed by the new ones.
         """
 
     def check(self, schema: StructType) -> None:
-        """Say what is wrong with a frame of this schema, or how it differs from the table. An absent table is made.
+        """Check whether frames of this schema fit the table; create a missing table.
 
         Raises:
-            SinkError: a column is missing or has a type that the format does not know, or the table does not fit.
-            ConfigurationError: the table cannot hold a ledger.
+            SinkError: a column is missing or has a type that the format lacks, or the table does not fit.
+            ConfigurationError: the table cannot have a ledger.
         """
         arrow = arrow_schema(schema)
         given = pa.schema([arrow.field(name) for name in self._stored(arrow)])
@@ -166,7 +165,7 @@ class LakeSink(LedgerSink, Generic[TableT]):
 
         Raises:
             SinkError: the batch cannot be stored; nothing of it was.
-            ConfigurationError: the table cannot hold a ledger; nothing of the batch was stored.
+            ConfigurationError: the table cannot have a ledger; nothing of the batch was stored.
         """
         rows = collected(batch, self.max_batch_bytes, batch_id, self._target)
         stored = self._stored(rows.schema)
@@ -188,7 +187,7 @@ class LakeSink(LedgerSink, Generic[TableT]):
         return self._from_ledger(self._read)
 
     def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> Entries:
-        """Return what the ledger has of some partitions."""
+        """Return the entries of some partitions."""
         return self._from_ledger(lambda table: self._entries(table, self.name, partitions))
 
     def _from_ledger(self, read: Callable[[TableT], dict[T, Any]]) -> dict[T, Any]:
@@ -207,20 +206,20 @@ class LakeSink(LedgerSink, Generic[TableT]):
         self._with_table(f"the ledger of {self._target} cannot be written", written)
 
     def _check_settings(self) -> None:
-        """Check what the sinks of all formats have; a `ConfigurationError` names a wrong setting."""
+        """Check the common settings; `ConfigurationError` names a wrong one."""
         not_empty("name", self.name)
         positive_int("max_batch_bytes", self.max_batch_bytes)
         positive("timeout_s", self.timeout_s)
-        # A tuple, so that a frozen sink cannot be changed through a list that the caller still holds.
+        # A tuple, so that the caller's list cannot change a frozen sink.
         object.__setattr__(self, "key", names("key", self.key) if self.key else ())
         if not self.keep_position and set(self.key) & set(POSITION):
             raise ConfigurationError("key names a column of the position, which is not stored; set keep_position")
 
     def _with_table(self, what: str, act: Callable[[Any], T], schema: pa.Schema | None = None) -> T:
-        """Do something with the table as it is now, and again where another writer was first.
+        """Call `act` with the present version of the table, and again if another writer was first.
 
-        An error of a library is a `SinkError`, neither chained nor with its text where that may quote values of rows,
-        or credentials.
+        An error of a library becomes a `SinkError`. It is not chained, and omits texts that may quote values or
+        credentials.
         """
 
         def once() -> T:
@@ -259,7 +258,7 @@ class LakeSink(LedgerSink, Generic[TableT]):
         raise SinkError(f"{what}{why}")
 
     def _store(self, table: TableT, rows: pa.Table, stored: list[str], batch: Batch) -> None:
-        """Write what is not applied yet, in one commit, upon the version of the table whose ledger was read."""
+        """Write the rows that are not applied yet in one commit, based on the version whose ledger was read."""
         more = self._missing(table, rows.select(stored).schema)
         columns = pa.schema([*self._columns(table), *more])
         required = [column.name for column in columns if not column.nullable]
@@ -287,7 +286,7 @@ class LakeSink(LedgerSink, Generic[TableT]):
         return stored
 
     def _missing(self, table: TableT, schema: pa.Schema) -> pa.Schema:
-        """Return the frame's columns that are to be added to the table, or raise `SinkError` where it does not fit."""
+        """Return the frame's columns that the table lacks, or raise `SinkError` if the table does not fit."""
         held, given = self._types(self._columns(table)), self._types(schema)
         new = [column for column in given if column.name not in held.names]
         both = [column.name for column in given if column.name in held.names]
@@ -310,7 +309,7 @@ class LakeSink(LedgerSink, Generic[TableT]):
         return pa.schema(new)
 
     def _types(self, schema: pa.Schema) -> pa.Schema:
-        """Return columns as a table holds them, any of which may be NULL, or raise `SchemaMismatchError`."""
+        """Return the table's types for columns, all nullable, or raise `SchemaMismatchError`."""
         for column in schema:
             if pa.types.is_duration(column.type) or pa.types.is_time(column.type) or pa.types.is_null(column.type):
                 raise SchemaMismatchError(
@@ -320,7 +319,7 @@ class LakeSink(LedgerSink, Generic[TableT]):
         return pa.schema([(column.name, plain(column.type, self._HELD_AS)) for column in schema])
 
     def _refuse_null(self, rows: pa.Table, columns: Iterable[str], why: str) -> None:
-        """Refuse NULL in some columns; of those in a key, any two are different to a merge."""
+        """Refuse NULL in some columns: for a merge, NULLs in a key are never equal."""
         for name in columns:
             if count := rows[name].null_count:
                 first = rows.filter(rows[name].is_null()).slice(0, 1)
@@ -332,7 +331,7 @@ class LakeSink(LedgerSink, Generic[TableT]):
 
 
 def one_zero(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return the rows with 0.0 for -0.0 in the key: they are equal, but not to a merge."""
+    """Return the rows with 0.0 instead of -0.0 in the key: a merge would distinguish them."""
     for name in key:
         column = rows.schema.field(name)
         if pa.types.is_floating(column.type):
@@ -342,7 +341,7 @@ def one_zero(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def plain(kind: pa.DataType, held_as: Mapping[pa.DataType, pa.DataType]) -> pa.DataType:
-    """Return a type in which any value within may be NULL, without the large offsets that Spark may be set to."""
+    """Return a type with all nested values nullable, and without the large offsets of a Spark setting."""
     if pa.types.is_struct(kind):
         return pa.struct([(column.name, plain(column.type, held_as)) for column in kind])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -353,7 +352,7 @@ def plain(kind: pa.DataType, held_as: Mapping[pa.DataType, pa.DataType]) -> pa.D
 
 
 def _newest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return the newest row of each key by offset; of one offset, that of the highest partition and topic."""
+    """Return the newest row of each key by offset; for equal offsets, that of the highest partition and topic."""
     ordered = rows.sort_by([(name, "ascending") for name in ("offset", "partition", "topic")])
     numbered = ordered.append_column(_ROW, numbers(0, rows.num_rows))
     last = numbered.group_by(list(key)).aggregate([(_ROW, "max")])

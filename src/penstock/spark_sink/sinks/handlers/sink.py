@@ -1,14 +1,14 @@
-"""`HandlerSink`: a foreachBatch function that gives each message of a batch to the handler of its topic, on executors.
+"""`HandlerSink`: a foreachBatch function that calls the handler of each message on executors.
 
-Rows are routed by lane (`rows`), as in the consumer: a lane's rows go to one task, in (topic, partition, offset) order,
-and the task (`engine`) handles one message of a key after the other. So a key is in one task of a batch, and batches
-follow one another: no two handlers of a key overlap (I1), and its offsets rise (I2). A task that is tried again, or a
-batch after a restart, begins at its first row: handlers see messages at least once.
+Rows are routed by lane (`rows`), as in the consumer. A lane's rows go to one task, in order of (topic, partition,
+offset), and the task (`engine`) handles the messages of a key one at a time. So a key is in one task of a batch, and
+batches follow one another: no two handlers of a key overlap (I1), and its offsets rise (I2). A repeated task, and a
+batch after a restart, begin at their first rows: messages are handled at least once.
 
-Settings of Spark that would break I1 are refused. And a batch that failed is left only when no task handles anything
-any more: Spark tells the driver at once that a job is over, while the Python process of a task, which may be in a
-handler, is left to a thread of the executor that looks every 2 seconds, waits `spark.python.task.killTimeout` for the
-task to end by itself, and then kills the process (`PythonRunner`'s `MonitorThread`).
+Settings of Spark that would break I1 are refused. After a failure, a batch ends only when no task handles messages any
+more. Spark reports the end of a job at once, but a task's Python process may still be in a handler. A thread of the
+executor checks it every 2 seconds, waits `spark.python.task.killTimeout` for the task to end, and then kills the
+process (`PythonRunner`'s `MonitorThread`).
 """
 
 from __future__ import annotations
@@ -50,26 +50,25 @@ from penstock.telemetry.spark import count_messages
 if TYPE_CHECKING:
     from opentelemetry.metrics import Counter
 
-#: Seconds between the looks of the executor's thread, and what its kill may take to come about.
+#: Seconds between two checks of the executor's thread, including the time of its kill.
 _LOOK_S = 2.0
 _GRACE_S = 2.0
 _log = logging.getLogger("penstock.handler_sink")
 
 
 def refuse_double_runs(spark: SparkSession) -> None:
-    """Raise `ConfigurationError` for a setting under which two handlers of one key may run at once (I1).
+    """Raise `ConfigurationError` for a setting with which two handlers of one key may run at once (I1).
 
-    Speculation runs a slow task twice. And where a task cannot fetch what a lost executor had for it, Spark runs the
-    stage again while some of its tasks still run (SPARK-20163); with one attempt it gives the job up and kills them
-    (SPARK-50648), and the batch comes again. Fetches from executors that are decommissioned count as attempts only
-    where a setting says so.
+    Speculation runs a slow task twice. If a task cannot fetch data of a lost executor, Spark repeats the stage while
+    some of its tasks still run (SPARK-20163). With one attempt it fails the job and kills them (SPARK-50648), and the
+    batch is repeated. Fetches from decommissioned executors count as attempts only if a setting says so.
     """
 
     def found(name: str, default: str) -> str:
         return str(spark.conf.get(name, default)).strip().lower()
 
     wanted = {"spark.speculation": ("false", "false")}
-    if found("spark.master", "local").partition("[")[0] != "local":  # no executor can be lost in the driver's own JVM
+    if found("spark.master", "local").partition("[")[0] != "local":  # in the driver's own JVM no executor can be lost
         wanted["spark.stage.maxConsecutiveAttempts"] = ("4", "1")
         if found("spark.decommission.enabled", "false") == "true":
             wanted["spark.stage.ignoreDecommissionFetchFailure"] = ("true", "false")
@@ -84,7 +83,7 @@ def refuse_double_runs(spark: SparkSession) -> None:
 
 
 def seconds_until_killed(spark: SparkSession) -> float:
-    """Return the seconds after which no process of a cancelled task is left."""
+    """Return the seconds after which all processes of a cancelled task have ended."""
     text, context = str(spark.conf.get("spark.python.task.killTimeout", "2s")), cast("Any", spark.sparkContext)
     timeout_ms: int = context._jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(text)  # noqa: SLF001 - PySpark has no public way to its JVM
     return _LOOK_S + timeout_ms / 1_000 + _GRACE_S
@@ -92,7 +91,7 @@ def seconds_until_killed(spark: SparkSession) -> float:
 
 @dataclass(slots=True)
 class _ProcessState:
-    """What a sink knows of this process; it is not pickled."""
+    """A sink's state in this process; it is not pickled."""
 
     counter: Counter | None = None
     last: BatchReport | None = None
@@ -100,41 +99,41 @@ class _ProcessState:
 
 @dataclass(frozen=True, slots=True)
 class HandlerSink(TaskSettings, PublishingSink):
-    """Calls handlers for the messages of micro-batches, on executors. Made by `App.handler_sink`, or by hand.
+    """Calls handlers for the messages of micro-batches, on executors. Made by `App.handler_sink`, or directly.
 
-    Use it with `writeStream.foreachBatch(sink)` or `start_sink`, over frames with the columns of the source, `headers`
-    included (`includeHeaders`). Handlers keep their order mode, retries, dead letters, filter, decoder and batch size;
-    a batch goes when it is full or the task's rows end, so that `linger` has no effect. Messages are handled at least
-    once: a task that fails or a batch after a restart comes again from its start. A machine that Spark has given up for
-    lost and that runs on may handle messages which other tasks have by now. Can be pickled.
+    Use it with `writeStream.foreachBatch(sink)` or `start_sink`, for frames with the source's columns, including
+    `headers` (`includeHeaders`). Handlers keep their order mode, retries, dead letters, filter, decoder and batch size.
+    A handler's batch is complete when it is full or the task has no more rows, so `linger` has no effect. Messages are
+    handled at least once: a failed task, or a batch after a restart, is repeated from its start. A machine that Spark
+    gave up as lost but that still runs may handle messages that other tasks handle, too. A sink can be pickled.
 
-    What handlers return is published when all handlers of the batch are done. Of each message the results of one run of
-    its handler become visible, all of them and once; those of a source partition in the order of their messages. Where
-    a batch comes again, its handlers are called again, and the ledger leaves out what was published of it.
+    Results are published when all handlers of the batch are done. For each message, the results of one run of its
+    handler become visible, all of them, once; those of a source partition in the order of their messages. If a batch is
+    repeated, its handlers are called again, and the ledger leaves out results that were published.
 
     Attributes:
-        handlers: a handler for each topic, as made by `penstock.consumer.handler`.
-        group: name in dead letters' headers and metrics.
-        parallelism: tasks a batch is spread over; more than the cluster has cores wait for one another.
-        bootstrap_servers: brokers to publish to; needed with a `name`.
-        config: client settings by librdkafka's names, for that; never shown.
+        handlers: a handler for each topic, made by `penstock.consumer.handler`.
+        group: name in headers of dead letters and in metrics.
+        parallelism: number of tasks of a batch; tasks beyond the cluster's cores wait.
+        bootstrap_servers: brokers to publish to; required with a `name`.
+        config: client settings for publishing, by librdkafka's names; never shown.
         middlewares: functions around every call, made again for each task.
-        lifespans: generator functions that run around each task; one that raises fails the task.
-        resources: what `App.worker_resource` made; closed at the end of each task.
-        max_concurrency: `async def` handlers under way at once in a task.
-        max_in_flight: messages of a task that may be taken in and not done, what waits for a retry included.
-        max_in_flight_bytes: bytes of those, likewise.
-        dead_letter_limit: when a task fails rather than write one more dead letter, counted by task.
-        headers: whether frames have the column `headers`; without it handlers and dead letters see none.
-        telemetry: metrics of each batch, on the driver, and on the span of an app's sink; None for none.
-        name: of the query, as `KafkaSink`'s; needed where a handler publishes or has dead letters, which are
+        lifespans: generator functions that run around each task; if one raises, the task fails.
+        resources: the resources of `App.worker_resource`; closed at the end of each task.
+        max_concurrency: most `async def` handlers of a task that run at once.
+        max_in_flight: most messages of a task that are not done, including those that wait for a retry.
+        max_in_flight_bytes: most bytes of these messages.
+        dead_letter_limit: the rate of failed messages, counted by task, at which a task fails.
+        headers: whether frames have the column `headers`; without it, handlers and dead letters have no headers.
+        telemetry: metrics of each batch, on the driver and on the span of an app's sink; None: none.
+        name: name of the query, as for `KafkaSink`. Required if a handler publishes or has dead letters: both are
             published under it, each once for readers of committed messages.
-        ledger_topic: topic of the ledger, made if it does not exist; many sinks may share it.
-        overlap: `"refused"`: a batch fails where Spark's settings could let two handlers of one key run at once.
-            `"allowed"`: it runs all the same; handlers must be idempotent then.
+        ledger_topic: topic of the ledger, created if it does not exist; many sinks may share it.
+        overlap: `"refused"`: a batch fails if Spark's settings could let two handlers of one key run at once.
+            `"allowed"`: it runs; handlers must be idempotent then.
 
     Raises:
-        ConfigurationError: an option is wrong, or a handler has one that cannot be kept on executors.
+        ConfigurationError: an option is wrong, or a handler has an option that does not work on executors.
     """
 
     parallelism: int = field(kw_only=True)
@@ -175,7 +174,7 @@ class HandlerSink(TaskSettings, PublishingSink):
                 f"{type(handler).__name__}"
             )
         name = f"the handler {handler.name} of {topic} has"
-        # What tasks, which are many and end, cannot keep.
+        # Options that tasks, which are many and short, cannot support.
         if handler.retry_delays:
             raise ConfigurationError(
                 f"{name} retry_delays, but a query does not read retry topics; use retry=, or a consumer"
@@ -217,38 +216,38 @@ class HandlerSink(TaskSettings, PublishingSink):
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Handle one micro-batch.
 
-        Where the batch fails or the query is stopped in the middle of it, this returns some seconds later, once no task
-        of it handles anything any more: the batch that comes again finds no handler of a former one at work.
+        If the batch fails or the query is stopped in the middle of it, this returns some seconds later, when no task of
+        it handles messages any more. So handlers of the repeated batch never overlap with earlier ones.
 
         Raises:
-            SinkError: a message failed for good whose handler stops then, the frame is wrong, or results could not be
-                published; the batch comes again.
-            MissingRightError: dead letters or results may not be written; the batch comes again.
-            ConfigurationError: a setting of Spark would have it handle a key twice at once.
+            SinkError: a message failed finally and its handler has `on_failure="stop"`, the frame is wrong, or results
+                could not be published; the batch is repeated.
+            MissingRightError: the permission to write dead letters or results is missing; the batch is repeated.
+            ConfigurationError: with a setting of Spark, two handlers of one key could run at once.
         """
         if self.overlap == "refused":
             refuse_double_runs(batch.sparkSession)
         self._publish_report(batch_id, BatchReport.of_tasks(self._publish(batch, batch_id)))
 
     def _messages(self, batch: DataFrame) -> DataFrame:
-        """Return the frame whose job handles a batch, with what its handlers return and reports of its tasks."""
+        """Return the frame whose job handles a batch: results of its handlers and reports of its tasks."""
         rows = spread(batch, self.handlers, self.parallelism)
         return rows.mapInArrow(partial(handle, self, self.has_ledger), from_arrow_schema(PUBLISHED))
 
     def _run(self, job: DataFrame, before: str) -> list[SparkRow]:
-        """Run a job of Spark's; where it fails, return when no task of it handles anything any more."""
+        """Run a Spark job. After a failure, return only when no task of it handles messages any more."""
         kill_delay_s = seconds_until_killed(job.sparkSession)
         try:
             return run_job(job, before)
         except Exception as error:
-            # Where there is one task and it reported its failure, none is left.
+            # If a single task reported its failure, no task is left.
             if self.parallelism > 1 or not isinstance(error, SinkError | MissingRightError):
                 time.sleep(kill_delay_s)
             raise
 
     @property
     def last_report(self) -> BatchReport | None:
-        """What the last batch came to, in the process that calls the sink; None before the first."""
+        """The report of the last batch, in the process that calls the sink; None before the first."""
         return self._process.last
 
     def _publish_report(self, batch_id: int, report: BatchReport) -> None:
@@ -269,12 +268,12 @@ class HandlerSink(TaskSettings, PublishingSink):
             return None
         config = without_membership(clients.portable(self.config))
         config.pop("isolation.level", None)
-        # As an app's results: a key of one topic goes to the same partition from either engine.
+        # As for an app's results: both engines send a key to the same partition.
         config = {"partitioner": "consistent_random", "compression.type": "zstd", **config}
         return Target(self.bootstrap_servers, config, self.name, self.ledger_topic)
 
     def _require_picklable(self) -> None:
-        # Each handler, which is named then; and all together: what surrounds them, and what only fails in company.
+        # First each handler, so that the error names it; then all together, with their surroundings.
         for topic, part in (*self.handlers.items(), ("", self)):
             try:
                 cloudpickle.dumps(part)  # type: ignore[no-untyped-call] # it ships no types
@@ -288,7 +287,7 @@ class HandlerSink(TaskSettings, PublishingSink):
                 ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leave behind what belongs to this process: telemetry, and what the last batch came to."""
+        """Pickle without the state of this process: telemetry, and the report of the last batch."""
         # Not `__getstate__`: up to 3.11.2 a frozen dataclass with slots replaces it.
         own: dict[str, Any] = {"telemetry": None, "_process": _ProcessState()}
         state = [own.get(option.name, getattr(self, option.name)) for option in fields(self)]

@@ -1,13 +1,13 @@
-"""How one micro-batch gets into the database, in three steps: plan, stage, apply.
+"""Writes one micro-batch into the database in three steps: plan, stage, apply.
 
     plan:   read the ledger, and decide by its rules which rows are left out
     stage:  put the others into a staging table, through the driver or from executors (`stages`)
     apply:  { lock the ledger and compare it with the plan, upsert, dead letters, advance the ledger }
 
-What stands in braces is one transaction. Where another writer has moved the ledger meanwhile, the batch has to be tried
-again. It is applied as a whole first. Where the database refuses that for the sake of a row, the batch comes again with
-every row of it, to be applied in pieces until the refused messages are alone: then it ends as if message after message
-had been applied in the order of offsets, without those of which a row was refused.
+The braces are one transaction. If another writer has moved the ledger meanwhile, the batch is tried again. It is first
+applied as a whole. If the database refuses a row, the batch is repeated with all its rows and applied in pieces, until
+the refused messages are found. The result is as if messages had been applied one by one in order of offset, without the
+refused ones.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _log = logging.getLogger("penstock.spark_sink")
 
 @dataclass(frozen=True, slots=True)
 class BatchWrite:
-    """One micro-batch, of frames with these columns, on its way into a table.
+    """One micro-batch on its way into a table.
 
-    `owner` says whose rows of the ledger it moves; `run` is None where the query's run is not known.
+    `owner` identifies its rows in the ledger; `run` is None if the query's run is unknown.
     """
 
     settings: SqlSinkSettings
@@ -51,34 +51,33 @@ class BatchWrite:
     run: str | None
 
     def rehearse(self) -> None:
-        """Check the tables, and run every statement of a batch on no rows: what is missing shows before the first.
+        """Check the tables and run every statement of a batch without rows, to find missing permissions early.
 
-        Nothing of it stands afterwards but tables, and columns, that did not exist.
+        It changes nothing except that it creates missing tables and columns.
         """
         with self.settings.session() as connection:
             tables = checked(self.settings, self.frame, connection, self.owner, None)
             self._write(connection, tables, None, exact=self.settings.dead_letters is not None)
 
     def store(self, rows: DataFrame) -> None:
-        """Store the batch; may be called again where it failed, and then finds what it has stored.
+        """Store the batch. It may be called again after a failure, and then finds rows that it has stored.
 
-        After a `SinkError` nothing was stored; after a `TransientSinkError` another try may help, and only where it
-        came at the commit it is not known whether the batch was stored.
+        After `SinkError` nothing was stored. After `TransientSinkError` another try may help; if it came at the commit,
+        it is unknown whether the batch was stored.
         """
         settings, batch_id = self.settings, self.batch.batch_id
         on_executors = settings.stages_on_executors
         given = rows if on_executors else collected(rows, settings.max_batch_bytes, batch_id, f"table {settings.table}")
         with settings.session(batch_id, is_kept=on_executors and self.run is not None) as connection:
             tables = checked(settings, self.frame, connection, self.owner, self.run)
-            # With mode="batch" no row of a key is newer than another one: each has to be there.
+            # With mode="batch" no row of a key is newer than another one: all are needed.
             if not self._write(connection, tables, given, exact=settings.mode == "batch"):
                 self._write(connection, tables, given, exact=True)
 
     def _write(self, connection: sa.Connection, tables: Tables, rows: Any, *, exact: bool) -> bool:
-        """Plan, stage and apply the batch; without rows, None, nothing of it stands afterwards.
+        """Plan, stage and apply the batch; with rows=None, roll it back.
 
-        Return whether it was stored: unless it is `exact`, which has every row, the database may refuse it for the sake
-        of a row.
+        Returns whether it was stored: unless `exact`, with every row, the database may refuse it because of a row.
         """
         with connection.begin():
             planned = read_ledger(connection, tables.ledger, self.owner).get(self.owner, {})
@@ -93,11 +92,10 @@ class BatchWrite:
     def apply(
         self, connection: sa.Connection, tables: Tables, planned: Entries, staged: Staged, *, exact: bool
     ) -> bool:
-        """Apply what was staged upon the ledger as it was when that was planned, in its transaction.
+        """Apply the staged rows in their transaction, if the ledger is still as planned.
 
-        Return False where the database refuses it for the sake of a row. Raises `TransientSinkError` where another
-        writer has moved the ledger, and `SinkError` where more rows were refused than may be, or dead letters could not
-        be written.
+        Returns False if the database refuses a row. Raises `TransientSinkError` if another writer has moved the ledger,
+        and `SinkError` if too many rows were refused or dead letters could not be written.
         """
         (rows, report), settings, ledger = staged, self.settings, tables.ledger
         offsets = report.offsets
@@ -120,7 +118,7 @@ class BatchWrite:
             rejected = rejected + self._upsert_in_pieces(connection, tables, rows, rejected)
         elif len(rejected) <= settings.most_rejects:
             if rejected:
-                return False  # other rows of their messages may be in what was deduplicated
+                return False  # the deduplicated rows may include other rows of their messages
             try:
                 tables.apply(connection, rows)
             except RefusedRowError:
@@ -134,10 +132,10 @@ class BatchWrite:
     def _upsert_in_pieces(
         self, connection: sa.Connection, tables: Tables, staged: sa.FromClause, before: list[Rejected]
     ) -> list[Rejected]:
-        """Upsert all messages but those that were refused before; return what is refused now.
+        """Upsert all messages except those refused before; return the newly refused ones.
 
-        A message is stored whole or not at all: its dead letter may be sent again. Pieces are as large as the database
-        takes them, each in a savepoint.
+        A message is stored completely or not at all, because its dead letter may be replayed. Pieces are as large as
+        the database accepts them, each in a savepoint.
         """
         without = {message.place for message in before}
         ordered, count = numbered(self.settings.database, connection, staged, without)
@@ -164,7 +162,7 @@ class BatchWrite:
         return rejected
 
     def _refuse_twins(self, connection: sa.Connection, staged: sa.FromClause) -> None:
-        """Raise `SinkError` for several rows of one key, of which none is newer than the others."""
+        """Raise `SinkError` for several rows of one key that have no order."""
         keys = [staged.c[name] for name in self.settings.key]
         twins = sa.select(sa.func.count()).select_from(staged).group_by(*keys).having(sa.func.count() > 1).limit(1)
         if connection.execute(twins).first():
@@ -174,7 +172,7 @@ class BatchWrite:
             )
 
     def _write_dead_letters(self, rejected: list[Rejected]) -> None:
-        """Write refused rows to the dead letters, or refuse the batch for their sake."""
+        """Write the messages of refused rows to the dead-letter topic, or refuse the batch."""
         settings, batch_id = self.settings, self.batch.batch_id
         if len(rejected) > settings.most_rejects or settings.dead_letters is None:
             remedy = (

@@ -1,7 +1,7 @@
-"""`DeadLetters`: the messages of rows that a sink refused, written to a dead-letter topic as they were in Kafka.
+"""`DeadLetters`: writes the original messages of refused rows to a dead-letter topic.
 
-A frame has lost what the message was. So the original is read again by its place, and written with its key, value and
-headers, and the headers that tell of its death. `write` returns when the brokers have acknowledged all of them.
+A frame no longer has the original message. So it is read again by its position, and written with its key, value and
+headers, and the headers of a dead letter. `write` returns when the brokers have acknowledged all.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from penstock.errors import PenstockError, SinkError
 from penstock.message import FixedRecord, Record, position_of
 from penstock.options import ClientConfig, not_empty
 
-#: Seconds for the reading of one message, and for the acknowledgement of all.
+#: Seconds for reading one message, and for the acknowledgement of all.
 _READ_S = 30.0
 _WRITE_S = 60.0
 
-#: Bytes; what could be read must not be refused by the client for its size: the topic's own limit decides.
+#: Bytes: the client must not refuse a message that could be read. The topic's own limit decides.
 _LARGEST_MESSAGE = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Rejected:
-    """A message of which a row was refused.
+    """A message with a refused row.
 
     Attributes:
         topic: its topic.
         partition: its partition.
         offset: its offset.
-        reason: kind of the refusal, with its SQLSTATE and column where they are known.
+        reason: kind of the refusal, with SQLSTATE and column if known.
     """
 
     topic: str
@@ -58,16 +58,17 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """Where a sink puts the messages of rows that its table refuses. Picklable; it holds no connection.
+    """The target for messages of rows that a sink's table refuses. Picklable; it has no connection.
 
-    A topic that does not exist is made, with as many partitions as the message's. A message whose offset is gone from
-    its topic by then is written with its place and without a value. `penstock dlq` reads and replays these letters.
+    A missing topic is created with as many partitions as the message's topic. A message that is no longer in its topic
+    is written with its position and without a value. `penstock dlq` reads and replays these dead letters.
 
     Attributes:
         bootstrap_servers: addresses of the brokers, of the source and of the dead letters.
-        topic: topic of the dead letters; `{topic}` stands for the message's.
-        config: client settings by librdkafka's names, for security say; they may hold passwords and are never shown.
-        group: who gave the message up, as the dead letter tells it.
+        topic: topic of the dead letters; `{topic}` stands for the message's topic.
+        config: client settings by librdkafka's names, for example for security; they may contain passwords and are
+            never shown.
+        group: the group named in the dead letters.
     """
 
     bootstrap_servers: str
@@ -76,7 +77,7 @@ class DeadLetters:
     group: str = field(default="penstock-spark", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the settings; a `ConfigurationError` names a wrong one."""
+        """Check the settings; `ConfigurationError` names a wrong one."""
         not_empty("bootstrap_servers", self.bootstrap_servers)
         not_empty("topic", self.topic)
         not_empty("group", self.group)
@@ -86,8 +87,8 @@ class DeadLetters:
         """Write the messages of refused rows, each once, and return when they are acknowledged.
 
         Raises:
-            MissingRightError: this client may not read the messages, or not write the letters.
-            SinkError: one could not be read or written; the first is named.
+            MissingRightError: the permission to read the messages, or to write the dead letters, is missing.
+            SinkError: a message could not be read or written; the first one is named.
         """
         reasons: dict[tuple[str, int, int], str] = {}
         for message in sorted(rejected):
@@ -101,7 +102,7 @@ class DeadLetters:
             raise self._failed(reason(error) if isinstance(error, KafkaException) else str(error)) from error
 
     def least_rights(self, topics: Iterable[str]) -> list[Right]:
-        """Return the rights that its client needs for the rows of some topics."""
+        """Return the permissions that its client needs for rows of some topics."""
         letters = sorted(set(map(self._topic_of, topics)))
         return [
             *(topic_right(Operation.READ, topic) for topic in sorted(topics)),
@@ -112,9 +113,9 @@ class DeadLetters:
         return self.topic.replace("{topic}", topic)
 
     def _ensure_topics(self, topics: set[str]) -> None:
-        """Make the topics of dead letters that do not exist.
+        """Create missing dead-letter topics.
 
-        Raises `MissingRightError` where the messages may not be read, or their letters not be written.
+        Raises `MissingRightError` if the permission to read the messages, or to write the dead letters, is missing.
         """
         admin = clients.admin(self.bootstrap_servers, self.config)
         rights = [right for right in self.least_rights(topics) if right.operation is not Operation.CREATE]
@@ -128,7 +129,7 @@ class DeadLetters:
         producer = clients.producer(
             self.bootstrap_servers, {"message.max.bytes": _LARGEST_MESSAGE, **self.config, "enable.idempotence": True}
         )
-        # The source has read the messages: whether they were committed is settled.
+        # The source has read the messages: they are known to be committed.
         settings = {"queued.min.messages": 1, **self.config}
         with PartitionReader(self.bootstrap_servers, settings, self.group, isolation="read_uncommitted") as reader:
             for place, why in reasons.items():
@@ -156,6 +157,6 @@ class DeadLetters:
 
 
 def _read(reader: PartitionReader, topic: str, partition: int, offset: int) -> Record:
-    """Return the message of a place, or a record without key and value where there is none any more."""
+    """Return the message at an offset, or a record without key and value if it is gone."""
     found = reader.record_at((topic, partition), offset, _READ_S)
     return FixedRecord(topic, partition, offset, None, None, (), None) if found is None else cast("Record", found)

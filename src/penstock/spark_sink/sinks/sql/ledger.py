@@ -1,7 +1,7 @@
-"""A ledger in a table of the database that holds the rows: both change in one transaction.
+"""A ledger in a table of the target database: rows and ledger change in one transaction.
 
-A second copy of a query, started by mistake, meets the first at the ledger's rows: it waits for the first to commit,
-and then finds its own rows applied. Queries of other names have rows of their own.
+If a second copy of a query is started by mistake, the ledger's row locks order both: the second waits for the first to
+commit, and then finds its own rows applied. Queries of other names have their own rows.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from penstock.spark_sink.sinks.sink import Changes, Entries
 from penstock.spark_sink.sinks.sql.databases.database import Database, ExactText, named_table
 from penstock.spark_sink.source.plan import TopicPartition
 
-#: What a row holds that was made only to be locked, or whose entry was removed.
+#: The offset of a row that was made only for its lock, or whose entry was removed.
 _ABSENT = -1
-#: Characters of names in MySQL: an index has 3072 bytes, and a character four.
+#: Most characters of names in MySQL: an index has 3072 bytes, and a character four.
 _NAME = 255
 
 
 def ledger_table(name: str, schema: str | None = None) -> sa.Table:
-    """Return the ledger's table: one row per query, target table, topic and partition; see `rules.LedgerEntry`."""
+    """Return the ledger's table: a row for each query, target table, topic and partition; see `rules.LedgerEntry`."""
     return named_table(
         name,
         schema,
@@ -34,7 +34,7 @@ def ledger_table(name: str, schema: str | None = None) -> sa.Table:
         sa.Column("topic", ExactText(_NAME), primary_key=True),
         sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("next_offset", sa.BigInteger, nullable=False),
-        # Those below are not in tables of former versions, which had a column `batch` instead.
+        # Tables of earlier versions lack the columns below; they had a column `batch` instead.
         sa.Column("start_offset", sa.BigInteger),
         sa.Column("topic_id", sa.Text),
         sa.Column("query_id", sa.Text),
@@ -43,7 +43,7 @@ def ledger_table(name: str, schema: str | None = None) -> sa.Table:
 
 
 def ledger_exists(connection: sa.Connection, ledger: sa.Table) -> bool:
-    """Tell whether there is a ledger; raise `SchemaMismatchError` for a table that does not distinguish queries."""
+    """Tell whether there is a ledger; `SchemaMismatchError` for a table that does not distinguish queries."""
     inspector = sa.inspect(connection)
     if not inspector.has_table(ledger.name, schema=ledger.schema):
         return False
@@ -58,18 +58,18 @@ def ledger_exists(connection: sa.Connection, ledger: sa.Table) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose the rows of a ledger are: a query's, by its name if it has one, and the table's that it fills."""
+    """The owner of rows in a ledger: a query, by its name if it has one, and the table that it fills."""
 
     query: str
     target: str
 
     def rows(self, ledger: sa.Table) -> sa.ColumnElement[bool]:
-        """Return the condition that is true for them."""
+        """Return the condition for the owner's rows."""
         return sa.and_(ledger.c.query == self.query, ledger.c.target == self.target)
 
 
 def read_ledger(connection: sa.Connection, ledger: sa.Table, owner: Owner | None = None) -> dict[Owner, Entries]:
-    """Return what the ledger, also that of a former version, has of one query and table, or of each, without a lock."""
+    """Return the entries of one owner, or of all, without a lock; also from ledgers of earlier versions."""
     every = sa.select(sa.text("*")).select_from(ledger)
     return _entries(connection, every if owner is None else every.where(owner.rows(ledger)))
 
@@ -83,10 +83,10 @@ def lock_ledger(
     *,
     known: Collection[TopicPartition] = (),
 ) -> Entries:
-    """Lock the ledger's rows of a query and table and return them.
+    """Lock an owner's rows in the ledger and return their entries.
 
-    Rows that may be absent, those that are not `known`, are made first: there must be something to lock. The order is
-    fixed, so that two transactions cannot wait for each other.
+    Rows that are not `known` to exist are inserted first, so that they can be locked. The order is fixed, so that two
+    transactions cannot wait for each other.
     """
     new = [
         {"query": owner.query, "target": owner.target, "topic": topic, "partition": partition, "next_offset": _ABSENT}
@@ -115,7 +115,7 @@ def _entries(connection: sa.Connection, statement: sa.Select[Any]) -> dict[Owner
 
 
 def write_ledger(connection: sa.Connection, ledger: sa.Table, owner: Owner, entries: Changes) -> None:
-    """Write the entries of partitions, whose rows exist and are locked; None for none, which takes no right more."""
+    """Write the entries of partitions, whose rows exist and are locked; None removes one, without more permissions."""
     names = {"next_offset": "end", "start_offset": "start"} | {n: n for n in ("topic_id", "query_id", "batch_id")}
     statement = (
         sa.update(ledger)

@@ -1,4 +1,4 @@
-"""The settings of a `SqlSink`, and what they ask of the frames that it is given."""
+"""The settings of a `SqlSink`, and their requirements on frames."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-#: Names of the temporary tables of a transaction.
+#: Name of the temporary table of a transaction.
 STAGING = "penstock_stage"
 ORDERED = "penstock_ordered"
 
-#: Beginning of the names of columns and tables that the sink makes for itself.
+#: Prefix of the sink's own columns and tables.
 _OWN = "penstock_"
 
 
@@ -37,35 +37,34 @@ class SqlSinkSettings:
     """The settings of a `SqlSink`.
 
     Attributes:
-        url: database address in SQLAlchemy's form, `sqlite:///file.db`, `postgresql+psycopg://...` or
-            `mysql+pymysql://...`, also for MariaDB; it may hold a password. Errors show host, port and database of it.
-        table: table to write, without its schema; made from the frame's columns if it does not exist,
-            and checked if it does: where the query starts by `start_sink` and `App.sink`, at the first batch by plain
+        url: database address in SQLAlchemy's form: `sqlite:///file.db`, `postgresql+psycopg://...` or
+            `mysql+pymysql://...`, also for MariaDB. It may contain a password; errors show only host, port and
+            database.
+        table: the table, without its schema. It is created from the frame's columns if it does not exist, and checked
+            otherwise: at the start of the query with `start_sink` and `App.sink`, at the first batch with plain
             `foreachBatch`.
-        key: columns that identify a row, never NULL; empty to append.
-        sum_columns: number columns that are added to what the table holds instead of replacing it, for totals. A table
-            that is made has the widest type of their kind for them: BIGINT, DOUBLE PRECISION or NUMERIC(38). SQLite
-            adds no decimals.
-        delete: a boolean column of the frame that is not stored: where the newest row of a key has true in it, the
-            key is deleted from the table. For tombstones, select `value IS NULL AS gone` and set `delete="gone"`.
-        keep_position: whether `topic`, `partition` and `offset` are stored as well; those in `key` always are.
-        ledger_table: table of the ledger, which many sinks may share.
-        name: of the query, in the ledger; Spark's name of the query that hands the batches over if None.
-        schema: schema of PostgreSQL, or database of MySQL, that holds the table and the ledger; the connection's own if
-            None.
-        dead_letters: where the messages of refused rows go.
-        max_rejects: refused rows that a batch may have; more end it.
-        staging: for a server, whether rows come from the executors or through the driver. Behind a pooler that
-            gives each transaction another session, such as PgBouncer's transaction mode, use the driver.
-        max_connections: connections that executors may have at a time. More tasks than these read and transform, where
-            there are cores for them.
-        evolve: whether columns that the table lacks are added to it, empty in the rows that are there; those of the key
-            never are.
-        tries: how often a batch is tried in all, over some 20 seconds by default, where the database is away, loses
-            the connection, or breaks a deadlock or a conflict of transactions at this batch's cost.
-        max_batch_bytes: most bytes, in Arrow, of a batch that goes through the driver; a larger one is refused.
-        mode: "batch" for frames without `topic`, `partition` and `offset`, such as totals of windows: the rows of a
-            batch apply once by its number, and the query needs its checkpoint. It has no `keep_position`,
+        key: columns that identify a row, never NULL; empty: append.
+        sum_columns: number columns that are added to the stored values instead of replacing them, for totals. A created
+            table has the widest type of their kind: BIGINT, DOUBLE PRECISION or NUMERIC(38). SQLite cannot add
+            decimals.
+        delete: a boolean column of the frame, which is not stored. If it is true in the newest row of a key, the key is
+            deleted from the table. For tombstones, select `value IS NULL AS gone` and set `delete="gone"`.
+        keep_position: whether `topic`, `partition` and `offset` are stored, too; those in `key` always are.
+        ledger_table: table of the ledger; many sinks may share it.
+        name: name of the query in the ledger; None: Spark's name of the query.
+        schema: schema of PostgreSQL, or database of MySQL, with the table and the ledger; None: the connection's own.
+        dead_letters: the target for messages of refused rows.
+        max_rejects: most refused rows of a batch; with more, the batch fails.
+        staging: for a server, whether rows come from executors or through the driver. Use the driver behind a pooler
+            that changes the session with each transaction, such as PgBouncer in transaction mode.
+        max_connections: most connections of executors at a time. More tasks may read and transform meanwhile, if there
+            are cores for them.
+        evolve: whether missing columns are added to the table, NULL in existing rows; never columns of the key.
+        tries: how often a batch is tried, over about 20 seconds by default, if the database is unreachable, loses the
+            connection, or ends this transaction because of a deadlock or conflict.
+        max_batch_bytes: most bytes, in Arrow, of a batch that goes through the driver; larger ones are refused.
+        mode: "batch" for frames without `topic`, `partition` and `offset`, such as totals of windows. The rows of a
+            batch apply once by its number, and the query needs its checkpoint. It excludes `keep_position`,
             `sum_columns` and `dead_letters`.
     """
 
@@ -88,7 +87,7 @@ class SqlSinkSettings:
     mode: Literal["position", "batch"] = field(default="position", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the settings; a `ConfigurationError` names a wrong one."""
+        """Check the settings; `ConfigurationError` names a wrong one."""
         database = self.database
         for option in ("table", "ledger_table", "name", "schema", "delete"):
             if getattr(self, option) is not None:
@@ -101,7 +100,7 @@ class SqlSinkSettings:
             raise ConfigurationError(
                 f"table and ledger_table must differ from each other and from {STAGING} and {ORDERED}; rename one"
             )
-        # Tuples, so that a frozen sink cannot be changed through a list that the caller still holds.
+        # Tuples, so that the caller's lists cannot change a frozen sink.
         object.__setattr__(self, "key", names("key", self.key) if self.key else ())
         object.__setattr__(self, "sum_columns", names("sum_columns", self.sum_columns) if self.sum_columns else ())
         if self.sum_columns and not self.key:
@@ -139,32 +138,32 @@ class SqlSinkSettings:
 
     @property
     def most_rejects(self) -> int:
-        """Refused rows that a batch may have: none without dead letters."""
+        """Most refused rows of a batch: none without dead letters."""
         return 0 if self.dead_letters is None else self.max_rejects
 
     @property
     def stages_on_executors(self) -> bool:
-        """Whether rows go into the database from executors; those for SQLite never do."""
+        """Whether executors write rows to the database; never for SQLite."""
         return self.staging == "executors" and self.database.is_server
 
     @property
     def database(self) -> Database:
-        """The kind of database that it writes to."""
+        """The kind of database."""
         return database_of(self.url)
 
     @contextmanager
     def session(self, batch_id: int | None = None, *, is_kept: bool = False) -> Iterator[sa.Connection]:
-        """Open a session, whose errors leave the block as the sink's; one that `is_kept` is there for the next."""
+        """Open a session for the block and convert its errors to the sink's; `is_kept`: keep it for the next use."""
         url = parse_database_url(self.url)
         try:
             with engine_of(self.database, url, is_kept).connect() as connection:
                 yield connection
         except sa.exc.SQLAlchemyError as error:
-            # Not chained: drivers quote keys and values in their texts, which end in Spark's log.
+            # Not chained: drivers' texts quote keys and values, and would end in Spark's log.
             raise refused(self.database, error, self.table, url, batch_id) from None
 
     def arrow_frame(self, schema: StructType) -> pa.Schema:
-        """Return the Arrow columns of such frames, or raise `SchemaMismatchError` where the sink cannot use them."""
+        """Return the Arrow columns of such frames, or raise `SchemaMismatchError` if they do not fit the settings."""
         frame = arrow_schema(schema)
         if self.mode == "batch":
             if own := sorted(set(POSITION) & set(frame.names)):

@@ -1,7 +1,7 @@
 """`SqlSink`: a foreachBatch function whose effect on a table is exactly-once.
 
-Spark may hand a batch over again: after a crash, a lost checkpoint, a retried task. The sink keeps the last batch of
-each partition in the database itself (`sql.ledger`), in the same transaction as the rows (`batch_write`).
+Spark may repeat a batch: after a crash, a lost checkpoint, a retried task. The sink records the last batch of each
+partition in the database itself (`sql.ledger`), in the same transaction as the rows (`batch_write`).
 """
 
 from __future__ import annotations
@@ -39,58 +39,58 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.spark_sink")
 
-#: Seconds before a batch is tried again: some 0.2, twice as many each time, up to 10.
+#: Seconds before a batch is tried again: about 0.2, doubled each time, up to 10.
 _WAIT = tenacity.wait_exponential(multiplier=0.2, max=10) + tenacity.wait_random(0, 0.2)
 
 
 @dataclass(frozen=True, slots=True)
 class SqlSink(SqlSinkSettings, LedgerSink):
-    """Writes micro-batches into a table of SQLite, PostgreSQL, MySQL or MariaDB, each row once whatever is repeated.
+    """Writes micro-batches into a table of SQLite, PostgreSQL, MySQL or MariaDB, each row exactly once.
 
-    Use it with `writeStream.foreachBatch(sink)`, once for each batch and table. The frame carries `topic`,
-    `partition` and `offset` beside its own columns; several rows may come from one message. A sink can be
-    pickled; the driver keeps a session of a server from one batch of a query to the next.
+    Use it with `writeStream.foreachBatch(sink)`, once for each batch and table. The frame needs `topic`, `partition`
+    and `offset` beside its own columns; a message may have several rows. A sink can be pickled. The driver keeps a
+    session of a server from one batch of a query to the next.
 
-    With a key, the newest row of a key replaces the one in the table, by offset. Kafka orders the messages of
-    one partition only: use a key whose messages share a partition. Where they do not, the higher offset wins within
-    a batch, and the later batch across batches. Without a key every row is appended.
+    With a key, the newest row of a key, by offset, replaces the stored one. Kafka orders the messages of one partition
+    only: use a key whose messages share a partition. Otherwise the higher offset wins within a batch, and the later
+    batch across batches. Without a key every row is appended.
 
-    A server is filled from the executors, each of which must reach it and have its driver, psycopg or PyMySQL; nothing
-    but a report comes to Spark's driver. For SQLite, and with `staging="driver"`, the batch is collected on the driver,
-    up to `max_batch_bytes`: keep it below with the source's `maxOffsetsPerTrigger`. Values are stored as they are, or
-    not at all: in SQLite decimals of more than 15 digits are texts, and a row with NaN, which it would store as NULL,
-    is refused. So is a row whose value a column of a server would round, cut or pad, and a time out of the years 1 to
-    9999.
+    Executors fill a server. Each must reach it and have its driver, psycopg or PyMySQL; Spark's driver gets only a
+    report. For SQLite, and with `staging="driver"`, the batch is collected on the driver, up to `max_batch_bytes`:
+    limit it with the source's `maxOffsetsPerTrigger`. Values are stored unchanged, or not at all. In SQLite, decimals
+    of more than 15 digits are stored as text, and a row with NaN, which it would store as NULL, is refused. Also
+    refused are rows with a value that a server's column would round, cut or pad, and times outside the years 1 to 9999.
 
-    A row that the table refuses ends the batch, and with it the query, unless there are `dead_letters`: then its
-    message goes there, the batch goes on, and the table ends as if the message had never been sent. Other rows of it
-    are left out too, so that none is there twice when the message is replayed. Dead letters are acknowledged before
-    the database commits: a crash in between writes them again.
+    A refused row fails the batch, and so the query. With `dead_letters`, its message goes there, the batch goes on, and
+    the table is as if the message had never been sent. Other rows of the message are left out, too, so that a replay of
+    the message stores none twice. Dead letters are acknowledged before the database commits: a crash in between writes
+    them again.
 
-    Rows that come again are left out, with a warning. A batch that starts above the ledger's end, as after a restore of
-    the database, is refused, and so are rows of an earlier batch and a second frame of one batch. The ledger belongs to
-    the query by name, which is required, so that several may fill one table; under another name all is stored again. It
-    knows topics by name too: topics of one name on two clusters need a query, or a `ledger_table`, each.
+    Repeated rows are left out, with a warning. Refused are a batch that starts above the ledger's end, as after a
+    restore of the database, rows of an earlier batch, and a second frame of one batch. The ledger belongs to the query
+    by name, which is required, so that several queries may fill one table. Under another name all rows are stored
+    again. The ledger knows topics by name: for topics of one name on two clusters, use two queries or two
+    `ledger_table`s.
 
-    Totals of windows and other results of state come from no message. With `mode="batch"` the frame has no position,
-    and the rows of a batch apply once by Spark's id of the query and the batch's number: of output mode `update` or
-    `complete` with the grouping columns as the key, of `append` also without a key. Only the query's own checkpoint
-    continues such a table; another one is refused.
+    Totals of windows and other results of state belong to no message. With `mode="batch"` the frame has no position,
+    and the rows of a batch apply once by Spark's id of the query and the batch number. Use output mode `update` or
+    `complete` with the grouping columns as key; `append` also works without a key. Only the query's own checkpoint can
+    continue such a table; another one is refused.
     """
 
     def check(self, schema: StructType) -> None:
-        """Check whether frames of this schema can be stored, and make the tables that do not exist.
+        """Check whether frames of this schema can be stored, and create missing tables.
 
         Raises:
-            SinkError: they cannot, column by column; or the database cannot be reached.
-            MissingRightError: the sink may not write its tables.
+            SinkError: they cannot, with the reason for each column; or the database cannot be reached.
+            MissingRightError: a permission on the tables is missing.
         """
         frame = self.arrow_frame(schema)
-        nothing = Batch(f"table {self.table}", 0, planned={("(check)", 0): (0, 1)})  # which no topic is called
+        nothing = Batch(f"table {self.table}", 0, planned={("(check)", 0): (0, 1)})  # an impossible topic name
         BatchWrite(self, frame, Owner("", self.table), nothing, None).rehearse()
 
     def least_rights(self, topics: Iterable[str]) -> list[Right]:
-        """Return the rights in Kafka that it needs for the rows of some topics: those of its dead letters."""
+        """Return the permissions in Kafka that it needs for rows of some topics: those of its dead letters."""
         return [] if self.dead_letters is None else self.dead_letters.least_rights(topics)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -98,7 +98,7 @@ class SqlSink(SqlSinkSettings, LedgerSink):
 
         Raises:
             SinkError: the batch cannot be stored; nothing of it was.
-            MissingRightError: the same, for want of a right.
+            MissingRightError: the same, because a permission is missing.
         """
         origin, target, ledger = origin_of(batch, self.name), f"table {self.table}", self._command_options()
         is_numbered = self.mode == "batch"
@@ -123,20 +123,20 @@ class SqlSink(SqlSinkSettings, LedgerSink):
 
     @property
     def has_ledger(self) -> bool:
-        """Whether it remembers offsets: with `mode="batch"` it has numbers of batches, from which no query begins."""
+        """Whether it has a ledger of offsets. With `mode="batch"` it has batch numbers, where no query can begin."""
         return self.mode == "position"
 
     def ledger(self) -> dict[str, dict[TopicPartition, LedgerEntry]]:
-        """Return what the ledger has of each query that fills the table, by their names. Empty before the first batch.
+        """Return the entries of each query that fills the table, by query name. Empty before the first batch.
 
         Raises:
-            SinkError: the database cannot be asked.
-            MissingRightError: the sink may not read its ledger.
+            SinkError: the database does not answer.
+            MissingRightError: the permission to read the ledger is missing.
         """
         return {owner.query: entries for owner, entries in self._read_all().items() if owner.target == self.table}
 
     def targets(self) -> set[str]:
-        """Return the tables that the ledger speaks of, of other sinks too. Raises as `ledger` does."""
+        """Return all tables in the ledger, also of other sinks. Raises as `ledger`."""
         return {owner.target for owner in self._read_all()}
 
     def _read_all(self) -> dict[Owner, Entries]:
@@ -156,11 +156,11 @@ class SqlSink(SqlSinkSettings, LedgerSink):
 
     @property
     def ledger_key(self) -> Hashable:
-        """What tells its ledger from those of others in this process."""
+        """The identity of its ledger in this process."""
         return self.url, self.schema, self.table, self.ledger_table
 
     def _command_options(self) -> str:
-        """Return the options by which `penstock sink` finds the ledger; who knows the user and password adds them."""
+        """Return the options by which `penstock sink` finds the ledger, without user and password."""
         given = {"--sql": shown(parse_database_url(self.url)), "--ledger-table": self.ledger_table}
         given |= {"--target": self.table} if self.schema is None else {"--schema": self.schema, "--target": self.table}
         return shlex.join(word for pair in given.items() for word in pair)
