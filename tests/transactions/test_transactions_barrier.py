@@ -336,8 +336,8 @@ def test_a_producer_tells_the_check_of_a_barrier_how_long_it_may_take() -> None:
 
     producer = TransactionalProducer("orders", bootstrap_servers="127.0.0.1:9", check=check, check_timeout=4.0)
 
-    assert producer._checks is not None
-    bounded = producer._checks._check
+    assert producer._core._checks is not None
+    bounded = producer._core._checks._check
     assert isinstance(bounded, BarrierCheck)
     assert (check.check_timeout, bounded.check_timeout) == (30.0, 4.0)
 

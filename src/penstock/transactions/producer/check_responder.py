@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 from confluent_kafka import KafkaException
 
@@ -22,15 +21,6 @@ from penstock.transactions.wire.ops import Author, Verdict
 
 #: Tells what became of the local transaction of a half. Called on threads of its own, maybe more than once.
 Check = Callable[[HalfMessage], TransactionState]
-
-
-@runtime_checkable
-class TimedCheck(Protocol):
-    """A check that wants to know how long it may take, as that of a barrier does."""
-
-    def within(self, check_timeout_s: float) -> Check:
-        """Return the check for a producer whose checks may take so many seconds."""
-
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -56,9 +46,7 @@ class CheckResponder:
     transaction that is being checked here is not checked a second time meanwhile.
     """
 
-    def __init__(
-        self, store: Store, group: str, check: Check, workers: int, timeout_s: float = CHECK_TIMEOUT_S
-    ) -> None:
+    def __init__(self, store: Store, group: str, check: Check, workers: int, timeout_s: float) -> None:
         self._store = store
         self._group = group
         self._check = check
@@ -111,8 +99,8 @@ class CheckResponder:
             requests = source.take(_POLL_S, running)
         except KafkaException as error:
             _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, reason(error))
-        except:  # noqa: E722 - see `raised`; whatever it is, the next try may succeed
-            # A thread that ended here would leave the group without answers, in silence.
+        except:  # noqa: E722 - see `raised`; the next try may succeed
+            # If the thread ended here, the group would silently stop answering.
             _log.error("checks of group %s cannot be taken; trying again", self._group, exc_info=raised())
         else:
             for request in requests:

@@ -72,17 +72,17 @@ class Flight:
     __slots__ = (
         "_callbacks",
         "_core",
+        "_deadline",
         "_ordering_key",
         "_phase",
         "_prepared",
         "_settled",
+        "_size",
         "_state",
         "_wait",
         "error",
         "halves",
-        "size",
         "transaction_id",
-        "until",
     )
 
     #: Whether its owner decides it after a block; otherwise it commits as soon as its halves are stored.
@@ -95,11 +95,11 @@ class Flight:
         self._wait: Wait = wait
         #: A UUID of version 7; write it with your own data, so that a check can find it.
         self.transaction_id = halves[0].transaction_id
-        #: Bytes of its keys and values.
-        self.size = _size(halves[0]) if len(halves) == 1 else sum(map(_size, halves))
-        #: The monotonic second until which it waits.
-        self.until = math.inf
-        # What it was decided, or is to be.
+        # Bytes of the keys and values.
+        self._size = _bytes_of(halves[0]) if len(halves) == 1 else sum(map(_bytes_of, halves))
+        # The monotonic second at which the core gives it up.
+        self._deadline = math.inf
+        # The decision that is stored, or will be.
         self._state = _COMMIT
         # Called when its halves are stored, where its owner decides then, and at its end; each list once.
         self._callbacks: list[Callable[[], object]] | None = None
@@ -111,8 +111,8 @@ class Flight:
         self._settled: Verdict | None = None
 
     @property
-    def is_owed(self) -> bool:
-        """Whether the store owes it an answer."""
+    def _is_owed(self) -> bool:
+        """Whether an answer of the store is outstanding; False while the block runs."""
         return self._phase in {_STORING, _DECIDING} or (self._phase is _PREPARED and not self._has_block)
 
     def _take_off(self, *, may_wait: bool = True) -> None:
@@ -123,12 +123,12 @@ class Flight:
         stopped, and another `PenstockError` where a target does not exist, or the store cannot be asked.
         """
         core = self._core
-        core.open()
+        core.start()
         for half in self.halves:
             core.store.require_target(half.topic, half.partition)
         with core.lock:
             core.add(self, may_wait=may_wait)
-            self.until = time.monotonic() + core.answer_timeout_s
+            self._deadline = time.monotonic() + core.answer_timeout_s
             self._phase = _STORING
         try:
             if core.spans is not None:
@@ -162,7 +162,7 @@ class Flight:
             half = self.halves[0]
             answered = core.spans.settling(half.topic, half.headers, state.name, answered)
         with core.lock:
-            self.until = time.monotonic() + core.answer_timeout_s
+            self._deadline = time.monotonic() + core.answer_timeout_s
             self._phase = _DECIDING
         core.store.decide(prepared, _TO_COMMIT if state is _COMMIT else _TO_ROLL_BACK, answered)
         if self._wait == "sent":
@@ -176,18 +176,18 @@ class Flight:
     def _halves_answered(self, answer: Prepared | HalfNotStoredError) -> None:
         core = self._core
         with core.lock:
-            was = self._phase
-            if was is _ENDED:
-                # An interrupt ended its start: a check settles it.
+            phase = self._phase
+            if phase is _ENDED:
+                # An interrupt in `_take_off` ended the flight: a check settles the transaction.
                 return
             if isinstance(answer, HalfNotStoredError):
                 self._phase = _ENDED
                 core.remove(self)
-                if was is _STORING:
+                if phase is _STORING:
                     self._fail(answer)
-            elif was is _STORING:
+            elif phase is _STORING:
                 self._phase, self._prepared = _PREPARED, answer
-        if was is _STORING:
+        if phase is _STORING:
             self._halves_ended()
         elif not isinstance(answer, HalfNotStoredError):
             # They came late, and the local transaction never ran.
@@ -219,7 +219,7 @@ class Flight:
             if is_late:
                 return
             if waits and self._settled is None:
-                self.until = time.monotonic() + core.publish_timeout_s
+                self._deadline = time.monotonic() + core.publish_timeout_s
                 self._phase = _PUBLISHING
                 core.unseen.add(self)
                 return
@@ -227,7 +227,7 @@ class Flight:
             if error is not None:
                 self._fail(error)
             elif waits:
-                self._take_settled()
+                self._check_settled()
         self._end(error)
 
     def _on_settled(self, verdict: Verdict) -> None:
@@ -238,46 +238,49 @@ class Flight:
                 return
             self._phase = _ENDED
             self._core.unseen.discard(self)
-            self._take_settled()
+            self._check_settled()
         self._end(None)
 
-    def _take_settled(self) -> None:
-        """Take in that the transaction is settled; under the lock."""
+    def _check_settled(self) -> None:
+        """Set the error if the transaction was not settled as COMMIT; called under the lock."""
         if self._settled is not Verdict.COMMIT and self._settled is not None:
             self.error = TransactionRefusedError(
                 f"transaction {self.transaction_id}: its COMMIT does not stand, it is settled as "
                 f"{self._settled.name} by a check, an operator or a cancellation; the message is not published"
             )
 
-    def give_up(self, now: float) -> None:
-        """Wait no longer, if it waits and its time is over at `now`; infinite: the producer was stopped.
+    def _give_up(self, now: float) -> None:
+        """Stop waiting if the deadline has passed at `now`. `now` is infinite if the producer was stopped.
 
         Where the store owes an answer, it keeps its room until that has come.
         """
         core = self._core
         with core.lock:
-            was = self._phase
-            if self.until > now or was not in {_STORING, _DECIDING, _PUBLISHING}:
+            phase = self._phase
+            if self._deadline > now or phase not in {_STORING, _DECIDING, _PUBLISHING}:
                 # It was answered meanwhile, or its block runs.
                 return
             cause = "the producer was stopped before the store had answered"
             if now < math.inf:
                 cause = f"the store did not answer within {core.answer_timeout_s:g} s"
             error: TransactionError
-            if was is _STORING:
-                error = self._not_stored(cause)
-            elif was is _DECIDING:
-                what = f"transaction {self.transaction_id}: its {self._state.name} is not known to be stored"
-                error = self._lost(f"{what}: {cause}")
+            if phase is _STORING:
+                error = HalfNotStoredError(
+                    f"transaction {self.transaction_id} for {self.halves[0].topic}: its half is not known to be "
+                    f"stored: {cause}; the local transaction did not run, send it again"
+                )
+            elif phase is _DECIDING:
+                decision = f"transaction {self.transaction_id}: its {self._state.name} is not known to be stored"
+                error = self._lost(f"{decision}: {cause}")
             else:
                 error = self.error = self._not_seen(is_stopped=now == math.inf)
-            if was is _PUBLISHING:
+            if phase is _PUBLISHING:
                 self._phase = _ENDED
                 core.unseen.discard(self)
             else:
                 self._phase = _GIVEN_UP
                 self._fail(error)
-        if was is _STORING:
+        if phase is _STORING:
             self._halves_ended()
         else:
             self._end(error)
@@ -303,12 +306,6 @@ class Flight:
         """Wait no longer for the message to become visible, if that was waited for."""
         if self._wait == "published":
             self._core.store.forget(self.transaction_id)
-
-    def _not_stored(self, cause: str) -> HalfNotStoredError:
-        return HalfNotStoredError(
-            f"transaction {self.transaction_id} for {self.halves[0].topic}: its half is not known to be stored: "
-            f"{cause}; the local transaction did not run, send it again"
-        )
 
     def _lost(self, cause: TransactionError | str) -> DecisionNotStoredError:
         """Return the error of a decision that is not known to be stored, with who settles it: the store cannot say."""
@@ -339,6 +336,6 @@ def _traced(halves: Sequence[Half], spans: SendSpans) -> Sequence[Half]:
     return [half._replace(headers=tuple(spans.sending(half.topic, half.headers))) for half in halves]
 
 
-def _size(half: Half) -> int:
+def _bytes_of(half: Half) -> int:
     key, value = half.key, half.value
     return (len(key) if key else 0) + (len(value) if value else 0)

@@ -33,13 +33,13 @@ _POLL_S = 0.1
 _STOP_POLL_S = 0.005
 _JOIN_S = 5.0
 
-#: Whether this thread runs callbacks: it is the one that serves all deliveries, and may not wait for one.
-here = threading.local()
+
+class _CurrentThread(threading.local):
+    #: Whether the thread runs a callback of a submission. It serves all deliveries then, and must not wait for one.
+    in_callback = False
 
 
-def in_callback() -> bool:
-    """Tell whether the caller is a callback of a submission that has ended."""
-    return bool(getattr(here, "in_callback", False))
+current_thread = _CurrentThread()
 
 
 class _Life(Enum):
@@ -54,22 +54,15 @@ _STARTED, _STOPPED = _Life.STARTED, _Life.STOPPED
 
 
 class InFlight(Protocol):
-    """A flight, as far as it is counted and waited for."""
+    """The private half of a `Flight` that the core works with."""
+
+    _size: int
+    _deadline: float
 
     @property
-    def size(self) -> int:
-        """Bytes of its keys and values."""
+    def _is_owed(self) -> bool: ...
 
-    @property
-    def until(self) -> float:
-        """The monotonic second until which it waits."""
-
-    @property
-    def is_owed(self) -> bool:
-        """Whether the store owes it an answer; not while its block runs."""
-
-    def give_up(self, now: float) -> None:
-        """Wait no longer, if it waits and its time is over at `now`; infinite: the producer was stopped."""
+    def _give_up(self, now: float) -> None: ...
 
 
 class Core:
@@ -85,8 +78,8 @@ class Core:
         store: Store,
         group: str,
         *,
-        most: int,
-        most_bytes: int,
+        max_count: int,
+        max_bytes: int,
         room_timeout_s: float,
         answer_timeout_s: float,
         publish_timeout_s: float,
@@ -99,8 +92,8 @@ class Core:
         self.room_timeout_s = room_timeout_s
         self.answer_timeout_s = answer_timeout_s
         self.publish_timeout_s = publish_timeout_s
-        self._most = most
-        self._most_bytes = most_bytes
+        self._max_count = max_count
+        self._max_bytes = max_bytes
         self._checks = checks
         #: Targets that event loops asked for before. A set's steps are single ones.
         self.known: set[tuple[str, int | None]] = set()
@@ -129,13 +122,10 @@ class Core:
         #: Halves and decisions that are not known to be stored; of these the decisions that nobody waited for.
         self.failed = self.lost = 0
 
-    def open(self) -> None:
-        """Start all parts at the first use."""
-        if self._life is not _STARTED:
-            self.start()
-
     def start(self) -> None:
-        """Start all parts; a start more does nothing. Raises as `TransactionalProducer.start`."""
+        """Start all parts; when they run, do nothing. Raises as `TransactionalProducer.start`."""
+        if self._life is _STARTED:
+            return
         with self._life_lock:
             if self._life is _STOPPED:
                 raise StoppedError(f"the producer of group {self.group} was stopped; make a new one")
@@ -164,11 +154,11 @@ class Core:
             before, self._life = self._life, _STOPPED
         finally:
             self._life_lock.release()
-        if before is _STARTED and in_callback():
+        if before is _STARTED and current_thread.in_callback:
             threading.Thread(target=self._stop, args=(timeout_s,), name=f"penstock-stop-{self.group}").start()
         elif before is _STARTED:
             self._stop(timeout_s)
-        elif not in_callback():
+        elif not current_thread.in_callback:
             self._is_down.wait(timeout_s)
 
     def _stop(self, timeout_s: float) -> None:
@@ -177,37 +167,33 @@ class Core:
             if self._checks is not None:
                 self._checks.stop(timeout_s)
             deadline = time.monotonic() + timeout_s
-            # Before the store refuses decisions: halves that are stored by now lead to some.
-            ask_again(lambda: not any(flight.is_owed for flight in self._waited_for()), timeout_s, _STOP_POLL_S)
+            # While the store still takes decisions: stored halves lead to some.
+            ask_again(lambda: not any(flight._is_owed for flight in self._waiters()), timeout_s, _STOP_POLL_S)
         finally:
             try:
                 self.store.stop(max(0.0, deadline - time.monotonic()))
             finally:
-                self._give_up_all()
+                # The store is stopped and calls no flight back any more.
+                self._ending.set()
+                self._thread.join(_JOIN_S)
+                for flight in self._waiters():
+                    flight._give_up(math.inf)
                 self._is_down.set()
-
-    def _give_up_all(self) -> None:
-        """Give up whatever is still waited for. The store is stopped: nobody else calls back."""
-        self._ending.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_S)
-        for flight in self._waited_for():
-            flight.give_up(math.inf)
 
     def _run(self) -> None:
         while not self._ending.wait(_POLL_S):
             now = time.monotonic()
-            for flight in self._waited_for():
-                if flight.until <= now:
-                    flight.give_up(now)
+            for flight in self._waiters():
+                if flight._deadline <= now:
+                    flight._give_up(now)
 
-    def _waited_for(self) -> list[InFlight]:
+    def _waiters(self) -> list[InFlight]:
         with self.lock:
             return [*self._flights, *self.unseen]
 
     def require(self, places: set[tuple[str, int | None]]) -> None:
         """Connect, and raise unless all targets exist."""
-        self.open()
+        self.start()
         for place in places:
             self.store.require_target(*place)
         self.known.update(places)
@@ -222,12 +208,12 @@ class Core:
 
         Raises `BufferFullError`, and `StoppedError` where the producer was stopped.
         """
-        if not self._fits(flight.size):
-            self._wait(flight.size, may_wait=may_wait)
+        if not self._fits(flight._size):
+            self._wait(flight._size, may_wait=may_wait)
         if self._life is _STOPPED:
             raise StoppedError(f"the producer of group {self.group} was stopped, and nothing was sent; make a new one")
         self._flights.add(flight)
-        self.bytes += flight.size
+        self.bytes += flight._size
 
     def remove(self, flight: InFlight, ended: TransactionState | None = None) -> None:
         """Give a flight's room back; count one that ended as it should by its decision. Called under the lock."""
@@ -236,7 +222,7 @@ class Core:
         except KeyError:
             # An interrupt ended its start, which gave it back: the store took the halves all the same.
             return
-        self.bytes -= flight.size
+        self.bytes -= flight._size
         if ended is _COMMIT:
             self._committed += 1
         elif ended is _UNKNOWN:
@@ -247,7 +233,8 @@ class Core:
             self._room.notify()
 
     def statistics(self) -> ProducerStatistics:
-        """Return the counts; those of checks are 0."""
+        """Return the counts."""
+        checks = self._checks
         with self.lock:
             return ProducerStatistics(
                 in_flight=self.count,
@@ -255,19 +242,20 @@ class Core:
                 rolled_back=self._rolled_back,
                 unknown=self._unknown,
                 failed=self.failed,
-                checks=0,
-                failed_checks=0,
-                skipped_checks=0,
+                checks=checks.answered if checks else 0,
+                failed_checks=checks.failed if checks else 0,
+                skipped_checks=checks.skipped if checks else 0,
+                hung_checks=checks.hung if checks else 0,
                 lost_decisions=self.lost,
             )
 
     def _fits(self, size: int) -> bool:
         count = len(self._flights)
-        return count < self._most and (self.bytes + size <= self._most_bytes or not count)
+        return count < self._max_count and (self.bytes + size <= self._max_bytes or not count)
 
     def _wait(self, size: int, *, may_wait: bool) -> None:
-        # A callback that waited would wait for what it holds up itself.
-        may_wait = may_wait and not in_callback()
+        # A callback must not wait: it would hold up the deliveries that make room.
+        may_wait = may_wait and not current_thread.in_callback
         deadline = time.monotonic() + self.room_timeout_s
         self._waiting += 1
         try:
@@ -276,8 +264,8 @@ class Core:
                 if not may_wait or left <= 0:
                     raise BufferFullError(
                         f"{self.count} transactions with {self.bytes} bytes are in flight, max_in_flight is "
-                        f"{self._most} and max_in_flight_bytes {self._most_bytes}; nothing of this one was sent: send "
-                        "it again later, or raise the limits"
+                        f"{self._max_count} and max_in_flight_bytes {self._max_bytes}; nothing of this one was sent: "
+                        "send it again later, or raise the limits"
                     )
                 self._room.wait(left)
         finally:

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from penstock.errors import ConfigurationError
 from penstock.option_list import refusing_removed
-from penstock.options import ClientConfig, a_plain_function, a_telemetry, not_empty, positive_int, seconds
+from penstock.options import ClientConfig, a_plain_function, a_telemetry, not_empty, one_of, positive_int, seconds
 from penstock.outgoing import encoded
 from penstock.transactions.model import Order, ProducerStatistics, Wait
-from penstock.transactions.producer.check_responder import CHECK_TIMEOUT_S, Check, CheckResponder, TimedCheck
+from penstock.transactions.producer.check_responder import CHECK_TIMEOUT_S, Check, CheckResponder
 from penstock.transactions.producer.in_flight import Core
-from penstock.transactions.producer.sender import WAITS, TransactionSender, one_of
+from penstock.transactions.producer.sender import WAITS, TransactionSender
 from penstock.transactions.producer.transaction import TransactionListener
 from penstock.transactions.store import Store
 from penstock.transactions.stores.kafka.store import KafkaStore
@@ -112,9 +111,10 @@ class TransactionalProducer(TransactionSender):
         positive_int("partitions", partitions)
         positive_int("check_workers", check_workers)
         seconds("check_timeout", check_timeout)
-        timed: object = check
-        if isinstance(timed, TimedCheck):
-            check = timed.within(check_timeout)
+        within = getattr(check, "within", None)
+        if within is not None:
+            # A `BarrierCheck` has to know its time limit.
+            check = within(check_timeout)
         a_telemetry(telemetry)
         seconds("send_timeout", send_timeout)
         positive_int("max_in_flight", max_in_flight)
@@ -129,7 +129,7 @@ class TransactionalProducer(TransactionSender):
             raise ConfigurationError(
                 "prefix, partitions and config are the store's own: give them to it, not to the producer"
             )
-        kept = store or KafkaStore(
+        store_in_use = store or KafkaStore(
             bootstrap_servers or "",
             prefix=prefix,
             partitions=partitions,
@@ -138,16 +138,17 @@ class TransactionalProducer(TransactionSender):
             name=group,
             in_flight=lambda: self._core.count,
         )
-        self._checks = CheckResponder(kept, group, check, check_workers, check_timeout) if check is not None else None
         core = Core(
-            kept,
+            store_in_use,
             group,
-            most=max_in_flight,
-            most_bytes=max_in_flight_bytes,
+            max_count=max_in_flight,
+            max_bytes=max_in_flight_bytes,
             room_timeout_s=send_timeout if when_full == "block" else 0.0,
             answer_timeout_s=math.inf if store is None else send_timeout,
             publish_timeout_s=publish_timeout,
-            checks=self._checks,
+            checks=CheckResponder(store_in_use, group, check, check_workers, check_timeout)
+            if check is not None
+            else None,
             spans=_spans_of(telemetry, group),
         )
         super().__init__(core, listener=listener, wait=wait, by_half=order == "half")
@@ -216,16 +217,7 @@ class TransactionalProducer(TransactionSender):
 
     def statistics(self) -> ProducerStatistics:
         """Return counts since the start. Safe from any thread."""
-        counts, checker = self._core.statistics(), self._checks
-        if checker is None:
-            return counts
-        return replace(
-            counts,
-            checks=checker.answered,
-            failed_checks=checker.failed,
-            skipped_checks=checker.skipped,
-            hung_checks=checker.hung,
-        )
+        return self._core.statistics()
 
 
 def _spans_of(telemetry: Telemetry | None, group: str) -> SendSpans | None:

@@ -12,7 +12,7 @@ from typing import get_args
 
 from penstock.clients.gc_pause import collection_put_off
 from penstock.errors import ConfigurationError
-from penstock.options import a_plain_function
+from penstock.options import a_plain_function, one_of
 from penstock.outgoing import Outgoing, UserHeaders, encoded
 from penstock.transactions.messages import Terms, a_half, half_of, halves, terms
 from penstock.transactions.model import TransactionResult, TransactionState, Wait
@@ -38,8 +38,8 @@ class TransactionSender:
         self._core = core
         self._listener = listener
         self._wait: Wait = wait
-        # Of a message that says nothing of its own.
-        self._usual = Terms(by_half=by_half)
+        # The terms of a message without options of its own.
+        self._default_terms = Terms(by_half=by_half)
 
     def transaction(
         self,
@@ -87,8 +87,8 @@ class TransactionSender:
             TransactionRefusedError: on leaving: a check or an operator had decided otherwise before; in a store in
                 Kafka only with `wait="published"`.
         """
-        under = self._terms(check_immunity, deliver_at)
-        half = a_half(new_id(), self._core.group, under, topic, key, value, headers, partition)
+        chosen_terms = self._terms(check_immunity, deliver_at)
+        half = a_half(new_id(), self._core.group, chosen_terms, topic, key, value, headers, partition)
         return Transaction(self._core, (half,), None, self._chosen(wait))
 
     def transaction_of(
@@ -147,8 +147,8 @@ class TransactionSender:
             The id and the stored decision. In a store in Kafka an earlier one may stand against it, as in
             `transaction`.
         """
-        under = self._terms(check_immunity, deliver_at)
-        half = a_half(new_id(), self._core.group, under, topic, key, value, headers, partition)
+        chosen_terms = self._terms(check_immunity, deliver_at)
+        half = a_half(new_id(), self._core.group, chosen_terms, topic, key, value, headers, partition)
         if execute is None:
             return self._submitted(half, wait).result()
         return self._executed(half, wait, execute)
@@ -174,8 +174,8 @@ class TransactionSender:
             A future: `result(timeout)`, `exception(timeout)`, `done()`, `add_done_callback(function)`; it can be
             awaited. Its errors are those that leaving a transaction raises, and `HalfNotStoredError`.
         """
-        under = self._terms(check_immunity, deliver_at)
-        half = a_half(new_id(), self._core.group, under, topic, key, value, headers, partition)
+        chosen_terms = self._terms(check_immunity, deliver_at)
+        half = a_half(new_id(), self._core.group, chosen_terms, topic, key, value, headers, partition)
         return self._submitted(half, wait)
 
     def submit_many(
@@ -194,9 +194,9 @@ class TransactionSender:
         Returns:
             A future for each, in their order; one that cannot be sent, for want of room, say, ends with that error.
         """
-        under, chosen, core = self._terms(check_immunity, deliver_at), self._chosen(wait), self._core
+        chosen_terms, chosen, core = self._terms(check_immunity, deliver_at), self._chosen(wait), self._core
         with collection_put_off():
-            made = [half_of(new_id(), core.group, under, message) for message in messages]
+            made = [half_of(new_id(), core.group, chosen_terms, message) for message in messages]
             sent = [Submission(core, (half,), None, chosen) for half in made]
         core.require({(half.topic, half.partition) for half in made})
         for submission in sent:
@@ -221,8 +221,8 @@ class TransactionSender:
         `execute` may be a coroutine function; a plain function runs on the event loop. A task that is cancelled while
         `execute` runs leaves the message to a check.
         """
-        under = self._terms(check_immunity, deliver_at)
-        half = a_half(new_id(), self._core.group, under, topic, key, value, headers, partition)
+        chosen_terms = self._terms(check_immunity, deliver_at)
+        half = a_half(new_id(), self._core.group, chosen_terms, topic, key, value, headers, partition)
         async with Transaction(self._core, (half,), None, self._chosen(wait)) as tx:
             answer: object = execute(tx) if execute is not None else None
             _apply(tx, await answer if inspect.isawaitable(answer) else answer)
@@ -270,13 +270,13 @@ class TransactionSender:
 
     def _terms(self, check_immunity: float | None, deliver_at: datetime | float | None) -> Terms:
         if check_immunity is None and deliver_at is None:
-            return self._usual
-        return terms(check_immunity, deliver_at, by_half=self._usual.by_half)
+            return self._default_terms
+        return terms(check_immunity, deliver_at, by_half=self._default_terms.by_half)
 
     def _submitted(self, half: Half, wait: Wait | None) -> Submission:
-        sending = Submission(self._core, (half,), None, self._chosen(wait))
-        sending.submit()
-        return sending
+        submission = Submission(self._core, (half,), None, self._chosen(wait))
+        submission.submit()
+        return submission
 
     def _executed(self, half: Half, wait: Wait | None, execute: Execute) -> TransactionResult:
         with Transaction(self._core, (half,), None, self._chosen(wait)) as tx:
@@ -296,9 +296,3 @@ def _apply(tx: Transaction, answer: object) -> None:
             f"execute must return a TransactionState or None, but returned a {type(answer).__name__}; "
             f"transaction {tx.transaction_id} is left to a check"
         )
-
-
-def one_of(option: str, value: object, *choices: str) -> None:
-    """Raise `ConfigurationError` unless a value is one of the choices."""
-    if value not in choices:
-        raise ConfigurationError(f"{option} must be one of {', '.join(map(repr, choices))}, but is {value!r}")

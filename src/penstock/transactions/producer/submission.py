@@ -17,7 +17,7 @@ from functools import partial
 from penstock.errors import PenstockError, raised
 from penstock.transactions.model import TransactionResult, TransactionState
 from penstock.transactions.producer.flight import Flight, Phase
-from penstock.transactions.producer.in_flight import here, in_callback
+from penstock.transactions.producer.in_flight import current_thread
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -96,9 +96,9 @@ class Submission(Flight):
     def __await__(self) -> Generator[object, None, TransactionResult]:
         """Wait on the running event loop; cancelling the wait changes nothing of the transaction."""
         if not self.done():
-            there, wake = awaited()
+            future, wake = awaited()
             self._add(wake)
-            yield from there
+            yield from future
         return self.result()
 
     def _add(self, callback: Callable[[], object]) -> None:
@@ -112,8 +112,8 @@ class Submission(Flight):
             callback()
 
     def _call(self, callback: Callable[[Submission], object]) -> None:
-        # A callback may end another submission, and be within its own afterwards.
-        outer, here.in_callback = in_callback(), True
+        # A callback may end another submission, whose callback runs inside this one.
+        outer, current_thread.in_callback = current_thread.in_callback, True
         try:
             callback(self)
         except KeyboardInterrupt:
@@ -123,7 +123,7 @@ class Submission(Flight):
             error = raised()
             _log.error("a callback of a transaction raised %s", type(error).__name__, exc_info=error)
         finally:
-            here.in_callback = outer
+            current_thread.in_callback = outer
 
 
 class _LoopWaker:
@@ -136,9 +136,9 @@ class _LoopWaker:
         # Set by any thread after adding, cleared by the loop before taking: nothing that was added is missed.
         self._called = False
 
-    def wake(self, there: asyncio.Future[None]) -> None:
-        """Have a future ended."""
-        self._due.append(there)
+    def wake(self, future: asyncio.Future[None]) -> None:
+        """Have the loop complete a future."""
+        self._due.append(future)
         if not self._called:
             self._called = True
             loop = self._loop()
@@ -150,9 +150,9 @@ class _LoopWaker:
     def _serve(self) -> None:
         self._called = False
         while self._due:
-            there = self._due.popleft()
-            if not there.done():
-                there.set_result(None)
+            future = self._due.popleft()
+            if not future.done():
+                future.set_result(None)
 
 
 #: One waker for each event loop, for as long as the loop lives, guarded by the lock. Whose future it is does not matter
@@ -168,5 +168,5 @@ def awaited() -> tuple[asyncio.Future[None], Callable[[], object]]:
         waker = _wakers.get(loop)
         if waker is None:
             waker = _wakers[loop] = _LoopWaker(loop)
-    there: asyncio.Future[None] = loop.create_future()
-    return there, partial(waker.wake, there)
+    future: asyncio.Future[None] = loop.create_future()
+    return future, partial(waker.wake, future)

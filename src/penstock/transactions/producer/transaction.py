@@ -119,14 +119,14 @@ class Transaction(Flight):
 
     async def __aenter__(self) -> Self:
         self._require_new()
-        there, wake = awaited()
+        future, wake = awaited()
         self._callbacks = [wake]
         places = {(half.topic, half.partition) for half in self.halves}
         if not places <= self._core.known:
             await asyncio.to_thread(self._core.require, places)
         try:
             await self._take_off_async()
-            await there
+            await future
         except BaseException:
             self._abandon()
             raise
@@ -136,10 +136,10 @@ class Transaction(Flight):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        state, (there, wake) = self._ending(error), awaited()
+        state, (future, wake) = self._ending(error), awaited()
         self._callbacks = [wake]
         self._decide(state)
-        await there
+        await future
         self._raise(error)
 
     def _gate(self) -> threading.Lock:
