@@ -51,7 +51,7 @@ _generation = 0
 
 
 def _count_fork() -> None:
-    global _generation  # noqa: PLW0603 - it is the process's
+    global _generation  # noqa: PLW0603 - it belongs to the process
     _generation += 1
 
 
@@ -283,8 +283,8 @@ class AckedProducer:
                 self._look_again()
                 while self._ended:
                     self._serve_last(self._ended.popleft())
-            except:  # noqa: E722 - see `raised`; whatever a report raised, the others are served
-                # A report that raises is a mistake; without this thread every sender would wait for ever.
+            except:  # noqa: E722 - see `raised`; the other reports are served
+                # A report must not raise; but if this thread ended, every sender would wait for ever.
                 _log.error("a delivery report of %s failed", self._name, exc_info=raised())
 
     def _poll(self, producer: Producer) -> None:

@@ -46,7 +46,7 @@ class _Task(NamedTuple):
     def run(self) -> None:
         try:
             self.function()
-        except:  # noqa: E722 - see `raised`; a slot outlives whatever runs in it
+        except:  # noqa: E722 - see `raised`; a slot must survive its calls
             error = raised()
             _log.error("%s failed with %s", self.label, type(error).__name__, exc_info=error)
 

@@ -139,7 +139,6 @@ def inbox(
     """
     user, name = with_table(connection, table, schema)
     group = _named(group)
-    is_list = isinstance(message, Sequence)
     messages: Sequence[Message] = message if isinstance(message, Sequence) else (message,)
     # Copies of one message, as a retry topic may hold, count once.
     wanted: dict[_Identity, Message] = {}
@@ -151,7 +150,9 @@ def inbox(
     ordered = sorted(wanted)
     for start in range(0, len(ordered), _ROWS):
         new |= _record(user, name, group, ordered[start : start + _ROWS])
-    return [each for identity, each in wanted.items() if identity in new] if is_list else bool(new)
+    if not isinstance(message, Sequence):
+        return bool(new)
+    return [each for identity, each in wanted.items() if identity in new]
 
 
 def _named(group: str | None) -> str:
@@ -248,7 +249,7 @@ class InboxTrimmer:
         while not self._stopping.wait(_TRIM_INTERVAL_S):
             try:
                 deleted = self.trim(group, committed())
-            except Exception as error:  # noqa: BLE001 - a driver raises what it likes; it must end neither this nor the app
+            except Exception as error:  # noqa: BLE001 - a driver may raise anything; it must end neither this thread nor the app
                 _log.warning(
                     "records of %s in the inbox %s stay for now, trimming failed: %s; it is tried again in %g s",
                     group,
@@ -270,23 +271,23 @@ class InboxTrimmer:
         with closing(self._connect()) as connection:
             user, name = with_table(connection, self._table, self._schema)
             user.isolate()
-            log: dict[str, object] = {"group": group, "keep": self._keep_s + self.retry_s}
+            shared: dict[str, object] = {"group": group, "keep": self._keep_s + self.retry_s}
             for (topic, partition), offset in committed.items():
-                place = log | {"topic": topic, "partition": partition, "below": offset}
-                while count := _trim_some(user, name, place):
+                values = shared | {"topic": topic, "partition": partition, "below": offset}
+                while count := _trim_some(user, name, values):
                     deleted += count
         return deleted
 
 
-def _trim_some(user: UserConnection, name: str, place: Mapping[str, object]) -> int:
-    """Delete the old ones among the first records of a partition, and commit; return how many there were."""
-    log = "consumer_group = :group AND topic = :topic AND partition_number = :partition"
+def _trim_some(user: UserConnection, name: str, values: Mapping[str, object]) -> int:
+    """Delete old records among the first ones of a partition, and commit; return how many."""
+    in_partition = "consumer_group = :group AND topic = :topic AND partition_number = :partition"
     count = user.run(
-        # Of the first ones only: the young ones behind them, of a whole day maybe, are not looked at.
-        f"DELETE FROM {name} WHERE {log} AND at < {NOW[user.kind]} - :keep AND message_offset <= ("  # noqa: S608 - the name is quoted
-        f"SELECT max(message_offset) FROM (SELECT message_offset FROM {name} WHERE {log} AND message_offset < :below "
-        f"ORDER BY message_offset LIMIT {_DELETED_AT_ONCE}) first_ones)",
-        **place,
+        # Only the first ones: a scan of the young records behind them, of a whole day maybe, would be expensive.
+        f"DELETE FROM {name} WHERE {in_partition} AND at < {NOW[user.kind]} - :keep AND message_offset <= ("  # noqa: S608 - the name is quoted
+        f"SELECT max(message_offset) FROM (SELECT message_offset FROM {name} WHERE {in_partition} "
+        f"AND message_offset < :below ORDER BY message_offset LIMIT {_DELETED_AT_ONCE}) first_ones)",
+        **values,
     ).count
     user.commit()
     return count

@@ -62,7 +62,7 @@ def _milliseconds(at: datetime | float) -> int:
 
 
 def halves(
-    transaction_id: str, group: str, messages: Sequence[Outgoing], under: Terms, ordering_key: bytes | None
+    transaction_id: str, group: str, messages: Sequence[Outgoing], shared: Terms, ordering_key: bytes | None
 ) -> list[Half]:
     """Return the halves of a transaction of several messages; what is wrong raises `ConfigurationError`.
 
@@ -70,22 +70,23 @@ def halves(
     """
     if not 1 <= len(messages) <= MAX_PARTS:
         raise ConfigurationError(f"a transaction has 1 to {MAX_PARTS} messages, but this one has {len(messages)}")
-    made = [half_of(transaction_id, group, under, message) for message in messages]
-    order_key = (made[0].key if ordering_key is None else ordering_key) if under.by_half else None
+    made = [half_of(transaction_id, group, shared, message) for message in messages]
+    order_key = (made[0].key if ordering_key is None else ordering_key) if shared.by_half else None
     parts = [(number, len(made)) if len(made) > 1 else None for number in range(1, len(made) + 1)]
     return [half._replace(part=part, order_key=order_key) for half, part in zip(made, parts, strict=True)]
 
 
-def half_of(transaction_id: str, group: str, under: Terms, message: Outgoing) -> Half:
-    """Return the half of one message; what is wrong raises `ConfigurationError`."""
-    it = message
-    return a_half(transaction_id, group, under, it.topic, it.key, it.value, it.headers, it.partition)
+def half_of(transaction_id: str, group: str, shared: Terms, message: Outgoing) -> Half:
+    """Return the half of one message; a wrong argument raises `ConfigurationError`."""
+    return a_half(
+        transaction_id, group, shared, message.topic, message.key, message.value, message.headers, message.partition
+    )
 
 
-def a_half(  # noqa: PLR0917 - the arguments of a message, handed on
+def a_half(  # noqa: PLR0917 - the arguments of a send
     transaction_id: str,
     group: str,
-    under: Terms,
+    shared: Terms,
     topic: str,
     key: bytes | str | None,
     value: bytes | str | None,
@@ -99,9 +100,9 @@ def a_half(  # noqa: PLR0917 - the arguments of a message, handed on
     if type(value) is not bytes and value is not None:
         value = encoded("value", value)
     checked = _headers(headers) if headers else ()
-    times = (under.immunity_ms, under.deliver_at_ms)
-    order = key if under.by_half else None
-    # What `Half(...)` does, in half the time: thousands are made a second.
+    times = (shared.immunity_ms, shared.deliver_at_ms)
+    order = key if shared.by_half else None
+    # Like `Half(...)`, in half the time: a producer makes thousands a second.
     return tuple.__new__(
         Half, (transaction_id, group, topic, partition, key, value, checked, *times, None, order, None)
     )

@@ -133,8 +133,8 @@ class Administration(ABC):
     def acts(self, transaction_id: str) -> Sequence[Act]:
         """Return what operators did to a transaction, oldest first: it is kept for ever."""
 
-    def notices(self, pending: Sequence[PendingTransaction]) -> list[str]:  # noqa: ARG002 - it is all in what is shown
-        """Return in sentences what hinders those that were just listed, and does not stand with them."""
+    def notices(self, pending: Sequence[PendingTransaction]) -> list[str]:  # noqa: ARG002 - most stores have none
+        """Return sentences about obstacles of the listed transactions that their `waits_for` does not give."""
         return []
 
     @abstractmethod

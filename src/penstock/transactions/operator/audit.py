@@ -81,14 +81,14 @@ class AuditLog(Inspection):
             raise PenstockError(f"{topic} was not written: {error}; nothing was done, try again") from error
 
     def acts(self, transaction_id: str | None = None) -> list[Act]:
-        """Return what was done, oldest first; to one transaction, or to all. Raises as `Inspection`."""
-        found = map(_audited, self.read_all(self.topics.audit))
-        return [act for act in found if act is not None and transaction_id in {None, act.transaction}]
+        """Return the actions on one transaction or on all, oldest first. Raises as `Inspection`."""
+        acts = map(_audited, self.read_all(self.topics.audit))
+        return [act for act in acts if act is not None and transaction_id in {None, act.transaction}]
 
     def discarded(self) -> list[DiscardedMessage]:
-        """Return what lies in the discarded topic, oldest first, each with who brought it back, if somebody did."""
-        found = map(_discarded, self.read_all(self.topics.discarded))
-        records = sorted((record for record in found if record is not None), key=lambda record: record.at_ms)
+        """Return the records of the discarded topic, oldest first, each with the operator who brought it back."""
+        decoded = map(_discarded, self.read_all(self.topics.discarded))
+        records = sorted((record for record in decoded if record is not None), key=lambda record: record.at_ms)
         claims = {act.place: act.who for act in self.acts() if act.what == "resume"}
         # A claim names the first message of a transaction, and is for all of that life.
         lives = {_life(record): claims[place] for record in records if (place := self._place(record)) in claims}
@@ -104,8 +104,8 @@ class AuditLog(Inspection):
         or was brought back before and not `again`; and as `write`.
         """
         topic = self.topics.discarded
-        lies = (record for record in self.discarded() if record.transaction_id == transaction_id)
-        by_part = {record.half.part or (0, 0): record for record in lies}
+        records = (record for record in self.discarded() if record.transaction_id == transaction_id)
+        by_part = {record.half.part or (0, 0): record for record in records}
         if not by_part:
             raise TransactionError(f"transaction {transaction_id} is not in {topic}")
         discarded = [by_part[part] for part in sorted(by_part)]
@@ -160,5 +160,5 @@ def _discarded(message: Message) -> DiscardedMessage | None:
         half, reason, check_count = decode_discarded(message.key(), message.value(), wire_headers(message))
     except MessageFormatError:
         return None
-    about = (half.transaction_id, half.group, (half.topic,), reason, check_count, message.timestamp()[1], "")
-    return DiscardedMessage(*about, half, message.partition() or 0, message.offset() or 0)
+    fields = (half.transaction_id, half.group, (half.topic,), reason, check_count, message.timestamp()[1], "")
+    return DiscardedMessage(*fields, half, message.partition() or 0, message.offset() or 0)

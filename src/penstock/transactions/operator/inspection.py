@@ -60,8 +60,8 @@ class Inspection:
             # Where a broker is away, closing waits for it as well: such clients end on threads of their own.
             reader.close(max(_MIN_BUDGET_S, min(_CLOSE_BUDGET_S, self._left_s)))
 
-    def ask(self, question: Callable[[float], T], *topics: str) -> T:
-        """Ask brokers, and again where they are not ready: a topic that is new has no leader for a moment.
+    def ask(self, request: Callable[[float], T], *topics: str) -> T:
+        """Send a request, and repeat it while brokers are not ready: a new topic has no leader for a moment.
 
         The question is given the seconds that it may take. Where it is about no topics, it is about the three logs.
         """
@@ -71,7 +71,7 @@ class Inspection:
             return time.monotonic() - begun
 
         try:
-            return asked_until_ready(lambda: question(max(_MIN_BUDGET_S, self._left_s - spent_s())), self._left_s)
+            return asked_until_ready(lambda: request(max(_MIN_BUDGET_S, self._left_s - spent_s())), self._left_s)
         except KafkaException as error:
             if is_missing_right(error):
                 raise self._lacking(error.args[0], *topics) from error
@@ -91,18 +91,18 @@ class Inspection:
         """Return how many partitions a topic has; 0 where there is none."""
 
         def count(limit_s: float) -> int:
-            found = self.admin.list_topics(topic, timeout=limit_s).topics[topic]
-            if found.error is not None and is_missing_right(found.error):
-                raise KafkaException(found.error)
-            return len(found.partitions)
+            metadata = self.admin.list_topics(topic, timeout=limit_s).topics[topic]
+            if metadata.error is not None and is_missing_right(metadata.error):
+                raise KafkaException(metadata.error)
+            return len(metadata.partitions)
 
         return self.ask(count, topic)
 
     def read_all(self, topic: str, last: int | None = None) -> Iterator[Message]:
         """Yield the committed records of a topic, or those among the `last` of each partition; none where it is not."""
         bounds = self.bounds([(topic, number) for number in range(self.partitions_of(topic))])
-        back = {place: 0 if last is None else end - last for place, (_, end) in bounds.items()}
-        return self.read(back, bounds)
+        starts = {place: 0 if last is None else end - last for place, (_, end) in bounds.items()}
+        return self.read(starts, bounds)
 
     def read(self, starts: Mapping[Place, int], bounds: Mapping[Place, tuple[int, int]]) -> Iterator[Message]:
         """Yield the committed records of partitions, each from its start, or where it begins, to the end in `bounds`.
@@ -138,10 +138,12 @@ class Inspection:
     def reader(self, isolation: str, limit_s: float) -> PartitionReader:
         """Return the client of an isolation, which is closed at the end. For questions: raises `KafkaException`."""
         if isolation not in self._readers:
-            about = (self.admin.servers, self.admin.config, self.topics.coordinators, self._failed)
-            self._readers[isolation] = made = PartitionReader(*about, isolation=isolation)
-            # It takes a second for each topic that it has not heard of, as if a broker were silent.
-            made.consumer.list_topics(timeout=limit_s)
+            reader = PartitionReader(
+                self.admin.servers, self.admin.config, self.topics.coordinators, self._failed, isolation=isolation
+            )
+            self._readers[isolation] = reader
+            # Without metadata the client takes a second for each new topic, as if a broker were silent.
+            reader.consumer.list_topics(timeout=limit_s)
         return self._readers[isolation]
 
     def _failed(self, kind: ErrorKind, error: KafkaError, place: Place) -> None:
