@@ -1,4 +1,4 @@
-"""A producer's part in checks: takes the checks of its group, asks the user's function, stores the answers."""
+"""The check responder of a producer: it takes checks of its group, calls the user's function, stores the answers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from penstock.transactions.store import CheckSource, Store
 from penstock.transactions.wire.half import CheckRequest
 from penstock.transactions.wire.ops import Author, Verdict
 
-#: Tells what became of the local transaction of a half. Called on threads of its own, maybe more than once.
+#: Returns the outcome of a half's local transaction. Called on threads of its own, maybe more than once.
 Check = Callable[[HalfMessage], TransactionState]
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds to wait for checks before looking whether to stop, and after a failure of the connection.
+#: Seconds between two looks whether to stop, and before the next try after a failure of the connection.
 _POLL_S = 0.2
-#: Checks that may wait for each worker. More are left alone: they are asked again.
+#: Checks that may wait for each worker. More are skipped: the coordinator asks again.
 _QUEUE_PER_WORKER = 250
 #: Seconds that one check may take.
 CHECK_TIMEOUT_S = 30.0
@@ -41,9 +41,9 @@ VERDICTS = {
 class CheckResponder:
     """Answers the checks of one producer group in this process.
 
-    One thread takes checks and a few slots run the user's function; if that raises, the answer is UNKNOWN. A check that
-    hangs costs its slot until the time limit, and nobody else anything; answered late, its answer still counts. A
-    transaction that is being checked here is not checked a second time meanwhile.
+    One thread takes checks and a few slots run the user's function; if it raises, the answer is UNKNOWN. A check that
+    hangs blocks its slot until the time limit, and no other check; a late answer still counts. While the check of a
+    transaction runs here, another check of it is ignored.
     """
 
     def __init__(self, store: Store, group: str, check: Check, workers: int, timeout_s: float) -> None:
@@ -53,9 +53,9 @@ class CheckResponder:
         self._workers = workers
         self._stopping = threading.Event()
         self._pool = BulkheadPool(workers, timeout_s, f"penstock-check-{group}")
-        # Written by start() alone.
+        # Written by start().
         self._thread: threading.Thread | None = None
-        # Guards all fields below: the listening thread adds, the workers remove and count.
+        # Guards the fields below: the listening thread adds, the workers remove and count.
         self._lock = threading.Lock()
         self._running: set[str] = set()
         self.answered = 0
@@ -63,14 +63,14 @@ class CheckResponder:
         self.skipped = 0
 
     def start(self) -> None:
-        """Start listening for checks; settings that do not do for a consumer raise `ConfigurationError`."""
+        """Start listening for checks; settings that a consumer refuses raise `ConfigurationError`."""
         source = self._store.checks(self._group)
         name = f"penstock-checks-{self._group}"
         self._thread = threading.Thread(target=self._listen, args=(source,), name=name, daemon=True)
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Stop listening; wait for running checks at most `timeout_s` seconds. One that hangs is abandoned."""
+        """Stop listening and wait for running checks, at most `timeout_s` seconds; then abandon them."""
         self._stopping.set()
         if self._thread is not None:
             deadline = time.monotonic() + timeout_s
@@ -122,7 +122,7 @@ class CheckResponder:
     def _answer(self, request: CheckRequest) -> None:
         transaction_id = request.half.transaction_id
         try:
-            # Like RocketMQ's, a check that fails is no decision.
+            # As in RocketMQ, a check that fails is no decision.
             message = as_seen(request.half, request.check_number - 1)
             state = answer_of(_label(request), partial(self._check, message))
             with self._lock:

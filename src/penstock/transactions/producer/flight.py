@@ -1,8 +1,8 @@
-"""The flight of one transaction: from its halves to the end that its owner waits for. No thread has to wait meanwhile.
+"""The life of one transaction in the producer: a state machine that callbacks drive, so that no thread has to wait.
 
-A flight takes off, calls back when its halves are stored, is decided, and calls back when what its owner wants to wait
-for has come. It has two faces: a `Submission`, which commits as soon as its half is stored, and a `Transaction`, whose
-owner decides in a block. `send`, the listeners and the async ways to send are thin layers on these.
+A flight stores its halves, takes the decision, stores it and ends. It calls its owner back when the halves are stored,
+and when the result that the owner waits for is there. It has two public faces: a `Submission`, which commits as soon as
+its half is stored, and a `Transaction`, whose owner decides in a block. All ways to send are thin layers on these.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ _log = logging.getLogger("penstock.transactions")
 
 
 class Phase(Enum):
-    """How far a transaction is."""
+    """The phase of a transaction."""
 
-    #: It has not taken off.
+    #: Nothing was sent.
     NEW = "new"
-    #: Its halves are on their way into the store.
+    #: The store is storing the halves.
     STORING = "storing"
-    #: Its halves are stored: the local transaction may run, and its owner decides.
+    #: The halves are stored: the local transaction may run, and the owner decides.
     PREPARED = "prepared"
-    #: Its decision is on its way into the store.
+    #: The store is storing the decision.
     DECIDING = "deciding"
-    #: Its decision is stored, and its owner waits until the message is visible.
+    #: The decision is stored, and the owner waits until the message is visible.
     PUBLISHING = "publishing"
-    #: The store's answer was waited for too long: its owner was called back with an error, the answer may still come.
+    #: The store did not answer in time. The owner was called back with an error; the answer may still come.
     GIVEN_UP = "given up"
-    #: Its owner was called back for the last time.
+    #: The owner was called back for the last time.
     ENDED = "ended"
 
 
-# Members of enumerations are expensive to look up and to hash, and every message passes here.
+# Members of enumerations are slow to look up and to hash, and every message passes here.
 _NEW, _STORING, _PREPARED, _DECIDING = Phase.NEW, Phase.STORING, Phase.PREPARED, Phase.DECIDING
 _PUBLISHING, _GIVEN_UP, _ENDED = Phase.PUBLISHING, Phase.GIVEN_UP, Phase.ENDED
 _COMMIT, _UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN
@@ -62,11 +62,10 @@ _TO_COMMIT, _TO_ROLL_BACK = Verdict.COMMIT, Verdict.ROLLBACK
 
 
 class Flight:
-    """One transaction on its way. Driven by its owner, completed by the store's threads.
+    """One transaction in flight. The owner drives it, the store's threads complete it.
 
-    The owner, the store's threads and the thread of the deadlines meet in `_phase`. It changes under the lock of the
-    core, together with `error`; whoever changes it calls back after that, without the lock. Only the owner goes on from
-    NEW and PREPARED.
+    The owner, the store's threads and the deadline thread share `_phase` and `error`. They change both under the lock
+    of the core, and call back after that, without the lock. Only the owner leaves NEW and PREPARED.
     """
 
     __slots__ = (
@@ -85,7 +84,7 @@ class Flight:
         "transaction_id",
     )
 
-    #: Whether its owner decides it after a block; otherwise it commits as soon as its halves are stored.
+    #: Whether the owner decides after a block. If not, the flight commits as soon as its halves are stored.
     _has_block = True
 
     def __init__(self, core: Core, halves: Sequence[Half], ordering_key: bytes | None, wait: Wait) -> None:
@@ -101,13 +100,13 @@ class Flight:
         self._deadline = math.inf
         # The decision that is stored, or will be.
         self._state = _COMMIT
-        # Called when its halves are stored, where its owner decides then, and at its end; each list once.
+        # Called once and then dropped: when the halves are stored, if the owner decides then, and at the end.
         self._callbacks: list[Callable[[], object]] | None = None
         self._phase = _NEW
-        #: Why its halves, or its decision, are not known to be stored, why it was refused, or not seen.
+        #: The reason why halves or decision are not known to be stored, were refused, or the message was not seen.
         self.error: PenstockError | None = None
         self._prepared: Prepared | None = None
-        # How the store settled it, if that came before its decision was known to be stored.
+        # How the store settled the transaction, if that came before the answer about the decision.
         self._settled: Verdict | None = None
 
     @property
@@ -118,9 +117,9 @@ class Flight:
     def _take_off(self, *, may_wait: bool = True) -> None:
         """Connect at the first use, and store the halves.
 
-        It is called back once, from any thread, when they are stored, or with an error. `may_wait` says whether this
-        may wait for room. Raises `BufferFullError` where too many are in flight, `StoppedError` where the producer was
-        stopped, and another `PenstockError` where a target does not exist, or the store cannot be asked.
+        The store calls back once, from any thread. `may_wait` says whether this may wait for room. Raises
+        `BufferFullError` if too many are in flight, `StoppedError` if the producer was stopped, and another
+        `PenstockError` if a target does not exist or the store cannot be reached.
         """
         core = self._core
         core.start()
@@ -134,7 +133,7 @@ class Flight:
             if core.spans is not None:
                 self.halves = _traced(self.halves, core.spans)
             if self._wait == "published":
-                # Before the halves are stored: nothing that settles it can be missed.
+                # Before the halves are stored: the settlement cannot be missed.
                 core.store.watch(self.transaction_id, self._on_settled)
             core.store.prepare(self.halves, self._halves_answered, self._ordering_key)
         except BaseException:
@@ -145,7 +144,7 @@ class Flight:
             raise
 
     def _decide(self, state: TransactionState) -> None:
-        """Store the decision; it is called back once what the owner waits for has come, or with an error."""
+        """Store the decision. The owner is called back with the result it waits for, or with an error."""
         core, prepared = self._core, self._prepared
         assert prepared is not None  # noqa: S101 - its halves are stored
         self._state = state
@@ -190,11 +189,11 @@ class Flight:
         if phase is _STORING:
             self._halves_ended()
         elif not isinstance(answer, HalfNotStoredError):
-            # They came late, and the local transaction never ran.
+            # The halves came after the flight was given up, and the local transaction never ran.
             core.store.decide(answer, _TO_ROLL_BACK, self._rolled_back)
 
     def _halves_ended(self) -> None:
-        """Go on: the halves are stored, or not."""
+        """Go on after the halves were stored, or failed."""
         if self.error is not None:
             self._forget_watch()
         elif not self._has_block:
@@ -214,7 +213,7 @@ class Flight:
             error = self._lost(error)
         with core.lock:
             is_late = self._phase is _GIVEN_UP
-            # Before anybody is called back: who was called back finds it counted.
+            # Before the callbacks: the owner finds the transaction counted.
             core.remove(self, None if is_late or error is not None else self._state)
             if is_late:
                 return
@@ -234,7 +233,7 @@ class Flight:
         with self._core.lock:
             self._settled = verdict
             if self._phase is not _PUBLISHING:
-                # That its decision is stored is not known yet, or it was given up.
+                # The answer about the decision is still to come, or the flight was given up.
                 return
             self._phase = _ENDED
             self._core.unseen.discard(self)
@@ -252,7 +251,7 @@ class Flight:
     def _give_up(self, now: float) -> None:
         """Stop waiting if the deadline has passed at `now`. `now` is infinite if the producer was stopped.
 
-        Where the store owes an answer, it keeps its room until that has come.
+        The flight keeps its room until an outstanding answer of the store has come.
         """
         core = self._core
         with core.lock:
@@ -286,7 +285,7 @@ class Flight:
             self._end(error)
 
     def _end(self, error: TransactionError | None) -> None:
-        """Call back for the last time, unless its owner did not wait for its decision."""
+        """Call back for the last time, unless the owner did not wait for the decision."""
         if error is not None:
             self._forget_watch()
         if self._wait != "sent":
@@ -295,7 +294,7 @@ class Flight:
             _log.warning("%s", error)
 
     def _fail(self, error: TransactionError) -> None:
-        """Take in why halves or decision are not known to be stored, or another decision stands; under the lock."""
+        """Count and keep the error of halves or a decision; called under the lock."""
         is_lost = self._wait == "sent" and isinstance(error, DecisionNotStoredError)
         self._core.failed += 1
         self._core.lost += is_lost
@@ -303,12 +302,11 @@ class Flight:
             self.error = error
 
     def _forget_watch(self) -> None:
-        """Wait no longer for the message to become visible, if that was waited for."""
         if self._wait == "published":
             self._core.store.forget(self.transaction_id)
 
     def _lost(self, cause: TransactionError | str) -> DecisionNotStoredError:
-        """Return the error of a decision that is not known to be stored, with who settles it: the store cannot say."""
+        """Return the error of a decision that is not known to be stored. It says who will settle the transaction."""
         lost = DecisionNotStoredError(f"{cause}; {self._core.who_settles()}")
         lost.__cause__ = None if isinstance(cause, str) else cause
         return lost
@@ -332,7 +330,7 @@ class Flight:
 
 
 def _traced(halves: Sequence[Half], spans: SendSpans) -> Sequence[Half]:
-    """Return halves with the context of their spans in the headers."""
+    """Return the halves with the trace contexts of their spans in the headers."""
     return [half._replace(headers=tuple(spans.sending(half.topic, half.headers))) for half in halves]
 
 

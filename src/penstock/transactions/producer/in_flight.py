@@ -1,8 +1,8 @@
-"""What the transactions of one producer share: the store, its life, how many may be in flight, and for how long.
+"""The shared core of one producer: the store, start and stop, the room for transactions in flight, and deadlines.
 
-A transaction holds room from its start until the store has answered for the last time. One thread looks at the time and
-gives up what took too long; what is still waited for at a stop is given up, too. What that means for a transaction, and
-who is called back, is the flight's own.
+A transaction holds room from its start until the last answer of the store. The deadline thread gives up transactions
+that wait too long, and a stop gives up all others that still wait. The flight itself decides what that means for the
+transaction and calls its owner back.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.transactions")
 
-# Members of enumerations are expensive to look up, and every message passes here.
+# Members of enumerations are slow to look up, and every message passes here.
 _COMMIT, _UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN
 
-#: Seconds between two looks at the time, and at what is owed at a stop; seconds for the thread that looks to end.
+#: Seconds between two looks at the deadlines.
 _POLL_S = 0.1
+#: Seconds between two looks at outstanding answers during a stop.
 _STOP_POLL_S = 0.005
+#: Seconds that a stop waits for the deadline thread.
 _JOIN_S = 5.0
 
 
@@ -43,7 +45,7 @@ current_thread = _CurrentThread()
 
 
 class _Life(Enum):
-    """How far a producer is; it only ever goes on."""
+    """The life of a producer; it only moves forward."""
 
     NEW = "new"
     STARTED = "started"
@@ -66,11 +68,11 @@ class InFlight(Protocol):
 
 
 class Core:
-    """What all transactions of one producer share. Thread-safe. It starts and stops its parts, once each.
+    """The state that all transactions of one producer share. Thread-safe.
 
-    One transaction alone may have more than `most_bytes`. Who waits for room does so for `room_timeout_s` seconds; 0:
-    it raises at once. An answer of the store is waited for `answer_timeout_s`, infinite where the store keeps the time
-    itself, and a publication `publish_timeout_s`, from its stored decision on.
+    One transaction alone may have more than `max_bytes`. A start waits for room for `room_timeout_s` seconds; with 0 it
+    raises at once. A flight waits `answer_timeout_s` seconds for an answer of the store; this is infinite if the store
+    keeps the time itself. It waits `publish_timeout_s` seconds from the stored decision until the publication.
     """
 
     def __init__(
@@ -95,31 +97,31 @@ class Core:
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._checks = checks
-        #: Targets that event loops asked for before. A set's steps are single ones.
+        #: Targets that were checked before, for event loops. Each step on a set is atomic.
         self.known: set[tuple[str, int | None]] = set()
-        # Guards starting and stopping.
+        # Guards start and stop.
         self._life_lock = threading.Lock()
-        # Written under the lock of life; read without it, for it only ever goes on.
+        # Written under the life lock. Read without it, because it only moves forward.
         self._life = _Life.NEW
-        # Set unless it is started, and not stopped yet.
+        # Clear only while the producer runs, until a stop is complete.
         self._is_down = threading.Event()
         self._is_down.set()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-deadlines-{group}", daemon=True)
-        #: Guards all fields below, and the phase of every flight: its owner, the store's threads and the thread of the
-        #: deadlines meet there. Entered by itself, for a condition's own way in is written in Python.
+        #: Guards all fields below, and the phase of every flight: the owner, the store's threads and the deadline
+        #: thread meet there. A plain lock, because entering a `Condition` runs Python code.
         self.lock = threading.Lock()
-        # Waiters for room sleep on it.
+        # Threads that wait for room sleep on it.
         self._room = threading.Condition(self.lock)
         self._waiting = 0
         # Flights that hold room, and the bytes of their keys and values.
         self._flights: set[InFlight] = set()
         self.bytes = 0
-        #: Flights whose decision is stored and whose publication is waited for.
+        #: Flights whose decision is stored and whose owner waits for the publication.
         self.unseen: set[InFlight] = set()
-        # How many ended as they should, by their decision.
+        # Transactions that ended without an error, by their decision.
         self._committed = self._rolled_back = self._unknown = 0
-        #: Halves and decisions that are not known to be stored; of these the decisions that nobody waited for.
+        #: Halves and decisions that are not known to be stored; and those decisions of them that no owner waited for.
         self.failed = self.lost = 0
 
     def start(self) -> None:
@@ -137,7 +139,7 @@ class Core:
                     self._checks.start()
                 self._thread.start()
             except BaseException:
-                # What was started cannot be started again.
+                # Threads cannot start twice.
                 self._life = _STOPPED
                 self.store.stop(0)
                 raise
@@ -145,7 +147,7 @@ class Core:
             self._is_down.clear()
 
     def stop(self, timeout_s: float) -> None:
-        """Stop all parts, in the order in which nothing that is under way is lost; see `TransactionalProducer.stop`."""
+        """Stop all parts, in an order that loses nothing under way; see `TransactionalProducer.stop`."""
         # A start under way may wait for brokers.
         if not self._life_lock.acquire(timeout=timeout_s):
             _log.warning("the producer of %s is not stopped: its start has not returned", self.group)
@@ -204,9 +206,9 @@ class Core:
         return len(self._flights)
 
     def add(self, flight: InFlight, *, may_wait: bool) -> None:
-        """Take room for a flight, waiting for it where that was chosen; called under the lock.
+        """Take room for a flight, and wait for room if the producer's settings say so; called under the lock.
 
-        Raises `BufferFullError`, and `StoppedError` where the producer was stopped.
+        Raises `BufferFullError`, and `StoppedError` if the producer was stopped.
         """
         if not self._fits(flight._size):
             self._wait(flight._size, may_wait=may_wait)
@@ -216,11 +218,11 @@ class Core:
         self.bytes += flight._size
 
     def remove(self, flight: InFlight, ended: TransactionState | None = None) -> None:
-        """Give a flight's room back; count one that ended as it should by its decision. Called under the lock."""
+        """Give a flight's room back, and count it by the decision that ended it; called under the lock."""
         try:
             self._flights.remove(flight)
         except KeyError:
-            # An interrupt ended its start, which gave it back: the store took the halves all the same.
+            # An interrupt in `_take_off` gave the room back, but the store took the halves all the same.
             return
         self.bytes -= flight._size
         if ended is _COMMIT:
@@ -270,12 +272,12 @@ class Core:
                 self._room.wait(left)
         finally:
             self._waiting -= 1
-            # Who leaves without taking the room hands the word on.
+            # A thread that leaves without taking the room wakes the next one.
             if self._waiting and self._fits(0):
                 self._room.notify()
 
     def who_settles(self) -> str:
-        """Say what becomes of a transaction whose decision is lost."""
+        """Return the end of an error text: how a transaction is settled whose decision is lost."""
         if self._checks is not None:
             return f"a check of group {self.group} will settle it"
         return (

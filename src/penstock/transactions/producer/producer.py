@@ -1,12 +1,12 @@
-"""The transactional producer: a half before the local transaction, a decision after it.
+"""The transactional producer: it stores a half before the local transaction, and a decision after it.
 
-What becomes of a half is decided by how the `with` block is left::
+The end of the `with` block decides::
 
     with producer.transaction("orders", key=b"42", value=b"...") as tx:   # the half is durable here
         db.insert_order(...)                                              # the local transaction
-    # left normally: COMMIT; by an exception: ROLLBACK; after tx.unknown(): left to a check
+    # normal end: COMMIT; exception: ROLLBACK; after tx.unknown(): a check decides
 
-Here are its options and its life; the ways to send are in `sender`.
+This file has the options, start and stop; `sender.py` has the ways to send.
 """
 
 from __future__ import annotations
@@ -40,37 +40,37 @@ class TransactionalProducer(TransactionSender):
     """Sends messages that become visible only if a local transaction commits.
 
     Thread-safe: any number of threads may have transactions in flight, and one thread or event loop thousands of them.
-    It connects at the first use, or at `start`; call `start` (or use it as a context manager, with `with` or
-    `async with`) in a process that shall answer checks without sending first.
+    It connects at the first use, or at `start`. A process that has to answer checks before it sends must call `start`,
+    or use the producer as a context manager, with `with` or `async with`.
 
     Args:
-        group: name of the producer group, 1 to 200 bytes: any live producer of the group may be asked to check a
+        group: name of the producer group, 1 to 200 bytes. Any live producer of the group may have to check a
             transaction, so all of them must see the same data.
         bootstrap_servers: Kafka's addresses.
-        check: says what became of an undecided local transaction; runs on threads of its own. Without one, this
-            producer answers no checks, and only a producer of the group that has one can.
+        check: returns the outcome of an undecided local transaction; runs on threads of its own. Without a check this
+            producer answers none; only other producers of the group can.
         listener: a local transaction and its check in one object, instead of `check`: see `send_in_transaction`.
-        prefix: what the names of the store's topics begin with; the coordinator has the same.
+        prefix: the prefix of the store's topic names; the coordinator must have the same.
         partitions: partitions of half, op and done, if they have to be created.
         config: settings of the Kafka clients, by librdkafka's names.
         check_workers: threads that run checks.
-        check_timeout: seconds that a check may take. One that takes longer is given up, and its thread replaced; its
-            answer counts if it comes.
+        check_timeout: seconds that a check may take. A check that takes longer is given up and its thread replaced; its
+            answer still counts if it comes.
         send_timeout: seconds after which an unacknowledged half or decision counts as not stored, and for which a
             send waits for room.
         order: "commit": messages of one key are published in the order of their decisions; "half": in the order in
-            which their halves were stored, so that an undecided one holds the later ones of its key in this group.
-        wait: what a send waits for, unless it says so itself: "sent": the decision is handed to the client (what
-            becomes of it is logged and counted, and a check settles what is lost); "stored": it is durable;
+            which their halves were stored, so that an undecided half holds later ones of its key in this group.
+        wait: what a send waits for, unless the call says otherwise. "sent": the decision is handed to the client; its
+            result is logged and counted, and a check settles a lost one. "stored": the decision is durable.
             "published": a committed reader can see the message.
         max_in_flight: transactions that may be in flight at once.
         max_in_flight_bytes: bytes of their keys and values.
         when_full: "block": a send waits for room, at most `send_timeout`; "raise": it raises `BufferFullError`.
         publish_timeout: seconds that `wait="published"` waits at most, from the stored decision on.
-        telemetry: spans `send {topic}`, by OpenTelemetry: who consumes a message is linked to the code that sent it.
-            None (default) for none, at no cost.
-        store: another store than Kafka's topics; `bootstrap_servers`, `prefix`, `partitions` and `config` are its own
-            then, and refused here.
+        telemetry: makes OpenTelemetry spans `send {topic}`, so that consumers' spans link to the sending code. None
+            (default) makes none, at no cost.
+        store: a store other than Kafka's topics. It has its own `bootstrap_servers`, `prefix`, `partitions` and
+            `config`; they are refused here.
 
     Raises:
         ConfigurationError: an argument is wrong. Nothing was started.
@@ -154,22 +154,22 @@ class TransactionalProducer(TransactionSender):
         super().__init__(core, listener=listener, wait=wait, by_half=order == "half")
 
     def start(self) -> Self:
-        """Connect, create the store's topics where they are absent, and begin to answer checks. May be repeated.
+        """Connect, create absent topics of the store, and begin to answer checks. May be repeated.
 
         Raises:
             BrokerConnectionError: no broker answered within 15 s.
-            StoppedError: it was stopped before.
+            StoppedError: the producer was stopped before.
         """
         self._core.start()
         return self
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Stop answering checks and wait for what was sent or submitted, at most `timeout` seconds for each.
+        """Stop answering checks, then wait for messages that were sent or submitted; `timeout` seconds for each step.
 
-        What is sent from now on is refused; what waits for an answer that has not come in time ends with an error.
-        Transactions whose block is open in another thread are not waited for, but left to a check. May be repeated,
-        also from other threads: they wait for the first. From a callback of a future, which holds up what is waited
-        for, it returns at once, and the rest is done by a thread of its own.
+        Sends from now on are refused. A message whose answer does not come in time ends with an error. A transaction
+        whose block is open in another thread is left to a check. May be repeated, also by other threads: they wait for
+        the first call. In a callback of a future it returns at once and another thread does the rest, because the
+        callback holds up the messages to wait for.
         """
         self._core.stop(timeout)
 
@@ -191,22 +191,22 @@ class TransactionalProducer(TransactionSender):
         await asyncio.to_thread(self.stop)
 
     def cancel(self, transaction_id: str, *, timeout: float = 30.0) -> None:
-        """Take a committed message back that waits for its `deliver_at`: once this returns it is never published.
+        """Take a committed message back that waits for its `deliver_at`: after this returns it is never published.
 
-        Any producer of the group may do so; one that was cancelled before is cancelled. In a store in Kafka it reads
-        what is pending, for there is no index of ids, and then waits for a coordinator. An operator does the same with
+        Any producer of the group may do this; cancelling twice is allowed. In a store in Kafka it reads all pending
+        transactions, because there is no index of ids, and then waits for a coordinator. An operator does the same with
         `penstock tx rollback ID`. From an event loop: `await asyncio.to_thread(producer.cancel, ...)`.
 
         Args:
-            transaction_id: as it was sent under.
-            timeout: seconds to wait until it took effect, in a store in Kafka.
+            transaction_id: the id of the transaction.
+            timeout: seconds to wait for the effect, in a store in Kafka.
 
         Raises:
-            TransactionRefusedError: too late: it is due, or published; or it is not committed.
-            TransactionError: no such transaction of this group is known: it is settled long ago, or never was.
-            DecisionNotStoredError: it is not known whether it took effect; call it again.
-            BrokerConnectionError: the store cannot be asked.
-            ConfigurationError: that is no transaction's id.
+            TransactionRefusedError: too late: the message is due or published; or it is not committed.
+            TransactionError: the group has no such transaction: it was settled long ago, or never existed.
+            DecisionNotStoredError: it is not known whether the cancellation took effect; call it again.
+            BrokerConnectionError: the store cannot be reached.
+            ConfigurationError: `transaction_id` is no transaction's id.
             StoppedError: the producer was stopped.
         """
         if not isinstance(transaction_id, str) or not is_id(transaction_id):

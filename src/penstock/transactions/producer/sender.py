@@ -1,6 +1,6 @@
 """The ways to send a message in a transaction: around a block, around a function, without waiting, from an event loop.
 
-All are thin layers on a flight (`flight`), which waits for nothing.
+All are thin layers on a flight (`flight.py`).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from penstock.transactions.producer.transaction import Run, Transaction, Transac
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 
-#: What a send may wait for.
+#: The values of `wait`.
 WAITS: tuple[str, ...] = get_args(Wait)
 
-#: A local transaction. Its None is COMMIT, and what it raises ROLLBACK.
+#: A local transaction. None is COMMIT, an exception is ROLLBACK.
 Execute = Callable[[Transaction], TransactionState | None]
 #: The same, as a coroutine function or a plain one.
 AsyncExecute = Callable[[Transaction], Awaitable[TransactionState | None] | TransactionState | None]
 
 
 class TransactionSender:
-    """What `TransactionalProducer` sends with. Thread-safe."""
+    """The sending half of `TransactionalProducer`. Thread-safe."""
 
     def __init__(self, core: Core, *, listener: TransactionListener | None, wait: Wait, by_half: bool) -> None:
         self._core = core
@@ -53,39 +53,38 @@ class TransactionSender:
         deliver_at: datetime | float | None = None,
         wait: Wait | None = None,
     ) -> Transaction:
-        """Return a transaction to enter with `with`: the half is durable inside, the decision is stored on leaving.
+        """Return a transaction for `with` or `async with`: its half is durable inside, leaving stores the decision.
 
-        Left normally it commits; left by an exception it rolls back and the exception goes on; left by an interrupt
-        (KeyboardInterrupt, SystemExit, a cancelled task), or after `tx.unknown()`, it is left to a check. Committed
-        means that the decision is stored; it stands, and the message becomes visible some milliseconds later, unless a
-        check or an operator was faster. SQL and file stores tell that at once; one in Kafka learns it when it reads its
-        log, so there only `wait="published"` tells. With `async with` it is the same from an event loop, which is not
-        held up.
+        The end of the block decides: COMMIT if it ends normally, ROLLBACK if it raises; the exception goes on. After an
+        interrupt (KeyboardInterrupt, SystemExit, a cancelled task) or `tx.unknown()` a check decides. COMMIT means that
+        the decision is stored. It counts unless a check or an operator decided before, and the message becomes visible
+        some milliseconds later. SQL and file stores report an earlier decision at once. A store in Kafka learns it when
+        it reads its log, so there only `wait="published"` reports it.
 
         Args:
-            topic: where the message is published; it must exist.
-            key: its key; text is encoded as UTF-8. Messages of one key are published in the order of their decisions,
-                or of their halves, as the producer's `order` says.
+            topic: the target topic; it must exist.
+            key: its key; text is encoded as UTF-8. Messages of one key are published in the order of their decisions or
+                of their halves: see the producer's `order`.
             value: its value, or None for a tombstone.
             headers: its headers; names must not begin with `penstock-`.
-            partition: the partition to publish to; Kafka's partitioner chooses where it is None.
-            check_immunity: seconds from now before the first check, where that is more than the coordinator's
-                transaction timeout: for local transactions that are known to take long.
-            deliver_at: when to publish it, where that is later than its commit: a datetime with a time zone, or
+            partition: the target partition; None: Kafka's partitioner chooses.
+            check_immunity: seconds from now before the first check, if that is more than the coordinator's transaction
+                timeout. For local transactions that take long.
+            deliver_at: the time to publish the message, if that is after the commit: a datetime with a time zone, or
                 seconds since the epoch.
             wait: what leaving waits for, instead of the producer's `wait`.
 
         Raises:
-            ConfigurationError: an argument is wrong. (All that follow are raised on entering or leaving.)
+            ConfigurationError: an argument is wrong. (Entering or leaving raises all that follow.)
             TopicNotFoundError: there is no such topic.
             BrokerConnectionError: no broker answered at the first use.
             BufferFullError: on entering: too many transactions are in flight.
             HalfNotStoredError: on entering: the half is not known to be durable, and the block did not run.
-            DecisionNotStoredError: on leaving normally: a check will settle the transaction, or an operator where the
-                group has none.
+            DecisionNotStoredError: on leaving normally: a check will settle the transaction, or an operator if the
+                group has no check.
             PublicationNotSeenError: on leaving with `wait="published"`: committed, but not seen to be visible in time.
-            TransactionRefusedError: on leaving: a check or an operator had decided otherwise before; in a store in
-                Kafka only with `wait="published"`.
+            TransactionRefusedError: on leaving: a check or an operator decided otherwise before. A store in Kafka
+                reports this only with `wait="published"`.
         """
         chosen_terms = self._terms(check_immunity, deliver_at)
         half = a_half(new_id(), self._core.group, chosen_terms, topic, key, value, headers, partition)
@@ -102,7 +101,7 @@ class TransactionSender:
     ) -> Transaction:
         """Return a transaction of several messages, to any topics: all become visible at once, or none.
 
-        Otherwise it is as that of one message::
+        In all else it works as `transaction`::
 
             orders, invoices = Outgoing("orders", b"..."), Outgoing("invoices", b"...")
             with producer.transaction_of([orders, invoices]) as tx:    # all halves are durable inside
@@ -110,14 +109,14 @@ class TransactionSender:
 
         Args:
             messages: 1 to 1,000 messages.
-            ordering_key: what orders this transaction among others; the first message's key where it is None.
-            check_immunity: as in `transaction`; one for all, counted from the birth of the first half.
-            deliver_at: as in `transaction`; one time for all.
+            ordering_key: the key that orders this transaction among others; None: the first message's key.
+            check_immunity: as in `transaction`; for all messages, counted from the birth of the first half.
+            deliver_at: as in `transaction`; for all messages.
             wait: as in `transaction`.
 
         Raises:
-            ConfigurationError: an argument is wrong, of a message too, or there is no message. (Those of `transaction`
-                are raised on entering or leaving.)
+            ConfigurationError: an argument or a message is wrong, or there is no message. (Entering or leaving raises
+                the errors of `transaction`.)
         """
         ordered_by = encoded("ordering_key", ordering_key)
         made = halves(new_id(), self._core.group, messages, self._terms(check_immunity, deliver_at), ordered_by)
@@ -138,13 +137,13 @@ class TransactionSender:
     ) -> TransactionResult:
         """Send a message in a transaction around a function; the other arguments and errors are those of `transaction`.
 
-        `execute` is the local transaction: called with the `Transaction` once the half is durable. It returns a
-        `TransactionState`; None means COMMIT (in a listener it means UNKNOWN, as in RocketMQ). If it raises, the
-        message is rolled back and the exception goes on, as in the context manager. Anything else it returns leaves the
-        message to a check and raises `ConfigurationError`. Without a function the message commits at once.
+        `execute` is the local transaction: it gets the `Transaction` when the half is durable, and returns a
+        `TransactionState`. None means COMMIT (in a listener it means UNKNOWN, as in RocketMQ). If it raises, the
+        message is rolled back and the exception goes on, as in the context manager. Any other answer leaves the message
+        to a check and raises `ConfigurationError`. Without `execute` the message commits at once.
 
         Returns:
-            The id and the stored decision. In a store in Kafka an earlier one may stand against it, as in
+            The id and the stored decision. In a store in Kafka an earlier decision may count instead, as in
             `transaction`.
         """
         chosen_terms = self._terms(check_immunity, deliver_at)
@@ -165,14 +164,14 @@ class TransactionSender:
         deliver_at: datetime | float | None = None,
         wait: Wait | None = None,
     ) -> Submission:
-        """Send a message without a local transaction and without waiting: thousands may be under way.
+        """Send a message without a local transaction and without waiting: thousands may be in flight.
 
         The arguments and errors are those of `transaction`. It waits only for the first connection, for the first
-        message to a topic, and for room where too many are in flight and `when_full` is "block".
+        message to a topic, and for room if too many are in flight and `when_full` is "block".
 
         Returns:
             A future: `result(timeout)`, `exception(timeout)`, `done()`, `add_done_callback(function)`; it can be
-            awaited. Its errors are those that leaving a transaction raises, and `HalfNotStoredError`.
+            awaited. Its errors are those of leaving a transaction, and `HalfNotStoredError`.
         """
         chosen_terms = self._terms(check_immunity, deliver_at)
         half = a_half(new_id(), self._core.group, chosen_terms, topic, key, value, headers, partition)
@@ -188,11 +187,12 @@ class TransactionSender:
     ) -> list[Submission]:
         """Do what `submit` does for each of these messages: every one is a transaction of its own.
 
-        The other arguments are those of `transaction`, the same for all. What is wrong with one message, or a target
-        that does not exist, is raised before anything is sent.
+        The other arguments are those of `transaction`, the same for all. A wrong message or an absent target raises
+        before anything is sent.
 
         Returns:
-            A future for each, in their order; one that cannot be sent, for want of room, say, ends with that error.
+            A future for each message, in their order. If one cannot be sent, for lack of room for example, its future
+            ends with that error.
         """
         chosen_terms, chosen, core = self._terms(check_immunity, deliver_at), self._chosen(wait), self._core
         with collection_put_off():
@@ -216,7 +216,7 @@ class TransactionSender:
         wait: Wait | None = None,
         execute: AsyncExecute | None = None,
     ) -> TransactionResult:
-        """Do what `send` does from an event loop, which is not held up.
+        """Do what `send` does from an event loop, without blocking it.
 
         `execute` may be a coroutine function; a plain function runs on the event loop. A task that is cancelled while
         `execute` runs leaves the message to a check.
@@ -238,16 +238,16 @@ class TransactionSender:
         deliver_at: datetime | float | None = None,
         wait: Wait | None = None,
     ) -> TransactionResult:
-        """Send a message and run its local transaction by the producer's listener, or by an executor of this call.
+        """Send a message and run its local transaction with the producer's listener, or with an executor of this call.
 
-        As RocketMQ's `sendMessageInTransaction`: what raises or returns None is UNKNOWN and left to a check, and the
-        caller gets a result, not the exception. The errors are those of `transaction`.
+        As RocketMQ's `sendMessageInTransaction`: if the local transaction raises or returns None, it is UNKNOWN and
+        left to a check, and the caller gets a result, not the exception. The errors are those of `transaction`.
 
         Args:
             message: the message.
-            argument: handed to the local transaction.
-            executor: the local transaction, a function of the message and the argument; the producer's `listener`
-                where it is None.
+            argument: passed to the local transaction.
+            executor: the local transaction, a function of the message and the argument; None: the producer's
+                `listener`.
             check_immunity: as in `transaction`.
             deliver_at: as in `transaction`.
             wait: as in `transaction`.
@@ -285,7 +285,7 @@ class TransactionSender:
 
 
 def _apply(tx: Transaction, answer: object) -> None:
-    """Take the answer of a local transaction."""
+    """Take the answer of a local transaction into account."""
     if answer is TransactionState.ROLLBACK:
         tx.rollback()
     elif answer is TransactionState.UNKNOWN:

@@ -1,6 +1,6 @@
-"""A message that commits as soon as its half is stored, as a result to come: for threads, callbacks and event loops.
+"""The future of a message that commits as soon as its half is stored: for threads, callbacks and event loops.
 
-Like `concurrent.futures.Future` to look at, at a fifth of its cost: thousands are made and ended a second.
+It has the methods of `concurrent.futures.Future` at a fifth of the cost: a producer makes thousands a second.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from penstock.transactions.producer.in_flight import current_thread
 
 _log = logging.getLogger("penstock.transactions")
 
-# Members of enumerations are expensive to look up, and every message passes here.
+# Members of enumerations are slow to look up, and every message passes here.
 _DECIDING, _GIVEN_UP, _ENDED = Phase.DECIDING, Phase.GIVEN_UP, Phase.ENDED
 _COMMIT = TransactionState.COMMIT
 
 
 class Submission(Flight):
-    """A result to come. Ended once, by any thread; asked by any number of them.
+    """The future of one message without a local transaction. Thread-safe.
 
-    A callback is added under the lock under which the phase changes: either it is there when the flight has ended, or
-    who adds it finds the end.
+    A callback is added under the lock that guards the phase. So either the end of the flight calls it, or the adding
+    thread sees the end and calls it at once.
     """
 
     __slots__ = ()
@@ -38,37 +38,37 @@ class Submission(Flight):
     _has_block = False
 
     def submit(self) -> None:
-        """Send it off; raises where it cannot be sent."""
+        """Send the message; raise if it cannot be sent."""
         self._take_off()
 
     def try_submit(self) -> None:
-        """Send it off, or end with the error that `submit` would raise."""
+        """Send the message, or end with the error that `submit` would raise."""
         try:
             self._take_off()
         except PenstockError as error:
             self.error, self._phase = error, _ENDED
 
     def done(self) -> bool:
-        """Tell whether the result, or the error, is there."""
+        """Tell whether the result or the error is there."""
         phase = self._phase
         return phase is _ENDED or phase is _GIVEN_UP or (phase is _DECIDING and self._wait == "sent")
 
     def cancelled(self) -> bool:
-        """Tell whether it was cancelled: never."""
+        """Return False: a submission is never cancelled."""
         return False
 
     def cancel(self) -> bool:
-        """Do nothing and return False: what is on its way to Kafka cannot be called back."""
+        """Do nothing and return False: a message on its way to Kafka cannot be taken back."""
         return False
 
     def result(self, timeout: float | None = None) -> TransactionResult:
-        """Return the result, or raise the error it ended with.
+        """Return the result, or raise the error of the transaction.
 
         Args:
-            timeout: seconds to wait at most; None: as long as it takes.
+            timeout: seconds to wait at most; None: no limit.
 
         Raises:
-            TimeoutError: it is not there yet.
+            TimeoutError: there is no result yet.
         """
         error = self.exception(timeout)
         if error is not None:
@@ -76,7 +76,7 @@ class Submission(Flight):
         return TransactionResult(self.transaction_id, _COMMIT, self.halves[0].topic)
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Return the error it ended with, or None; the timeout is that of `result`."""
+        """Return the error of the transaction, or None; `timeout` is that of `result`."""
         if not self.done():
             gate = threading.Lock()
             gate.acquire()
@@ -86,15 +86,16 @@ class Submission(Flight):
         return self.error
 
     def add_done_callback(self, callback: Callable[[Submission], object]) -> None:
-        """Have a function called with this object once it is done; at once where it is.
+        """Call a function with this object when it is done; at once if it is done already.
 
-        It runs in the thread that serves all deliveries: it must not wait, nor call what waits. It may `submit`; where
-        too many are in flight, that raises `BufferFullError` whatever was chosen. What it raises is logged.
+        The function runs in the thread that serves all deliveries: it must not wait, nor call a function that waits. It
+        may call `submit`, which raises `BufferFullError` if too many are in flight, also with `when_full="block"`. An
+        exception of the function is logged.
         """
         self._add(partial(self._call, callback))
 
     def __await__(self) -> Generator[object, None, TransactionResult]:
-        """Wait on the running event loop; cancelling the wait changes nothing of the transaction."""
+        """Wait on the running event loop; cancelling the wait does not change the transaction."""
         if not self.done():
             future, wake = awaited()
             self._add(wake)
@@ -117,7 +118,7 @@ class Submission(Flight):
         try:
             callback(self)
         except KeyboardInterrupt:
-            # It is meant for the thread that this is: the main one.
+            # Python raises it in the main thread alone, for that thread's own code.
             raise
         except:  # noqa: E722 - see `raised`; the user's function may raise anything
             error = raised()
@@ -127,13 +128,13 @@ class Submission(Flight):
 
 
 class _LoopWaker:
-    """Wakes futures of one event loop. One call into the loop serves all futures that were added until it runs."""
+    """Completes futures of one event loop from any thread: one call into the loop serves all that are due."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
-        # Added by any thread, taken by the loop.
+        # Any thread adds, the loop takes.
         self._due: deque[asyncio.Future[None]] = deque()
-        # Set by any thread after adding, cleared by the loop before taking: nothing that was added is missed.
+        # Any thread sets it after adding, the loop clears it before taking: no future is missed.
         self._called = False
 
     def wake(self, future: asyncio.Future[None]) -> None:
@@ -142,7 +143,7 @@ class _LoopWaker:
         if not self._called:
             self._called = True
             loop = self._loop()
-            # One that is closed, maybe at this moment, raises; nobody waits on it any more.
+            # A closed loop raises, maybe closed at this moment; no task waits on it any more.
             with suppress(RuntimeError):
                 if loop is not None:
                     loop.call_soon_threadsafe(self._serve)
@@ -155,14 +156,13 @@ class _LoopWaker:
                 future.set_result(None)
 
 
-#: One waker for each event loop, for as long as the loop lives, guarded by the lock. Whose future it is does not matter
-#: to a waker, only whose loop: so they are shared by all.
+#: One waker for each event loop while the loop lives, shared by all producers; guarded by the lock.
 _wakers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopWaker] = weakref.WeakKeyDictionary()
 _wakers_lock = threading.Lock()
 
 
 def awaited() -> tuple[asyncio.Future[None], Callable[[], object]]:
-    """Return a future of the running event loop, and what ends it, from any thread."""
+    """Return a future of the running event loop, and a function that completes it from any thread."""
     loop = asyncio.get_running_loop()
     with _wakers_lock:
         waker = _wakers.get(loop)

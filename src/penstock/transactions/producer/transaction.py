@@ -1,8 +1,8 @@
-"""One transaction as the user meets it: a context manager for `with` and for `async with`, or RocketMQ's listener.
+"""The transaction of a user: a context manager for `with` and `async with`, or a listener as in RocketMQ.
 
-A listener is a thin layer on `TransactionalProducer.send`. One rule differs from a plain `execute` function, and is
-RocketMQ's: what raises, or returns None, is UNKNOWN and left to a check; an `execute` function that returns None
-commits, and one that raises rolls back.
+A listener is a thin layer on `TransactionalProducer.send`, with RocketMQ's rule: if it raises or returns None, the
+transaction is UNKNOWN and left to a check. An `execute` function commits if it returns None, and rolls back if it
+raises.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from penstock.transactions.wire.half import Half
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds between two looks for room, where an event loop waits for it.
+#: Seconds between two looks for room when an event loop waits for it.
 _ROOM_POLL_S = 0.005
 
 _BEFORE_THE_BLOCK = frozenset({Phase.NEW, Phase.STORING})
 
 
 class Transaction(Flight):
-    """One transaction: a context manager, made by a `TransactionalProducer` and entered once.
+    """One transaction: a context manager that a `TransactionalProducer` makes, to be entered once.
 
-    Entering stores its halves, leaving stores the decision. Used by one thread with `with`, or by one task with
-    `async with`.
+    Entering stores the halves, leaving stores the decision. For one thread with `with`, or one task with `async with`.
 
     Attributes:
         transaction_id: a UUID of version 7; write it with your own data, so that a check can find it.
@@ -45,43 +44,43 @@ class Transaction(Flight):
 
     def __init__(self, core: Core, halves: Sequence[Half], ordering_key: bytes | None, wait: Wait) -> None:
         super().__init__(core, halves, ordering_key, wait)
-        # Whether an exception means that the local transaction did not commit.
+        # Whether an exception in the block means that the local transaction did not commit.
         self._errors_roll_back = True
 
     def unknown(self) -> None:
-        """Leave the decision to a check, however the block is left.
+        """Leave the decision to a check, however the block ends.
 
         Raises:
-            TransactionError: it was left already.
+            TransactionError: the block was left already.
         """
         self._require_open()
         self._state = TransactionState.UNKNOWN
 
     def rollback(self) -> None:
-        """Roll the message back when the block is left, by an exception too, also behind a barrier.
+        """Roll the message back when the block ends, also if it ends with an exception behind a barrier.
 
         Raises:
-            TransactionError: it was left already.
+            TransactionError: the block was left already.
         """
         self._require_open()
         self._state = TransactionState.ROLLBACK
         self._errors_roll_back = True
 
     def leave_errors_to_check(self) -> None:
-        """Leave the decision to a check where the block is left with an exception; without this it is ROLLBACK.
+        """Leave the decision to a check if the block raises; without this call an exception means ROLLBACK.
 
-        For a local transaction whose commit may raise though it took hold, as when the database's answer is lost, and
-        whose check knows: `barrier` calls it.
+        For a local transaction whose commit may succeed and raise all the same, because the database's answer is lost.
+        Its check must know the outcome. `barrier` calls this.
         """
         self._errors_roll_back = False
 
     @property
     def result(self) -> TransactionResult:
-        """What became of it, once it was left.
+        """The result, after the block was left.
 
         Raises:
-            TransactionError: it was not left yet; or what entering or leaving raised, where nothing of it, or not its
-                decision, is known to be stored, or that was refused.
+            TransactionError: the block was not left yet. Or the error of entering or leaving, if halves or decision
+                are not known to be stored, or the decision was refused.
         """
         if self.error is not None and not isinstance(self.error, PublicationNotSeenError):
             raise self.error
@@ -94,7 +93,7 @@ class Transaction(Flight):
 
     @property
     def message(self) -> HalfMessage:
-        """Its message, the first of several, as a check would see it."""
+        """The message, the first of several, as a check would see it."""
         return as_seen(self.halves[0], 0)
 
     def __enter__(self) -> Self:
@@ -143,9 +142,9 @@ class Transaction(Flight):
         self._raise(error)
 
     def _gate(self) -> threading.Lock:
-        """Return a lock that is released at the next news: the cheapest event there is.
+        """Return a lock that the next callback releases: the cheapest event there is.
 
-        Waiting for it has no time limit: the deadlines of the flight end it.
+        Acquiring it needs no time limit, because the deadline of the flight ends the wait.
         """
         gate = threading.Lock()
         gate.acquire()
@@ -153,13 +152,13 @@ class Transaction(Flight):
         return gate
 
     async def _take_off_async(self) -> None:
-        """Take off from an event loop, once there is room."""
+        """Take off from an event loop when there is room."""
         deadline = time.monotonic() + self._core.room_timeout_s
         while True:
             try:
                 if self._wait != "published":
                     return self._take_off(may_wait=False)
-                # It may ask brokers first. A task that is cancelled meanwhile abandons it.
+                # `watch` may ask brokers first. A task that is cancelled meanwhile abandons the flight.
                 return await asyncio.to_thread(self._take_off, may_wait=False)
             except BufferFullError:
                 if time.monotonic() >= deadline:
@@ -167,7 +166,7 @@ class Transaction(Flight):
                 await asyncio.sleep(_ROOM_POLL_S)
 
     def _abandon(self) -> None:
-        """Roll it back, now or once its halves are stored: nobody waits for it, and its local transaction never ran."""
+        """Roll back, now or when the halves are stored: the owner is gone, and the local transaction never ran."""
         with self._core.lock:
             is_prepared = self._phase is Phase.PREPARED
             if not is_prepared:
@@ -180,7 +179,7 @@ class Transaction(Flight):
             self._decide(TransactionState.ROLLBACK)
 
     def _require_new(self) -> None:
-        # Who enters it leaves a callback first, which stays where it does not take off.
+        # Entering sets a callback first, and that stays if the flight does not take off.
         if self._phase is not Phase.NEW or self._callbacks is not None:
             raise TransactionError(
                 f"transaction {self.transaction_id} was entered before; call producer.transaction() for a new one"
@@ -193,7 +192,7 @@ class Transaction(Flight):
             )
 
     def _ending(self, error: BaseException | None) -> TransactionState:
-        """Return how it ends, by how the block was left."""
+        """Return the decision, from the end of the block."""
         self._require_open()
         if self._phase is not Phase.PREPARED:
             raise TransactionError(
@@ -203,43 +202,42 @@ class Transaction(Flight):
         if isinstance(error, Exception):
             is_known = self._errors_roll_back and self._state is not TransactionState.UNKNOWN
             return TransactionState.ROLLBACK if is_known else TransactionState.UNKNOWN
-        # KeyboardInterrupt, a cancelled task and their like may strike after the local commit: they say nothing about
-        # it.
+        # KeyboardInterrupt or a cancelled task may come after the local commit: they say nothing about it.
         return self._state if error is None else TransactionState.UNKNOWN
 
     def _raise(self, error: BaseException | None) -> None:
-        """Raise what became of halves or decision, unless the user's own exception says more."""
+        """Raise the error of halves or decision; only log it if the block itself raised `error`."""
         if self.error is not None and error is None:
             raise self.error
         if self.error is not None:
-            # A check finds out that the local transaction did not commit.
+            # A check will find that the local transaction did not commit.
             _log.warning("%s", self.error)
 
 
 class TransactionListener(Protocol):
-    """A local transaction and its check in one object, as in RocketMQ since 4.3. Called by many threads at once."""
+    """A local transaction and its check in one object, as in RocketMQ since 4.3. Many threads call it at once."""
 
     def execute_local_transaction(self, message: HalfMessage, argument: object) -> TransactionState | None:
-        """Run the local transaction of a message whose half is stored, in the thread that sends.
+        """Run the local transaction of a message whose half is stored, in the sending thread.
 
         Args:
-            message: the message, with its transaction id; write it with your own data.
-            argument: what was given to `send_in_transaction`.
+            message: the message, with its transaction id; write the id with your own data.
+            argument: the argument of `send_in_transaction`.
 
         Returns:
-            What became of it. None, or an exception, is UNKNOWN, unlike with `send(execute=)`.
+            The decision. None, or an exception, is UNKNOWN, unlike with `send(execute=)`.
         """
 
     def check_local_transaction(self, half: HalfMessage) -> TransactionState:
-        """Say what became of an undecided local transaction; what raises is UNKNOWN."""
+        """Return the outcome of an undecided local transaction; an exception is UNKNOWN."""
 
 
-#: A local transaction as a function, given with a call.
+#: A local transaction as a function of the message and the argument.
 Run = Callable[[HalfMessage, object], TransactionState | None]
 
 
 def executing(run: Run, argument: object) -> Callable[[Transaction], TransactionState]:
-    """Return an `execute` function that keeps RocketMQ's rule: whatever is no answer is UNKNOWN."""
+    """Return an `execute` function with RocketMQ's rule: anything but a `TransactionState` is UNKNOWN."""
 
     def execute(tx: Transaction) -> TransactionState:
         try:
