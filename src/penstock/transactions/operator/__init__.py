@@ -1,1 +1,1 @@
-"""What an operator sees of a store and may do there."""
+"""Operators' work on a store: inspection, decisions, the audit log."""

@@ -1,6 +1,6 @@
-"""What an operator may do with the transactions of a store: look, decide, bring a discarded one back.
+"""The operator's actions on the transactions of a store: list, decide, bring a discarded one back.
 
-A store shows what it holds and takes a decision. What an operator reads of it is put into words here, the same for all.
+Each store implements `Administration`. The texts that an operator reads are made here, the same for all stores.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.model import PendingTransaction, TransactionState
 from penstock.transactions.wire.ops import Verdict
 
-#: What the undecided transactions of a producer group wait for that could not be asked about them.
+#: `waits_for` of an undecided transaction whose check reached no producer of its group.
 NO_PRODUCER = "a producer of group {}: none runs"
 NO_ANSWER = "an answer of group {}: the brokers did not say whether one of its producers runs"
 
-#: DISCARD is no state that a user knows.
+#: DISCARD has no public state.
 _STATES = {Verdict.COMMIT: TransactionState.COMMIT, Verdict.ROLLBACK: TransactionState.ROLLBACK}
-#: What a decision that took effect has done.
+#: The effect of a decision.
 _ENDS = {
     Verdict.COMMIT: "committed: visible",
     Verdict.ROLLBACK: "rolled back",
     Verdict.DISCARD: "moved to the discarded topic",
 }
-#: Seconds between two looks whether a decision took effect.
+#: Seconds between two looks at the effect of a decision.
 _POLL_S = 0.2
 
 
 def hanging(call: str, age_s: float) -> str:
-    """Return what publication waits for where a call into the Kafka client has not gone on for so many seconds."""
+    """Return the `waits_for` text of a publication whose call into the Kafka client hangs."""
     return f"Kafka: {call} has not gone on for {max(0.0, age_s):.0f} s"
 
 
 def shown(
     pending: Pending, now_ms: float, held_by: str | None, obstacle: str, otherwise: str = "a coordinator"
 ) -> PendingTransaction:
-    """Return a transaction that is not settled as an operator sees it.
+    """Return a pending transaction as an operator sees it.
 
     Args:
         pending: the transaction; no payload is needed.
         now_ms: the store's time, in milliseconds since the epoch.
         held_by: id of the transaction of its group and key that it waits for, or None.
-        obstacle: what stands in its way, if that is known: of an undecided one, why nobody is asked about it.
-        otherwise: what it waits for if it is decided, and none of this is so.
+        obstacle: a known obstacle to its publication; for an undecided transaction, the reason why no check is sent.
+        otherwise: `waits_for` of a decided transaction without any obstacle.
     """
     half, verdict = pending.half, pending.verdict
     if not pending.is_complete:
@@ -73,36 +73,37 @@ def shown(
 
 
 def outcome_text(verdict: Verdict, waits: str) -> str:
-    """Return what came of a decision, as the end of a line; `waits` is what `Administration.decide` returned."""
+    """Return the effect of a decision, as the end of a line; `waits` is the result of `Administration.decide`."""
     return f"stored, not seen to take effect; it waits for {waits}" if waits else _ENDS[verdict]
 
 
 class Act(NamedTuple):
-    """What an operator did, or began to do, as it stands in an audit log."""
+    """An operator's action, done or begun, as the audit log records it."""
 
     who: str
     #: `commit`, `rollback`, `discard` or `resume`.
     what: str
-    #: Its id.
+    #: The id of the transaction.
     transaction: str
     group: str
-    #: Topic, partition and offset; or what the store is called.
+    #: Topic, partition and offset; or the name of the store.
     place: str
     why: str = ""
-    #: Of its record, and when it was written, in milliseconds since the epoch by the store's clock.
+    #: The offset of the record.
     offset: int = -1
+    #: The time of the record, in milliseconds since the epoch by the store's clock.
     at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """A transaction that was discarded, or one message of it: `resume` brings it back.
+    """A discarded transaction, or one message of it: `resume` brings it back.
 
     Attributes:
         topics: the topics of its messages, in the order of its parts.
-        check_count: answered checks until then.
-        at_ms: when it was settled, in milliseconds since the epoch, by the store's clock.
-        resumed_by: who brought it back since; empty: it waits there.
+        check_count: the number of answered checks.
+        at_ms: the time of the discard, in milliseconds since the epoch, by the store's clock.
+        resumed_by: the operator who brought it back; empty: it was not brought back.
     """
 
     transaction_id: str
@@ -115,11 +116,11 @@ class Discarded:
 
 
 class Administration(ABC):
-    """What an operator may do on a store. Safe from any thread, save for a store in Kafka."""
+    """An operator's actions on a store. Safe from any thread, except for a store in Kafka."""
 
     @abstractmethod
     def pending(self) -> Sequence[PendingTransaction]:
-        """Return what is not settled, oldest first."""
+        """Return the pending transactions, oldest first."""
 
     @abstractmethod
     def show(self, transaction_id: str) -> PendingTransaction | None:
@@ -127,11 +128,11 @@ class Administration(ABC):
 
     @abstractmethod
     def discarded(self) -> Sequence[Discarded]:
-        """Return what was discarded, as long as it is kept; also what was brought back since, where it still lies."""
+        """Return the discarded transactions that are still kept, including those that were brought back."""
 
     @abstractmethod
     def acts(self, transaction_id: str) -> Sequence[Act]:
-        """Return what operators did to a transaction, oldest first: it is kept for ever."""
+        """Return all operators' actions on a transaction, oldest first; they are kept for ever."""
 
     def notices(self, pending: Sequence[PendingTransaction]) -> list[str]:  # noqa: ARG002 - most stores have none
         """Return sentences about obstacles of the listed transactions that their `waits_for` does not give."""
@@ -139,42 +140,43 @@ class Administration(ABC):
 
     @abstractmethod
     def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "", timeout_s: float = 0.0) -> str:
-        """Store an operator's decision, and wait until it took effect, at most `timeout_s` seconds.
+        """Store an operator's decision, and wait for its effect, at most `timeout_s` seconds.
 
-        It counts if it is the first. A ROLLBACK also counts against a COMMIT whose message waits for its `deliver_at`,
-        and a DISCARD against one that Kafka refuses. Who it was, and why, is written down before.
+        The decision counts if it is the first. A ROLLBACK also counts against a COMMIT whose message waits for its
+        `deliver_at`, and a DISCARD against a COMMIT whose messages Kafka refuses. The audit log gets the operator and
+        the reason before.
 
         Returns:
             what the transaction still waits for; empty: it is settled.
 
         Raises:
-            TransactionRefusedError: another decision stands; or what is committed is to be discarded, and Kafka does
-                not refuse it, or it is being published just now.
-            TransactionError: no such transaction is pending, or not all of its messages are there.
-            DecisionNotStoredError: it is not known to be durable.
-            PenstockError: it could not be written down; nothing was done.
+            TransactionRefusedError: another decision counts. Or it is a DISCARD of a committed transaction that Kafka
+                does not refuse, or that is being published now.
+            TransactionError: no such transaction is pending, or some of its messages are absent.
+            DecisionNotStoredError: the decision is not known to be durable.
+            PenstockError: the audit log was not written; nothing was done.
         """
 
     @abstractmethod
     def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
-        """Bring a discarded transaction back, undecided, with a fresh count of checks; return how many messages it has.
+        """Bring a discarded transaction back, undecided and without checks so far; return the number of its messages.
 
-        Who it was, and why, is written down before. It is brought back once; `again`: also what was brought back
-        before, which may become visible twice.
+        The audit log gets the operator and the reason before. A transaction is brought back once. With `again` it may
+        be brought back repeatedly, and may become visible twice.
 
         Raises:
-            TransactionError: it is not among the discarded ones, is pending, or was brought back before.
-            MissingRightError: this client may not store halves, or not look who brought it back; nothing was done.
-            PenstockError: it could not be written down; or was not stored after that, then try with `again`.
+            TransactionError: it is not discarded, is pending, or was brought back before.
+            MissingRightError: this client may not store halves, or not read the audit log; nothing was done.
+            PenstockError: the audit log was not written. Or the halves were not stored after that; then use `again`.
         """
 
 
 class StoreAdministration(Administration):
-    """What an operator may do on a store outside Kafka, in the process of its coordinator. Safe from any thread."""
+    """An operator's actions on a store outside Kafka, in the process of its coordinator. Safe from any thread."""
 
     @abstractmethod
     def oldest(self, most: int, shards: Collection[int]) -> Sequence[PendingTransaction]:
-        """Return the oldest pending transactions of some shards, at most so many."""
+        """Return the oldest pending transactions of some shards, at most `most`."""
 
     def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "", timeout_s: float = 0.0) -> str:
         """Store an operator's decision; see `Administration.decide`."""
@@ -184,4 +186,4 @@ class StoreAdministration(Administration):
 
     @abstractmethod
     def _store_decision(self, transaction_id: str, verdict: Verdict, actor: str, why: str) -> None:
-        """Do what `decide` does, and wait for no effect."""
+        """Do what `decide` does, without waiting for the effect."""

@@ -1,9 +1,9 @@
-"""What operators of a store read and write in Kafka: its audit log, and what was discarded.
+"""The audit log of a store, and the discarded transactions, both in Kafka.
 
-The audit log says which operator did what, and why: one record for each act, kept for ever. A record is written before
-the act it speaks of, so nothing is done that is not there; an act may have failed, or have come too late, after its
-record was written. The topic has one partition: of two who bring the same discarded message back, the log says who was
-first. What is done with its halves then is the store's.
+The audit log has one record for each action: the operator, the action and the reason, kept for ever. A record is
+written before its action, so every action has a record; the action may have failed, or come too late, after that. The
+topic has one partition: if two operators bring the same discarded message back, the log says who was first. The store
+then stores the halves.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from penstock.transactions.wire.half import Half, decode_discarded
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import BROKER_TIME, KEPT
 
-#: Seconds for which a record is tried, and that it may take to be acknowledged.
+#: Seconds that the client tries to send a record.
 _SEND_TIMEOUT_S = 15.0
+#: Seconds that a record may take until its acknowledgement.
 ANSWER_S = _SEND_TIMEOUT_S + 5.0
-#: What decisions are called in the log.
+#: The names of decisions in the log.
 VERBS = {Verdict.COMMIT: "commit", Verdict.ROLLBACK: "rollback", Verdict.DISCARD: "discard"}
-#: The fields of a record, by the names of those of `Act`.
+#: The fields of a record: those of `Act` without offset and time.
 _FIELDS = ("who", "what", "transaction", "group", "place", "why")
 
 
@@ -43,7 +44,7 @@ class DiscardedMessage(Discarded):
 
 
 class AuditLog(Inspection):
-    """Reads and writes the audit log of one store, and reads what was discarded. Used by one thread."""
+    """Reads and writes the audit log of one store, and reads its discarded transactions. For one thread."""
 
     _made: AckedProducer | None = None
 
@@ -54,18 +55,18 @@ class AuditLog(Inspection):
 
     @property
     def producer(self) -> AckedProducer:
-        """What stores records in topics of the store. Made at the first use: who only looks may write nothing."""
+        """The producer for the store's topics. Made at the first use: a reader may have no write permission."""
         if self._made is None:
-            # A half that is resumed has a header more than before.
+            # A half that is brought back has one more header than before.
             settings, name = {**ANY_SIZE, **self.admin.config}, f"operator-{self.topics.prefix}"
             self._made = AckedProducer(self.admin.servers, settings, _SEND_TIMEOUT_S, name)
             self._made.start()
         return self._made
 
     def write(self, act: Act) -> int:
-        """Write an act down, durably, and return its offset. After a `PenstockError` the act must not be done.
+        """Write a durable record and return its offset. After a `PenstockError` the caller must not act.
 
-        The topic is made at the first act.
+        The first record creates the topic.
         """
         topic = self.topics.audit
         ensure_topics(
@@ -90,18 +91,18 @@ class AuditLog(Inspection):
         decoded = map(_discarded, self.read_all(self.topics.discarded))
         records = sorted((record for record in decoded if record is not None), key=lambda record: record.at_ms)
         claims = {act.place: act.who for act in self.acts() if act.what == "resume"}
-        # A claim names the first message of a transaction, and is for all of that life.
+        # A claim names the first message of a transaction, and counts for all messages of the same life.
         lives = {_life(record): claims[place] for record in records if (place := self._place(record)) in claims}
         return [replace(record, resumed_by=lives.get(_life(record), "")) for record in records]
 
     def claim(
         self, transaction_id: str, actor: str, why: str, *, again: bool, may_publish_to: Callable[[str], bool]
     ) -> list[Half]:
-        """Write down that a discarded transaction is brought back, and return its halves to be stored, in their order.
+        """Record that a discarded transaction is brought back; return its halves in their order, for the store.
 
-        Of several lives it is the last one. `may_publish_to` tells whether a message may name a topic as its target.
-        Raises `TransactionError` where it is not wholly in the discarded topic, names a topic of a store as its target,
-        or was brought back before and not `again`; and as `write`.
+        If it was discarded several times, the last life counts. `may_publish_to` tells whether a message may have a
+        topic as its target. Raises `TransactionError` if a message of it is not in the discarded topic, if a target
+        belongs to a store, or if it was brought back before and `again` is False; and as `write`.
         """
         topic = self.topics.discarded
         records = (record for record in self.discarded() if record.transaction_id == transaction_id)
@@ -122,20 +123,20 @@ class AuditLog(Inspection):
         if first.resumed_by and not again:
             raise _brought_back(place, first.resumed_by)
         claim = self.write(Act(actor, "resume", transaction_id, first.group, place, why))
-        # Two may have looked at the same time: the log has one order.
+        # Two operators may act at the same time: the order of the log decides.
         earliest = next((act for act in self.acts() if (act.what, act.place) == ("resume", place)), None)
         if earliest is not None and earliest.offset != claim and not again:
             raise _brought_back(place, earliest.who)
-        # With the claim in it, no two lives have the same name.
+        # The offset of the claim makes the name of each life unique.
         return [record.half._replace(resumed=f"{self._place(record)}#{claim}") for record in discarded]
 
     def _place(self, record: DiscardedMessage) -> str:
-        """Return where a discarded message stands, as claims name it."""
+        """Return the place of a discarded message, as claims name it."""
         return f"{self.topics.discarded}[{record.partition}]@{record.offset}"
 
 
 def _life(record: DiscardedMessage) -> tuple[str, str]:
-    """Return the id and the claim that this life began with, empty for the first one."""
+    """Return the id and the offset of the claim that began this life; empty for the first life."""
     return record.transaction_id, (record.half.resumed or "").rpartition("#")[2]
 
 
@@ -146,7 +147,7 @@ def _brought_back(place: str, who: str) -> TransactionError:
 
 
 def _audited(message: Message) -> Act | None:
-    """Read a record of the audit log; None where somebody else wrote it."""
+    """Decode a record of the audit log; None if it has another format."""
     try:
         fields = json.loads(message.value() or b"")
         return Act._make([*(str(fields[name]) for name in _FIELDS), message.offset(), message.timestamp()[1]])
@@ -155,7 +156,7 @@ def _audited(message: Message) -> Act | None:
 
 
 def _discarded(message: Message) -> DiscardedMessage | None:
-    """Read a record of the discarded topic; None where it is none."""
+    """Decode a record of the discarded topic; None if it has another format."""
     try:
         half, reason, check_count = decode_discarded(message.key(), message.value(), wire_headers(message))
     except MessageFormatError:

@@ -1,6 +1,6 @@
-"""What lies in the topics that every store has in Kafka, read within a few seconds where a broker is away.
+"""Read-only access to the topics that every store has in Kafka, with a time limit of seconds if a broker is down.
 
-Nothing is changed by it. `stores.kafka.inspection` tells what is pending where the store itself is in Kafka.
+`stores.kafka.inspection` adds the pending transactions of a store in Kafka.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from penstock.transactions.wire.topics import StoreTopics
 
 T = TypeVar("T")
 
-#: Seconds that all questions together wait for brokers, by default. And the least that a question has.
+#: The default seconds that all requests together wait for brokers.
 WAIT_S = 15.0
+#: The least seconds of one request.
 _MIN_BUDGET_S = 0.3
-#: Seconds for which closing a client may take: it has nothing left to say.
+#: Seconds to close a client: it has nothing left to send.
 _CLOSE_BUDGET_S = 1.0
+#: Seconds to read partitions to their ends.
 _READ_BUDGET_S = 60.0
 
 
 class Inspection:
-    """Asks and reads about a store whose topics have their real counts. Used by one thread; a context manager.
+    """Requests and reads about one store. For one thread; a context manager.
 
-    All questions together wait about `wait_s` seconds for brokers that do not answer at once; what is read steadily
-    costs nothing of them.
+    All requests together wait about `wait_s` seconds for silent brokers; the time of a steady read does not count.
 
-    What reads raises `BrokerConnectionError` where a broker does not answer, or not in time, and `MissingRightError`
-    where this client may not read.
+    `topics` must have the real partition counts. All methods raise `BrokerConnectionError` if a broker does not answer
+    in time, and `MissingRightError` if this client has no read permission.
     """
 
     def __init__(
@@ -47,9 +48,9 @@ class Inspection:
         self.topics = topics
         self.admin = clients.admin(bootstrap_servers, config)
         self.principal = principal_of(config)
-        # Of the seconds to wait, those that are left.
+        # The rest of the seconds to wait.
         self._left_s = wait_s
-        # By isolation, each made at its first use.
+        # By isolation level, each made at its first use.
         self._readers: dict[str, PartitionReader] = {}
 
     def __enter__(self) -> Self:
@@ -57,13 +58,14 @@ class Inspection:
 
     def __exit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
         for reader in self._readers.values() if kind is None else ():
-            # Where a broker is away, closing waits for it as well: such clients end on threads of their own.
+            # Closing waits for a broker that is down, so after an error the clients are left to end by themselves.
             reader.close(max(_MIN_BUDGET_S, min(_CLOSE_BUDGET_S, self._left_s)))
 
     def ask(self, request: Callable[[float], T], *topics: str) -> T:
         """Send a request, and repeat it while brokers are not ready: a new topic has no leader for a moment.
 
-        The question is given the seconds that it may take. Where it is about no topics, it is about the three logs.
+        The request gets its time limit in seconds. `topics` are for the error of a missing permission; by default they
+        are the three logs.
         """
         begun = time.monotonic()
 
@@ -83,12 +85,12 @@ class Inspection:
             self._left_s = max(0.0, self._left_s - spent_s())
 
     def bounds(self, places: Collection[Place]) -> dict[Place, tuple[int, int]]:
-        """Return where partitions begin and end, records of open transactions included."""
+        """Return the begin and end offsets of partitions, including records of open transactions."""
         topics = dict.fromkeys(topic for topic, _ in places)
         return self.ask(lambda limit_s: log_bounds(self.admin, list(places), limit_s), *topics) if places else {}
 
     def partitions_of(self, topic: str) -> int:
-        """Return how many partitions a topic has; 0 where there is none."""
+        """Return the number of a topic's partitions; 0 if the topic does not exist."""
 
         def count(limit_s: float) -> int:
             metadata = self.admin.list_topics(topic, timeout=limit_s).topics[topic]
@@ -99,15 +101,15 @@ class Inspection:
         return self.ask(count, topic)
 
     def read_all(self, topic: str, last: int | None = None) -> Iterator[Message]:
-        """Yield the committed records of a topic, or those among the `last` of each partition; none where it is not."""
+        """Yield the committed records of a topic, or of the `last` offsets of each partition; none without a topic."""
         bounds = self.bounds([(topic, number) for number in range(self.partitions_of(topic))])
         starts = {place: 0 if last is None else end - last for place, (_, end) in bounds.items()}
         return self.read(starts, bounds)
 
     def read(self, starts: Mapping[Place, int], bounds: Mapping[Place, tuple[int, int]]) -> Iterator[Message]:
-        """Yield the committed records of partitions, each from its start, or where it begins, to the end in `bounds`.
+        """Yield the committed records of partitions: from `starts`, or from the begin if that is later, to the end.
 
-        Open transactions are waited for as brokers are; then what stands behind them is left out.
+        It waits for open transactions as for brokers, and then leaves out the records behind them.
         """
         begins = {place: max(start, bounds[place][0]) for place, start in starts.items()}
         ends = {place: bounds[place][1] for place in starts}
@@ -117,7 +119,7 @@ class Inspection:
         waited_s = 0.0
 
         def step(_behind: set[Place], idle_s: float) -> None:
-            """Take what the silence has grown by from what is left; end it where it has lasted for too long."""
+            """Subtract new seconds of silence from the rest; stop the read when none are left."""
             nonlocal waited_s
             self._left_s = max(0.0, self._left_s - max(0.0, idle_s - waited_s))
             waited_s = idle_s
@@ -136,7 +138,7 @@ class Inspection:
             ) from error
 
     def reader(self, isolation: str, limit_s: float) -> PartitionReader:
-        """Return the client of an isolation, which is closed at the end. For questions: raises `KafkaException`."""
+        """Return the reader of an isolation level; for use in a request of `ask`: it raises `KafkaException`."""
         if isolation not in self._readers:
             reader = PartitionReader(
                 self.admin.servers, self.admin.config, self.topics.coordinators, self._failed, isolation=isolation
@@ -147,12 +149,12 @@ class Inspection:
         return self._readers[isolation]
 
     def _failed(self, kind: ErrorKind, error: KafkaError, place: Place) -> None:
-        """Raise what ends reading; the client recovers from all else by itself, or the time limit ends it."""
+        """Raise a missing permission. The client recovers from other errors, or the time limit ends the read."""
         if kind in {ErrorKind.MISSING_RIGHT, ErrorKind.GROUP}:
             raise self._lacking(error, place[0])
 
     def _lacking(self, error: KafkaError, *topics: str) -> MissingRightError:
-        """Return the error of a client that may not ask, or not read."""
+        """Return the error of a missing permission."""
         if concerns_a_group(error):
             rights = [group_right(self.topics.coordinators, Operation.DESCRIBE)]
         else:
