@@ -1,7 +1,7 @@
 """Transactional messages on Kafka: half, op and done logs, a producer, a coordinator, checks.
 
-A message is stored as a *half* before the local transaction runs and becomes visible, exactly once to read_committed
-readers, only after its decision is COMMIT. What is not decided is asked of the producer group.
+A message is stored as a *half* before the local transaction runs. It becomes visible, exactly once to read_committed
+readers, only after its decision is COMMIT. If no decision comes, the coordinator sends a check to the producer group.
 """
 
 from importlib import import_module
@@ -76,7 +76,7 @@ __all__ = [
     "new_id",
 ]
 
-#: What is loaded when it is asked for, since it needs what not everybody installs.
+#: Names that are loaded at their first use, because they need optional libraries.
 _HOME_OF = {
     "FileStore": "penstock.transactions.stores.file",
     "SqlStore": "penstock.transactions.stores.sql.store",
@@ -92,7 +92,7 @@ _HOME_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from the module it lives in."""
+    """Load a public name from its module."""
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'penstock.transactions' has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""Acknowledged sends: one idempotent Kafka producer that many threads batch, and a thread that serves its reports.
+"""Acknowledged sends: one idempotent Kafka producer for many threads, and the thread that serves its delivery reports.
 
-Thousands of records may be under way; each is reported to the function that was given with it.
+Thousands of records may be under way. The report of each one goes to the function that was passed with it.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ from penstock.transactions.wire.half import WireHeaders
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds the delivery thread waits for reports before it looks whether it shall stop.
+#: Seconds that the delivery thread waits for reports before it looks whether to stop.
 _POLL_S = 0.1
-#: Seconds for the reports of what was not acknowledged before a stop.
+#: Seconds for the reports of records that are purged at a stop.
 _PURGE_S = 5.0
-#: Seconds between two replacements of a producer that a fatal error ended.
+#: Seconds between two replacements of a producer after fatal errors.
 _RENEW_EVERY_S = 1.0
+#: Calls of `flush` that serve the last reports of a replaced producer.
 _LAST_TRIES = 3
-#: Seconds between two looks at topics that may not be seen, and for one.
+#: Seconds between two looks at forbidden topics, and the time limit of one look.
 _VISIBILITY_INTERVAL_S = 1.0
-#: What befalls records because their producer has ended.
+#: The errors of records whose producer has ended.
 _OF_PRODUCER = frozenset({KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - the library's public constants look so
 
-#: The client's own limit on a message, for those who send on what was stored: the broker's limit decides alone.
+#: Lifts the client's own limit, for records that were stored before: only the broker's limit counts.
 ANY_SIZE: ClientConfig = {"message.max.bytes": 100_000_000}
 
-#: How many forks lie between this process and the first one: an object that knows another number is the parent's. To
-#: ask the system for the process's id at each send takes longer than the rest of that look.
+#: Forks between the first process and this one. An object with another number belongs to the parent process.
+#: `os.getpid()` at each send would take longer than the whole check.
 _generation = 0
 
 
@@ -65,30 +66,31 @@ _OWNED = {
 
 
 def wire_headers(message: Message) -> WireHeaders:
-    """Return the headers of a fetched record in wire order; `MessageFormatError` where a name is not UTF-8."""
+    """Return the headers of a fetched record in wire order; `MessageFormatError` if a name is not UTF-8."""
     try:
-        # The client library returns a list of pairs of text and bytes; its type covers what may be produced, too.
+        # The client library returns a list of text and bytes. Its type also covers all that `produce` accepts.
         return cast("WireHeaders", headers_of(cast("Record", message)) or ())
     except UnicodeDecodeError as error:
         raise MessageFormatError("a record with a header whose name is not UTF-8; it is refused") from error
 
 
+#: Called once for each record, with the error or None.
 Report = Callable[[KafkaError | None, Message], None]
 
 
 class AckedProducer:
-    """Idempotent sends whose deliveries are reported. Thread-safe.
+    """Idempotent sends with delivery reports. Thread-safe.
 
-    A send that is not acknowledged within `send_timeout_s` seconds counts as failed. A setting that is wrong, or
+    A send without an acknowledgement within `send_timeout_s` seconds counts as failed. A wrong setting, or one that
     belongs to penstock, raises `ConfigurationError`.
     """
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, send_timeout_s: float, name: str) -> None:
         reserved(config, _OWNED, "the transactional producer")
         settings = {
-            # Nagle's rule: nothing is held back while the line is free, and what comes while a request is under way
-            # goes together. One caller pays no linger for half and op; many callers fill batches by themselves. With
-            # two requests under way batches were half as large, at more cost for everybody than the wait it saves.
+            # Nagle's rule: a free line sends at once, and records that come during a request go together in the next
+            # one. One caller pays no linger for half and op; many callers fill batches by themselves. With two requests
+            # under way the batches were half as large, which cost all callers more than the shorter wait saved.
             "linger.ms": 0,
             "max.in.flight": 1,
             "message.timeout.ms": int(send_timeout_s * 1000),
@@ -97,12 +99,12 @@ class AckedProducer:
             "acks": "all",
         }
         self._principal = principal_of(config)
-        # Topics that were refused. Added by any thread, taken out by the delivery thread: single steps on a set.
+        # Topics without permission. Any thread adds, the delivery thread removes; each step on a set is atomic.
         self._forbidden: set[str] = set()
         self._looked_at = float("-inf")
-        # The client's threads are of this process: in a child that was forked, nobody sends and nobody reports.
+        # The client's threads exist in this process only: in a forked child no thread sends or reports.
         self._pid, self._generation = os.getpid(), _generation
-        # Producers that a fatal error ended; the delivery thread serves their last reports.
+        # Producers that ended with a fatal error; the delivery thread serves their last reports.
         self._ended: deque[Producer] = deque()
         self._clients: ClientRenewal[Producer] = ClientRenewal(
             lambda: clients.producer(bootstrap_servers, settings),
@@ -114,14 +116,14 @@ class AckedProducer:
         self._send_timeout_s = send_timeout_s
         self._name = name
         self._ration = RationedLog()
-        #: Called by the delivery thread after each round of reports; set before `start`.
+        #: The delivery thread calls it after each round of reports; set it before `start`.
         self.after_reports: Callable[[], None] = lambda: None
         # Set by stop(), read by senders.
         self._refusing = False
         # Set by stop(), read by the delivery thread.
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name=f"penstock-delivery-{name}", daemon=True)
-        # The delivery thread, once it runs; written by itself.
+        # The id of the delivery thread, which writes it when it starts.
         self._delivering = 0
 
     def start(self) -> None:
@@ -131,8 +133,8 @@ class AckedProducer:
     def stop(self, timeout_s: float) -> int:
         """Wait for open sends, at most `timeout_s` seconds, end the thread and return how many stayed open.
 
-        Those are reported as failed, and what is sent from now on is refused: nobody waits for what cannot come. Where
-        the client library hangs, or what a delivery report calls, that is abandoned after some seconds more.
+        These are reported as failed, and later sends are refused: no caller waits for a report that cannot come. A
+        hanging client library or delivery report is abandoned after some more seconds.
         """
         self._refusing = True
         if self.is_inherited:
@@ -145,14 +147,14 @@ class AckedProducer:
         left = self._flush(timeout_s)
         self._stopping.set()
         self._thread.join()
-        # What is purged from here on is so for the stop.
+        # From here on, records are purged because of the stop, not because of an earlier failure.
         self._clients.failure = None
         self._clients.client.purge()
         self._flush(_PURGE_S)
         return left
 
     def _flush(self, timeout_s: float) -> int:
-        """Wait until all is reported; return how many records are not. A fatal error may come out of it, once."""
+        """Wait until all records are reported; return how many are not. The client raises a fatal error here once."""
         try:
             return int(self._clients.client.flush(timeout_s))
         except KafkaException as error:
@@ -161,11 +163,11 @@ class AckedProducer:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether it belongs to the process that this one was forked from."""
+        """Whether this object belongs to the parent process, which forked this one."""
         return self._generation != _generation
 
     def require_own(self) -> None:
-        """Raise `StoppedError` where it belongs to the process that this one was forked from."""
+        """Raise `StoppedError` if this object belongs to the parent process, which forked this one."""
         if self.is_inherited:
             raise StoppedError(
                 f"{self._name} belongs to process {self._pid}, from which this one was forked: Kafka's clients do not "
@@ -174,15 +176,15 @@ class AckedProducer:
 
     @property
     def in_delivery_thread(self) -> bool:
-        """Whether the caller is the delivery thread, which may not wait for its own reports."""
+        """Whether the caller is the delivery thread, which must not wait for its own reports."""
         return threading.get_ident() == self._delivering
 
     def store(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Any = None, *, limit_s: float
     ) -> int:
-        """Have a record stored and return its offset, waiting for that at most `limit_s` seconds.
+        """Store a record and return its offset, within `limit_s` seconds.
 
-        Raises `PenstockError` where it is not known to be stored, and as `post` does.
+        Raises `PenstockError` if the record is not known to be stored, and as `post` does.
         """
         reports: SimpleQueue[tuple[KafkaError | None, int]] = SimpleQueue()
         self.post(
@@ -204,10 +206,10 @@ class AckedProducer:
     def try_post(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, *, headers: Any = None, report: Report
     ) -> bool:
-        """Hand a record to the client library if it has room, and tell whether it had. Never waits.
+        """Pass a record to the client library, and return False if the library has no room. Never waits.
 
-        `report` is called once, by the delivery thread; it neither raises nor waits. Raises `KafkaException` where the
-        library refuses the record (it is too large, say), and `StoppedError` where this was stopped.
+        The delivery thread calls `report` once; it must neither raise nor wait. Raises `KafkaException` if the library
+        refuses the record (too large, for example), and `StoppedError` after a stop.
         """
         if self._refusing or self._generation != _generation:
             self.require_own()
@@ -226,9 +228,9 @@ class AckedProducer:
     def post(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, *, headers: Any, report: Report
     ) -> None:
-        """Do what `try_post` does, waiting for room where the client library's buffer is full.
+        """Do what `try_post` does, and wait for room if the client library's buffer is full.
 
-        Raises `StoppedError`, too, where that stayed full for the whole send timeout.
+        Also raises `StoppedError` if the buffer stays full for the whole send timeout.
         """
         deadline = 0.0
         while not self.try_post(topic, partition, key, value, headers=headers, report=report):
@@ -239,28 +241,28 @@ class AckedProducer:
                     f"the send buffer stayed full for {self._send_timeout_s:g} s while sending to {topic}:{partition}; "
                     "the broker does not keep up or is not there"
                 )
-            # The delivery thread makes room. Where this is that thread, nobody else does.
+            # Serving reports makes room. That is the delivery thread's work; it may be this thread.
             if self.in_delivery_thread:
                 self._clients.client.poll(0.01)
             else:
                 time.sleep(0.001)
 
     def why(self, topic: str, error: KafkaError) -> str:
-        """Return why a record for a topic was not stored, with the right that is missing if that is the reason."""
+        """Return the reason why a record was not stored, with the missing permission if there is one."""
         fatal = self._clients.failure
         cause = fatal if error.code() in _OF_PRODUCER and fatal is not None else error
         if not is_missing_right(cause):
             return reason(cause)
         self._forbidden.add(topic)
-        # Who may write to any topic may do so idempotently; Kafka asks for a right of its own below 2.8 only (KIP-679).
+        # Write permission on a topic includes idempotent writes; before Kafka 2.8 that was a separate one (KIP-679).
         return f"{reason(cause)}: {lacking_text([topic_right(Operation.WRITE, topic)], self._principal)}"
 
     def _renew(self, producer: Producer, error: KafkaException) -> bool:
-        """Tell whether there is a new producer instead of one that an error of it has ended for ever.
+        """Replace a producer that ended with a fatal error, and return whether it was replaced.
 
-        An idempotent producer that cannot tell any more what was stored refuses everything from then on, and so does
-        one that may not write anywhere. What it had under way is reported as failed. It is replaced once a second at
-        most: until then it goes on refusing.
+        An idempotent producer that no longer knows which records are stored refuses all others, and so does one without
+        any write permission. Its records under way are reported as failed. It is replaced once a second at most; until
+        then it still refuses.
         """
         return self._clients.note_failure(error) and self._clients.replace(producer)
 
@@ -288,7 +290,7 @@ class AckedProducer:
                 _log.error("a delivery report of %s failed", self._name, exc_info=raised())
 
     def _poll(self, producer: Producer) -> None:
-        """Serve reports for a while. A fatal error comes out of it, once."""
+        """Serve reports for a while. The client raises a fatal error here once."""
         try:
             producer.poll(_POLL_S)
         except KafkaException as error:
@@ -297,12 +299,12 @@ class AckedProducer:
             self._clients.replace(producer)
 
     def _look_again(self) -> None:
-        """Have the client look at topics again that it may not have seen: it would remember that for minutes."""
+        """Make the client look at forbidden topics again: by itself it remembers a refusal for minutes."""
         now = time.monotonic()
         if not self._forbidden or now - self._looked_at < _VISIBILITY_INTERVAL_S:
             return
         self._looked_at = now
-        # A copy of a set is one step under the interpreter lock.
+        # Copying a set is atomic.
         for topic in self._forbidden.copy():
             try:
                 found = self._clients.client.list_topics(topic, timeout=_VISIBILITY_INTERVAL_S).topics.get(topic)
@@ -318,7 +320,7 @@ class AckedProducer:
             try:
                 ended.flush(_POLL_S)
             except KafkaException as error:
-                # What ended it comes out of the first call, where the sender saw it before the delivery thread did.
+                # The first call raises the fatal error if a sender saw it before the delivery thread.
                 self._clients.note_failure(error)
             else:
                 break

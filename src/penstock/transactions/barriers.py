@@ -1,8 +1,8 @@
-"""The barrier: a row in the user's database, by which a check knows, and never guesses, how a local transaction ended.
+"""The barrier: a row in the user's database that tells a check, without guessing, how a local transaction ended.
 
-The local transaction writes COMMITTED for its id, and the check writes ROLLED_BACK for it where nothing stands: the
-primary key lets one of them in. So a local transaction that is still running holds the check back until it ends, and
-one that has not run yet when it is checked cannot run any more. Nothing is left to a waiting time.
+The local transaction writes COMMITTED for its id. The check writes ROLLED_BACK for the id if there is no row. The
+primary key admits one of the two. So a running local transaction blocks the check until it ends, and one that has not
+run before its check can no longer run. No answer depends on a time-out.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from penstock.transactions.wire.ids import is_id
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds that another's write may take on SQLite, about: a check that finds somebody at it waits for no more.
+#: About the seconds of a short write on SQLite: a check waits no longer for another writer.
 _SHORT_WRITE_S = 0.1
-#: Name of the barrier's table, where none is given.
+#: The default name of the barrier's table.
 DEFAULT_TABLE = "penstock_barrier"
 
 _STATEMENTS = {
@@ -53,7 +53,7 @@ CREATE TABLE IF NOT EXISTS {} (
 
 
 class HasId(Protocol):
-    """Whatever knows the id of a transaction: a `Transaction`, a `HalfMessage`."""
+    """An object with the id of a transaction: a `Transaction` or a `HalfMessage`."""
 
     @property
     def transaction_id(self) -> str:
@@ -61,39 +61,39 @@ class HasId(Protocol):
 
 
 def create_barrier_table(connection: object, *, table: str = DEFAULT_TABLE, schema: str | None = None) -> None:
-    """Create the barrier's table where it is absent, and commit. Do so once, apart from any local transaction.
+    """Create the barrier's table if it is absent, and commit. Call it once, outside of any local transaction.
 
     Args:
-        connection: as for `barrier`; what is open on it is committed with the table.
+        connection: as for `barrier`; an open transaction is committed with the table.
         table: the table's name.
-        schema: the schema it is in; the connection's own where it is None.
+        schema: the table's schema; None: the connection's own.
 
     Raises:
-        ConfigurationError: the connection or a name is of no known kind.
+        ConfigurationError: the connection is of no known kind, or a name is invalid.
     """
     create_table(connection, _STATEMENTS, table, schema)
 
 
 def barrier(connection: object, tx: HasId | str, *, table: str = DEFAULT_TABLE, schema: str | None = None) -> None:
-    """Write COMMITTED for a transaction inside the user's own SQL transaction, so that `barrier_check` can tell.
+    """Write COMMITTED for a transaction inside the user's own SQL transaction, so that `barrier_check` finds it.
 
-    Call it first in the local transaction: what is refused has then done nothing yet. It commits nothing: the row
-    stands if, and only if, the local transaction commits. An exception that leaves the transaction's block afterwards
-    is no longer taken for a rollback: it may be the database's commit whose answer was lost, so a check finds out.
+    Call it first in the local transaction: a refused transaction has then done nothing yet. It does not commit: the row
+    is kept if, and only if, the local transaction commits. After this call an exception in the transaction's block no
+    longer means ROLLBACK: the database may have committed and its answer may be lost, so a check decides.
 
     Args:
-        connection: the connection of the local transaction, of sqlite3, psycopg or PyMySQL, or a `Connection` or
+        connection: the connection of the local transaction: of sqlite3, psycopg or PyMySQL, or a `Connection` or
             `Session` of SQLAlchemy, for SQLite, PostgreSQL, MariaDB or MySQL; not in autocommit mode.
         tx: the transaction, or its id.
         table: the table's name.
-        schema: the schema it is in; the connection's own where it is None.
+        schema: the table's schema; None: the connection's own.
 
     Raises:
         TransactionRefusedError: a check came first, so the message is rolled back for good and the local transaction
-            must not commit; or the barrier was passed before, by a local transaction that committed already or by
-            this one, and must not be passed twice. In the latter case the message is left to the check.
-        ConfigurationError: the connection would commit by itself, or is of no known kind, or `tx` is no id, or the
-            table is not there.
+            must not commit. Or this or another local transaction with the id passed the barrier before: then a check
+            decides about the message.
+        ConfigurationError: the connection would commit by itself or is of no known kind, or `tx` is no id, or the
+            table is absent.
     """
     user, name = with_table(connection, table, schema)
     transaction_id = tx if isinstance(tx, str) else tx.transaction_id
@@ -101,7 +101,7 @@ def barrier(connection: object, tx: HasId | str, *, table: str = DEFAULT_TABLE, 
         raise ConfigurationError("tx is no transaction's id: give the Transaction, or its transaction_id")
     user.require_transaction()
     if _insert(user, name, transaction_id, "COMMITTED"):
-        # The commit may raise though it took hold: the answer may be lost. From here on only the check knows.
+        # The commit may succeed and raise all the same, when its answer is lost. Only the check can know that.
         getattr(tx, "leave_errors_to_check", lambda: None)()
         return
     if not _committed(user, name, transaction_id):
@@ -109,7 +109,7 @@ def barrier(connection: object, tx: HasId | str, *, table: str = DEFAULT_TABLE, 
             f"transaction {transaction_id} was rolled back by a check before its local transaction came to the "
             "barrier; roll the local transaction back, and send the message again if it is still wanted"
         )
-    # Whatever becomes of this try, the first one may have committed: only the check knows.
+    # The earlier local transaction may have committed. Only the check can know that.
     unknown = getattr(tx, "unknown", None)
     if unknown is not None:
         unknown()
@@ -121,26 +121,25 @@ def barrier(connection: object, tx: HasId | str, *, table: str = DEFAULT_TABLE, 
 
 @dataclass(frozen=True, slots=True)
 class BarrierCheck:
-    """A check that finds the answer in the barrier's table, for `TransactionalProducer(check=...)`.
+    """A check that reads its answer from the barrier's table, for `TransactionalProducer(check=...)`.
 
-    It answers COMMIT where the local transaction committed, ROLLBACK where it did not and now cannot any more, and
-    UNKNOWN while it runs. Every transaction of the producer group has to pass the barrier: one that does not is
-    rolled back when it is checked. It may be called by several threads.
+    The answer is COMMIT if the local transaction committed, ROLLBACK if it did not and no longer can, and UNKNOWN while
+    it runs. Every transaction of the producer group must pass the barrier: the check rolls back all others. Several
+    threads may call it.
 
     Args:
-        connect: opens a connection, of the kinds `barrier` takes, which the check closes; it must lead to the
-            primary server, not to a replica. It is called by several threads.
+        connect: opens a connection of a kind that `barrier` accepts; the check closes it. It must lead to the primary
+            server, not to a replica. Several threads call it.
         table: the table's name.
-        schema: the schema it is in.
+        schema: the table's schema.
         lock_timeout: seconds to wait for a local transaction that is still running. None: half of the producer's
-            `check_timeout`, and on SQLite, which has one lock for all who write, no longer than a short write takes.
-            MariaDB and MySQL wait whole seconds, one at least. Give it where you call the check yourself, within
-            another function.
-        check_timeout: seconds that the check may take, as the producer says.
+            `check_timeout`; on SQLite, which has one lock for all writers, no longer than a short write. MariaDB and
+            MySQL wait whole seconds, at least one. Set it if your own function calls the check.
+        check_timeout: seconds that the check may take; the producer sets it.
 
     Raises:
-        ConfigurationError: an argument is wrong. The check itself raises what the database does, save that it answers
-            UNKNOWN where only a lock was in the way.
+        ConfigurationError: an argument is wrong. The check itself raises the database's errors, except for a lock that
+            it did not get: then it answers UNKNOWN.
     """
 
     connect: Callable[[], Any]
@@ -157,19 +156,18 @@ class BarrierCheck:
         table_name(Kind.SQLITE, self.table, self.schema)
 
     def within(self, check_timeout_s: float) -> BarrierCheck:
-        """Return the same check for a producer whose checks may take so long."""
+        """Return the same check with the time limit of a producer."""
         return replace(self, check_timeout=check_timeout_s)
 
     def __call__(self, half: HalfMessage) -> TransactionState:
-        """Say how the local transaction ended."""
+        """Return the outcome of the local transaction."""
         connection = self.connect()
         try:
             user, name = with_table(connection, self.table, self.schema)
             user.isolate()
             with _lock_timeout(user, self._wait_s(user.kind)):
                 is_mine = _insert(user, name, half.transaction_id, "ROLLED_BACK")
-                # What follows reads in a transaction of its own: it sees the row that was in the way, at any isolation
-                # level.
+                # The next read has a transaction of its own, so it sees the other row at any isolation level.
                 user.commit()
             has_committed = not is_mine and _committed(user, name, half.transaction_id)
         except Exception as error:
@@ -189,28 +187,29 @@ class BarrierCheck:
         return min(_SHORT_WRITE_S, half_s) if kind is Kind.SQLITE else half_s
 
 
-#: The check, by the name that goes with `barrier`.
+#: `BarrierCheck` under the name that goes with `barrier`.
 barrier_check = BarrierCheck
 
 
 def clean_barrier(
     connection: object, older_than: timedelta, *, table: str = DEFAULT_TABLE, schema: str | None = None
 ) -> int:
-    """Delete what the barrier knows of long settled transactions, and commit.
+    """Delete the barrier's rows of long settled transactions, and commit.
 
     Args:
-        connection: as for `barrier`; what is open on it is committed, too.
-        older_than: the age of what is deleted, by the database's clock. It must be longer than a message can stay
-            undecided, with all its checks, its immunity and any time in which the producer group is down: a check that
-            finds nothing rolls the message back.
+        connection: as for `barrier`; an open transaction is committed, too.
+        older_than: the age from which rows are deleted, by the database's clock. A message must never stay undecided
+            for so long, with all its checks, its immunity and any time without a producer of its group: a check that
+            finds no row rolls the message back.
         table: the table's name.
-        schema: the schema it is in.
+        schema: the table's schema.
 
     Returns:
-        How many rows were deleted.
+        The number of deleted rows.
 
     Raises:
-        ConfigurationError: the age is no `timedelta` above zero, or the connection or a name is of no known kind.
+        ConfigurationError: the age is no `timedelta` above zero, the connection is of no known kind, or a name is
+            invalid.
     """
     age = age_s("older_than", older_than)
     user, name = with_table(connection, table, schema)
@@ -221,7 +220,7 @@ def clean_barrier(
 
 @contextlib.contextmanager
 def _lock_timeout(user: UserConnection, seconds: float) -> Iterator[None]:
-    """Bound the time the next statement waits for another's transaction. The connection may go back to a pool."""
+    """Limit the time that statements wait for a lock, and restore it: the connection may go back to a pool."""
     milliseconds = max(1, int(seconds * 1000))
     if user.kind is Kind.POSTGRESQL:
         user.run("SELECT set_config('lock_timeout', :value, true)", value=f"{milliseconds}ms")
@@ -241,13 +240,13 @@ def _lock_timeout(user: UserConnection, seconds: float) -> Iterator[None]:
 
 
 def _insert(user: UserConnection, name: str, transaction_id: str, state: str) -> bool:
-    """Insert a row unless the id has one; wait for whoever is inserting one. Return whether it is this one."""
+    """Insert a row unless the id has one; return whether it was inserted. Waits for another transaction's insert."""
     rows = f"(:id, :state, {NOW[user.kind]})"
     return insert_absent(user, name, "id, state, at", rows, "create_barrier_table", id=transaction_id, state=state) == 1
 
 
 def _committed(user: UserConnection, name: str, transaction_id: str) -> bool:
-    # A plain read of a transaction of MariaDB or MySQL would show what was there at its begin.
+    # On MariaDB and MySQL a plain read shows the state at the begin of its transaction.
     latest = "LOCK IN SHARE MODE" if user.kind is Kind.MYSQL else ""
     statement = f"SELECT 1 FROM {name} WHERE id = :id AND state = 'COMMITTED' {latest}"  # noqa: S608 - the name is quoted
     return bool(user.run(statement, id=transaction_id).rows)

@@ -1,7 +1,7 @@
-"""Threads that run a user's function, each call for a limited time: a call that hangs costs one slot, not the process.
+"""A thread pool for a user's function, with a time limit for each call: a hanging call costs one slot, not the process.
 
-A call past its limit is given up: its thread is abandoned (`clients/bounded_calls.py`) and replaced by a new one.
-Should it return after all, its result still counts.
+A call past its limit is given up: its thread is abandoned (`clients/bounded_calls.py`) and replaced by a new one. If it
+returns after all, its result still counts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from penstock.transactions.model import TransactionState
 
 _log = logging.getLogger("penstock.transactions")
 
-#: For each slot so many threads may be given up; more are not replaced, for a process has no endless memory.
+#: Threads that may be given up for each slot. More are not replaced, because memory is limited.
 _GIVEN_UP_PER_SLOT = 2
 
 
 def answer_of(label: str, call: Callable[[], object]) -> TransactionState | None:
-    """Return what a user's function says of a transaction; None, logged, where it raises or returns anything else."""
+    """Return the answer of a user's function; None, with a log line, if it raises or returns anything else."""
     try:
         state = call()
     except:  # noqa: E722 - see `raised`; the user's function may raise anything
@@ -52,9 +52,9 @@ class _Task(NamedTuple):
 
 
 class BulkheadPool:
-    """Runs calls on `count` daemon threads. Thread-safe; `tend` must be called now and then.
+    """Runs calls on `count` daemon threads. Thread-safe; the owner must call `tend` from time to time.
 
-    A call that takes longer than `limit_s` seconds is given up. The threads are called `name`.
+    A call that takes longer than `limit_s` seconds is given up. `name` is the name of the threads.
     """
 
     def __init__(self, count: int, limit_s: float, name: str) -> None:
@@ -75,21 +75,21 @@ class BulkheadPool:
 
     @property
     def is_short(self) -> bool:
-        """Whether so many calls hang that no more threads replace theirs: what waits may never have its turn."""
+        """Whether too many calls hang to replace their threads: waiting calls may never run."""
         return self._hanging > self._count * _GIVEN_UP_PER_SLOT
 
     def submit(self, label: str, function: Callable[[], None], on_given_up: Callable[[], None] = lambda: None) -> None:
-        """Run a call when a slot is free; `label` says in the log what it is.
+        """Run a call when a slot is free; `label` names it in the log.
 
-        The call must catch its own exceptions; one that gets out is logged, whatever it is, and ends no thread.
-        `on_given_up` is called by `tend` if the call is past its limit.
+        The call must catch its own exceptions; any other is logged and ends no thread. `tend` calls `on_given_up` if
+        the call is past its limit.
         """
         with self._lock:
             self._waiting.append(_Task(label, function, on_given_up))
             self._fill()
 
     def tend(self) -> None:
-        """Give up calls that are past their limit, and put new threads in their places."""
+        """Give up calls that are past their limit, and replace their threads."""
         with self._lock:
             late = [thread for thread, (_, call) in self._busy.items() if call.age_s > self._limit_s]
             given_up = [self._give_up(thread) for thread in late]
@@ -98,9 +98,9 @@ class BulkheadPool:
             task.on_given_up()
 
     def close(self, timeout_s: float) -> bool:
-        """Drop the calls that wait, let those that run end within `timeout_s` seconds, and tell whether they did.
+        """Drop waiting calls, wait for running ones at most `timeout_s` seconds, and tell whether all ended.
 
-        Calls that were given up are not waited for.
+        Calls that were given up do not count.
         """
         deadline = time.monotonic() + timeout_s
         with self._lock:
@@ -111,7 +111,7 @@ class BulkheadPool:
         return all(call.done(max(0.0, deadline - time.monotonic())) for call in running)
 
     def _fill(self) -> None:
-        """Have what waits run, as far as there are slots; called under the lock."""
+        """Start waiting calls while slots are free; called under the lock."""
         while self._waiting and not self._is_closed:
             if not self._idle and (len(self._busy) >= self._count or self.is_short):
                 return

@@ -1,7 +1,7 @@
-"""One way to run a statement on whatever connection a user has: of sqlite3, psycopg, PyMySQL or SQLAlchemy.
+"""One interface to the database connections of users: of sqlite3, psycopg, PyMySQL or SQLAlchemy.
 
-The statement becomes part of the transaction that is open there, and nothing here commits. All but sqlite3 are known by
-what the program has imported itself: who uses none of them needs none.
+A statement becomes part of the open transaction of the user; only `commit` and `create_table` commit. Libraries other
+than sqlite3 are recognised only if the program has imported them itself, so a program needs none of them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import pymysql  # type: ignore[import-untyped] # the library has no types
     import sqlalchemy as sa
 
-#: SQLite's primary result codes of a lock that was not got (https://sqlite.org/rescode.html).
+#: SQLite's primary result codes of a refused lock (https://sqlite.org/rescode.html).
 _SQLITE_LOCKED = frozenset({5, 6})
-#: PostgreSQL's codes: lock not available, cancelled by a timeout, serialization failure, deadlock.
+#: The same of PostgreSQL: lock not available, cancelled by a timeout, serialization failure, deadlock.
 _POSTGRESQL_LOCKED = frozenset({"55P03", "57014", "40001", "40P01"})
-#: MariaDB's and MySQL's: lock wait timeout, deadlock.
+#: The same of MariaDB and MySQL: lock wait timeout, deadlock.
 _MYSQL_LOCKED = frozenset({1205, 1213})
-#: PostgreSQL's code of an undefined table; MariaDB's and MySQL's.
+#: The codes of an undefined table.
 _POSTGRESQL_NO_TABLE = "42P01"
 _MYSQL_NO_TABLE = 1146
 _PARAMETER = re.compile(r":([a-z_][a-z_0-9]*)")
@@ -45,7 +45,7 @@ class Kind(Enum):
 
     SQLITE = "sqlite"
     POSTGRESQL = "postgresql"
-    #: MariaDB, too.
+    #: MySQL or MariaDB.
     MYSQL = "mysql"
 
 
@@ -59,33 +59,33 @@ NOW = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a statement brought: the rows it returned, and how many it changed."""
+    """The result of a statement: the rows that it returned, and the number of rows that it changed."""
 
     rows: list[tuple[Any, ...]] = field(repr=False)
     count: int
 
 
 class UserConnection(Protocol):
-    """A user's connection. Used by one thread at a time, as the connection itself."""
+    """A connection of a user. For one thread at a time, like the connection itself."""
 
     @property
     def kind(self) -> Kind:
-        """What database it leads to."""
+        """The kind of the database."""
 
     def run(self, statement: str, **values: object) -> Answer:
-        """Run a statement whose parameters are written `:name`, in the transaction that is open or begins with it."""
+        """Run a statement with parameters `:name`, in the open transaction or in one that begins with it."""
 
     def require_transaction(self) -> None:
-        """Raise `ConfigurationError` where the next statement would commit by itself."""
+        """Raise `ConfigurationError` if the next statement would commit by itself."""
 
     def isolate(self) -> None:
-        """Make a fresh connection read what is committed at each statement, in transactions that `commit` ends.
+        """Set a new connection to read committed, in transactions that `commit` ends.
 
-        Raises `ConfigurationError` where a transaction is open.
+        Raises `ConfigurationError` if a transaction is open.
         """
 
     def commit(self) -> None:
-        """End the transaction."""
+        """Commit the transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +95,19 @@ class _Sqlite:
 
     def run(self, statement: str, **values: object) -> Answer:
         cursor = self.connection.cursor()
-        # Whatever rows the user wants to see, here they are tuples.
+        # Plain tuples, also if the user's connection has its own row factory.
         cursor.row_factory = None
         cursor.execute(statement, values)
         return Answer(cursor.fetchall(), cursor.rowcount)
 
     def require_transaction(self) -> None:
-        # A statement that writes opens a transaction by itself, unless isolation_level is None (or, from Python 3.12
-        # on, autocommit is True).
+        # A statement that writes begins a transaction, unless isolation_level is None (or, from Python 3.12 on,
+        # autocommit is True).
         if not self.connection.in_transaction and _commits_by_itself(self.connection):
             raise ConfigurationError(_AUTOCOMMIT)
 
     def isolate(self) -> None:
-        # SQLite has but one level.
+        # SQLite has only one isolation level.
         if self.connection.in_transaction and getattr(self.connection, "autocommit", -1) is not False:
             raise ConfigurationError(_NOT_NEW)
 
@@ -193,7 +193,7 @@ class _SqlAlchemy:
     def require_transaction(self) -> None:
         raw: Any = self._connection().connection.dbapi_connection
         if self.kind is Kind.SQLITE and _commits_by_itself(raw):
-            # The recipe of an own BEGIN in SQLAlchemy's begin event acts with the first statement.
+            # SQLAlchemy's recipe of a BEGIN in the begin event takes effect with the first statement.
             self.run("SELECT 1")
             if not raw.in_transaction:
                 raise ConfigurationError(_AUTOCOMMIT)
@@ -224,10 +224,10 @@ class _SqlAlchemy:
 
 
 def adopt(connection: object) -> UserConnection:
-    """Return a user's connection in the one form.
+    """Wrap a connection of a user as a `UserConnection`.
 
     It is a connection of sqlite3, psycopg or PyMySQL, or a `Connection` or `Session` of SQLAlchemy that leads to
-    SQLite, PostgreSQL, MariaDB or MySQL; whatever else raises `ConfigurationError`.
+    SQLite, PostgreSQL, MariaDB or MySQL; anything else raises `ConfigurationError`.
     """
     if isinstance(connection, sqlite3.Connection):
         return _Sqlite(connection)
@@ -248,7 +248,7 @@ def adopt(connection: object) -> UserConnection:
         if isinstance(connection, sqlalchemy.orm.scoped_session):
             connection = connection()
         if isinstance(connection, (sa.Connection, sqlalchemy.orm.Session)):
-            # A session is not asked for its connection yet: that would fix its isolation level.
+            # `get_bind` instead of `Session.connection()`: that would fix the isolation level.
             name = (connection if isinstance(connection, sa.Connection) else connection.get_bind()).dialect.name
             name = "mysql" if name == "mariadb" else name
             if name in {kind.value for kind in Kind}:
@@ -261,40 +261,40 @@ def adopt(connection: object) -> UserConnection:
 
 
 def quoted(name: str, kind: Kind) -> str:
-    """Return a name of a table or schema as a database's SQL says it."""
+    """Return the quoted name of a table or schema; an invalid name raises `ConfigurationError`."""
     mark = "`" if kind is Kind.MYSQL else '"'
-    # A colon would be a parameter's.
+    # A colon would begin a parameter.
     if not name or "\0" in name or ":" in name or "%" in name:
         raise ConfigurationError(f"a table's or schema's name must be text without ':', '%' and NUL, but is {name!r}")
     return f"{mark}{name.replace(mark, 2 * mark)}{mark}"
 
 
 def table_name(kind: Kind, table: str, schema: str | None) -> str:
-    """Return a table's name, in its schema where one is given, as a database's SQL says it."""
+    """Return the quoted name of a table, with its schema if there is one."""
     return quoted(table, kind) if schema is None else f"{quoted(schema, kind)}.{quoted(table, kind)}"
 
 
 def with_table(connection: object, table: str, schema: str | None) -> tuple[UserConnection, str]:
-    """Return a user's connection in the one form, and a table's name as its SQL says it."""
+    """Wrap a connection of a user, and return it with the quoted name of a table."""
     user = adopt(connection)
     return user, table_name(user.kind, table, schema)
 
 
 def create_table(connection: object, statements: Mapping[Kind, str], table: str, schema: str | None) -> None:
-    """Run the `CREATE TABLE IF NOT EXISTS` of the database, which has braces for the name, and commit."""
+    """Run the database's `CREATE TABLE IF NOT EXISTS {}`, with the table's name, and commit."""
     user, name = with_table(connection, table, schema)
     if user.kind is Kind.POSTGRESQL:
-        # It fails when two do it at once.
+        # Two of them at once would fail.
         user.run("SELECT pg_advisory_xact_lock(hashtextextended('penstock', 0))")
     user.run(statements[user.kind].format(name).strip())
     user.commit()
 
 
 def insert_absent(user: UserConnection, name: str, columns: str, rows: str, made_by: str, **values: object) -> int:
-    """Insert those rows whose key is not there, and return how many; wait for whoever is inserting the same key.
+    """Insert the rows with absent keys, and return how many. Waits for another transaction that inserts the same key.
 
-    `rows` are lists in parentheses, with parameters for `values`. `ConfigurationError` that names the function
-    `made_by` where there is no such table.
+    `rows` are lists in parentheses, with parameters for `values`. If the table is absent, the `ConfigurationError`
+    names the function `made_by`, which creates it.
     """
     ignore, unless = ("IGNORE", "") if user.kind is Kind.MYSQL else ("", "ON CONFLICT DO NOTHING")
     try:
@@ -306,7 +306,7 @@ def insert_absent(user: UserConnection, name: str, columns: str, rows: str, made
 
 
 def age_s(option: str, age: timedelta) -> int:
-    """Return an age in whole seconds; `ConfigurationError` where it is no `timedelta` above zero."""
+    """Return an age in whole seconds; `ConfigurationError` unless it is a `timedelta` above zero."""
     if not isinstance(age, timedelta):
         raise ConfigurationError(
             f"{option} must be a timedelta, as timedelta(days=7), but is {age!r}, which has no unit"
@@ -316,7 +316,7 @@ def age_s(option: str, age: timedelta) -> int:
 
 
 def is_lock_error(error: BaseException) -> bool:
-    """Tell whether a database's error says that another transaction was in the way, so that trying again helps."""
+    """Tell whether a database error means that another transaction held a lock, so that a retry helps."""
     cause: object = getattr(error, "orig", None) or error
     if isinstance(cause, sqlite3.Error):
         return (getattr(cause, "sqlite_errorcode", 0) & 0xFF) in _SQLITE_LOCKED
@@ -324,7 +324,7 @@ def is_lock_error(error: BaseException) -> bool:
 
 
 def is_no_table_error(error: BaseException) -> bool:
-    """Tell whether a database's error says that a table is not there."""
+    """Tell whether a database error means that a table is absent."""
     cause: object = getattr(error, "orig", None) or error
     if isinstance(cause, sqlite3.Error):
         return str(cause).startswith("no such table")
@@ -337,7 +337,7 @@ def _mysql_code(error: object) -> object:
 
 
 def cause_of(error: Exception) -> str:
-    """Return what a database said, for an error of ours: without the statement and its parameters."""
+    """Return the first line of a database error, without the statement and its parameters."""
     cause: object = getattr(error, "orig", None) or error
     lines = str(cause).splitlines()
     return f"{type(cause).__name__}: {lines[0] if lines else 'no reason given'}"

@@ -1,12 +1,12 @@
-"""The inbox: a row in the user's database, by which a handler knows that it has handled a message before.
+"""The inbox: a row in the user's database that tells a handler whether it has handled a message before.
 
-The row is written in the handler's own SQL transaction, so it stands if, and only if, what the handler wrote stands.
-A message that comes again, after a crash, a rebalance or a replay, finds it. Two handlers of one message at once, as
-when a member that was replaced is still at work, meet at the primary key: one waits for the other, or fails.
+The handler writes the row in its own SQL transaction, so row and effects are kept together or not at all. A message
+that comes again, after a crash, a rebalance or a replay, finds the row. Two handlers may have the same message at once,
+for example while a replaced member still works. They meet at the primary key: one waits for the other, or fails.
 
-A message is identified by the group, its topic, partition and offset, and its timestamp. The timestamp tells the
-messages of a topic that was deleted and made again from those of the former one, and it travels with the message: a
-topic id is known only some time after the first messages were read. A message of a retry topic is the one that it was.
+The group, topic, partition, offset and timestamp identify a message. If a topic was deleted and created again, the
+timestamp distinguishes its messages from the former ones. A topic id would be known only some time after the first
+messages were read; the timestamp comes with the message. A message of a retry topic keeps its original identity.
 """
 
 from __future__ import annotations
@@ -36,20 +36,19 @@ from penstock.transactions.connections import (
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Name of the inbox's table, where none is given.
+#: The default name of the inbox's table.
 DEFAULT_TABLE = "penstock_inbox"
-#: Rows that one statement writes or looks for: SQLite takes 999 parameters.
+#: Rows that one statement writes or reads: SQLite takes 999 parameters.
 _ROWS = 100
-#: Records that one transaction deletes at most, so that it holds few locks.
+#: Rows that one transaction deletes at most, so that it holds few locks.
 _DELETED_AT_ONCE = 1_000
-#: Characters that a group's name may have: it is part of the primary key, which MariaDB and MySQL limit to 3,072 bytes.
+#: The longest group name, in characters: MariaDB and MySQL limit the primary key to 3,072 bytes.
 _MOST_GROUP_CHARS = 255
-#: Seconds between two rounds of trimming. The first waits as long: what was handled before a crash and comes again,
-#: comes first.
+#: Seconds before each round of trimming, also the first: after a crash, messages that were handled come again first.
 _TRIM_INTERVAL_S = 60.0
-#: Seconds that the end of an app waits for a round under way.
+#: Seconds that a stop waits for a round under way.
 _STOP_BUDGET_S = 2.0
-#: Stands for the timestamp of a message that has none; as in Kafka.
+#: The timestamp of a message without one, as in Kafka.
 _NO_TIME = -1
 
 _KEY = "consumer_group, topic, partition_number, message_offset, message_time"
@@ -60,7 +59,7 @@ CREATE TABLE IF NOT EXISTS {{}} (
     message_offset BIGINT NOT NULL, message_time BIGINT NOT NULL, call_id BIGINT NOT NULL, at BIGINT NOT NULL,
     PRIMARY KEY ({_KEY})
 )"""
-#: What makes the table, with its name in braces; docs/exactly-once-database.md shows the same.
+#: Creates the table; the braces are for its name. docs/exactly-once-database.md shows the same statements.
 STATEMENTS = {
     Kind.SQLITE: f"{_TABLE} WITHOUT ROWID",
     Kind.POSTGRESQL: _TABLE,
@@ -73,20 +72,20 @@ CREATE TABLE IF NOT EXISTS {{}} (
 ) ENGINE = InnoDB""",
 }
 
-#: What tells a message from others of its group: topic, partition, offset and timestamp.
+#: Topic, partition, offset and timestamp: they identify a message within its group.
 _Identity = tuple[str, int, int, int]
 
 
 def create_inbox_table(connection: object, *, table: str = DEFAULT_TABLE, schema: str | None = None) -> None:
-    """Create the inbox's table where it is absent, and commit. Do so once, outside of any handler.
+    """Create the inbox's table if it is absent, and commit. Call it once, outside of any handler.
 
     Args:
-        connection: as for `inbox`; what is open on it is committed with the table.
+        connection: as for `inbox`; an open transaction is committed with the table.
         table: the table's name.
-        schema: the schema it is in; the connection's own where it is None.
+        schema: the table's schema; None: the connection's own.
 
     Raises:
-        ConfigurationError: the connection or a name is of no known kind.
+        ConfigurationError: the connection is of no known kind, or a name is invalid.
     """
     create_table(connection, STATEMENTS, table, schema)
 
@@ -114,39 +113,39 @@ def inbox(
 ) -> bool | list[Message]:
     """Record in the handler's own SQL transaction that a message is handled, and tell whether it is new.
 
-    Call it first in the transaction. It commits nothing: the record stands if, and only if, the transaction commits. So
-    what is written with it is written exactly once, however often the message comes. While another transaction handles
-    the same message, this one waits for its end, as long as the connection's own lock time-out lets it.
+    Call it first in the transaction. It does not commit: the record is kept if, and only if, the transaction commits.
+    So the writes of the transaction take effect exactly once, however often the message comes. If another transaction
+    handles the same message, this call waits for its end, at most the connection's own lock time-out.
 
     Args:
-        connection: the connection of the handler's transaction, of sqlite3, psycopg or PyMySQL, or a `Connection` or
+        connection: the connection of the handler's transaction: of sqlite3, psycopg or PyMySQL, or a `Connection` or
             `Session` of SQLAlchemy, for SQLite, PostgreSQL, MariaDB or MySQL; not in autocommit mode. With an
             asynchronous one of SQLAlchemy: `await connection.run_sync(penstock.inbox, message)`.
-        message: the message, or the list of them that a handler with `batch` gets.
-        group: in whose name it is recorded; the consumer group of the handler where it is None. Give it on threads of
-            your own, as `Context.group`.
+        message: the message, or the list of messages of a handler with `batch`.
+        group: the group of the record; None: the consumer group of the handler. On threads of your own pass
+            `Context.group`.
         table: the table's name.
-        schema: the schema it is in; the connection's own where it is None.
+        schema: the table's schema; None: the connection's own.
 
     Returns:
-        Of a message, whether it is new: False where it was handled before, and the handler has nothing more to do in
-        this database. Of a list, the messages that are new, in their order, each once.
+        For a message, whether it is new: if False, it was handled before, and the handler has nothing more to do in
+        this database. For a list, the new messages in their order, each once.
 
     Raises:
-        ConfigurationError: the connection would commit by itself, or is of no known kind, or the group is not known, or
-            the table is not there. Where a lock was not got in time, the database's own error: the handler fails, and
-            is tried again.
+        ConfigurationError: the connection would commit by itself or is of no known kind, the group is unknown, or the
+            table is absent. If a lock was not granted in time, the database's own error is raised: the handler fails
+            and is tried again.
     """
     user, name = with_table(connection, table, schema)
     group = _named(group)
     messages: Sequence[Message] = message if isinstance(message, Sequence) else (message,)
-    # Copies of one message, as a retry topic may hold, count once.
+    # Copies of one message, for example in a retry topic, count once.
     wanted: dict[_Identity, Message] = {}
     for each in messages:
         wanted.setdefault(_identity(each), each)
     user.require_transaction()
     new = set[_Identity]()
-    # All transactions take their keys in one order: two batches that overlap wait for each other, and not in a circle.
+    # All transactions lock their keys in one order, so that overlapping batches cannot deadlock.
     ordered = sorted(wanted)
     for start in range(0, len(ordered), _ROWS):
         new |= _record(user, name, group, ordered[start : start + _ROWS])
@@ -180,7 +179,7 @@ def _identity(message: Message) -> _Identity:
 
 
 def _record(user: UserConnection, name: str, group: str, identities: Sequence[_Identity]) -> set[_Identity]:
-    """Insert the records that are not there; return of which messages."""
+    """Insert the absent records; return the identities of their messages."""
     values: dict[str, object] = {"group": group, "call": secrets.randbits(63)}
     rows, places = [], []
     for number, (topic, partition, offset, time) in enumerate(identities):
@@ -193,7 +192,7 @@ def _record(user: UserConnection, name: str, group: str, identities: Sequence[_I
     count = insert_absent(user, name, _COLUMNS, ", ".join(rows), "create_inbox_table", **values)
     if count in (0, len(identities)):
         return set(identities if count else ())
-    # Some of them were there. Which ones this call has written, their `call_id` says.
+    # Some records existed. The `call_id` marks those that this call has written.
     found = user.run(
         f"SELECT topic, partition_number, message_offset, message_time FROM {name} "  # noqa: S608 - the name is quoted
         f"WHERE consumer_group = :group AND call_id = :call AND (({') OR ('.join(places)}))",
@@ -203,15 +202,15 @@ def _record(user: UserConnection, name: str, group: str, identities: Sequence[_I
 
 
 def _text(value: str | bytes) -> str:
-    """Return a text, whatever the user's connection returns texts as."""
+    """Return a text as `str`: some connections return bytes."""
     return value if isinstance(value, str) else value.decode()
 
 
 class InboxTrimmer:
-    """Trims an inbox of an app now and then, on a thread of its own. `start` and `stop` are for one thread.
+    """Trims the inbox of an app from time to time, on a thread of its own. `start` and `stop` are for one thread.
 
-    Nobody waits for it: what fails is logged, and tried again at the next round. Arguments are those of
-    `App.inbox_database`; `ConfigurationError` where one is wrong.
+    A failure is logged, and the next round tries again. The arguments are those of `App.inbox_database`; a wrong one
+    raises `ConfigurationError`.
     """
 
     def __init__(self, connect: Callable[[], Any], keep: timedelta, table: str, schema: str | None) -> None:
@@ -219,7 +218,7 @@ class InboxTrimmer:
         table_name(Kind.SQLITE, table, schema)
         self._connect = connect
         self._keep_s = age_s("keep", keep)
-        #: Seconds that a message may wait in retry topics, for which its record stays in addition. Before the start.
+        #: Seconds that a message may wait in retry topics: records stay longer by this time. Set it before `start`.
         self.retry_s = 0
         self._table = table
         self._schema = schema
@@ -228,11 +227,11 @@ class InboxTrimmer:
         self._thread: threading.Thread | None = None
 
     def start(self, group: str, committed: Callable[[], Mapping[tuple[str, int], int]]) -> None:
-        """Begin; returns at once.
+        """Start the thread.
 
         Args:
             group: the consumer group.
-            committed: returns the offsets that the group is known to have committed of this member's partitions.
+            committed: returns the known committed offsets of this member's partitions.
         """
         self._stopping = threading.Event()
         name = f"penstock-inbox-{group}"
@@ -240,7 +239,7 @@ class InboxTrimmer:
         self._thread.start()
 
     def stop(self) -> None:
-        """End. A statement that hangs is abandoned with the thread, which is a daemon."""
+        """Stop the thread. A hanging statement is abandoned with the thread, which is a daemon."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(_STOP_BUDGET_S)
@@ -261,11 +260,11 @@ class InboxTrimmer:
                 _log.debug("%d records of %s were trimmed from the inbox %s", deleted, group, self._table)
 
     def trim(self, group: str, committed: Mapping[tuple[str, int], int]) -> int:
-        """Delete the old records of messages below the committed offsets; return how many there were.
+        """Delete old records below the committed offsets; return how many.
 
         Args:
             group: the consumer group.
-            committed: an offset for each topic and partition: what is below it does not come again.
+            committed: an offset for each topic and partition: messages below it do not come again.
         """
         deleted = 0
         with closing(self._connect()) as connection:

@@ -1,4 +1,4 @@
-"""The arguments of a message, checked, and the half they make."""
+"""Halves, made from the arguments of a send after these were checked."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from penstock.outgoing import Outgoing, UserHeaders, as_headers, encoded, requir
 from penstock.transactions.model import HalfMessage
 from penstock.transactions.wire.half import MAX_PARTS, RESERVED_PREFIX, Half
 
-#: The longest time that is taken for one: a hundred years.
+#: The longest delay that is accepted: a hundred years.
 _MAX_DELAY_S = 100 * 365 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What holds for all messages of a transaction.
+    """The options that all messages of a transaction share.
 
     Attributes:
         immunity_ms: milliseconds from birth before the first check, or None.
-        deliver_at_ms: when to publish, in milliseconds since the epoch, or None.
-        by_half: whether halves of one key are published in the order they were sent.
+        deliver_at_ms: the time to publish, in milliseconds since the epoch, or None.
+        by_half: whether messages of one key are published in the order of their halves.
     """
 
     immunity_ms: int | None = None
@@ -34,7 +34,7 @@ class Terms:
 
 
 def terms(check_immunity: float | None, deliver_at: datetime | float | None, *, by_half: bool) -> Terms:
-    """Check what holds for a whole transaction; what is wrong raises `ConfigurationError`."""
+    """Return the options of a transaction; a wrong one raises `ConfigurationError`."""
     immunity_ms = None
     if check_immunity is not None:
         not_negative("check_immunity", check_immunity)
@@ -64,9 +64,9 @@ def _milliseconds(at: datetime | float) -> int:
 def halves(
     transaction_id: str, group: str, messages: Sequence[Outgoing], shared: Terms, ordering_key: bytes | None
 ) -> list[Half]:
-    """Return the halves of a transaction of several messages; what is wrong raises `ConfigurationError`.
+    """Return the halves of a transaction of several messages; a wrong argument raises `ConfigurationError`.
 
-    `ordering_key` orders them among others; it is the first message's key where it is None.
+    `ordering_key` orders the transaction among others; None: the first message's key.
     """
     if not 1 <= len(messages) <= MAX_PARTS:
         raise ConfigurationError(f"a transaction has 1 to {MAX_PARTS} messages, but this one has {len(messages)}")
@@ -117,5 +117,5 @@ def _headers(headers: UserHeaders) -> Headers:
 
 
 def as_seen(half: Half, check_count: int) -> HalfMessage:
-    """Return a half as a user's function sees it, after so many checks that were answered UNKNOWN."""
+    """Return a half as a user's function sees it; `check_count` checks were answered UNKNOWN before."""
     return HalfMessage(half.topic, half.key, half.value, half.headers, half.transaction_id, check_count)

@@ -1,4 +1,4 @@
-"""The values a user of transactional messages meets: states, results, the half a check is asked about, counts."""
+"""The public values of transactional messages: states, results, halves for a check, statistics."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Literal, NamedTuple
 
 from penstock.message import Headers
 
-#: What a send waits for: until its decision is handed to the client, is stored, or its message is visible.
+#: A send waits until its decision is handed to the client, until it is stored, or until its message is visible.
 Wait = Literal["sent", "stored", "published"]
-#: In which order messages of one key are published: that of their decisions, or that of their halves.
+#: Messages of one key are published in the order of their decisions, or of their halves.
 Order = Literal["commit", "half"]
 #: Upper bounds of the histogram of finish times (birth to published), in seconds; the last bucket has none.
 FINISH_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.06, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 
 
 class TransactionState(Enum):
-    """What becomes of a half message."""
+    """The outcome of a local transaction, which decides about its half message."""
 
-    #: Publish it: the local transaction committed.
+    #: Publish the message: the local transaction committed.
     COMMIT = "commit"
     #: Never publish it: the local transaction did not commit and never will.
     ROLLBACK = "rollback"
-    #: Not known yet: ask again later.
+    #: Not known yet: check again later.
     UNKNOWN = "unknown"
 
 
@@ -33,12 +33,12 @@ class HalfMessage:
     """An undecided half message, as a check sees it.
 
     Attributes:
-        topic: the topic it is to be published to.
+        topic: its target topic.
         key: its key, or None.
         value: its value, or None for a tombstone.
         headers: its headers in wire order.
         transaction_id: the id under which the local transaction knows it.
-        check_count: how many checks were answered UNKNOWN before this one.
+        check_count: the number of earlier checks that were answered UNKNOWN.
     """
 
     topic: str
@@ -49,8 +49,8 @@ class HalfMessage:
     check_count: int
 
 
-#: What becomes of a half whose checks are exhausted: to the discarded topic, published, rolled back, or asked of a
-#: function, whose UNKNOWN means the discarded topic.
+#: The policy for a half whose checks are exhausted: move it to the discarded topic, publish it, roll it back, or call
+#: a function. If that returns UNKNOWN, the half moves to the discarded topic.
 DiscardPolicy = Literal["topic", "commit", "rollback"] | Callable[[HalfMessage], TransactionState]
 
 
@@ -62,10 +62,10 @@ class PendingTransaction:
         topics: the topics of its messages, in the order of its parts.
         age_s: seconds since the birth of its first half, by the store's clock.
         check_count: checks answered UNKNOWN so far.
-        decided: the decision that waits to take effect, or None.
-        deliver_at_ms: when it is published, in milliseconds since the epoch; None: as soon as it is committed.
-        held_by: id of the transaction of its group and key that it waits for, with `order="half"`.
-        waits_for: what it waits for else, in words, as a producer to be asked; empty: for its decision.
+        decided: the decision that has not taken effect yet, or None.
+        deliver_at_ms: its time to be published, in milliseconds since the epoch; None: at its commit.
+        held_by: with `order="half"`, the id of the earlier transaction of its group and key that holds it.
+        waits_for: in words, any other thing that it waits for, such as a producer for its check; empty: its decision.
     """
 
     transaction_id: str
@@ -80,12 +80,12 @@ class PendingTransaction:
 
 
 class TransactionResult(NamedTuple):
-    """What `TransactionalProducer.send` did. A named tuple, for it is quick to make.
+    """The result of a send. A named tuple, because that is fast to make.
 
     Attributes:
-        state: the decision that was stored; UNKNOWN when it was left to a check. In a store in Kafka it does not say
-            that no check or operator had decided before: only `wait="published"` does.
-        topic: the topic the message is published to when it commits.
+        state: the stored decision; UNKNOWN if a check decides. In a store in Kafka a check or an operator may have
+            decided before: only `wait="published"` excludes that.
+        topic: the target topic of the message.
     """
 
     transaction_id: str
@@ -98,15 +98,15 @@ class ProducerStatistics:
     """Counts of one `TransactionalProducer` since its start.
 
     Attributes:
-        in_flight: transactions entered and not yet left.
+        in_flight: transactions that were sent or entered, and have not ended.
         committed: COMMIT decisions stored by this producer.
         rolled_back: ROLLBACK decisions stored by this producer.
         unknown: transactions left to a check.
-        failed: halves or decisions that are not known to be stored, and decisions that the store refused at once,
-            because another one stands.
+        failed: halves or decisions that are not known to be stored, and decisions that the store refused at once
+            because another one counts.
         checks: checks answered by this producer, whatever the answer.
-        failed_checks: checks whose function raised or answered nonsense; they count as UNKNOWN.
-        skipped_checks: requests not taken up because all check workers were busy; they are asked again.
+        failed_checks: checks whose function raised, or returned no `TransactionState`; they count as UNKNOWN.
+        skipped_checks: requests ignored because all check workers were busy; the coordinator asks again.
         hung_checks: checks given up because they did not return in time.
         lost_decisions: decisions sent with `wait="sent"` that are not known to be stored: a check settles them.
     """
@@ -125,37 +125,37 @@ class ProducerStatistics:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorStatistics:
-    """Counts of one `Coordinator` since its start, and what it holds now.
+    """Counts of one `Coordinator` since its start, and its present state.
 
     Attributes:
-        partitions: half partitions this coordinator owns and has taken over wholly: all that was in their logs then
-            is read, so that `pending` tells of it.
-        pending: halves not yet settled.
-        oldest_pending_age: seconds since the birth of the oldest of them; 0 when there is none.
+        partitions: half partitions of this coordinator whose logs it has read to the end, so that `pending` counts
+            them.
+        pending: halves that are not settled.
+        oldest_pending_age: seconds since the birth of the oldest pending half; 0 if there is none.
         held: committed transactions that cannot be published now, because their topic is missing or refuses them.
         committed: transactions published.
         rolled_back: transactions settled without a trace downstream.
         discarded: transactions moved to the discarded topic.
         refused: decisions refused: a second one, an unknown or long settled id, a wrong group.
-        forged: records of the half and op topics that could not be what they claim to be.
+        forged: records of the half and op topics that cannot be genuine.
         checks: check requests sent.
         answered_checks: answers of checks that counted: UNKNOWN, or the decision.
-        no_producer: checks that were due and reached nobody.
+        no_producer: due checks that reached no producer.
         groups: Kafka transactions committed; `committed / groups` is the mean group size.
-        recoveries: times the Kafka producer was replaced for the end of a transaction was in doubt, or may come twice.
-        lost: records of the half, op and done logs that somebody else deleted before they were done with; a log that
-            was deleted and made again counts as one at least, for nobody knows how many they were.
+        recoveries: replacements of the Kafka producer because the end of a transaction was in doubt, or may come twice.
+        lost: records of the half, op and done logs that were deleted by others too early. A log that was deleted and
+            created again counts as at least one, because the number is unknown.
         held_by_key: transactions that wait for an earlier one of their group and key, with `order="half"`.
         delayed: committed transactions that wait for their `deliver_at`.
         hung_checks: calls of a discard policy given up because they did not return in time.
-        finish_times: transactions by seconds from birth to published: one count for each bound of `FINISH_BUCKETS_S`,
-            and one above; empty where they are not measured.
+        finish_times: counts of transactions by seconds from birth to published: one for each bound of
+            `FINISH_BUCKETS_S`, and one above; empty if they are not measured.
         finish_seconds: the sum of those seconds.
-        left_behind: threads that hang in a call of the Kafka client which never returned, and were abandoned.
-        slow_call: the call of the Kafka client that publishing waits for, if it has not returned for long; else empty.
-        slow_call_s: its age in seconds.
-        missing_rights: what the coordinator was refused lately for want of a right, each with what gives it. Targets
-            are not among it: what is for them is held.
+        left_behind: abandoned threads that hang in a call of the Kafka client.
+        slow_call: the call of the Kafka client that publishing has waited for too long; empty if there is none.
+        slow_call_s: the age of this call in seconds.
+        missing_rights: permissions that were lately missing, each with the command that grants it. Permissions on
+            target topics are not included: their transactions count as held.
     """
 
     partitions: int
