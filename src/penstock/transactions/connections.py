@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import sqlite3
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.errors import ConfigurationError
 from penstock.options import positive
@@ -65,19 +66,22 @@ class Answer:
     count: int
 
 
-class UserConnection(Protocol):
+@dataclass(frozen=True, slots=True)
+class UserConnection(ABC):
     """A connection of a user. For one thread at a time, like the connection itself."""
 
-    @property
-    def kind(self) -> Kind:
-        """The kind of the database."""
+    connection: Any
+    kind: Kind
 
+    @abstractmethod
     def run(self, statement: str, **values: object) -> Answer:
         """Run a statement with parameters `:name`, in the open transaction or in one that begins with it."""
 
+    @abstractmethod
     def require_transaction(self) -> None:
         """Raise `ConfigurationError` if the next statement would commit by itself."""
 
+    @abstractmethod
     def isolate(self) -> None:
         """Set a new connection to read committed, in transactions that `commit` ends.
 
@@ -86,12 +90,12 @@ class UserConnection(Protocol):
 
     def commit(self) -> None:
         """Commit the transaction."""
+        self.connection.commit()
 
 
 @dataclass(frozen=True, slots=True)
-class _Sqlite:
+class _Sqlite(UserConnection):
     connection: sqlite3.Connection
-    kind: Kind = Kind.SQLITE
 
     def run(self, statement: str, **values: object) -> Answer:
         cursor = self.connection.cursor()
@@ -111,14 +115,10 @@ class _Sqlite:
         if self.connection.in_transaction and getattr(self.connection, "autocommit", -1) is not False:
             raise ConfigurationError(_NOT_NEW)
 
-    def commit(self) -> None:
-        self.connection.commit()
-
 
 @dataclass(frozen=True, slots=True)
-class _Psycopg:
+class _Psycopg(UserConnection):
     connection: psycopg.Connection[Any]
-    kind: Kind = Kind.POSTGRESQL
 
     def run(self, statement: str, **values: object) -> Answer:
         import psycopg
@@ -143,14 +143,10 @@ class _Psycopg:
         self.connection.autocommit = False
         self.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
 
-    def commit(self) -> None:
-        self.connection.commit()
-
 
 @dataclass(frozen=True, slots=True)
-class _PyMysql:
+class _PyMysql(UserConnection):
     connection: pymysql.connections.Connection[Any]
-    kind: Kind = Kind.MYSQL
 
     def run(self, statement: str, **values: object) -> Answer:
         from pymysql.cursors import Cursor  # type: ignore[import-untyped] # the library has no types
@@ -169,9 +165,6 @@ class _PyMysql:
         self.connection.autocommit(value=False)
         self.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
-    def commit(self) -> None:
-        self.connection.commit()
-
     def _is_in_transaction(self) -> bool:
         from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS  # type: ignore[import-untyped] # the library has no types
 
@@ -179,9 +172,8 @@ class _PyMysql:
 
 
 @dataclass(frozen=True, slots=True)
-class _SqlAlchemy:
-    owner: sa.Connection | sa.orm.Session
-    kind: Kind
+class _SqlAlchemy(UserConnection):
+    connection: sa.Connection | sa.orm.Session
 
     def run(self, statement: str, **values: object) -> Answer:
         import sqlalchemy as sa
@@ -200,27 +192,24 @@ class _SqlAlchemy:
         if self.kind is Kind.POSTGRESQL and getattr(raw, "autocommit", False) is True:
             raise ConfigurationError(_AUTOCOMMIT)
         if self.kind is Kind.MYSQL:
-            _PyMysql(raw).require_transaction()
+            _PyMysql(raw, self.kind).require_transaction()
 
     def isolate(self) -> None:
         import sqlalchemy as sa
 
-        if self.owner.in_transaction():
+        if self.connection.in_transaction():
             raise ConfigurationError(_NOT_NEW)
         if self.kind is not Kind.SQLITE:
             options: Any = {"isolation_level": "READ COMMITTED"}
-            if isinstance(self.owner, sa.Connection):
-                self.owner.execution_options(**options)
+            if isinstance(self.connection, sa.Connection):
+                self.connection.execution_options(**options)
             else:
-                self.owner.connection(execution_options=options)
-
-    def commit(self) -> None:
-        self.owner.commit()
+                self.connection.connection(execution_options=options)
 
     def _connection(self) -> sa.Connection:
         import sqlalchemy as sa
 
-        return self.owner if isinstance(self.owner, sa.Connection) else self.owner.connection()
+        return self.connection if isinstance(self.connection, sa.Connection) else self.connection.connection()
 
 
 def adopt(connection: object) -> UserConnection:
@@ -230,17 +219,17 @@ def adopt(connection: object) -> UserConnection:
     SQLite, PostgreSQL, MariaDB or MySQL; anything else raises `ConfigurationError`.
     """
     if isinstance(connection, sqlite3.Connection):
-        return _Sqlite(connection)
+        return _Sqlite(connection, Kind.SQLITE)
     if "psycopg" in sys.modules:
         import psycopg
 
         if isinstance(connection, psycopg.Connection):
-            return _Psycopg(connection)
+            return _Psycopg(connection, Kind.POSTGRESQL)
     if "pymysql" in sys.modules:
         import pymysql
 
         if isinstance(connection, pymysql.connections.Connection):
-            return _PyMysql(connection)
+            return _PyMysql(connection, Kind.MYSQL)
     if "sqlalchemy" in sys.modules:
         import sqlalchemy as sa
         import sqlalchemy.orm
