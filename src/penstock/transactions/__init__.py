@@ -8,6 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.outgoing import Outgoing, UserHeaders
+from penstock.transactions.barriers import (
+    BarrierCheck,
+    HasId,
+    barrier,
+    barrier_check,
+    clean_barrier,
+    create_barrier_table,
+)
+from penstock.transactions.inboxes import create_inbox_table, inbox
 from penstock.transactions.model import (
     CoordinatorStatistics,
     DiscardPolicy,
@@ -29,15 +38,6 @@ from penstock.transactions.stores.relayed_store import RelayedStore
 from penstock.transactions.wire.ids import new_id
 
 if TYPE_CHECKING:
-    from penstock.transactions.barriers import (
-        BarrierCheck,
-        HasId,
-        barrier,
-        barrier_check,
-        clean_barrier,
-        create_barrier_table,
-    )
-    from penstock.transactions.inboxes import create_inbox_table, inbox
     from penstock.transactions.stores.file import FileStore
     from penstock.transactions.stores.sql.store import SqlStore
 
@@ -76,19 +76,8 @@ __all__ = [
     "new_id",
 ]
 
-#: Names that are loaded at their first use, because they need optional libraries.
-_HOME_OF = {
-    "FileStore": "penstock.transactions.stores.file",
-    "SqlStore": "penstock.transactions.stores.sql.store",
-    "BarrierCheck": "penstock.transactions.barriers",
-    "HasId": "penstock.transactions.barriers",
-    "barrier": "penstock.transactions.barriers",
-    "barrier_check": "penstock.transactions.barriers",
-    "clean_barrier": "penstock.transactions.barriers",
-    "create_barrier_table": "penstock.transactions.barriers",
-    "create_inbox_table": "penstock.transactions.inboxes",
-    "inbox": "penstock.transactions.inboxes",
-}
+#: Names that are loaded at their first use: `SqlStore` needs SQLAlchemy, and few programs use either.
+_HOME_OF = {"FileStore": "penstock.transactions.stores.file", "SqlStore": "penstock.transactions.stores.sql.store"}
 
 
 def __getattr__(name: str) -> Any:
