@@ -116,20 +116,12 @@ class Inspection:
         if all(begins[place] >= end for place, end in ends.items()):
             return
         reader = self.ask(lambda limit_s: self.reader("read_committed", limit_s), *(topic for topic, _ in starts))
-        waited_s = 0.0
-
-        def step(_behind: set[Place], idle_s: float) -> None:
-            """Subtract new seconds of silence from the rest; stop the read when none are left."""
-            nonlocal waited_s
-            self._left_s = max(0.0, self._left_s - max(0.0, idle_s - waited_s))
-            waited_s = idle_s
-            if not self._left_s and idle_s > _MIN_BUDGET_S:
-                raise reader.late(idle_s)
-
+        silence_s = max(_MIN_BUDGET_S, self._left_s)
         try:
-            for records in reader.read(begins, ends, limit_s=_READ_BUDGET_S, step=step):
+            for records in reader.read(begins, ends, limit_s=_READ_BUDGET_S, silence_s=silence_s):
                 yield from records
         except NotReadInTimeError as error:
+            self._left_s = 0.0
             if reader.behind <= reader.exhausted:
                 return
             raise BrokerConnectionError(
