@@ -31,12 +31,6 @@ _QUEUE_PER_WORKER = 250
 #: Seconds that one check may take.
 CHECK_TIMEOUT_S = 30.0
 
-VERDICTS = {
-    TransactionState.COMMIT: Verdict.COMMIT,
-    TransactionState.ROLLBACK: Verdict.ROLLBACK,
-    TransactionState.UNKNOWN: Verdict.UNKNOWN,
-}
-
 
 class CheckResponder:
     """Answers the checks of one producer group in this process.
@@ -127,7 +121,7 @@ class CheckResponder:
             state = answer_of(_label(request), partial(self._check, message))
             with self._lock:
                 self.failed += state is None
-            self._store.answer(request, VERDICTS[state or TransactionState.UNKNOWN], Author.CHECK)
+            self._store.answer(request, Verdict[(state or TransactionState.UNKNOWN).name], Author.CHECK)
         except DecisionNotStoredError as error:
             _log.warning("%s", error)
         else:
