@@ -219,7 +219,7 @@ def test_a_result_is_what_was_stored_and_there_is_none_before(bench: Bench) -> N
     with transaction, pytest.raises(TransactionError, match="not left yet"):
         _ = transaction.result
     for late in (transaction.rollback, transaction.unknown):
-        with pytest.raises(TransactionError, match="its decision cannot be changed any more"):
+        with pytest.raises(TransactionError, match="its decision can no longer be changed"):
             late()
 
     assert transaction.result.state is TransactionState.COMMIT

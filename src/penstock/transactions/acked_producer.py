@@ -213,7 +213,7 @@ class AckedProducer:
         """
         if self._refusing or self._generation != _generation:
             self.require_own()
-            raise StoppedError(f"nothing is sent to {topic}:{partition} any more: {self._name} was stopped")
+            raise StoppedError(f"nothing was sent to {topic}:{partition}: {self._name} was stopped")
         producer = self._clients.client
         try:
             producer.produce(topic, value, key, partition, report, headers=headers)
@@ -239,7 +239,7 @@ class AckedProducer:
             if now >= deadline:
                 raise StoppedError(
                     f"the send buffer stayed full for {self._send_timeout_s:g} s while sending to {topic}:{partition}; "
-                    "the broker does not keep up or is not there"
+                    "the broker is too slow or down"
                 )
             # Serving reports makes room. That is the delivery thread's work; it may be this thread.
             if self.in_delivery_thread:

@@ -132,7 +132,7 @@ class BulkheadPool:
         self._hanging += 1
         self.hung += 1
         _log.error(
-            "%s has not returned within %g s: it is given up and its thread replaced (%d hang now); it is at\n%s",
+            "%s has not returned within %g s: it is given up and its thread replaced (%d hang now); its stack:\n%s",
             task.label,
             self._limit_s,
             self._hanging,

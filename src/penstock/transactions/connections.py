@@ -35,7 +35,7 @@ _POSTGRESQL_NO_TABLE = "42P01"
 _MYSQL_NO_TABLE = 1146
 _PARAMETER = re.compile(r":([a-z_][a-z_0-9]*)")
 _AUTOCOMMIT = (
-    "the connection is in autocommit mode and no transaction is open on it: each statement would stand for itself; "
+    "the connection is in autocommit mode and no transaction is open on it: each statement would commit by itself; "
     "begin a transaction first, or open the connection without autocommit"
 )
 _NOT_NEW = "a transaction is open on a connection that should be new; open one for each check"
@@ -291,7 +291,7 @@ def insert_absent(user: UserConnection, name: str, columns: str, rows: str, made
     except Exception as error:
         if not is_no_table_error(error):
             raise
-        raise ConfigurationError(f"table {name} is not there; make it once, with {made_by}(connection)") from error
+        raise ConfigurationError(f"table {name} does not exist; create it once with {made_by}(connection)") from error
 
 
 def age_s(option: str, age: timedelta) -> int:

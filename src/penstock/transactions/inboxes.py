@@ -158,8 +158,8 @@ def _named(group: str | None) -> str:
     named = handler_thread.group if group is None else group
     if named is None:
         raise ConfigurationError(
-            "inbox() was called on a thread that calls no handlers, so it does not know the consumer group; give "
-            "group=context.group there, of the handler's penstock.Context"
+            "inbox() was called outside of a handler's thread, so it does not know the consumer group; pass "
+            "group=context.group, from the handler's penstock.Context"
         )
     not_empty("group", named)
     if len(named) > _MOST_GROUP_CHARS:
@@ -250,7 +250,7 @@ class InboxTrimmer:
                 deleted = self.trim(group, committed())
             except Exception as error:  # noqa: BLE001 - a driver may raise anything; it must end neither this thread nor the app
                 _log.warning(
-                    "records of %s in the inbox %s stay for now, trimming failed: %s; it is tried again in %g s",
+                    "records of %s in the inbox %s are kept for now, trimming failed: %s; it is tried again in %g s",
                     group,
                     self._table,
                     cause_of(error),

@@ -45,7 +45,7 @@ def terms(check_immunity: float | None, deliver_at: datetime | float | None, *, 
     if deliver_at is not None:
         if by_half:
             raise ConfigurationError(
-                'deliver_at cannot be had with order="half": a message that waits would hold all later ones of its key'
+                'deliver_at does not work with order="half": a waiting message would hold all later ones of its key'
             )
         deliver_at_ms = _milliseconds(deliver_at)
     return Terms(immunity_ms, deliver_at_ms, by_half)

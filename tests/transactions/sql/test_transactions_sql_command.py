@@ -96,8 +96,8 @@ def test_a_decision_that_nobody_publishes_says_what_it_waits_for(sql_bench: SqlB
     discarded = tx("discard", other, *place, "--timeout", "0.1")
 
     assert waits.code == 0
-    assert "stored, not seen to take effect; it waits for a coordinator" in waits.out
-    assert "stored, not seen to take effect; it waits for a coordinator" in discarded.out
+    assert "stored, but it has not taken effect; it waits for a coordinator" in waits.out
+    assert "stored, but it has not taken effect; it waits for a coordinator" in discarded.out
     assert Verdict.COMMIT.name in tx("ls", *place).out
 
 

@@ -74,7 +74,7 @@ def shown(
 
 def outcome_text(verdict: Verdict, waits: str) -> str:
     """Return the effect of a decision, as the end of a line; `waits` is the result of `Administration.decide`."""
-    return f"stored, not seen to take effect; it waits for {waits}" if waits else _ENDS[verdict]
+    return f"stored, but it has not taken effect; it waits for {waits}" if waits else _ENDS[verdict]
 
 
 class Act(NamedTuple):

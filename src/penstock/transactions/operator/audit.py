@@ -142,7 +142,7 @@ def _life(record: DiscardedMessage) -> tuple[str, str]:
 
 def _brought_back(place: str, who: str) -> TransactionError:
     return TransactionError(
-        f"what stands at {place} was brought back before, by {who}; with `again` it may become visible twice"
+        f"the message at {place} was brought back before, by {who}; with `again` it may become visible twice"
     )
 
 

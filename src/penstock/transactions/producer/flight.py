@@ -321,8 +321,8 @@ class Flight:
             hint = f"it will be published when it is due, at {due}"
         else:
             hint = (
-                "it will be published: see that a coordinator runs, and look with `penstock tx show "
-                f"{self.transaction_id}` what it waits for"
+                "it will be published: check that a coordinator runs; `penstock tx show "
+                f"{self.transaction_id}` shows what it waits for"
             )
         return PublicationNotSeenError(
             f"transaction {self.transaction_id} for {half.topic} is committed, but {cause}; {hint}"

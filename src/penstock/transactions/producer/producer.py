@@ -124,7 +124,7 @@ class TransactionalProducer(TransactionSender):
         one_of("wait", wait, *WAITS)
         one_of("when_full", when_full, "block", "raise")
         if (store is None) == (bootstrap_servers is None):
-            raise ConfigurationError("give either bootstrap_servers or a store, not both and not none of them")
+            raise ConfigurationError("give either bootstrap_servers or a store, exactly one of them")
         if store is not None and (prefix != "penstock" or partitions != DEFAULT_PARTITIONS or config):
             raise ConfigurationError(
                 "prefix, partitions and config are the store's own: give them to it, not to the producer"

@@ -187,9 +187,7 @@ class Transaction(Flight):
 
     def _require_open(self) -> None:
         if self._phase is not Phase.PREPARED and self._phase not in _BEFORE_THE_BLOCK:
-            raise TransactionError(
-                f"transaction {self.transaction_id} was left: its decision cannot be changed any more"
-            )
+            raise TransactionError(f"transaction {self.transaction_id} was left: its decision can no longer be changed")
 
     def _ending(self, error: BaseException | None) -> TransactionState:
         """Return the decision, from the end of the block."""
