@@ -129,7 +129,7 @@ def test_cancelling_before_the_block_ran_rolls_back(bench: Bench) -> None:
                 ran.append(1)
 
         # The half is on its way at once: the target is known.
-        producer._core.known.add((bench.topic, None))
+        producer._core.known_targets.add((bench.topic, None))
         task = asyncio.create_task(transact())
         await asyncio.sleep(0)
         task.cancel()

@@ -98,7 +98,7 @@ class Core:
         self._max_bytes = max_bytes
         self._checks = checks
         #: Targets that were checked before, for event loops. Each step on a set is atomic.
-        self.known: set[tuple[str, int | None]] = set()
+        self.known_targets: set[tuple[str, int | None]] = set()
         # Guards start and stop.
         self._life_lock = threading.Lock()
         # Written under the life lock. Read without it, because it only moves forward.
@@ -175,7 +175,7 @@ class Core:
             try:
                 self.store.stop(max(0.0, deadline - time.monotonic()))
             finally:
-                # The store is stopped and calls no flight back any more.
+                # The store is stopped and no longer calls back.
                 self._ending.set()
                 self._thread.join(_JOIN_S)
                 for flight in self._waiters():
@@ -198,7 +198,7 @@ class Core:
         self.start()
         for place in places:
             self.store.require_target(*place)
-        self.known.update(places)
+        self.known_targets.update(places)
 
     @property
     def count(self) -> int:

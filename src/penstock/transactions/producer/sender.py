@@ -18,7 +18,7 @@ from penstock.transactions.messages import Terms, a_half, half_of, halves, terms
 from penstock.transactions.model import TransactionResult, TransactionState, Wait
 from penstock.transactions.producer.in_flight import Core
 from penstock.transactions.producer.submission import Submission
-from penstock.transactions.producer.transaction import Run, Transaction, TransactionListener, executing
+from penstock.transactions.producer.transaction import Run, Transaction, TransactionListener, run_local_transaction
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 
@@ -119,8 +119,9 @@ class TransactionSender:
                 the errors of `transaction`.)
         """
         ordered_by = encoded("ordering_key", ordering_key)
-        made = halves(new_id(), self._core.group, messages, self._terms(check_immunity, deliver_at), ordered_by)
-        return Transaction(self._core, made, ordered_by, self._chosen(wait))
+        chosen_terms = self._terms(check_immunity, deliver_at)
+        parts = halves(new_id(), self._core.group, messages, chosen_terms, ordered_by)
+        return Transaction(self._core, parts, ordered_by, self._chosen(wait))
 
     def send(
         self,
@@ -150,7 +151,9 @@ class TransactionSender:
         half = a_half(new_id(), self._core.group, chosen_terms, topic, key, value, headers, partition)
         if execute is None:
             return self._submitted(half, wait).result()
-        return self._executed(half, wait, execute)
+        with Transaction(self._core, (half,), None, self._chosen(wait)) as tx:
+            _apply(tx, execute(tx))
+        return tx.result
 
     def submit(
         self,
@@ -196,9 +199,9 @@ class TransactionSender:
         """
         chosen_terms, chosen, core = self._terms(check_immunity, deliver_at), self._chosen(wait), self._core
         with collection_put_off():
-            made = [half_of(new_id(), core.group, chosen_terms, message) for message in messages]
-            sent = [Submission(core, (half,), None, chosen) for half in made]
-        core.require({(half.topic, half.partition) for half in made})
+            singles = [half_of(new_id(), core.group, chosen_terms, message) for message in messages]
+            sent = [Submission(core, (half,), None, chosen) for half in singles]
+        core.require({(half.topic, half.partition) for half in singles})
         for submission in sent:
             submission.try_submit()
         return sent
@@ -260,7 +263,9 @@ class TransactionSender:
         else:
             raise ConfigurationError("send_in_transaction needs a listener of the producer, or an executor")
         half = half_of(new_id(), self._core.group, self._terms(check_immunity, deliver_at), message)
-        return self._executed(half, wait, executing(run, argument))
+        with Transaction(self._core, (half,), None, self._chosen(wait)) as tx:
+            _apply(tx, run_local_transaction(run, tx, argument))
+        return tx.result
 
     def _chosen(self, wait: Wait | None) -> Wait:
         if wait is None:
@@ -277,11 +282,6 @@ class TransactionSender:
         submission = Submission(self._core, (half,), None, self._chosen(wait))
         submission.submit()
         return submission
-
-    def _executed(self, half: Half, wait: Wait | None, execute: Execute) -> TransactionResult:
-        with Transaction(self._core, (half,), None, self._chosen(wait)) as tx:
-            _apply(tx, execute(tx))
-        return tx.result
 
 
 def _apply(tx: Transaction, answer: object) -> None:

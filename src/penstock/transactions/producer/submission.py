@@ -143,7 +143,7 @@ class _LoopWaker:
         if not self._called:
             self._called = True
             loop = self._loop()
-            # A closed loop raises, maybe closed at this moment; no task waits on it any more.
+            # A loop that is closed, maybe at this moment, raises; no task of it waits.
             with suppress(RuntimeError):
                 if loop is not None:
                     loop.call_soon_threadsafe(self._serve)

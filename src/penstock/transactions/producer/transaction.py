@@ -121,7 +121,7 @@ class Transaction(Flight):
         future, wake = awaited()
         self._callbacks = [wake]
         places = {(half.topic, half.partition) for half in self.halves}
-        if not places <= self._core.known:
+        if not places <= self._core.known_targets:
             await asyncio.to_thread(self._core.require, places)
         try:
             await self._take_off_async()
@@ -234,23 +234,19 @@ class TransactionListener(Protocol):
 Run = Callable[[HalfMessage, object], TransactionState | None]
 
 
-def executing(run: Run, argument: object) -> Callable[[Transaction], TransactionState]:
-    """Return an `execute` function with RocketMQ's rule: anything but a `TransactionState` is UNKNOWN."""
-
-    def execute(tx: Transaction) -> TransactionState:
-        try:
-            state: object = run(tx.message, argument)
-        except Exception:  # noqa: BLE001 - the user's object may raise anything
-            _log.exception("the local transaction of %s raised; it is left to a check", tx.transaction_id)
-            return TransactionState.UNKNOWN
-        if isinstance(state, TransactionState):
-            return state
-        if state is not None:
-            _log.error(
-                "the local transaction of %s returned a %s instead of a TransactionState; it is left to a check",
-                tx.transaction_id,
-                type(state).__name__,
-            )
+def run_local_transaction(run: Run, tx: Transaction, argument: object) -> TransactionState:
+    """Run a local transaction by RocketMQ's rule: an exception, or anything but a `TransactionState`, is UNKNOWN."""
+    try:
+        state: object = run(tx.message, argument)
+    except Exception:  # noqa: BLE001 - the user's object may raise anything
+        _log.exception("the local transaction of %s raised; it is left to a check", tx.transaction_id)
         return TransactionState.UNKNOWN
-
-    return execute
+    if isinstance(state, TransactionState):
+        return state
+    if state is not None:
+        _log.error(
+            "the local transaction of %s returned a %s instead of a TransactionState; it is left to a check",
+            tx.transaction_id,
+            type(state).__name__,
+        )
+    return TransactionState.UNKNOWN
