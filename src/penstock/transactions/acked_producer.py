@@ -307,10 +307,10 @@ class AckedProducer:
         # Copying a set is atomic.
         for topic in self._forbidden.copy():
             try:
-                found = self._clients.client.list_topics(topic, timeout=_VISIBILITY_INTERVAL_S).topics.get(topic)
+                metadata = self._clients.client.list_topics(topic, timeout=_VISIBILITY_INTERVAL_S).topics.get(topic)
             except KafkaException:
                 continue
-            if found is not None and found.error is None:
+            if metadata is not None and metadata.error is None:
                 self._forbidden.discard(topic)
 
     def _serve_last(self, ended: Producer) -> None:

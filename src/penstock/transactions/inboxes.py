@@ -193,12 +193,12 @@ def _record(user: UserConnection, name: str, group: str, identities: Sequence[_I
     if count in (0, len(identities)):
         return set(identities if count else ())
     # Some records existed. The `call_id` marks those that this call has written.
-    found = user.run(
+    written = user.run(
         f"SELECT topic, partition_number, message_offset, message_time FROM {name} "  # noqa: S608 - the name is quoted
         f"WHERE consumer_group = :group AND call_id = :call AND (({') OR ('.join(places)}))",
         **values,
     )
-    return {(_text(topic), partition, offset, time) for topic, partition, offset, time in found.rows}
+    return {(_text(topic), partition, offset, time) for topic, partition, offset, time in written.rows}
 
 
 def _text(value: str | bytes) -> str:

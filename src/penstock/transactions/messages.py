@@ -68,12 +68,13 @@ def halves(
 
     `ordering_key` orders the transaction among others; None: the first message's key.
     """
-    if not 1 <= len(messages) <= MAX_PARTS:
-        raise ConfigurationError(f"a transaction has 1 to {MAX_PARTS} messages, but this one has {len(messages)}")
-    made = [half_of(transaction_id, group, shared, message) for message in messages]
-    order_key = (made[0].key if ordering_key is None else ordering_key) if shared.by_half else None
-    parts = [(number, len(made)) if len(made) > 1 else None for number in range(1, len(made) + 1)]
-    return [half._replace(part=part, order_key=order_key) for half, part in zip(made, parts, strict=True)]
+    count = len(messages)
+    if not 1 <= count <= MAX_PARTS:
+        raise ConfigurationError(f"a transaction has 1 to {MAX_PARTS} messages, but this one has {count}")
+    unnumbered = [half_of(transaction_id, group, shared, message) for message in messages]
+    order_key = (unnumbered[0].key if ordering_key is None else ordering_key) if shared.by_half else None
+    parts = [(number, count) if count > 1 else None for number in range(1, count + 1)]
+    return [half._replace(part=part, order_key=order_key) for half, part in zip(unnumbered, parts, strict=True)]
 
 
 def half_of(transaction_id: str, group: str, shared: Terms, message: Outgoing) -> Half:

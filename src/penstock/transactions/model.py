@@ -37,7 +37,7 @@ class HalfMessage:
         key: its key, or None.
         value: its value, or None for a tombstone.
         headers: its headers in wire order.
-        transaction_id: the id under which the local transaction knows it.
+        transaction_id: the id that the local transaction wrote with its data.
         check_count: the number of earlier checks that were answered UNKNOWN.
     """
 

@@ -181,8 +181,8 @@ class StoreAdministration(Administration):
     def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "", timeout_s: float = 0.0) -> str:
         """Store an operator's decision; see `Administration.decide`."""
         self._store_decision(transaction_id, verdict, actor, why)
-        left = ask_again(lambda: self.show(transaction_id), timeout_s, _POLL_S, until=lambda found: found is None)
-        return "" if left is None else left.waits_for or "a coordinator"
+        pending = ask_again(lambda: self.show(transaction_id), timeout_s, _POLL_S, until=lambda shown: shown is None)
+        return "" if pending is None else pending.waits_for or "a coordinator"
 
     @abstractmethod
     def _store_decision(self, transaction_id: str, verdict: Verdict, actor: str, why: str) -> None:

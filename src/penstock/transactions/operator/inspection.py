@@ -89,20 +89,16 @@ class Inspection:
         topics = dict.fromkeys(topic for topic, _ in places)
         return self.ask(lambda limit_s: log_bounds(self.admin, list(places), limit_s), *topics) if places else {}
 
-    def partitions_of(self, topic: str) -> int:
-        """Return the number of a topic's partitions; 0 if the topic does not exist."""
+    def read_all(self, topic: str, last: int | None = None) -> Iterator[Message]:
+        """Yield the committed records of a topic, or of the `last` offsets of each partition; none without a topic."""
 
-        def count(limit_s: float) -> int:
+        def partitions(limit_s: float) -> int:
             metadata = self.admin.list_topics(topic, timeout=limit_s).topics[topic]
             if metadata.error is not None and is_missing_right(metadata.error):
                 raise KafkaException(metadata.error)
             return len(metadata.partitions)
 
-        return self.ask(count, topic)
-
-    def read_all(self, topic: str, last: int | None = None) -> Iterator[Message]:
-        """Yield the committed records of a topic, or of the `last` offsets of each partition; none without a topic."""
-        bounds = self.bounds([(topic, number) for number in range(self.partitions_of(topic))])
+        bounds = self.bounds([(topic, number) for number in range(self.ask(partitions, topic))])
         starts = {place: 0 if last is None else end - last for place, (_, end) in bounds.items()}
         return self.read(starts, bounds)
 
