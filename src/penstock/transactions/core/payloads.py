@@ -35,8 +35,6 @@ class Payloads:
         self.limit = sys.maxsize
         #: Bytes in memory.
         self.bytes = 0
-        #: How many were dropped, and read again.
-        self.dropped = self.loaded = 0
         # Those that somebody asked for and that are not in memory yet, each with its bytes.
         self._wanted: dict[str, tuple[int, Pending]] = {}
         self._wanted_bytes = 0
@@ -68,13 +66,11 @@ class Payloads:
         if pending.dropped is None:
             self.bytes -= pending.held_bytes
             pending.drop()
-            self.dropped += 1
             self._delays.moved(pending)
 
     def take_in(self, pending: Pending) -> None:
         """Take in that the payload of a transaction is in memory again."""
         self.add(pending)
-        self.loaded += 1
         self._unwant(pending)
         self._delays.moved(pending)
 

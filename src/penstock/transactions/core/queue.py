@@ -174,10 +174,6 @@ class ReadyQueue:
         """How many could be published now; those that are under way are among them."""
         return len(self._ready)
 
-    def is_ready(self, transaction_id: str) -> bool:
-        """Tell whether one could be published now, or is under way."""
-        return transaction_id in self._ready
-
     def add(self, pending: Pending) -> None:
         """Take a transaction in that was just decided."""
         half = pending.half
