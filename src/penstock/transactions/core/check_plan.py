@@ -67,21 +67,6 @@ class CheckPolicy:
         grown = self.interval_s * self.backoff ** min(max(check_count - 1, 0), 64)
         return min(grown, max(self.interval_s, _LONGEST_S))
 
-    def next_due(self, birth_s: float, immunity_s: float, answered_s: float, check_count: int) -> float:
-        """Return when the next check of a transaction is due, in the clock of the times given; 0 stands for none.
-
-        After `check_count` checks that were answered, the last one at `answered_s`.
-        """
-        due = birth_s + max(self.timeout_s, immunity_s)
-        return max(due, answered_s + self.interval(check_count)) if answered_s else due
-
-    def first_due(self, asked: Pending) -> float:
-        """Return when the next check of a half that was just read is due."""
-        born = asked.birth_ms / 1000
-        if not asked.is_complete:
-            return born + max(self.timeout_s, self.incomplete_s)
-        return self.next_due(born, asked.immunity_ms / 1000, asked.answered_ms / 1000, asked.check_count)
-
 
 class CheckPlan:
     """The checks of one half partition. Not thread-safe: its coordinator's thread drives it.
@@ -110,8 +95,13 @@ class CheckPlan:
 
     def add(self, asked: Pending) -> None:
         """Plan the next check of a half that was just read, or of one that has just become complete."""
-        is_usual = not asked.is_special
-        due = asked.birth_ms / 1000 + self.policy.timeout_s if is_usual else self.policy.first_due(asked)
+        policy, immunity_ms = self.policy, asked.half.immunity_ms
+        wait_s = policy.timeout_s if immunity_ms is None else max(policy.timeout_s, immunity_ms / 1000)
+        if asked.parts is not None and not asked.is_complete:
+            wait_s = max(policy.timeout_s, policy.incomplete_s)
+        due = asked.birth_ms / 1000 + wait_s
+        if asked.answered_ms and asked.is_complete:
+            due = max(due, asked.answered_ms / 1000 + policy.interval(asked.check_count))
         self.postpone(asked, due)
 
     def postpone(self, asked: Pending, due: float) -> None:

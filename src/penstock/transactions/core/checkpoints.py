@@ -177,11 +177,6 @@ class HeldOp:
     appended_ms: int
     limit: int | None = None
 
-    @property
-    def judged(self) -> tuple[Op, tuple[int, int], int]:
-        """What it is judged by."""
-        return self.op, self.place, self.appended_ms
-
 
 class HeldDecisions:
     """Those of one half partition. Not thread-safe: its coordinator's thread drives it.

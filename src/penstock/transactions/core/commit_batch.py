@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from penstock.transactions.core.pending import Pending, size_of
 from penstock.transactions.wire.done_records import Note, Snapshot, encode_done
-from penstock.transactions.wire.half import encode_discarded
-from penstock.transactions.wire.ops import Verdict
+from penstock.transactions.wire.half import BY_OPERATOR, EXHAUSTED, encode_discarded
+from penstock.transactions.wire.ops import Author, Verdict
 
 #: Completions in one done record: half a megabyte.
 _NOTES_PER_RECORD = 8_000
@@ -65,8 +65,9 @@ class DecidedBatch(ABC):
         """Yield what is written into the done log. Called by the publishing thread."""
 
     def _discarded(self, pending: Pending) -> list[Written]:
-        to, why, checks = self.discarded_to, pending.discard_reason, pending.check_count
-        return [(to, None, half.key, half.value, encode_discarded(half, why, checks)) for half in pending.halves]
+        reason = BY_OPERATOR if pending.author is Author.OPERATOR else EXHAUSTED
+        topic, checks = self.discarded_to, pending.check_count
+        return [(topic, None, half.key, half.value, encode_discarded(half, reason, checks)) for half in pending.halves]
 
 
 @dataclass(slots=True)

@@ -10,11 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from penstock.transactions.wire.done_records import Note, Snapshot, SnapshotHalf
-from penstock.transactions.wire.half import BY_OPERATOR, EXHAUSTED, Half
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Op, Verdict
 
-#: A place in the op log that is none.
-NOWHERE = (-1, 0)
 #: What a snapshotted header takes beside its name and content; what penstock's own fields take, generously.
 _HEADER_BYTES = 8
 _FIELDS_BYTES = 1_000
@@ -109,7 +107,7 @@ class Pending:
     check_count: int = 0
     answered_ms: int = 0
     #: Place of that answer: what lies at or below it was judged before.
-    answered_at: tuple[int, int] = NOWHERE
+    answered_at: tuple[int, int] = (-1, 0)
     #: Number of the check that was asked last; 0 when none was.
     requested: int = 0
     #: How often its producers were asked since this coordinator has it: each time another one is.
@@ -166,16 +164,6 @@ class Pending:
     def group(self) -> str:
         """The producer group of its halves."""
         return self.half.group
-
-    @property
-    def is_special(self) -> bool:
-        """Whether its first check is not due as that of nearly all others is."""
-        return self.parts is not None or self.answered_ms > 0 or self.half.immunity_ms is not None
-
-    @property
-    def immunity_ms(self) -> int:
-        """Milliseconds from its birth for which nobody is asked about it."""
-        return self.half.immunity_ms or 0
 
     @property
     def halves(self) -> Sequence[Half]:
@@ -254,11 +242,6 @@ class Pending:
     def is_complete(self) -> bool:
         """Whether all its halves are there and fit together."""
         return self.parts is None or (not self.parts.missing and not self.parts.is_spoiled)
-
-    @property
-    def discard_reason(self) -> str:
-        """Why it goes to the discarded topic, where it does."""
-        return BY_OPERATOR if self.author is Author.OPERATOR else EXHAUSTED
 
     def add_part(self, offset: int, half: Half) -> bool:
         """Take another half with its id in, and tell whether it is one of its own."""

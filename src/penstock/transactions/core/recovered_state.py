@@ -40,10 +40,9 @@ class RecoveredNotes:
             self._notes_end = max(self._notes_end, note.half_offset + 1)
             lives = self.notes.setdefault(note.transaction_id, [])
             # An end is final for its life; of two counts the later one, which is the greater, stands.
-            if lives and (lives[-1].verdict is Verdict.UNKNOWN or note.half_offset <= lives[-1].half_offset):
-                if lives[-1].verdict is Verdict.UNKNOWN:
-                    lives[-1] = note
-            else:
+            if lives and lives[-1].verdict is Verdict.UNKNOWN:
+                lives[-1] = note
+            elif not lives or note.half_offset > lives[-1].half_offset:
                 lives.append(note)
 
     def note_on(self, transaction_id: str, offset: int) -> Note | None:

@@ -52,7 +52,7 @@ def _candidates(state: PartitionState, done_end: int, gap: int) -> Iterator[Pend
     if lowest is not None and state.half_position - lowest.offset > gap:
         for pending in places.only_in_half_log.values():
             is_old = state.half_position - pending.offset > gap // 2
-            if not is_old or not _fits_snapshot(pending):
+            if not (is_old and pending.is_complete and pending.size_bytes <= _LARGEST_BYTES):
                 break
             yield pending
     # Only the oldest are looked at: a million that are not due yet cost nothing.
@@ -60,7 +60,3 @@ def _candidates(state: PartitionState, done_end: int, gap: int) -> Iterator[Pend
         lambda snapshot: state.op_position - snapshot.decided_at > gap, places.stale_snapshots.values()
     )
     yield from takewhile(lambda pending: done_end - (pending.snapshot_at or 0) > gap, places.snapshotted.values())
-
-
-def _fits_snapshot(pending: Pending) -> bool:
-    return pending.is_complete and pending.size_bytes <= _LARGEST_BYTES

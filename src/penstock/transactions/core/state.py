@@ -273,7 +273,7 @@ class PartitionState:
             pending = self.pending.get(transaction_id)
             refusal: Refusal | None = None
             if pending is not None:
-                refusal = self._judge(pending, *decision.judged)
+                refusal = self._judge(pending, decision.op, decision.place, decision.appended_ms)
             elif decision.limit is not None and decision.limit > self.half_position:
                 # This half was settled long ago; the decision is for a later one with the same id.
                 self.held.hold(decision)
@@ -292,10 +292,10 @@ class PartitionState:
         """
         dropped = 0
         for decision in self.held.take_hopeless(lambda held: self._may_still_come(held, half_end, read_to)):
-            pending = self.pending.get(decision.op.transaction_id)
+            op, pending = decision.op, self.pending.get(decision.op.transaction_id)
             # The transaction may be there in part.
-            refusal = None if pending is None else self._judge(pending, *decision.judged, may_grow=False)
-            dropped += pending is None or refusal is not None
+            if pending is None or self._judge(pending, op, decision.place, decision.appended_ms, may_grow=False):
+                dropped += 1
         return dropped
 
     def _may_still_come(self, decision: HeldOp, half_end: int, read_to: int | None) -> bool:

@@ -111,7 +111,7 @@ class FileShard(StoreShards, ShardBacklog):
             row = table.row(number)
             if row.state not in UNDECIDED or table.key(number)[0] != id_bytes(stored.transaction_id):
                 return None
-            immune_ms = stored.birth_ms + stored.immunity_ms
+            immune_ms = stored.birth_ms + (stored.half.immunity_ms or 0)
             if row.state == State.BORN and immune_ms > now_ms:
                 table.wait(number, State.IMMUNE, tick_of(immune_ms))
                 return None
