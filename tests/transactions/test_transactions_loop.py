@@ -18,7 +18,7 @@ from penstock.transactions.stores.kafka.coordinator.coordinator import KafkaCoor
         # Nothing to do, or nothing that could be done: a gate that is shut, a producer that is made, a back-off.
         ({}, False, 0.05, 0.05),
         ({"is_ready": lambda _: False}, True, 0.05, 0.05),
-        ({"has_doubt": True, "is_ready": lambda _: False}, True, 0.001, 0.01),
+        ({"is_idle": False, "is_ready": lambda _: False}, True, 0.001, 0.01),
         # What is ready and does not begin waits for payloads.
         ({}, True, 0.001, 0.01),
         ({"is_in_flight": True}, True, 0.0, 0.0),
@@ -38,7 +38,7 @@ def test_a_backlog_that_cannot_be_published_does_not_keep_a_core_busy(
 def coordinator_of(state: dict[str, Any], has_work: bool, waited: list[float]) -> KafkaCoordinator:
     """Return a coordinator whose engine is in that state, and which notes how long it waits."""
     nothing = SimpleNamespace(**dict.fromkeys(("poll", "release", "begin", "look_now_and_then"), lambda _: None))
-    usual = {"is_in_flight": False, "has_doubt": False, "is_busy": False, "decisions": 1}
+    usual = {"is_in_flight": False, "is_idle": True, "is_busy": False, "decisions": 1}
     more = {"take_result": lambda _: False, "is_ready": lambda _: True, "is_crowded": lambda _: False}
     engine: Any = SimpleNamespace(**{**vars(nothing), **usual, **more, **state})
     engine.targets, engine.groups, engine.recoveries = nothing, 0, 0

@@ -107,17 +107,6 @@ class Engine:
         return any(slot.is_in_flight for slot in self._all_slots)
 
     @property
-    def has_doubt(self) -> bool:
-        """Whether it is not known how a common transaction ended."""
-        return not (self.is_idle or self.is_in_flight)
-
-    @property
-    def under_way(self) -> int:
-        """How many transactions the common one that is under way settles."""
-        commit = self._slot.commit
-        return commit.count() if commit is not None and self.is_in_flight else 0
-
-    @property
     def _commits(self) -> list[GroupCommit]:
         """What is under way or in doubt."""
         return [slot.commit for slot in self._all_slots if slot.commit is not None]
@@ -129,7 +118,9 @@ class Engine:
 
     def is_crowded(self, ready: int) -> bool:
         """Tell whether as much as the next Kafka transaction takes waits for it, of so many that could be published."""
-        return ready - self.under_way >= self._limit.decisions
+        commit = self._slot.commit
+        under_way = commit.count() if commit is not None and self.is_in_flight else 0
+        return ready - under_way >= self._limit.decisions
 
     @property
     def decisions(self) -> int:
@@ -289,7 +280,8 @@ class Engine:
             if not (error.blamed or isinstance(error, TooLargeError)):
                 self._gate.shut()
             if isinstance(error, InDoubtError):
-                self._trials.in_doubt(commit, error, now)
+                # The trial goes on until the done log is read.
+                self.quarantine.fail(commit.topic, str(error), now)
             else:
                 self._trials.failed(commit, error, now)
                 commit.failed()

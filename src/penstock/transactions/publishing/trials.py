@@ -225,10 +225,6 @@ class Trials:
         self.quarantine.end_try(commit.topic)
         self.quarantine.succeeded(commit.topic, commit.names(), now)
 
-    def in_doubt(self, commit: GroupCommit, error: NotPublishedError, now: float) -> None:
-        """Take in that nobody knows what became of it; its try goes on until the done log was read."""
-        self.quarantine.fail(commit.topic, str(error), now)
-
     def failed(self, commit: GroupCommit, error: NotPublishedError, now: float) -> None:
         """Take in that it was not published, and whose fault that is."""
         topic, quarantine = commit.topic, self.quarantine
@@ -266,5 +262,5 @@ def _refile(commit: GroupCommit, topic: str) -> None:
     """Have those wait for a topic's sake that go there, too: it was that topic's fault."""
     for backlog, batch in commit.batches.values():
         for entry in batch.decided:
-            if any(message.topic == topic for message in entry.addressed):
+            if topic in entry.topics:
                 backlog.set_aside.refile(entry.transaction_id, topic)

@@ -268,7 +268,7 @@ class KafkaCoordinator(StoreCoordinator):
         engine = self._engine
         if engine.is_in_flight:
             return 0.0
-        if engine.has_doubt or engine.is_busy:
+        if engine.is_busy or not engine.is_idle:
             return IN_FLIGHT_S
         if not any(p.state.has_work for p in self._membership.owned.values()):
             return _POLL_S
