@@ -1,1 +1,1 @@
-"""What stands in the topics of a store: records, ids, names. Pure."""
+"""The wire formats of a store in Kafka: records, transaction ids, topic names."""

@@ -1,9 +1,8 @@
-"""The half record: a message as its transaction stored it, invisible to readers. Bytes and headers to values, and back.
+"""The half record: a prepared message, invisible to consumers, encoded and decoded.
 
-Pure. Its key, value and headers are those of the message; what else is known of it stands in `penstock-` headers. The
-check request, which is the question to a producer group, and the record of the discarded topic are halves with a few
-headers more. Whatever does not decode raises `MessageFormatError` and nothing else: a forged record costs its reader
-one refusal.
+Pure. Its key, value and headers are those of the message. Further fields are in `penstock-` headers. A check request
+and a record of the discarded topic are halves with a few more headers. Anything that does not decode raises
+`MessageFormatError` and nothing else: the reader of a forged record only refuses it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from penstock.errors import MessageFormatError
 from penstock.outgoing import is_topic_name
 from penstock.transactions.wire.ids import is_id
 
-#: Headers that begin so are penstock's own; a user's message may not carry one.
+#: Headers with this prefix are penstock's own. A user's message may not have one.
 RESERVED_PREFIX = "penstock-"
 
 TX = "penstock-tx"
@@ -35,14 +34,15 @@ _RARE = frozenset({DELIVER_AT, PART, ORDER, RESUMED})
 #: The headers of a half that are penstock's own.
 HALF_FIELDS = _RARE | {TX, GROUP, TOPIC, PARTITION, IMMUNITY_MS}
 
-_REMEMBERED_BYTES = 1_000
+#: Most bytes of a group and a topic that are cached: forged ones must not fill the memory.
+_CACHED_BYTES = 1_000
 _LENGTH = struct.Struct(">i")
 _NULL = -1
 _COUNT = struct.Struct(">H")
 #: The highest partition, and the highest offset or time.
 MAX_INT32 = (1 << 31) - 1
 MAX_INT64 = (1 << 63) - 1
-#: Bytes of a producer group's name: decisions of the group must be able to say it.
+#: Most bytes of a producer group's name: it must fit into the group's decisions.
 MAX_GROUP_BYTES = 200
 #: The most messages in one transaction.
 MAX_PARTS = 1_000
@@ -50,12 +50,12 @@ _PART = re.compile(rb"([1-9][0-9]{0,3})/([1-9][0-9]{0,3})")
 
 WireHeaders = Sequence[tuple[str, bytes | None]]
 
-#: Producer group and ordering key: with `order="half"`, those that share both stand in one line.
+#: Producer group and ordering key: with `order="half"`, halves that share both are in one line.
 Line = tuple[str, bytes]
 
 
 class Half(NamedTuple):
-    """A half message. A named tuple: one is made for every transaction, and frozen dataclasses are slow to make."""
+    """A half message. A named tuple, because one is made per transaction and frozen dataclasses are slow to make."""
 
     transaction_id: str
     group: str
@@ -65,46 +65,46 @@ class Half(NamedTuple):
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
     immunity_ms: int | None
-    #: When to publish it, in milliseconds since the epoch; None: when it commits.
+    #: When to publish it, in milliseconds since the epoch; None: as soon as it is committed.
     deliver_at_ms: int | None = None
     #: Number of this message in its transaction, from 1, and how many there are; None: it is the only one.
     part: tuple[int, int] | None = None
-    #: With `order="half"`: the key within which halves of the group are published in the order they were sent.
+    #: With `order="half"`: halves of the group with the same key are published in the order of sending.
     order_key: bytes | None = None
-    #: It comes back from the discarded topic: where it stood there.
+    #: Its place in the discarded topic, if it was brought back from there.
     resumed: str | None = None
 
     def __repr__(self) -> str:
-        """Name the transaction, never the key or the value."""
+        """Show the transaction, never the key or the value."""
         return f"<Half {self.transaction_id} for {self.topic}>"
 
     @property
     def message(self) -> tuple[str, int | None, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]:
-        """The message as it is published: topic, partition, key, value and headers."""
+        """The message to publish: topic, partition, key, value and headers."""
         return self[2:7]
 
     @property
     def line(self) -> Line | None:
-        """Within what halves are published in the order they were sent; None where order does not matter."""
-        # Without the group, one that is down would hold the messages of another that happens to have the same keys.
+        """The line in which halves are published in the order of sending. None: the order does not matter."""
+        # The group is part of it. Otherwise a group that is down would hold messages of another with the same keys.
         return None if self.order_key is None else (self.group, self.order_key)
 
 
-#: What most halves have behind their value.
-_NOTHING_ELSE = ((), None, None, None, None, None)
+#: The fields after the value, as most halves have them.
+_PLAIN_REST = ((), None, None, None, None, None)
 
 
 @lru_cache(maxsize=1024)
 def _constant(group: str, topic: str) -> tuple[tuple[str, bytes], tuple[str, bytes]]:
-    """Return the headers that most halves of a group batch."""
+    """Return the headers that halves of one group and topic share."""
     return (GROUP, group.encode()), (TOPIC, topic.encode())
 
 
 def encode_half(half: Half) -> list[tuple[str, bytes | None]]:
-    """Return the headers of a half record; its key and value are those of the message."""
+    """Return the headers of a half record. Its key and value are those of the message."""
     headers: list[tuple[str, bytes | None]] = [(TX, half.transaction_id.encode()), *_constant(half.group, half.topic)]
-    if half[3] is None and half[6:] == _NOTHING_ELSE:
-        # Nearly all halves are so.
+    if half[3] is None and half[6:] == _PLAIN_REST:
+        # The usual case.
         return headers
     if half.partition is not None:
         headers.append((PARTITION, str(half.partition).encode()))
@@ -123,15 +123,14 @@ def encode_half(half: Half) -> list[tuple[str, bytes | None]]:
 
 
 def decode_half(key: bytes | None, value: bytes | None, headers: WireHeaders) -> Half:
-    """Read a half record."""
-    if len(headers) == 3:  # noqa: PLR2004 - id, group and topic: nearly all halves are so
+    """Decode a half record."""
+    if len(headers) == 3:  # noqa: PLR2004 - id, group and topic: the usual case
         (first, raw_id), (second, group), (third, topic) = headers
         if first == TX and second == GROUP and third == TOPIC and raw_id and group and topic:
-            # What is remembered of forged ones is small.
-            names = _names(group, topic) if len(group) + len(topic) < _REMEMBERED_BYTES else None
+            names = _names(group, topic) if len(group) + len(topic) < _CACHED_BYTES else None
             transaction_id = raw_id.decode("ascii", "replace")
             if names is not None and is_id(transaction_id):
-                # What `Half(...)` does, in half the time: thousands are read a second.
+                # The same as `Half(...)` in half the time: thousands are read a second.
                 more = (None, key, value, (), None, None, None, None, None)
                 return tuple.__new__(Half, (transaction_id, *names, *more))
     fields, rest = split_headers(headers, HALF_FIELDS)
@@ -139,7 +138,7 @@ def decode_half(key: bytes | None, value: bytes | None, headers: WireHeaders) ->
 
 
 def pack_half(half: Half, headers: WireHeaders) -> list[bytes]:
-    """Return a half's key, value and encoded headers, each behind its length, a big-endian integer (-1: null)."""
+    """Return a half's key, value and encoded headers, each after its length, a big-endian integer (-1: null)."""
     parts: list[bytes] = []
     for content in (half.key, half.value, *(item for name, text in headers for item in (name.encode(), text))):
         parts += (_LENGTH.pack(_NULL if content is None else len(content)), content or b"")
@@ -147,9 +146,9 @@ def pack_half(half: Half, headers: WireHeaders) -> list[bytes]:
 
 
 def unpack_half(packed: bytes, at: int, headers: int) -> tuple[Half, int]:
-    """Read what `pack_half` wrote, with so many headers, and return where it ends.
+    """Decode what `pack_half` wrote, given the number of headers. Return the half and where it ends.
 
-    Raises `ValueError` and `struct.error`, too: whoever reads the whole record says what it is.
+    Raises also `ValueError` and `struct.error`: the reader of the whole record adds what the record is.
     """
     if headers * 2 * _LENGTH.size > len(packed):
         raise ValueError(f"{headers} headers in {len(packed)} bytes")
@@ -169,7 +168,7 @@ def unpack_half(packed: bytes, at: int, headers: int) -> tuple[Half, int]:
 
 
 def pack_halves(halves: Iterable[Half]) -> bytes:
-    """Return the halves of a transaction as bytes: of each the number of its headers, then its contents."""
+    """Return the halves of a transaction as bytes: for each half the number of its headers, then its contents."""
     parts: list[bytes] = []
     for half in halves:
         headers = encode_half(half)
@@ -178,7 +177,7 @@ def pack_halves(halves: Iterable[Half]) -> bytes:
 
 
 def unpack_halves(packed: bytes, at: int = 0) -> list[Half]:
-    """Read what `pack_halves` wrote, to the end; it raises as `unpack_half`."""
+    """Decode what `pack_halves` wrote, to the end. Raises as `unpack_half`."""
     halves: list[Half] = []
     while at < len(packed):
         (headers,) = _COUNT.unpack_from(packed, at)
@@ -189,7 +188,7 @@ def unpack_halves(packed: bytes, at: int = 0) -> list[Half]:
 
 @lru_cache(maxsize=1024)
 def _names(group: bytes, topic: bytes) -> tuple[str, str] | None:
-    """Return group and topic as text, or None where they are not what they must be."""
+    """Return group and topic as text, or None if one is not valid."""
     try:
         names = group.decode(), topic.decode()
     except UnicodeDecodeError:
@@ -200,7 +199,7 @@ def _names(group: bytes, topic: bytes) -> tuple[str, str] | None:
 def split_headers(
     headers: WireHeaders, known: Iterable[str]
 ) -> tuple[dict[str, bytes | None], tuple[tuple[str, bytes | None], ...]]:
-    """Part penstock's headers from the user's."""
+    """Separate penstock's headers from the user's."""
     fields: dict[str, bytes | None] = {}
     rest: list[tuple[str, bytes | None]] = []
     for header in headers:
@@ -208,7 +207,7 @@ def split_headers(
         if not name.startswith(RESERVED_PREFIX):
             rest.append(header)
         elif name in fields or name not in known:
-            # A field of a newer version may change what the half means: to publish it regardless would be a guess.
+            # A field of a newer version may change the half's meaning: publishing it anyway would be a guess.
             raise MessageFormatError("a half with a repeated or unknown penstock header; it is refused")
         else:
             fields[name] = header[1]
@@ -250,7 +249,7 @@ def half_from(
 
 
 def _part(content: bytes | None) -> tuple[int, int]:
-    """Read which part of how many a half is."""
+    """Decode a half's part number and how many parts there are."""
     found = _PART.fullmatch(content or b"")
     number, count = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= number <= count <= MAX_PARTS:
@@ -269,7 +268,7 @@ def _text(fields: dict[str, bytes | None], name: str) -> str:
 
 
 def number_from(fields: dict[str, bytes | None], name: str, highest: int) -> int | None:
-    """Return a field of digits, or None where there is none."""
+    """Return a field of digits, or None if it is absent."""
     if name not in fields:
         return None
     content = fields[name] or b""
@@ -288,17 +287,17 @@ MAX_CHECK_NUMBER = (1 << 16) - 1
 
 
 class CheckRequest(NamedTuple):
-    """The question of the coordinator to a producer group."""
+    """The coordinator's question to a producer group about an undecided half."""
 
     half: Half
     half_partition: int
     half_offset: int
-    #: 1 for the first; an answer repeats it, so that no check is counted twice.
+    #: 1 for the first. The answer repeats it, so that no check is counted twice.
     check_number: int
 
 
 def encode_check_request(request: CheckRequest) -> list[tuple[str, bytes | None]]:
-    """Return the headers of a check request; its key and value are those of the message."""
+    """Return the headers of a check request. Its key and value are those of the message."""
     return [
         (HALF_PARTITION, str(request.half_partition).encode()),
         (HALF_OFFSET, str(request.half_offset).encode()),
@@ -308,7 +307,7 @@ def encode_check_request(request: CheckRequest) -> list[tuple[str, bytes | None]
 
 
 def decode_check_request(key: bytes | None, value: bytes | None, headers: WireHeaders) -> CheckRequest:
-    """Read a check request. Raises `MessageFormatError`."""
+    """Decode a check request. Raises `MessageFormatError`."""
     fields, rest = split_headers(headers, _CHECK_FIELDS)
     partition = number_from(fields, HALF_PARTITION, MAX_INT32)
     offset = number_from(fields, HALF_OFFSET, MAX_INT64)
@@ -321,13 +320,13 @@ def decode_check_request(key: bytes | None, value: bytes | None, headers: WireHe
 REASON = "penstock-reason"
 _DISCARDED_FIELDS = HALF_FIELDS | {REASON, CHECK_NUMBER}
 
-#: Reasons of a discard, as the discarded topic has them.
+#: Reasons for a discard, as written in the discarded topic.
 EXHAUSTED = "checks exhausted"
 BY_OPERATOR = "by an operator"
 
 
 class DiscardedHalf(NamedTuple):
-    """A half as it lies in the discarded topic."""
+    """A record of the discarded topic."""
 
     half: Half
     reason: str
@@ -335,12 +334,12 @@ class DiscardedHalf(NamedTuple):
 
 
 def encode_discarded(half: Half, reason: str, check_count: int) -> list[tuple[str, bytes | None]]:
-    """Return the headers of a record in the discarded topic; its key and value are those of the message."""
+    """Return the headers of a record in the discarded topic. Its key and value are those of the message."""
     return [(REASON, reason.encode()), (CHECK_NUMBER, str(check_count).encode()), *encode_half(half)]
 
 
 def decode_discarded(key: bytes | None, value: bytes | None, headers: WireHeaders) -> DiscardedHalf:
-    """Read a record of the discarded topic. Raises `MessageFormatError`."""
+    """Decode a record of the discarded topic. Raises `MessageFormatError`."""
     fields, rest = split_headers(headers, _DISCARDED_FIELDS)
     count = number_from(fields, CHECK_NUMBER, MAX_CHECK_NUMBER)
     reason = (fields.get(REASON) or b"").decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Transaction ids: UUIDs of version 7 (RFC 9562, section 5.7), which sort by the time they were made."""
+"""Transaction ids: UUIDs of version 7 (RFC 9562, section 5.7), which sort by their creation time."""
 
 from __future__ import annotations
 
@@ -8,34 +8,33 @@ import time
 
 #: Bytes of an id.
 ID_BYTES = 16
-#: What stands instead of an id where there is no transaction.
+#: The id in records that belong to no transaction.
 NO_ID = "00000000-0000-0000-0000-000000000000"
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
-
-#: Ends of ids, made beforehand: the version's random bits, the variant, and the rest. Asking the kernel for each id
-#: would give the interpreter lock away each time, and wait for it again: under load that costs more than all the rest
-#: of a send. A child process starts with none.
+#: Prepared ends of ids: the version's random bits, the variant, and the rest. A system call for each id would release
+#: the interpreter lock and wait for it again: under load that costs more than the rest of a send. A child process
+#: starts with none.
 _ends: list[str] = []
 _VARIANT = "89ab"
-#: The ids of one block share their random bits and are numbered (section 6.2, method 1), the lowest taken first.
+#: Ids of one block share their random bits and are numbered (section 6.2, method 1), the lowest number first.
 _FIRST, *_HIGHER = (f"{number:03x}" for number in range(1 << 12))
 _NUMBERS = _HIGHER[::-1]
 os.register_at_fork(after_in_child=_ends.clear)
-#: Milliseconds, and how the ids made in them begin. Replaced as a whole: many are made in one.
+#: A millisecond and the beginning of its ids. Replaced as a whole.
 _begun: tuple[int, str] = (0, "")
 
 
 def new_id() -> str:
     """Return a new id: 48 bits of Unix milliseconds, 62 random bits, a number of 12 bits. Safe from any thread."""
-    global _begun  # noqa: PLW0603 - the last millisecond's beginning
+    global _begun  # noqa: PLW0603 - a cache of the current millisecond
     milliseconds, begin = _begun
     now = time.time_ns() // 1_000_000
     if now != milliseconds:
         begin = f"{now >> 16:08x}-{now & 0xFFFF:04x}-7"
         _begun = now, begin
     try:
-        # Taking the last item is one step: no two threads get the same.
+        # `pop` is atomic: no two threads get the same end.
         return begin + _ends.pop()
     except IndexError:
         text = os.urandom(8).hex()
@@ -45,12 +44,12 @@ def new_id() -> str:
 
 
 def is_id(text: str) -> bool:
-    """Tell whether a text is an id as `new_id` makes them."""
+    """Tell whether a text is an id in the form of `new_id`."""
     return _ID.fullmatch(text) is not None
 
 
 def id_bytes(text: str) -> bytes:
-    """Return the 16 bytes of an id. Raises `ValueError` where the text is none."""
+    """Return the 16 bytes of an id. Raises `ValueError` if the text is not an id."""
     raw = bytes.fromhex(text.replace("-", ""))
     if len(raw) != ID_BYTES:
         raise ValueError(f"an id has {ID_BYTES} bytes, but this one has {len(raw)}")

@@ -1,8 +1,8 @@
-"""The op record: a batch of decisions of one group for one half partition, to bytes and back.
+"""The op record: a batch of decisions of one group for one half partition, encoded and decoded.
 
-Pure. The order in a batch counts: the place of a decision is the offset of its record and its index there. A batch is
-plain (each decision names one half, and nobody by name) or not: plain ones are fixed-size, for thousands are read a
-second. Integers are big-endian. Whatever does not decode raises `MessageFormatError` and nothing else.
+Pure. The order in a batch counts: the place of a decision is the offset of its record and its index there. In a plain
+batch each decision names one half and no actor. Plain decisions have a fixed size, because thousands are read a second.
+Integers are big-endian. Anything that does not decode raises `MessageFormatError` and nothing else.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _OFFSET = struct.Struct(">Q")
 
 
 class Verdict(IntEnum):
-    """What an op record says of a transaction."""
+    """The verdict of an op on its transaction."""
 
     COMMIT = 1
     ROLLBACK = 2
     #: No decision: a check was answered UNKNOWN.
     UNKNOWN = 3
-    #: The checks are exhausted: to the discarded topic.
+    #: The message goes to the discarded topic: its checks are exhausted, or an operator says so.
     DISCARD = 4
-    #: Of no transaction: the coordinator's own mark, by which it sees that it has read all ops up to there.
+    #: The coordinator's own mark, for no transaction: it has read all ops up to there.
     TICK = 5
 
 
 class Author(IntEnum):
-    """Who wrote an op record."""
+    """The author of an op."""
 
     PRODUCER = 1
     CHECK = 2
@@ -49,15 +49,16 @@ class Author(IntEnum):
     COORDINATOR = 4
 
 
-#: By number, for looking them up is cheaper than making them.
+#: By number: a lookup is cheaper than `Verdict(...)`.
 _VERDICTS = {int(verdict): verdict for verdict in Verdict}
 _AUTHORS = {int(author): author for author in Author}
 
 
 class Op(NamedTuple):
-    """A decision. `half_offsets` is empty where the author does not know whether the halves were stored.
+    """A decision.
 
-    They stand in the order of the transaction's parts.
+    `half_offsets` are in the order of the transaction's parts. They are empty if the author does not know whether the
+    halves were stored.
     """
 
     transaction_id: str
@@ -67,7 +68,7 @@ class Op(NamedTuple):
     half_partition: int
     half_offsets: tuple[int, ...]
     check_number: int
-    #: Who it was by name, where a person decided.
+    #: The name of the operator, if one decided.
     actor: str = ""
 
 
@@ -96,11 +97,11 @@ def encode_ops(ops: Sequence[Op]) -> bytes:
 
 
 def decode_ops(value: bytes | None) -> list[Op]:
-    """Read the value of an op record: one decision or more, of one group for one half partition."""
+    """Decode the value of an op record: one decision or more, of one group for one half partition."""
     try:
         ops = _decode_ops(value or b"")
     except (struct.error, ValueError, KeyError) as error:
-        raise MessageFormatError(f"an op record that does not read: {error}; it is refused") from error
+        raise MessageFormatError(f"an op record that cannot be decoded: {error}; it is refused") from error
     if ops[0].half_partition < 0 or not ops[0].group:
         raise MessageFormatError("an op record without a group or a half partition; it is refused")
     return ops
@@ -118,10 +119,10 @@ def _decode_ops(content: bytes) -> list[Op]:
         raise ValueError(f"{count} decisions in {len(content)} bytes")
     make = tuple.__new__
     return [
-        # What `Op(...)` does, in half the time: thousands are read a second.
+        # The same as `Op(...)` in half the time: thousands are read a second.
         make(Op, (id_text(raw_id), _VERDICTS[verdict], _AUTHORS[author], group, partition, (place,), number, ""))
-        # A copy, no memoryview: the error of a bad byte keeps this frame, and in CPython 3.11 the collector of such a
-        # cycle cannot clear a view that the iterator still holds, and the process ends with SIGSEGV.
+        # A copy, not a memoryview: the error of a bad byte keeps this frame. In CPython 3.11 the garbage collector
+        # cannot clear such a cycle with a view that the iterator still holds, and the process ends with SIGSEGV.
         for raw_id, verdict, author, number, place in _PLAIN.iter_unpack(content[start:])
     ]
 

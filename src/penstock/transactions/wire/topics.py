@@ -1,4 +1,4 @@
-"""The topics of the half/op store: their names, their settings, and which half partition a message belongs to."""
+"""The topics of the half/op store: names, settings, and the half partition of a message."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from penstock.clients.rights import (
 from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.errors import ConfigurationError
 
-#: Partitions of half, op and done when penstock has to create them: so many coordinators can share the work. More
-#: cost throughput, for each takes requests and transaction markers of its own.
+#: Partitions of half, op and done if penstock creates them: as many coordinators can share the work. More of them cost
+#: throughput, because each needs its own requests and transaction markers.
 DEFAULT_PARTITIONS = 2
-#: Partitions of the check topic: so many producers of a group can share its checks.
+#: Partitions of the check topic: as many producers of a group can share its checks.
 CHECK_PARTITIONS = 8
 
 #: Kafka's own topics: a half that names one of them as its target is forged.
 _INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
-#: The store deletes below its checkpoints itself: nothing pending may be lost to retention.
+#: The store itself deletes below its checkpoints: no pending half may be lost to retention.
 KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-#: What is deleted gives its place on the disk back when its whole segment is: Kafka's own are a gigabyte large.
+#: Deleted records free disk space only with their whole segment. Kafka's default segments have a gigabyte.
 _SEGMENTS = {"segment.bytes": str(16 << 20)}
-#: The broker's clock gives a half its birth time: producers' clocks do not count.
+#: The birth of a half is its append time by the broker's clock: producers' clocks do not count.
 BROKER_TIME = {"message.timestamp.type": "LogAppendTime"}
-#: A check request or a discarded record is a half with a few headers more, and a half may be written down again in the
-#: done log: whatever fits as a half must fit here.
+#: A check request and a discarded record are halves with a few more headers, and the done log may hold snapshots of
+#: halves. So everything that fits as a half must fit here.
 ROOM = {"max.message.bytes": str(2 << 20)}
-#: Characters of a topic's name.
+#: Most characters of a topic's name.
 _MAX_TOPIC_NAME = 249
 #: The last parts of the topics' names.
 _PARTS = ("half", "op", "done", "check", "discarded", "audit", "status")
 _PREFIX = re.compile(r"[a-zA-Z0-9._-]+")
 _ONE_HOUR_MS = str(60 * 60 * 1000)
 _LOG_NEEDS = (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.DESCRIBE_CONFIGS)
-#: What a coordinator does with the topics of its store, by the last part of their names.
+#: The operations of a coordinator on the topics of its store, by the last part of their names.
 COORDINATOR_NEEDS: Mapping[str, Sequence[Operation]] = {
     "half": (Operation.READ, Operation.DELETE, Operation.DESCRIBE_CONFIGS),
     "op": _LOG_NEEDS,
@@ -55,7 +55,7 @@ COORDINATOR_NEEDS: Mapping[str, Sequence[Operation]] = {
     "discarded": (Operation.READ, Operation.WRITE),
     "status": (Operation.WRITE,),
 }
-#: A status is of now: a segment ends soon, so that an hour of them is all that is kept.
+#: Only the newest status counts. Short segments keep no more than about an hour of them.
 _STATUS = {"retention.ms": _ONE_HOUR_MS, "segment.ms": str(10 * 60 * 1000)}
 
 
@@ -66,12 +66,12 @@ class StoreTopics:
     Attributes:
         partitions: of half, op and done.
         half: name of the topic of prepared messages.
-        op: that of decisions.
-        done: that of completions.
-        check: that of check requests to producer groups.
-        discarded: that of messages whose checks are exhausted.
-        audit: that which says which operator decided what.
-        status: that in which coordinators say what hinders them.
+        op: the topic of decisions.
+        done: the topic of completions.
+        check: the topic of check requests to producer groups.
+        discarded: the topic of discarded messages.
+        audit: the topic of operators' decisions.
+        status: the topic in which coordinators report their obstacles.
         coordinators: name of the consumer group in which coordinators share the half partitions.
         all: names of all topics of the store.
     """
@@ -97,15 +97,15 @@ class StoreTopics:
         object.__setattr__(self, "all", frozenset(names.values()))
 
     def checkers(self, group: str) -> str:
-        """Name of the consumer group in which the producers of a group share its checks."""
+        """Return the consumer group in which the producers of a group share its checks."""
         return f"{self.prefix}.check.{group}"
 
-    def coordinator_rights(self, there: Collection[str] = ()) -> list[Right]:
-        """Return the rights of a coordinator, save Write on what producers send to; Create for what is not `there`."""
+    def coordinator_rights(self, existing: Collection[str] = ()) -> list[Right]:
+        """Return the rights of a coordinator, except Write on targets. Create is for topics not `existing`."""
         operations = {f"{self.prefix}.{name}": some for name, some in COORDINATOR_NEEDS.items()}
         return [
             *(topic_right(operation, topic) for topic, some in operations.items() for operation in some),
-            *(topic_right(Operation.CREATE, topic) for topic in operations if topic not in there),
+            *(topic_right(Operation.CREATE, topic) for topic in operations if topic not in existing),
             group_right(self.coordinators),
             Right(Operation.DESCRIBE, Resource.GROUP, self.checkers(""), is_prefix=True),
             transactional_right(f"{self.coordinators}."),
@@ -118,13 +118,13 @@ class StoreTopics:
         return topic not in _INTERNAL and topic not in self.all
 
     def half_partition(self, ordering_key: bytes) -> int:
-        """Return the half partition of an ordering key: the same in every process, independent of Kafka's own hash."""
+        """Return the half partition of an ordering key: the same in every process, independent of Kafka's hash."""
         return xxh3_64_intdigest(ordering_key) % self.partitions
 
     def check_partition(self, transaction_id: str, attempt: int) -> int:
-        """Return the check partition for an attempt to ask: all are used, and each goes to another one.
+        """Return the check partition of an attempt. Successive attempts use all partitions in turn.
 
-        Neighbours are mostly one producer's, so the steps are of about half of them.
+        Neighbouring partitions mostly belong to one producer, so the step is about half of their number.
         """
         count = self.check_partitions
         step = next(step for step in range(count // 2 + 1, 2 * count) if gcd(step, count) == 1)
@@ -132,7 +132,7 @@ class StoreTopics:
 
 
 def require_prefix(prefix: object, longest: str = ".discarded") -> None:
-    """Raise `ConfigurationError` unless names can begin with a prefix: `longest` is how the longest of them ends."""
+    """Raise `ConfigurationError` unless a prefix is valid. `longest` is the longest suffix of a name with it."""
     if not isinstance(prefix, str) or _PREFIX.fullmatch(prefix) is None:
         raise ConfigurationError(f"prefix must be a name made of letters, digits, '.', '_' and '-', but is {prefix!r}")
     most = _MAX_TOPIC_NAME - len(longest)
@@ -150,11 +150,11 @@ def open_topics(
     *,
     needs: Mapping[str, Sequence[Operation]] = COORDINATOR_NEEDS,
 ) -> StoreTopics:
-    """Create the topics of a store where they are absent, and return them with their real partition counts.
+    """Create the absent topics of a store. Return its topics with their real partition counts.
 
-    They are those of `needs`, by the last part of their names; where one is not to be seen, the error tells that this
-    client lacks what it needs of it. Raises `ConfigurationError` where the prefix is no topic name, or the
-    counts of half, op and done differ; else as `ensure_topics`.
+    `needs` has the topics, by the last part of their names, with this client's operations on them. If a topic is
+    hidden, the error names the missing right. Raises `ConfigurationError` if the prefix is no topic name, or if the
+    counts of half, op and done differ; otherwise as `ensure_topics`.
     """
     require_prefix(prefix)
     topics = StoreTopics(prefix, partitions)
