@@ -334,7 +334,7 @@ class World:
         for _ in range(self.chance.choice((1, 2, 5))):
             self.read_half()
             self.read_op()
-        self.happened["brought back early"] += bool(self.state._reborn)
+        self.happened["brought back early"] += bool(self.state._next_lives)
 
     def drop(self) -> None:
         """Drop the payload of some transaction that is not being published."""

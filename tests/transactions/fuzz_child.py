@@ -31,7 +31,7 @@ from penstock.transactions.acked_producer import wire_headers
 from penstock.transactions.operator.audit import _audited, _discarded
 from penstock.transactions.stores.done_log import decode_ids, encode_ids
 from penstock.transactions.stores.kafka.logs.recovered_partition import decode_claim
-from penstock.transactions.wire.done_records import Note, Snapshot, SnapshotHalf, decode_done, encode_done
+from penstock.transactions.wire.done_records import Note, Snapshot, StoredHalf, decode_done, encode_done
 from penstock.transactions.wire.half import (
     CheckRequest,
     Half,
@@ -189,13 +189,13 @@ def op_records() -> list[bytes]:
 def done_records() -> list[bytes]:
     notes = [Note(new_id(), at, v, 1, 2, at, 0) for at in range(9) for v in list(Verdict)[:4]]
     snapshots = [
-        Snapshot(Note(one.transaction_id, 9, Verdict.UNKNOWN, 1, 2, 3, 4), (SnapshotHalf(8, 1_700_000_000_000, one),))
+        Snapshot(Note(one.transaction_id, 9, Verdict.UNKNOWN, 1, 2, 3, 4), (StoredHalf(8, 1_700_000_000_000, one),))
         for one in (half(), half(headers=(), key=None))
     ]
     several = half(part=(1, 2))
     whole = Snapshot(
         Note(several.transaction_id, 9, Verdict.COMMIT, 0, 0, 3, 4),
-        (SnapshotHalf(8, 5, several), SnapshotHalf(9, 5, several._replace(part=(2, 2)))),
+        (StoredHalf(8, 5, several), StoredHalf(9, 5, several._replace(part=(2, 2)))),
     )
     return [encode_done(notes), encode_done(notes[:1], snapshots), encode_done((), [whole])]
 

@@ -13,7 +13,7 @@ from waiting_partition import VALUE, WaitingPartition
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.stores.kafka.logs.recovered_partition import LOGS
-from penstock.transactions.wire.done_records import Snapshot, SnapshotHalf
+from penstock.transactions.wire.done_records import Snapshot, StoredHalf
 
 #: Bytes that docs/transactions.md states for each pending transaction.
 STATED_BYTES = 1_300
@@ -53,7 +53,7 @@ def touched(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
 def snapshot_all(owned: HalfPartition, some: list[Pending]) -> None:
     """Take in that the done log holds these whole."""
     for at, pending in enumerate(some):
-        owned.state._take_snapshot(at, Snapshot(pending.note(), (SnapshotHalf(pending.offset, 1, pending.half),)))
+        owned.state._take_snapshot(at, Snapshot(pending.note(), (StoredHalf(pending.offset, 1, pending.half),)))
 
 
 def a_round(owned: HalfPartition) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.wire.done_records import Done, Note, Snapshot, SnapshotHalf, decode_done, encode_done
+from penstock.transactions.wire.done_records import Done, Note, Snapshot, StoredHalf, decode_done, encode_done
 from penstock.transactions.wire.half import (
     CHECK_NUMBER,
     MAX_GROUP_BYTES,
@@ -96,7 +96,7 @@ def snapshotted(note: Note, half: Half, count: int) -> Snapshot:
     first = half._replace(transaction_id=note.transaction_id)
     parts = [first._replace(part=(number + 1, count) if count > 1 else None) for number in range(count)]
     note = note._replace(half_offset=max(note.half_offset, count))
-    return Snapshot(note, tuple(SnapshotHalf(number, note.answered_ms, part) for number, part in enumerate(parts)))
+    return Snapshot(note, tuple(StoredHalf(number, note.answered_ms, part) for number, part in enumerate(parts)))
 
 
 snapshots = st.builds(snapshotted, notes, halves, st.integers(1, 3))
@@ -137,17 +137,17 @@ def test_a_snapshot_whose_halves_are_not_those_of_one_transaction_is_refused() -
 
     for halves in (
         (),
-        (SnapshotHalf(7, 0, half._replace(transaction_id=new_id())),),
-        (SnapshotHalf(8, 0, half),),
-        (SnapshotHalf(6, 0, half), SnapshotHalf(7, 0, half)),
-        (SnapshotHalf(6, 0, first), SnapshotHalf(7, 0, first)),
-        (SnapshotHalf(7, 0, first), SnapshotHalf(7, 0, second)),
-        (SnapshotHalf(6, 0, first), SnapshotHalf(7, 0, second._replace(group="others"))),
-        (SnapshotHalf(6, 0, first), SnapshotHalf(7, 0, second._replace(part=(2, 3)))),
+        (StoredHalf(7, 0, half._replace(transaction_id=new_id())),),
+        (StoredHalf(8, 0, half),),
+        (StoredHalf(6, 0, half), StoredHalf(7, 0, half)),
+        (StoredHalf(6, 0, first), StoredHalf(7, 0, first)),
+        (StoredHalf(7, 0, first), StoredHalf(7, 0, second)),
+        (StoredHalf(6, 0, first), StoredHalf(7, 0, second._replace(group="others"))),
+        (StoredHalf(6, 0, first), StoredHalf(7, 0, second._replace(part=(2, 3)))),
     ):
         with pytest.raises(MessageFormatError, match="done record"):
             decode_done(encode_done((), [Snapshot(note, halves)]))
-    whole = Snapshot(note, (SnapshotHalf(6, 0, first), SnapshotHalf(7, 0, second)))
+    whole = Snapshot(note, (StoredHalf(6, 0, first), StoredHalf(7, 0, second)))
     assert decode_done(encode_done((), [whole])).snapshots == [whole]
 
 
@@ -156,7 +156,7 @@ def test_a_header_name_that_no_client_writes_is_refused_in_a_snapshot() -> None:
     note = Note(half.transaction_id, 7, Verdict.UNKNOWN, 0, 0)
 
     with pytest.raises(MessageFormatError, match="zero byte"):
-        decode_done(encode_done((), [Snapshot(note, (SnapshotHalf(7, 0, half),))]))
+        decode_done(encode_done((), [Snapshot(note, (StoredHalf(7, 0, half),))]))
 
 
 def test_a_half_of_a_group_that_no_decision_could_name_is_refused() -> None:

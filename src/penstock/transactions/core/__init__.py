@@ -1,1 +1,1 @@
-"""What stores know of transactions that are not settled: how they stand, who is asked, what waits apart. Pure."""
+"""The rules for pending transactions of all stores: state, queue, checks, quarantine, checkpoints."""

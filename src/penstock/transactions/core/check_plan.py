@@ -1,9 +1,9 @@
-"""When which undecided half is asked about. Pure: the caller gives the time, in the broker's seconds.
+"""The plan of checks: when which undecided half is checked. Pure: the caller gives the time, in the broker's seconds.
 
-The first check of a half is due when it is older than the transaction timeout, or than its own immunity where that is
-longer; the next ones follow at an interval, which may grow. A check counts when it was answered: a request that nobody
-took up is asked again under the same number, and of another producer, for each attempt chooses whom to ask. Producer
-groups take turns, so that a crowd of one delays no other's, and one has no more questions open than it can answer.
+The first check of a half is due after the transaction timeout, or after the half's own immunity if that is longer. The
+next ones follow at an interval, which may grow. Only an answered check counts: without an answer, the check is repeated
+under the same number, and each attempt goes to another producer. Producer groups take turns, so that a group with many
+checks delays no other. A group has no more open checks than it can answer.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from penstock.options import positive, positive_int
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.wire.half import MAX_CHECK_NUMBER
 
-#: An interval that grows from check to check grows to no more than this, in seconds.
-_LONGEST_S = 3600.0
-#: Seconds after which halves that are still missing are not waited for any more.
+#: A growing interval grows to this at most, in seconds.
+_MAX_INTERVAL_S = 3600.0
+#: Seconds after which missing halves are no longer waited for.
 INCOMPLETE_S = 120.0
-#: Checks of one group that may be unanswered at a time: more would find all workers busy, be passed over, and be sent
-#: again only after an interval.
+#: Most unanswered checks of one group. More would find all workers busy, be skipped, and be repeated only after an
+#: interval.
 WINDOW = 128
-#: Entries of a plan before those of transactions that need no check any more are taken out.
-_CROWD = 4_096
+#: Entries of a plan before those of transactions that need no check are removed.
+_COMPACT_AT = 4_096
 
 
 def require_checks(maximum: int, backoff: float) -> None:
-    """Raise `ConfigurationError` unless a number of checks, and a factor between their intervals, are possible."""
+    """Raise `ConfigurationError` unless the number of checks and the growth of their intervals are possible."""
     positive_int("check_max", maximum)
     if maximum > MAX_CHECK_NUMBER:
         raise ConfigurationError(f"check_max must be at most {MAX_CHECK_NUMBER}, but is {maximum}")
@@ -42,15 +42,15 @@ def require_checks(maximum: int, backoff: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CheckPolicy:
-    """When to ask, and how often.
+    """When to check, and how often.
 
     Attributes:
         timeout_s: seconds from the birth of a half to its first check.
         interval_s: seconds between two checks of a half.
         maximum: answered checks after which an undecided half meets the discard policy.
-        backoff: factor by which the interval grows from check to check; it ends at an hour.
-        incomplete_s: seconds from the birth of the first half of a transaction of several messages after which it is
-            rolled back if others are still missing. More than any producer goes on trying to store them.
+        backoff: factor by which the interval grows from check to check, up to an hour.
+        incomplete_s: seconds from the birth of the first half of a transaction of several messages until it is rolled
+            back if others are still missing. Longer than any producer tries to store them.
     """
 
     timeout_s: float
@@ -60,144 +60,143 @@ class CheckPolicy:
     incomplete_s: float = INCOMPLETE_S
 
     def interval(self, check_count: int) -> float:
-        """Return the seconds between the check of that number and the next."""
+        """Return the seconds between the check with that number and the next."""
         if self.backoff <= 1.0:
             return self.interval_s
-        # The exponent has a bound, too: a float has one.
+        # Without a bound on the exponent a float overflows.
         grown = self.interval_s * self.backoff ** min(max(check_count - 1, 0), 64)
-        return min(grown, max(self.interval_s, _LONGEST_S))
+        return min(grown, max(self.interval_s, _MAX_INTERVAL_S))
 
 
 class CheckPlan:
     """The checks of one half partition. Not thread-safe: its coordinator's thread drives it.
 
-    It keeps ids alone, so that a transaction that is settled leaves the memory whenever its check would have been due;
-    `find` returns one that is undecided still, or None.
+    It keeps only ids, so that settled transactions leave the memory before their check would be due. `find` returns a
+    transaction if it is still undecided, else None.
     """
 
     def __init__(self, policy: CheckPolicy, find: Callable[[str], Pending | None]) -> None:
         self.policy = policy
         self._find = find
-        # A heap: due time, a number that settles ties, id. Those of transactions that need no check any more stay until
-        # they come up, or until there are many.
+        # A heap of due time, tie-breaker and id. Entries of transactions that need no check stay until they are due, or
+        # until there are many.
         self._planned: list[tuple[float, int, str]] = []
-        self._crowd = _CROWD
+        self._compact_at = _COMPACT_AT
         self._ticket = itertools.count()
-        # Ids of what is due, by group; under "" what nobody has to be asked about. Groups at the front have their turn
-        # next.
+        # Ids with a due check, by group; under "" those that need no producer. The first group has the next turn.
         self._due: OrderedDict[str, deque[str]] = OrderedDict()
-        # Groups that are left alone until a time.
+        # Groups without checks until a time.
         self._parked: dict[str, float] = {}
-        # Checks that were sent and may be on their way to an answer, by group: until when, their number, the id.
+        # Checks that may still be answered, by group: until when, their number, the id.
         self._sent: dict[str, list[tuple[float, int, str]]] = {}
-        # Ids of those whose payload is being read, because a question needs it.
+        # Ids of transactions whose payload is being read for a check.
         self._unread: set[str] = set()
 
-    def add(self, asked: Pending) -> None:
-        """Plan the next check of a half that was just read, or of one that has just become complete."""
-        policy, immunity_ms = self.policy, asked.half.immunity_ms
+    def add(self, pending: Pending) -> None:
+        """Plan the next check of a half that was just read, or of a transaction that has just become complete."""
+        policy, immunity_ms = self.policy, pending.half.immunity_ms
         wait_s = policy.timeout_s if immunity_ms is None else max(policy.timeout_s, immunity_ms / 1000)
-        if asked.parts is not None and not asked.is_complete:
+        if pending.parts is not None and not pending.is_complete:
             wait_s = max(policy.timeout_s, policy.incomplete_s)
-        due = asked.birth_ms / 1000 + wait_s
-        if asked.answered_ms and asked.is_complete:
-            due = max(due, asked.answered_ms / 1000 + policy.interval(asked.check_count))
-        self.postpone(asked, due)
+        due = pending.birth_ms / 1000 + wait_s
+        if pending.answered_ms and pending.is_complete:
+            due = max(due, pending.answered_ms / 1000 + policy.interval(pending.check_count))
+        self.postpone(pending, due)
 
-    def postpone(self, asked: Pending, due: float) -> None:
-        """Plan the next check of a half for a time."""
-        asked.check_due = due
-        heapq.heappush(self._planned, (due, next(self._ticket), asked.transaction_id))
-        if len(self._planned) > self._crowd:
-            self._planned = [entry for entry in self._planned if self._is_planned(entry[0], entry[2]) is not None]
+    def postpone(self, pending: Pending, due: float) -> None:
+        """Plan the next check of a transaction for a time."""
+        pending.check_due = due
+        heapq.heappush(self._planned, (due, next(self._ticket), pending.transaction_id))
+        if len(self._planned) > self._compact_at:
+            self._planned = [entry for entry in self._planned if self._planned_at(entry[0], entry[2]) is not None]
             heapq.heapify(self._planned)
-            self._crowd = max(_CROWD, 2 * len(self._planned))
+            self._compact_at = max(_COMPACT_AT, 2 * len(self._planned))
 
-    def _is_planned(self, due: float, transaction_id: str) -> Pending | None:
-        """Return the transaction whose check is planned for that time still, or None."""
-        asked = self._find(transaction_id)
-        return asked if asked is not None and asked.check_due == due else None
+    def _planned_at(self, due: float, transaction_id: str) -> Pending | None:
+        """Return a transaction if its check is still planned for that time, else None."""
+        pending = self._find(transaction_id)
+        return pending if pending is not None and pending.check_due == due else None
 
-    def sent(self, asked: Pending, number: int, now: float) -> None:
-        """Take in that a check was sent: it is repeated where it is not answered within an interval."""
+    def sent(self, pending: Pending, number: int, now: float) -> None:
+        """Note that a check was sent. It is repeated if there is no answer within an interval."""
         due = now + self.policy.interval(number)
-        self.postpone(asked, due)
-        self._sent.setdefault(asked.group, []).append((due, number, asked.transaction_id))
+        self.postpone(pending, due)
+        self._sent.setdefault(pending.group, []).append((due, number, pending.transaction_id))
 
     def has_room(self, group: str, now: float) -> bool:
-        """Tell whether one more check of a group may be sent; those that were answered, or are asked again, leave."""
+        """Tell whether one more check of a group may be sent. Answered and expired checks leave the window."""
         sent = self._sent.get(group, [])
         if len(sent) >= WINDOW:
             sent[:] = [check for check in sent if check[0] > now and self._is_unanswered(check[2], check[1])]
         return len(sent) < WINDOW
 
     def _is_unanswered(self, transaction_id: str, number: int) -> bool:
-        asked = self._find(transaction_id)
-        return asked is not None and asked.check_count < number
+        pending = self._find(transaction_id)
+        return pending is not None and pending.check_count < number
 
-    def await_payload(self, asked: Pending, due: float) -> None:
-        """Plan a check for the time at which its payload is there, or else for a time."""
-        self._unread.add(asked.transaction_id)
-        self.postpone(asked, due)
+    def await_payload(self, pending: Pending, due: float) -> None:
+        """Plan a check for the moment when its payload is in memory, or for a time, whichever is first."""
+        self._unread.add(pending.transaction_id)
+        self.postpone(pending, due)
 
     def loaded(self, transaction_id: str) -> None:
-        """Let a check be the next of its group, if it waited for the payload."""
-        asked = self._find(transaction_id)
-        if transaction_id in self._unread and asked is not None:
-            asked.check_due = 0.0
-            self._due.setdefault(self.turn_of(asked), deque()).appendleft(transaction_id)
+        """Make a check the next of its group, if it waited for the payload."""
+        pending = self._find(transaction_id)
+        if transaction_id in self._unread and pending is not None:
+            pending.check_due = 0.0
+            self._due.setdefault(self.turn_of(pending), deque()).appendleft(transaction_id)
         self._unread.discard(transaction_id)
 
     def park(self, group: str, until: float) -> int:
-        """Leave a group alone until a time, and return how many of its checks wait."""
+        """Send no checks of a group until a time. Return how many of its checks wait."""
         self._parked[group] = until
         return len(self._due.get(group, ()))
 
     def take_due(self, now: float, limit: int) -> Iterator[Pending]:
-        """Yield halves whose check is due; each must be postponed, or it is not asked about again.
+        """Yield transactions whose check is due. The caller must postpone each, or it is never checked again.
 
-        Halves that were decided since are dropped on the way.
+        Transactions that were decided meanwhile are dropped.
         """
-        self._ripen(now)
+        self._move_due(now)
         for group in [group for group, until in self._parked.items() if until <= now]:
             del self._parked[group]
         groups = deque(group for group in self._due if group not in self._parked)
         while groups and limit > 0:
             group = groups.popleft()
             if group in self._parked:
-                # By the caller, since it came last.
+                # The caller parked it since its last turn.
                 continue
             waiting = self._due[group]
-            asked = self._find(waiting.popleft())
+            pending = self._find(waiting.popleft())
             if waiting:
                 groups.append(group)
                 self._due.move_to_end(group)
             else:
                 del self._due[group]
-            # What was planned again since, also as another life of the same id, comes up at its time.
-            if asked is not None and asked.check_due <= now:
+            # A check that was planned again, perhaps for the next life of the same id, is due at its own time.
+            if pending is not None and pending.check_due <= now:
                 limit -= 1
-                yield asked
+                yield pending
 
-    def _ripen(self, now: float) -> None:
+    def _move_due(self, now: float) -> None:
         planned = self._planned
         while planned:
             due, _, transaction_id = planned[0]
-            asked = self._is_planned(due, transaction_id)
-            if asked is not None and due > now:
+            pending = self._planned_at(due, transaction_id)
+            if pending is not None and due > now:
                 break
             heapq.heappop(planned)
-            if asked is not None:
-                self._due.setdefault(self.turn_of(asked), deque()).append(transaction_id)
+            if pending is not None:
+                self._due.setdefault(self.turn_of(pending), deque()).append(transaction_id)
 
-    def turn_of(self, asked: Pending) -> str:
-        """Return the group whose turn it waits for; "" where nobody has to be asked."""
-        return asked.group if asked.is_complete and asked.check_count < self.policy.maximum else ""
+    def turn_of(self, pending: Pending) -> str:
+        """Return the group whose turn a transaction waits for; "" if it needs no producer."""
+        return pending.group if pending.is_complete and pending.check_count < self.policy.maximum else ""
 
     def next_due(self) -> float | None:
-        """Return when something is due, or None; what is due already and waits for its turn is due at minus infinity.
+        """Return when the next check is due, or None; minus infinity if a due check waits for its turn.
 
-        A half that was decided since may be the reason: then nothing comes of it.
+        The check may belong to a transaction that was decided meanwhile.
         """
         times = [self._parked.get(group, float("-inf")) for group in self._due]
         times += [due for due, *_ in self._planned[:1]]

@@ -1,4 +1,4 @@
-"""What one Kafka transaction settles of a half partition. Pure."""
+"""What one Kafka transaction settles of a partition. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penstock.transactions.wire.ops import Author, Verdict
 
 #: Completions in one done record: half a megabyte.
 _NOTES_PER_RECORD = 8_000
-#: Bytes of snapshots in one done record, about; one that is larger has a record of its own.
+#: Approximate bytes of snapshots in one done record. A larger snapshot has a record of its own.
 _SNAPSHOT_BYTES = 512 << 10
 
-#: A message as it is written: topic, partition, key, value and headers.
+#: A message to write: topic, partition, key, value and headers.
 Written = tuple[str, int | None, bytes | None, bytes | None, Sequence[tuple[str, str | bytes | None]]]
 
-# A member of an enumeration is slow to look up, and this is the way of every transaction.
+# Looking up a member of an enumeration is slow, and every transaction comes through here.
 _COMMIT = Verdict.COMMIT
 
 
@@ -28,9 +28,9 @@ class DecidedBatch(ABC):
     """What one Kafka transaction publishes of a partition of any store.
 
     Attributes:
-        decided: what is settled by it, in the order in which it is published.
-        discarded_to: the topic of what is discarded.
-        is_watched: whether somebody waits until a committed reader can see one of them.
+        decided: the transactions that it settles, in the order of publication.
+        discarded_to: the topic of discarded messages.
+        is_watched: whether a caller waits until a read_committed reader can see one of them.
     """
 
     decided: list[Pending]
@@ -42,7 +42,7 @@ class DecidedBatch(ABC):
         found: set[str] = set()
         for pending in self.decided:
             if pending.verdict is _COMMIT and pending.parts is None:
-                # Nearly all; it is asked for often while something is tried apart.
+                # The usual case. This runs often while something is tried separately.
                 found.add(pending.half.topic)
             elif pending.verdict is _COMMIT:
                 found.update(pending.topics)
@@ -51,7 +51,7 @@ class DecidedBatch(ABC):
         return found
 
     def messages(self) -> Iterator[tuple[str, Sequence[Written]]]:
-        """Yield what is published, by transaction. Called by the publishing thread."""
+        """Yield the messages to publish, by transaction. Called by the publishing thread."""
         for pending in self.decided:
             half, verdict = pending.half, pending.verdict
             if verdict is _COMMIT:
@@ -62,7 +62,7 @@ class DecidedBatch(ABC):
 
     @abstractmethod
     def records(self) -> Iterator[bytes]:
-        """Yield what is written into the done log. Called by the publishing thread."""
+        """Yield the records for the done log. Called by the publishing thread."""
 
     def _discarded(self, pending: Pending) -> list[Written]:
         reason = BY_OPERATOR if pending.author is Author.OPERATOR else EXHAUSTED
@@ -72,16 +72,16 @@ class DecidedBatch(ABC):
 
 @dataclass(slots=True)
 class CommitBatch(DecidedBatch):
-    """The part of one half partition in a Kafka transaction.
+    """What one Kafka transaction settles of a half partition.
 
     Attributes:
-        half_checkpoint: where reading of the half log would start once it is committed.
+        half_checkpoint: the half log is read from here once it is committed; negative: it commits no positions.
         op_checkpoint: the same for the op log.
         done_checkpoint: the offset of the done log below which nothing is needed.
-        done_from: an offset of the done log at or below that of its records.
-        log_ids: topic ids of the logs, as they stand beside the positions.
-        counts: how many checks of pending transactions were answered when it was chosen: more may be meanwhile.
-        snapshots: pending transactions, as they were then, that it writes down whole so that the checkpoints pass them.
+        done_from: an offset of the done log at or below its records.
+        log_ids: topic ids of the logs, as committed with the positions.
+        counts: answered checks of pending transactions when it was chosen; more answers may arrive meanwhile.
+        snapshots: pending transactions as they were then, for the done log, so that the checkpoints pass them.
     """
 
     half_checkpoint: int
@@ -94,11 +94,11 @@ class CommitBatch(DecidedBatch):
 
     @property
     def moves(self) -> bool:
-        """Whether positions are committed with it: what is tried apart from the others moves none."""
+        """Whether it commits positions. A batch that is tried separately does not."""
         return self.half_checkpoint >= 0
 
     def records(self) -> Iterator[bytes]:
-        """Yield what is written into the done log."""
+        """Yield the records for the done log."""
         notes = self.notes()
         for start in range(0, len(notes), _NOTES_PER_RECORD):
             yield encode_done(notes[start : start + _NOTES_PER_RECORD])
@@ -106,20 +106,20 @@ class CommitBatch(DecidedBatch):
             yield encode_done((), snapshots)
 
     def notes(self) -> list[Note]:
-        """Return what the done log shall say."""
+        """Return its notes for the done log."""
         return [pending.note() for pending in self.decided] + self.counts
 
 
 def _in_records(snapshots: Sequence[Snapshot]) -> Iterator[Sequence[Snapshot]]:
-    """Yield what goes into one done record each."""
+    """Group the snapshots by done record."""
     group: list[Snapshot] = []
     size = 0
     for snapshot in snapshots:
-        snapshotted = sum(size_of(half) for _, _, half in snapshot.halves)
-        if group and size + snapshotted > _SNAPSHOT_BYTES:
+        snapshot_bytes = sum(size_of(half) for _, _, half in snapshot.halves)
+        if group and size + snapshot_bytes > _SNAPSHOT_BYTES:
             yield group
             group, size = [], 0
         group.append(snapshot)
-        size += snapshotted
+        size += snapshot_bytes
     if group:
         yield group

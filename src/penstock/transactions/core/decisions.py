@@ -1,18 +1,18 @@
-"""Which decision of a transaction counts: one table, by how the transaction stands when a decision is read. Pure.
+"""The table of decisions: what a decision does, by the state of its transaction when the decision is read. Pure.
 
-The first decision in the op log wins. A decision is durable before anybody knows whether it is the first, so the op log
-holds later ones, repeated ones, and those of strangers; all who read it must judge them alike, after a restart too.
-There are three exceptions to "the first wins":
+The first decision in the op log wins. A decision is durable before its author can know whether it is the first. So the
+op log also holds later, repeated and foreign decisions. Every reader must judge them alike, also after a restart. There
+are three exceptions to "the first wins":
 
-- A transaction of several messages can end by COMMIT or DISCARD only when all of its halves are there. Until they are,
-  such a decision is held, and all that come after it.
-- A ROLLBACK of the producer or of an operator takes back the COMMIT of a message that waits for its `deliver_at`, if it
-  was stored before that time by the broker's clock. Delays end only once all is read that was stored before a restart:
-  so the restart changes nothing of it.
-- A DISCARD of an operator overrules a COMMIT that cannot be published. While a Kafka transaction with it is under way,
-  it may be visible already: the DISCARD is held until that has ended.
+- A transaction of several messages can end by COMMIT or DISCARD only when all of its halves are there. Until then such
+  a decision is held, and so are all decisions after it.
+- A ROLLBACK of the producer or an operator takes back the COMMIT of a message that waits for its `deliver_at`, if the
+  ROLLBACK was stored before that time by the broker's clock. A delay ends only when all records from before a restart
+  are read, so that a restart does not change the outcome.
+- A DISCARD of an operator overrules a COMMIT that cannot be published. While a Kafka transaction with the message is
+  under way, the message may be visible already. The DISCARD is held until that transaction has ended.
 
-`judge` is the only place that says what a decision does; `state.PartitionState` does it.
+Only `judge` says what a decision does. `state.PartitionState` applies it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from penstock.transactions.wire.ops import Author, Op, Verdict
 
 
 class Standing(IntEnum):
-    """How a pending transaction stands when a decision is read: the rows of the table."""
+    """The state of a pending transaction when a decision is read: the rows of the table."""
 
-    #: Halves are missing, and may come.
+    #: Halves are missing and may arrive.
     PARTIAL = 0
-    #: Halves contradict each other, or cannot come any more.
+    #: Halves contradict each other, or can no longer arrive.
     SPOILED = 1
-    #: All halves are there, nobody has decided.
+    #: All halves are there, and there is no decision.
     UNDECIDED = 2
-    #: COMMIT stands, and its time had not come when the decision that is judged was stored.
+    #: COMMIT stands, and was not due yet when the new decision was stored.
     DELAYED = 3
     #: COMMIT stands.
     COMMITTED = 4
@@ -44,12 +44,12 @@ class Standing(IntEnum):
 
 
 class Kind(IntEnum):
-    """What a decision says, and who says it, as far as it matters: the columns of the table."""
+    """The verdict of a decision, with its author if that matters: the columns of the table."""
 
     #: UNKNOWN.
     ANSWER = 0
     COMMIT = 1
-    #: DISCARD of anybody but an operator.
+    #: DISCARD of any author except an operator.
     DISCARD = 2
     #: DISCARD of an operator.
     OVERRULE = 3
@@ -62,11 +62,11 @@ class Kind(IntEnum):
 class Ruling(Enum):
     """What a decision does."""
 
-    COUNT = "one more answered check, if it answers the check that is awaited"
+    COUNT = "it counts as one more answered check, if it answers the open check"
     DECIDE = "it stands from now on"
-    REPLACE = "it stands instead of the former one"
+    REPLACE = "it replaces the decision that stood"
     HOLD = "it is judged later"
-    LATE = "it is refused: another one was the first"
+    LATE = "it is refused: another decision was the first"
     NOT_ALL = "it is refused: not all halves are there"
 
 
@@ -104,7 +104,7 @@ _KIND_OF = {(verdict, author): kind for verdict, kind in _KINDS.items() for auth
     (Verdict.ROLLBACK, Author.OPERATOR): Kind.WITHDRAW,
     (Verdict.ROLLBACK, Author.PRODUCER): Kind.WITHDRAW,
 }
-# A member of an enumeration is slow to look up, and this is the way of every decision.
+# Looking up a member of an enumeration is slow, and every decision comes through here.
 _COMMIT = Verdict.COMMIT
 
 
@@ -122,19 +122,24 @@ class Refusal(Enum):
 
 
 def judge(pending: Pending, op: Op, appended_ms: int, *, is_delayed: bool, may_grow: bool) -> Ruling:
-    """Say what a decision does that fits a transaction; it was appended at `appended_ms`, in the broker's milliseconds.
+    """Return what a decision does to a transaction that it fits.
 
-    `is_delayed` tells whether the transaction waits for its time; `may_grow`, whether halves that are missing may come.
+    Args:
+        pending: the transaction.
+        op: the decision.
+        appended_ms: the decision's append time, in the broker's milliseconds.
+        is_delayed: whether the transaction waits for its time.
+        may_grow: whether missing halves may still arrive.
     """
     if pending.verdict is None and pending.parts is None:
-        # Nearly all; the rest says the same.
+        # The usual case, with the same result as below.
         return _UNDECIDED[_KIND_OF[op.verdict, op.author]]
     standing = standing_of(pending, appended_ms, is_delayed=is_delayed, may_grow=may_grow)
     return TABLE[standing][_KIND_OF[op.verdict, op.author]]
 
 
 def standing_of(pending: Pending, appended_ms: int, *, is_delayed: bool, may_grow: bool) -> Standing:
-    """Say how a transaction stands; arguments are those of `judge`."""
+    """Return the state of a transaction. Arguments are those of `judge`."""
     if pending.verdict is None:
         if pending.parts is None or pending.is_complete:
             return Standing.UNDECIDED
@@ -148,7 +153,7 @@ def standing_of(pending: Pending, appended_ms: int, *, is_delayed: bool, may_gro
 
 
 def misfit(pending: Pending, op: Op) -> Refusal | None:
-    """Say why an op cannot be of a transaction, or return None."""
+    """Return the reason why an op cannot belong to a transaction, or None."""
     if op.group != pending.half.group:
         return Refusal.WRONG_GROUP
     is_usual = pending.parts is None and op.half_offsets == (pending.offset,)
@@ -156,21 +161,21 @@ def misfit(pending: Pending, op: Op) -> Refusal | None:
 
 
 def is_next_answer(pending: Pending, op: Op, place: tuple[int, int]) -> bool:
-    """Tell whether an UNKNOWN is the answer to the check that is awaited.
+    """Tell whether an UNKNOWN answers the open check.
 
-    A late, repeated or forged answer carries a number that is not the next: it counts for nothing.
+    A late, repeated or forged answer has another number, and does not count.
     """
     is_next = op.check_number == pending.check_count + 1 and place > pending.answered_at
     return pending.verdict is None and is_next
 
 
 def may_cancel(verdict: Verdict, author: Author) -> bool:
-    """Tell whether a decision counts against the COMMIT of a message that is not due yet."""
+    """Tell whether a decision can take back the COMMIT of a message that is not due yet."""
     return _KIND_OF.get((verdict, author)) is Kind.WITHDRAW
 
 
 def not_pending(transaction_id: str, group: str) -> TransactionError:
-    """Return what is raised where nothing is known of a transaction that is to be cancelled."""
+    """Return the error for cancelling a transaction that is not pending."""
     return TransactionError(
         f"transaction {transaction_id} cannot be cancelled: none of group {group} with that id is pending; it is "
         "settled, or never was"
@@ -178,9 +183,9 @@ def not_pending(transaction_id: str, group: str) -> TransactionError:
 
 
 def not_cancelled(transaction_id: str, stands: Verdict | None) -> TransactionRefusedError:
-    """Return what is raised where it is too late, or too early, to cancel, by the decision that stands."""
+    """Return the error for cancelling too early or too late, by the decision that stands."""
     why = {
         None: "it is not decided yet; roll it back where its local transaction runs, or let a check decide",
-        Verdict.COMMIT: "it is published, or about to be: only what waits for its deliver_at is taken back",
-    }.get(stands, "it is in the discarded topic, or on its way there; nobody has to cancel it")
+        Verdict.COMMIT: "it is published, or about to be; only a message that waits for its deliver_at is taken back",
+    }.get(stands, "it is in the discarded topic, or on its way there; you need not cancel it")
     return TransactionRefusedError(f"transaction {transaction_id} cannot be cancelled: {why}")

@@ -1,7 +1,7 @@
-"""What becomes of a half whose checks are exhausted: the discard policy, the same for every store.
+"""The discard policy for halves whose checks are exhausted, the same for every store.
 
-Whatever it says is stored like anybody's decision, and counts if it is the first. A function is called on slots with a
-time limit, so that nobody's loop waits for it; until it has answered, or was given up, the half stays as it is.
+Its answer is stored like any other decision, and counts if it is the first. A function is called on a pool with a time
+limit, so that no loop waits for it. Until it answers or is given up, the half stays as it is.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _Policy = Callable[[HalfMessage], TransactionState]
 
 
 class Exhausted(NamedTuple):
-    """A transaction that is undecided after as many answered checks as are allowed."""
+    """A transaction that is still undecided after the maximum of answered checks."""
 
     transaction_id: str
     group: str
     check_count: int
-    #: Reads its first half; None where it is decided by now. Called by one of the slots.
+    #: Reads its first half; None if it is decided by now. Called by a thread of the pool.
     half: Callable[[], Half | None]
-    #: Stores what was decided. Called by the coordinator's thread, or by one of the slots.
+    #: Stores the verdict. Called by the coordinator's thread, or by a thread of the pool.
     decide: Callable[[Verdict], None]
 
 
@@ -61,23 +61,23 @@ def require_discard(policy: object) -> None:
 
 
 class Discarding:
-    """Applies a discard policy. `settle` and `tend` are called by the coordinator's thread.
+    """Applies a discard policy. The coordinator's thread calls `settle` and `tend`.
 
-    A function that raises, or takes longer than `timeout_s` seconds, has said UNKNOWN.
+    A function that raises, or takes longer than `timeout_s` seconds, counts as UNKNOWN.
     """
 
     def __init__(self, policy: DiscardPolicy, timeout_s: float, name: str) -> None:
         self._policy = policy
         self._pool = BulkheadPool(_CALLS, timeout_s, f"penstock-discard-{name}")
-        # Guards what is below: the coordinator's thread asks and gives up, the slots answer. Ids of those whose answer
-        # is awaited: a question that was given up is none of them any more.
+        # Guards the two below: the coordinator's thread submits and gives up, the pool's threads answer.
         self._lock = threading.Lock()
+        # Ids with an open call. A call that was given up is no longer among them.
         self._asked: set[str] = set()
         self._closed = False
 
     @property
     def reads_halves(self) -> bool:
-        """Whether the policy is a function, which is given the half."""
+        """Whether the policy is a function, which needs the half."""
         return callable(self._policy)
 
     @property
@@ -86,7 +86,7 @@ class Discarding:
         return self._pool.hung
 
     def settle(self, exhausted: Exhausted) -> None:
-        """Decide what becomes of a transaction. It is called again after a while if nothing has come of it."""
+        """Apply the policy to a transaction. The caller repeats this after a while if there is no decision."""
         policy = self._policy
         if not callable(policy):
             self._settle(exhausted, _FIXED[policy])
@@ -101,7 +101,7 @@ class Discarding:
                 partial(self._give_up, exhausted),
             )
         elif self._pool.is_short:
-            # So many calls hang that it may never have its turn.
+            # So many calls hang that this one may never run.
             self._give_up(exhausted)
 
     def tend(self) -> None:
@@ -109,21 +109,21 @@ class Discarding:
         self._pool.tend()
 
     def close(self) -> None:
-        """Drop the calls that wait; those that run are abandoned, and their answers do not count."""
+        """Drop the calls that wait, and abandon those that run: their answers do not count."""
         with self._lock:
             self._closed = True
         self._pool.close(0)
 
     def _give_up(self, exhausted: Exhausted) -> None:
-        if self._is_awaited(exhausted):
+        if self._end_call(exhausted):
             self._settle(exhausted, Verdict.DISCARD)
 
-    def _is_awaited(self, exhausted: Exhausted) -> bool:
-        """Tell whether the answer for a transaction is awaited, which it is no more then."""
+    def _end_call(self, exhausted: Exhausted) -> bool:
+        """End the call for a transaction. Tell whether it was open."""
         with self._lock:
-            is_awaited = exhausted.transaction_id in self._asked and not self._closed
+            was_open = exhausted.transaction_id in self._asked and not self._closed
             self._asked.discard(exhausted.transaction_id)
-        return is_awaited
+        return was_open
 
     def _settle(self, exhausted: Exhausted, verdict: Verdict) -> None:
         _log.error(
@@ -136,7 +136,7 @@ class Discarding:
         exhausted.decide(verdict)
 
     def _ask(self, policy: _Policy, exhausted: Exhausted) -> None:
-        """Ask the function, and store what it says; runs on a slot."""
+        """Call the function and store its answer. Runs on a thread of the pool."""
         with self._lock:
             is_open = exhausted.transaction_id in self._asked and not self._closed
         verdict: Verdict | None = None
@@ -146,11 +146,11 @@ class Discarding:
                 state = answer_of(_label(exhausted), partial(policy, as_seen(half, exhausted.check_count)))
                 verdict = _ANSWERS[state or TransactionState.UNKNOWN]
         finally:
-            is_awaited = self._is_awaited(exhausted)
-        if verdict is not None and is_awaited:
+            was_open = self._end_call(exhausted)
+        if verdict is not None and was_open:
             self._settle(exhausted, verdict)
         elif verdict is not None:
-            _log.warning("%s returned too late: what it said does not count", _label(exhausted))
+            _log.warning("%s returned too late: its answer does not count", _label(exhausted))
 
 
 def _label(exhausted: Exhausted) -> str:

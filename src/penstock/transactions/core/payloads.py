@@ -1,9 +1,9 @@
-"""Which payloads of pending transactions are in memory. Pure.
+"""The memory budget for payloads of pending transactions. Pure.
 
-What waits long need not have its payload in memory: a message that is not due, one whose target takes nothing, one that
-its producers were asked about. Where there is not enough memory, its payload is dropped as it begins to wait, and read
-again from the log that holds it: a little before it is due, or when it is asked for. What can be published is never
-dropped; what is not in memory is not published with the others.
+A transaction that waits long does not need its payload in memory: it is delayed, its target takes no messages, or its
+producers were asked about it. If memory is short, its payload is dropped when it begins to wait. It is read again from
+the log that holds it: shortly before the transaction is due, or on request. The payload of a publishable transaction is
+never dropped. A transaction whose payload is not in memory is not published with the others.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from itertools import chain, islice
 from penstock.transactions.core.pending import OBJECT_BYTES, Pending
 from penstock.transactions.core.queue import Delays
 
-#: Bytes of payloads in the memory of one coordinator, about. What is read again comes on top of it, up to `_ON_TOP`.
+#: Approximate bytes of payloads in the memory of one coordinator. Payloads that are read again may exceed it by the
+#: part `_EXCESS_PART`.
 PAYLOAD_BYTES = 64 << 20
-_ON_TOP = 0.25
-#: One read takes this part of the budget, and so many transactions; what was asked for, that part.
-_READ_PART = 8
-_MOST = 5_000
-_WANTED_PART = 4
-#: Milliseconds before its time at which a payload has to be there.
-_SOON_MS = 30_000
+_EXCESS_PART = 0.25
+#: One read takes the budget divided by this, and at most so many transactions. Requested payloads take the budget
+#: divided by the last number.
+_READ_DIVISOR = 8
+_MAX_READ = 5_000
+_WANTED_DIVISOR = 4
+#: Milliseconds before a transaction's due time at which its payload is read.
+_READ_AHEAD_MS = 30_000
 
 
 class Payloads:
@@ -31,33 +33,33 @@ class Payloads:
 
     def __init__(self, delays: Delays) -> None:
         self._delays = delays
-        #: Bytes that may be in memory. The caller sets it.
+        #: Most bytes in memory. The caller sets it.
         self.limit = sys.maxsize
         #: Bytes in memory.
         self.bytes = 0
-        # Those that somebody asked for and that are not in memory yet, each with its bytes.
+        # By id: bytes and transaction of each requested payload that is not in memory yet.
         self._wanted: dict[str, tuple[int, Pending]] = {}
         self._wanted_bytes = 0
 
     def add(self, pending: Pending) -> None:
-        """Take in that a transaction is pending."""
+        """Count a new pending transaction."""
         if pending.dropped is None:
             self.bytes += pending.payload_bytes + OBJECT_BYTES
 
     def grown(self, pending: Pending, bytes_before: int) -> None:
-        """Take in that a transaction has got another half."""
+        """Count another half of a transaction."""
         if pending.dropped is None:
             self.bytes += pending.payload_bytes - bytes_before
 
     def forget(self, pending: Pending) -> None:
-        """Take in that a transaction is settled."""
+        """Forget a settled transaction."""
         if pending.dropped is None:
             self.bytes -= pending.payload_bytes + OBJECT_BYTES
         elif self._wanted:
             self._unwant(pending)
 
-    def let_go(self, pending: Pending) -> None:
-        """Drop the payload of a transaction that waits, if memory is short and nothing is under way with it."""
+    def drop_if_short(self, pending: Pending) -> None:
+        """Drop the payload of a waiting transaction if memory is short and no Kafka transaction has it."""
         if self.bytes > self.limit and not pending.in_flight:
             self.drop(pending)
 
@@ -69,16 +71,16 @@ class Payloads:
             self._delays.moved(pending)
 
     def take_in(self, pending: Pending) -> None:
-        """Take in that the payload of a transaction is in memory again."""
+        """Note that the payload of a transaction is in memory again."""
         self.add(pending)
         self._unwant(pending)
         self._delays.moved(pending)
 
     def want(self, pending: Pending) -> bool:
-        """Ask for a payload that is not in memory, and tell whether it will be read: not too many are at a time."""
+        """Request a payload that is not in memory. Return False if too many are requested already."""
         transaction_id, size = pending.half.transaction_id, pending.held_bytes
         if transaction_id not in self._wanted:
-            if self._wanted and self._wanted_bytes + size > self.limit // _WANTED_PART:
+            if self._wanted and self._wanted_bytes + size > self.limit // _WANTED_DIVISOR:
                 return False
             self._wanted[transaction_id] = size, pending
             self._wanted_bytes += size
@@ -89,14 +91,14 @@ class Payloads:
         self._wanted_bytes -= size
 
     def next_read(self, now_ms: int) -> list[Pending]:
-        """Return those whose payloads are to be read now: what was asked for, and what is due soon.
+        """Return the transactions whose payloads are to be read now: requested ones, and those that are due soon.
 
         `now_ms` is the broker's time.
         """
-        room = self.limit // _READ_PART
+        room = self.limit // _READ_DIVISOR
         chosen: dict[str, Pending] = {}
         wanted = [pending for _, pending in self._wanted.values()]
-        for pending in islice(chain(wanted, self._due(now_ms)), _MOST):
+        for pending in islice(chain(wanted, self._due(now_ms)), _MAX_READ):
             room -= pending.held_bytes
             if room < 0 and chosen:
                 break
@@ -104,6 +106,6 @@ class Payloads:
         return list(chosen.values())
 
     def _due(self, now_ms: int) -> Iterator[Pending]:
-        """Yield what is not in memory and due, soonest first; what is due soon, while there is room for it."""
-        has_room = self.bytes <= self.limit * (1 + _ON_TOP)
-        return self._delays.dropped_until(now_ms + _SOON_MS if has_room else now_ms)
+        """Yield dropped transactions that are due, the earliest first; if there is room, also those due soon."""
+        has_room = self.bytes <= self.limit * (1 + _EXCESS_PART)
+        return self._delays.dropped_until(now_ms + _READ_AHEAD_MS if has_room else now_ms)

@@ -1,7 +1,8 @@
-"""A transaction that is not settled: its halves, its decision if there is one, and its checks.
+"""A pending transaction: its halves, its decision if there is one, and its checks.
 
-Pure. Most transactions have one half. One of several messages has several, all in one half partition, and can commit
-only when all of them are there. Their payloads (keys, values and headers) may be dropped from memory and read again.
+Pure. Most transactions have one half. A transaction of several messages has several halves, all in one half partition,
+and can commit only when all of them are there. Payloads (keys, values and headers) may be dropped from memory and read
+again.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from penstock.transactions.wire.done_records import Note, Snapshot, SnapshotHalf
+from penstock.transactions.wire.done_records import Note, Snapshot, StoredHalf
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Op, Verdict
 
-#: What a snapshotted header takes beside its name and content; what penstock's own fields take, generously.
+#: Bytes of a header in a snapshot besides its name and content; bytes of penstock's own fields, a generous estimate.
 _HEADER_BYTES = 8
 _FIELDS_BYTES = 1_000
-#: What payloads take in memory beside their content, generously.
+#: Bytes of memory of a payload besides its content, a generous estimate.
 OBJECT_BYTES = 200
 
 
@@ -29,19 +30,19 @@ def payload_of(half: Half) -> int:
 
 
 def size_of(half: Half) -> int:
-    """Return the bytes of a half, headers included, about as the done log would hold it."""
+    """Return the approximate bytes of a half in the done log, penstock's headers included."""
     return payload_of(half) + _FIELDS_BYTES
 
 
 def without_payload(half: Half) -> Half:
-    """Return a half without key, value and headers, as it stays in memory."""
-    # Texts that most halves share are there once.
+    """Return a half without key, value and headers."""
+    # Most halves share these texts: keep one copy of each.
     group, topic = sys.intern(half.group), sys.intern(half.topic)
     return half._replace(group=group, topic=topic, key=None, value=None, headers=())
 
 
 def key_hashes(halves: Sequence[Half]) -> tuple[int, ...]:
-    """Return a number for each key and its target, good within this process: what shares one may not be reordered."""
+    """Return a hash for each target and key, valid in this process. Messages with the same hash keep their order."""
     return tuple({hash((half.topic, half.key)) for half in halves if half.key is not None})
 
 
@@ -54,11 +55,11 @@ class Parts:
         self._halves: list[tuple[int, Half] | None] = [None] * count
         #: How many were not read yet.
         self.missing = count
-        #: A half contradicted the others: which of them are true is not known, so nothing of it may be published.
+        #: Whether a half contradicted the others. Nobody knows which are true, so the transaction cannot be published.
         self.is_spoiled = False
 
     def add(self, offset: int, half: Half) -> bool:
-        """Take a half in, and tell whether it fits the others."""
+        """Add a half. Tell whether it fits the others."""
         number, count = half.part or (0, 0)
         if count != len(self._halves) or self._halves[number - 1] is not None:
             self.is_spoiled = True
@@ -68,7 +69,7 @@ class Parts:
         return True
 
     def replace(self, halves: Sequence[Half]) -> None:
-        """Put others in the place of those that are there, in the order of the parts."""
+        """Replace the halves that are there, in the order of the parts."""
         places = [(number, stored[0]) for number, stored in enumerate(self._halves) if stored is not None]
         for (number, offset), half in zip(places, halves, strict=True):
             self._halves[number] = offset, half
@@ -81,8 +82,8 @@ class Parts:
 class Pending:
     """A transaction that is not settled. Used by the coordinator's thread.
 
-    Nearly all are decided and settled within moments. What only the others need stands on the class, and on an object
-    of its own (its `__dict__`, made then) once it differs.
+    Nearly all are decided and settled within moments. Attributes that only the others need have defaults on the class.
+    An object gets a `__dict__` for them when the first one changes.
     """
 
     __slots__ = (
@@ -106,50 +107,50 @@ class Pending:
     #: Answered checks, and the append time of the last answer in milliseconds.
     check_count: int = 0
     answered_ms: int = 0
-    #: Place of that answer: what lies at or below it was judged before.
+    #: Place of that answer in the op log. Answers at or below it were judged before.
     answered_at: tuple[int, int] = (-1, 0)
-    #: Number of the check that was asked last; 0 when none was.
+    #: Number of the last check that was sent; 0 if there was none.
     requested: int = 0
-    #: How often its producers were asked since this coordinator has it: each time another one is.
+    #: How many checks this coordinator has sent. Each attempt goes to another producer.
     attempts: int = 0
-    #: It cannot be published with the others now, or stands behind one that cannot: it is set aside.
+    #: Whether it is set aside: it cannot be published with the others now, or stays behind one that cannot.
     held: bool = False
-    #: The done log holds it whole at or above this offset; None: only the half log does.
+    #: The done log holds its snapshot at or above this offset. None: only the half log holds it.
     snapshot_at: int | None = None
-    #: Its name in the done log of a store outside Kafka, where that is not its id.
+    #: Its name in the done log of a store outside Kafka; empty if that is its id.
     done_name: str = ""
-    #: None: its payloads are in memory. Else they are not, its halves have none, and this is what `keys` was.
+    #: What `keys` was before its payloads were dropped from memory. None: they are in memory.
     dropped: tuple[int, ...] | None = None
-    #: Whoever publishes it reads payloads that are not in memory then: nothing waits for them.
+    #: Whether the publisher itself reads dropped payloads: then it need not wait for them.
     is_at_hand: bool = False
 
     def __init__(self, half: Half, offset: int, birth_ms: int = 0) -> None:
         #: The half that was read first.
         self.half = half
-        #: Lowest offset among its halves.
+        #: Lowest offset of its halves.
         self.offset = offset
-        #: Highest offset of a half record with its id, be it one of its own or one that was refused.
+        #: Highest offset of a half record with its id, refused ones included.
         self.last_offset = offset
         #: The first decision, or None.
         self.verdict: Verdict | None = None
-        #: Who decided; None where nobody did, or it was read from the done log, which does not say.
+        #: Who decided. None if it is undecided, or if the decision comes from the done log, which names no author.
         self.author: Author | None = None
         #: Place of the decision: offset of the op record, and index in it.
         self.decided_at = -1
         self.decided_index = 0
-        #: That record is needed until the transaction is settled, or snapshotted with its decision.
+        #: Whether that record is still needed: until the transaction is settled, or a snapshot has the decision.
         self.is_op_open = False
         #: When the next check is due, in the broker's seconds.
         self.check_due = 0.0
-        #: A Kafka transaction is under way that settles it, or writes it down again.
+        #: Whether a Kafka transaction that settles it, or writes its snapshot, is under way.
         self.in_flight = False
-        #: Its place among those that could be published.
+        #: Its place among the decided transactions that became ready.
         self.sequence = 0
         #: Append time of its first half in milliseconds, by the broker's clock.
         self.birth_ms = birth_ms
-        #: Bytes of its payloads, whether they are in memory or not; about what they take in the client's buffer.
+        #: Bytes of its payloads, in memory or not: about their size in the client's buffer.
         self.payload_bytes = payload_of(half)
-        #: Its halves, where it is a transaction of several messages.
+        #: Its halves, if it is a transaction of several messages.
         self.parts: Parts | None = None
         if half.part is not None:
             self.parts = Parts(half.part[1])
@@ -157,7 +158,7 @@ class Pending:
 
     @property
     def transaction_id(self) -> str:
-        """The id that all its halves have."""
+        """The id of all its halves."""
         return self.half.transaction_id
 
     @property
@@ -167,67 +168,67 @@ class Pending:
 
     @property
     def halves(self) -> Sequence[Half]:
-        """What it publishes, in the order of its parts."""
+        """Its halves, in the order of the parts."""
         if self.parts is None:
             return (self.half,)
         return [half for _, half in self.parts.stored()]
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """The offsets of its halves, in the order of its parts."""
+        """The offsets of its halves, in the order of the parts."""
         if self.parts is None:
             return (self.offset,)
         return tuple(offset for offset, _ in self.parts.stored())
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its messages, headers included, about as the done log would hold them."""
+        """Approximate bytes of its halves in the done log, penstock's headers included."""
         return self.payload_bytes + _FIELDS_BYTES * len(self.halves)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of memory that its payloads take, about, while they are there."""
+        """Approximate bytes of memory of its payloads while they are in memory."""
         return self.payload_bytes + OBJECT_BYTES
 
     @property
     def keys(self) -> tuple[int, ...]:
-        """A number for each of its keys with its target, as `key_hashes` gives them."""
+        """The `key_hashes` of its halves."""
         return key_hashes(self.halves) if self.dropped is None else self.dropped
 
     @property
     def addressed(self) -> Sequence[Half]:
-        """The messages that go to their targets: none where it is rolled back or discarded."""
+        """The messages for their targets: none if it is rolled back or discarded."""
         return self.halves if self.verdict is Verdict.COMMIT else ()
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Their targets."""
+        """The targets of its messages."""
         return tuple(dict.fromkeys(half.topic for half in self.addressed))
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The lines in which it stands while it is set aside: what is discarded has no order."""
+        """Its lines while it is set aside. A discarded transaction has no order, so it has none."""
         return self.keys if self.verdict is Verdict.COMMIT else ()
 
     def partitions_wanted(self, topic: str) -> int:
-        """Return how many partitions a target must have at least; 0 where nothing goes there."""
+        """Return the least number of partitions that a target must have; 0 if no message goes there."""
         wanted = (1 if half.partition is None else half.partition + 1 for half in self.addressed if half.topic == topic)
         return max(wanted, default=0)
 
     def drop(self) -> None:
-        """Keep no payloads in memory; they can be read again where its halves stand."""
+        """Drop its payloads from memory. They can be read again from its log."""
         if self.dropped is None:
             self.dropped = self.keys
             self._replace([without_payload(half) for half in self.halves])
 
     def load(self, halves: Sequence[tuple[int, Half]]) -> bool:
-        """Take the payloads in as they were read again, by offset, and tell whether they are its own."""
+        """Put back payloads that were read again, by offset. Tell whether they are its own."""
         found = dict(halves)
         own = [found.get(offset) for offset in self.offsets]
-        whole = [half for half in own if half is not None and half.transaction_id == self.half.transaction_id]
-        if self.dropped is None or len(whole) != len(own):
+        valid = [half for half in own if half is not None and half.transaction_id == self.half.transaction_id]
+        if self.dropped is None or len(valid) != len(own):
             return False
-        self._replace(whole)
+        self._replace(valid)
         self.dropped = None
         return True
 
@@ -244,7 +245,7 @@ class Pending:
         return self.parts is None or (not self.parts.missing and not self.parts.is_spoiled)
 
     def add_part(self, offset: int, half: Half) -> bool:
-        """Take another half with its id in, and tell whether it is one of its own."""
+        """Add another half with its id. Tell whether it belongs to this transaction."""
         self.last_offset = max(self.last_offset, offset)
         if self.parts is None or self.verdict is not None:
             return False
@@ -259,9 +260,9 @@ class Pending:
         return True
 
     def is_named_by(self, op: Op) -> bool:
-        """Tell whether an op names its halves, and no others.
+        """Tell whether an op names its halves and no others.
 
-        Its producer's COMMIT names all of them. A check or an operator knows of some.
+        The producer's COMMIT names all of them. A check or an operator may know only some.
         """
         if self.parts is None:
             return op.half_offsets == (self.offset,)
@@ -270,27 +271,27 @@ class Pending:
         return set(op.half_offsets) <= set(self.offsets)
 
     def count(self) -> Note:
-        """Return what the done log shall say of its checks; even if it is decided, this is not its end."""
+        """Return the note of its answered checks. It does not end the transaction, even if that is decided."""
         checks = self.check_count, self.answered_ms
         return Note(self.half.transaction_id, self.last_offset, Verdict.UNKNOWN, *checks, *self.answered_at)
 
     def remember_checks(self, note: Note) -> None:
-        """Take in what a note says of its checks."""
+        """Load its answered checks from a note."""
         self.check_count = self.requested = note.check_count
         self.answered_ms = note.answered_ms
         if note.verdict is Verdict.UNKNOWN:
             self.answered_at = note.op_offset, note.op_index
 
     def note(self) -> Note:
-        """Return what the done log shall say of its end, or of its checks while it is not decided."""
+        """Return the note of its end, or of its checks while it is undecided."""
         if self.verdict is None:
             return self.count()
         checks = self.check_count, self.answered_ms
         place = self.decided_at, self.decided_index
-        # What `Note(...)` does, in half the time: thousands are made a second.
+        # The same as `Note(...)` in half the time: thousands are made a second.
         return tuple.__new__(Note, (self.half.transaction_id, self.last_offset, self.verdict, *checks, *place))
 
     def snapshot(self) -> Snapshot:
-        """Return all of it, to be written down again."""
-        places = zip(self.offsets, self.halves, strict=True)
-        return Snapshot(self.note(), tuple(SnapshotHalf(offset, self.birth_ms, half) for offset, half in places))
+        """Return its snapshot for the done log: its note and its halves."""
+        stored = zip(self.offsets, self.halves, strict=True)
+        return Snapshot(self.note(), tuple(StoredHalf(offset, self.birth_ms, half) for offset, half in stored))

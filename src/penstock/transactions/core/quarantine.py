@@ -1,9 +1,9 @@
-"""Topics that take nothing now, and transactions that were refused: what is tried apart from the others, and when.
+"""Quarantine: topics and transactions that are tried separately from the others, and when.
 
-Pure: the caller gives the time, in monotonic seconds. A Kafka transaction fails as a whole, so whatever failed once is
-left out of the common ones. A topic in quarantine has all its messages tried apart; one that refused single messages
-stays there for a while after the last refusal, longer each time, so that the next refusal costs nobody else anything.
-Refused ones are tried again one at a time and alone, however many there are.
+Pure: the caller gives the time, in monotonic seconds. A Kafka transaction fails as a whole, so the cause of a failure
+is kept out of the common Kafka transactions. All messages to a topic in quarantine are tried separately. A topic that
+refused single messages stays in quarantine for a while, longer each time, so that its next refusal delays no other
+topic. Refused transactions are tried again one at a time and alone, however many there are.
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass
 
-#: Seconds until what failed is tried again: at first, and at last.
+#: Seconds until a failure is tried again: the first and the longest delay.
 _MIN_RETRY_DELAY_S = 0.5
 _MAX_RETRY_DELAY_S = 30.0
-#: Seconds that a topic stays in quarantine after a refusal: at first, and at last.
+#: Seconds that a topic stays in quarantine after a refusal: the first and the longest.
 _FIRST_PROBATION_S = 5.0
 _LAST_PROBATION_S = 300.0
-#: Transactions that are tried together: at first after a failure of the whole topic, and at most.
-_ONE = 1
-_MOST = 500
-_GROWTH = 8
-#: Seconds after which what a topic did is forgotten.
+#: Transactions in one trial: after a failure of the whole topic, and at most; each success multiplies them.
+_MIN_WIDTH = 1
+_MAX_WIDTH = 500
+_WIDTH_GROWTH = 8
+#: Seconds after which a topic's failures are forgotten.
 _FORGET_S = 900.0
 
 
 @dataclass(slots=True)
 class _Topic:
-    """A topic in quarantine, or that was there a while ago."""
+    """A topic that is in quarantine, or was not long ago."""
 
     why: str
-    #: Not tried before.
+    #: The earliest time of the next trial, and the delay after a failed one.
     until: float
     pause_s: float
-    #: Transactions that are tried together.
+    #: Transactions in one trial.
     width: int
-    #: In quarantine until then at least; how long the next refusal keeps it.
+    #: The earliest time of leaving quarantine, and by how much the next refusal prolongs it.
     out_until: float
     probation_s: float
     is_out: bool = True
-    #: Whether a try is under way.
+    #: Whether a trial is under way.
     is_tried: bool = False
-    #: No refused one is tried again before, and the pause after that.
+    #: The earliest time of the next trial of a refused transaction, and the delay after it.
     retry_at: float = 0.0
     retry_s: float = 0.0
 
@@ -52,101 +52,104 @@ class _Refusal:
 
     why: str
     topic: str
-    #: When it was tried last.
+    #: The time of its last trial.
     tried_at: float
 
 
 class TargetQuarantine:
-    """What is out. Used by one thread; others read copies: `reasons` and `refusing`."""
+    """The topics in quarantine and the refused transactions of one engine.
+
+    One thread uses it. Other threads read only `reasons` and `refusing`, which copy first.
+    """
 
     def __init__(self) -> None:
         self._topics: dict[str, _Topic] = {}
         self._refused: dict[str, _Refusal] = {}
 
     def is_out(self, topic: str) -> bool:
-        """Tell whether messages to a topic are left out of the common transactions."""
-        found = self._topics.get(topic)
-        return found is not None and found.is_out
+        """Tell whether messages to a topic are kept out of the common Kafka transactions."""
+        state = self._topics.get(topic)
+        return state is not None and state.is_out
 
     def __bool__(self) -> bool:
         return bool(self._topics) or bool(self._refused)
 
     def suspect(self, topic: str, why: str, now: float) -> None:
-        """Have a topic tried apart, at once: something failed, and it may be its fault."""
-        found = self._enter(topic, why, now)
-        found.until = now
+        """Put a topic in quarantine and try it at once: it may be the cause of a failure."""
+        state = self._enter(topic, why, now)
+        state.until = now
 
     def fail(self, topic: str, why: str, now: float) -> float:
-        """Take in that a topic took nothing; return the seconds until it is tried again."""
-        found = self._enter(topic, why, now)
-        found.why = why
-        found.pause_s = min(_MAX_RETRY_DELAY_S, 2 * found.pause_s) if found.pause_s else _MIN_RETRY_DELAY_S
-        found.until = now + found.pause_s
-        found.width = _ONE
-        return found.pause_s
+        """Note that a topic took no message. Return the seconds until the next trial."""
+        state = self._enter(topic, why, now)
+        state.why = why
+        state.pause_s = min(_MAX_RETRY_DELAY_S, max(_MIN_RETRY_DELAY_S, 2 * state.pause_s))
+        state.until = now + state.pause_s
+        state.width = _MIN_WIDTH
+        return state.pause_s
 
     def passed(self, topic: str, why: str, now: float) -> None:
-        """Take in that a topic took nothing for a reason that holds no more."""
-        found = self._topics.get(topic)
-        if found is not None and found.pause_s and found.why == why:
-            found.why = next((refusal.why for refusal in self._refused.values() if refusal.topic == topic), "")
-            found.pause_s, found.until = 0.0, now
+        """Note that the reason for which a topic took no message no longer holds."""
+        state = self._topics.get(topic)
+        if state is not None and state.pause_s and state.why == why:
+            state.why = next((refusal.why for refusal in self._refused.values() if refusal.topic == topic), "")
+            state.pause_s, state.until = 0.0, now
 
     def refuse(self, transaction_id: str, topic: str, why: str, now: float) -> bool:
-        """Take in that the broker refused a transaction; tell whether this is the first time.
+        """Note that the broker refused a transaction. Tell whether it is the first time.
 
-        One that is refused again says nothing new of its topic, whose other messages need not stay apart for it.
+        A repeated refusal says nothing new about the topic: its other messages need not stay in quarantine for it.
         """
         is_first = transaction_id not in self._refused
-        found = self._topics.get(topic)
-        if found is None or is_first:
-            found = self._enter(topic, why, now)
-            found.why = found.why or why
-            self._prolong(found, now)
-        if not is_first or not found.retry_s:
-            found.retry_s = min(_MAX_RETRY_DELAY_S, 2 * found.retry_s) if found.retry_s else _MIN_RETRY_DELAY_S
-            found.retry_at = now + found.retry_s
+        state = self._topics.get(topic)
+        if state is None or is_first:
+            state = self._enter(topic, why, now)
+            state.why = state.why or why
+            self._prolong(state, now)
+        if not is_first or not state.retry_s:
+            state.retry_s = min(_MAX_RETRY_DELAY_S, max(_MIN_RETRY_DELAY_S, 2 * state.retry_s))
+            state.retry_at = now + state.retry_s
         self._refused[transaction_id] = _Refusal(why, topic, now)
         return is_first
 
     def watch(self, topic: str, now: float) -> None:
-        """Keep a topic out for a while, longer each time: its return, if that fails, costs others something."""
-        found = self._topics.get(topic)
-        if found is not None:
-            self._prolong(found, now)
+        """Keep a topic in quarantine for a while, longer each time: a failure after its return delays others."""
+        state = self._topics.get(topic)
+        if state is not None:
+            self._prolong(state, now)
 
-    def _prolong(self, found: _Topic, now: float) -> None:
-        if found.out_until <= now:
-            found.probation_s = min(_LAST_PROBATION_S, 2 * found.probation_s)
-        found.out_until = now + found.probation_s
+    def _prolong(self, state: _Topic, now: float) -> None:
+        if state.out_until <= now:
+            state.probation_s = min(_LAST_PROBATION_S, 2 * state.probation_s)
+        state.out_until = now + state.probation_s
 
     def why(self, topic: str) -> str:
-        """Return why a topic is in quarantine, or was."""
-        found = self._topics.get(topic)
-        return "" if found is None else found.why
+        """Return why a topic is or was in quarantine."""
+        state = self._topics.get(topic)
+        return "" if state is None else state.why
 
     def succeeded(self, topic: str, published: Iterable[str], now: float) -> None:
-        """Take in that transactions tried for a topic's sake were published."""
-        found = self._topics.get(topic)
-        if found is None:
+        """Note that a trial for a topic published these transactions."""
+        state = self._topics.get(topic)
+        if state is None:
             return
-        found.pause_s = 0.0
-        found.until = now
-        found.width = min(_MOST, found.width * _GROWTH)
+        state.pause_s = 0.0
+        state.until = now
+        state.width = min(_MAX_WIDTH, state.width * _WIDTH_GROWTH)
         if any(name in self._refused for name in published):
-            # The cause is gone, as it seems: what was refused is as good as new.
-            found.retry_s, found.retry_at = 0.0, 0.0
+            # A refused one went through, so the cause is probably gone: forget the topic's other refusals.
+            state.retry_s, state.retry_at = 0.0, 0.0
             for name in [name for name, refusal in self._refused.items() if refusal.topic == topic]:
                 del self._refused[name]
 
     def try_now(self, topic: str, now: float) -> None:
-        """Let a topic be tried at once: it may have come back."""
-        found = self._topics.get(topic)
-        if found is not None:
-            found.until = min(found.until, now)
+        """Try a topic at once: it may have come back."""
+        state = self._topics.get(topic)
+        if state is not None:
+            state.until = min(state.until, now)
 
     def is_refused(self, transaction_id: str) -> bool:
-        """Tell whether a transaction was refused, and is tried alone."""
+        """Tell whether a transaction was refused: it is tried alone."""
         return transaction_id in self._refused
 
     def why_refused(self, transaction_id: str) -> str | None:
@@ -155,83 +158,83 @@ class TargetQuarantine:
         return None if refusal is None else refusal.why
 
     def retries(self, topic: str, now: float) -> bool:
-        """Tell whether a refused one of a topic is to be tried again."""
-        found = self._topics.get(topic)
-        return found is not None and found.retry_at <= now and bool(self._refused)
+        """Tell whether a refused transaction of a topic may be tried again."""
+        state = self._topics.get(topic)
+        return state is not None and state.retry_at <= now and bool(self._refused)
 
     def tried_at(self, transaction_id: str) -> float:
-        """Return when a refused one was tried last."""
+        """Return the time of the last trial of a refused transaction."""
         refusal = self._refused.get(transaction_id)
         return 0.0 if refusal is None else refusal.tried_at
 
     def forget(self, transaction_id: str) -> None:
-        """A transaction is settled."""
+        """Forget a settled transaction."""
         self._refused.pop(transaction_id, None)
 
     def next_topic(self, waiting: Collection[str], now: float) -> str | None:
-        """Return the topic to try next, or None: the one that has waited longest since its time came."""
+        """Return the topic to try next, or None: the one whose trial has been due for longest."""
         due = [(self._until(topic), topic) for topic in waiting]
         chosen = min((entry for entry in due if entry[0] <= now), default=None)
         return None if chosen is None else chosen[1]
 
     def _until(self, topic: str) -> float:
-        found = self._topics.get(topic)
-        if found is None:
+        state = self._topics.get(topic)
+        if state is None:
             return float("-inf")
-        return float("inf") if found.is_tried else found.until
+        return float("inf") if state.is_tried else state.until
 
     def begin_try(self, topic: str, now: float) -> int:
-        """Note that a try is under way; return how many transactions to try together."""
-        found = self._topics.get(topic)
-        if found is None:
-            # Something of it waits that was refused; the topic itself is well.
-            found = self._topics[topic] = _Topic("", now, 0.0, _MOST, now, _FIRST_PROBATION_S, is_out=False)
-        found.is_tried = True
-        return found.width
+        """Note that a trial begins. Return how many transactions to try together."""
+        state = self._topics.get(topic)
+        if state is None:
+            # Something refused waits for it; the topic itself is well.
+            state = self._topics[topic] = _Topic("", now, 0.0, _MAX_WIDTH, now, _FIRST_PROBATION_S, is_out=False)
+        state.is_tried = True
+        return state.width
 
     def end_try(self, topic: str) -> None:
-        """Note that it has ended."""
-        found = self._topics.get(topic)
-        if found is not None:
-            found.is_tried = False
+        """Note that a trial has ended."""
+        state = self._topics.get(topic)
+        if state is not None:
+            state.is_tried = False
 
     def postpone(self, topic: str, now: float) -> None:
-        """There is nothing to try for a topic now."""
-        found = self._topics.get(topic)
-        if found is not None:
-            found.until = max(found.until, now + _MIN_RETRY_DELAY_S / 2)
-            found.retry_at = max(found.retry_at, now + _MIN_RETRY_DELAY_S / 2)
+        """Try a topic a little later: there is nothing to try now."""
+        state = self._topics.get(topic)
+        if state is not None:
+            state.until = max(state.until, now + _MIN_RETRY_DELAY_S / 2)
+            state.retry_at = max(state.retry_at, now + _MIN_RETRY_DELAY_S / 2)
 
     def release(self, has_work: Callable[[str], bool], waiting: Container[str], now: float) -> list[str]:
-        """Let out those topics that are well again, and return them.
+        """Let topics that are well again leave quarantine. Return them.
 
-        `has_work` tells whether something waits for a topic's sake that was not refused; in `waiting` are those for
-        whose sake anything does. One that took nothing, and is tried no more since nothing waits for it, may be well.
+        `has_work` tells whether anything that was not refused waits for a topic. `waiting` holds the topics that
+        anything waits for. A topic that failed and that nothing waits for is no longer tried: it may be well.
         """
-        well = []
-        for topic, found in list(self._topics.items()):
-            if found.is_out and not found.is_tried and now >= found.out_until:
-                may_be_well = not found.pause_s or (topic not in waiting and now >= found.until)
+        released = []
+        for topic, state in list(self._topics.items()):
+            if state.is_out and not state.is_tried and now >= state.out_until:
+                may_be_well = not state.pause_s or (topic not in waiting and now >= state.until)
                 if may_be_well and not has_work(topic):
-                    found.is_out, found.pause_s = False, 0.0
-                    well.append(topic)
-            elif not found.is_out and not found.is_tried and now >= found.out_until + _FORGET_S:
+                    state.is_out, state.pause_s = False, 0.0
+                    released.append(topic)
+            elif not state.is_out and not state.is_tried and now >= state.out_until + _FORGET_S:
                 del self._topics[topic]
-        return well
+        return released
 
     def reasons(self) -> dict[str, str]:
-        """Return the topics that take nothing, each with the reason; not those that refused single messages."""
-        return {topic: found.why for topic, found in self._topics.copy().items() if found.is_out and found.pause_s}
+        """Return the topics that take no message, each with the reason; not those that refused single messages."""
+        return {topic: state.why for topic, state in self._topics.copy().items() if state.is_out and state.pause_s}
 
     def refusing(self) -> dict[str, str]:
-        """Return the topics that refused what is pending still, each with the first such transaction and the reason."""
+        """Return the topics that refused pending transactions, each with the first of them and the reason."""
         refused = reversed(self._refused.copy().items())
         return {refusal.topic: f"it refuses transaction {name}: {refusal.why}" for name, refusal in refused}
 
     def _enter(self, topic: str, why: str, now: float) -> _Topic:
-        found = self._topics.get(topic)
-        if found is None:
-            found = self._topics[topic] = _Topic(why, now, 0.0, _ONE, now, _FIRST_PROBATION_S / 2)
-        elif not found.is_out:
-            found.is_out, found.why, found.width = True, why, _ONE
-        return found
+        state = self._topics.get(topic)
+        if state is None:
+            state = self._topics[topic] = _Topic(why, now, 0.0, _MIN_WIDTH, now, _FIRST_PROBATION_S / 2)
+        elif not state.is_out:
+            state.is_out, state.why, state.width = True, why, _MIN_WIDTH
+        return state

@@ -1,8 +1,13 @@
-"""Which decided transactions the next Kafka transaction settles.
+"""The queue of decided transactions: which of them the next Kafka transaction settles.
 
-Pure. A decided transaction is ready, set aside (its target cannot take it now, or its payload is not in memory, or it
-stands behind one that is set aside), delayed (`deliver_at`), or it stands behind an earlier one of its line
-(`order="half"`). Only what is ready is looked at, so that a crowd of those that wait delays nobody.
+Pure. A decided transaction is in one of four states:
+
+- ready;
+- set aside: its target takes no messages now, its payload is not in memory, or it must stay behind such a transaction;
+- delayed until its `deliver_at`;
+- behind an earlier transaction of its line (`order="half"`).
+
+The queue walks only the ready ones, so that many waiting transactions delay no others.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from penstock.transactions.core.set_aside import SetAside
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ops import Verdict
 
-#: Due time in milliseconds, a number that keeps the order in which they were decided, and the transaction.
+#: Due time in milliseconds, a number that keeps the order of the decisions, and the transaction.
 _Entry = tuple[int, int, Pending]
 
 
@@ -44,32 +49,32 @@ class Delays:
     def _enter(self, entry: _Entry) -> None:
         pending = entry[2]
         self._entries[pending.half.transaction_id] = entry
-        self._list(is_dropped=_is_away(pending)).add(entry)
+        self._list(is_dropped=_needs_payload(pending)).add(entry)
 
     def remove(self, transaction_id: str) -> None:
-        """Forget a transaction that was settled otherwise."""
+        """Forget a transaction, if it is delayed."""
         entry = self._entries.pop(transaction_id, None)
         if entry is not None:
-            self._list(is_dropped=_is_away(entry[2])).remove(entry)
+            self._list(is_dropped=_needs_payload(entry[2])).remove(entry)
 
     def _list(self, *, is_dropped: bool) -> SortedList[_Entry]:
         return self._dropped if is_dropped else self._in_memory
 
     def next_ms(self) -> int | None:
-        """Return when the next one is due, or None."""
+        """Return the earliest due time, or None."""
         return min((entries[0][0] for entries in (self._in_memory, self._dropped) if entries), default=None)
 
     def moved(self, pending: Pending) -> None:
-        """Take in that the payload of a transaction was dropped, or is in memory again."""
+        """Note that the payload of a transaction was dropped, or is in memory again."""
         entry = self._entries.get(pending.half.transaction_id)
         if entry is not None:
             self._list(is_dropped=pending.dropped is None).remove(entry)
             self._enter(entry)
 
     def take_due(self, now_ms: int) -> Iterator[Pending]:
-        """Yield and forget what is due by the broker's clock, in the order of the due times.
+        """Remove and yield transactions that are due by the broker's clock, in the order of their due times.
 
-        It ends at one whose payload is not in memory: what is due later does not pass it.
+        It stops at a transaction whose payload is not in memory, so that later ones do not pass it.
         """
         while self._in_memory:
             entry = self._in_memory[0]
@@ -79,46 +84,46 @@ class Delays:
             yield entry[2]
 
     def dropped_until(self, until_ms: int) -> Iterator[Pending]:
-        """Yield those that are not in memory and are due by then, soonest first."""
+        """Yield transactions that are due by then and whose payload is not in memory, the earliest first."""
         for due_ms, _, pending in self._dropped:
             if due_ms > until_ms:
                 return
             yield pending
 
 
-def _is_away(pending: Pending) -> bool:
-    """Tell whether the payload of a transaction has to be in memory before it may go on, and is not."""
+def _needs_payload(pending: Pending) -> bool:
+    """Tell whether a transaction's payload must be read again before it can be published."""
     return pending.dropped is not None and not pending.is_at_hand
 
 
 class KeyOrder:
     """The lines of one half partition. Not thread-safe: its coordinator's thread drives it.
 
-    Halves are added in the order of their offsets, which is the order in which they were sent; `sort` is for those
-    that are not.
+    Transactions are added in the order of their offsets, which is the order of sending. `sort` repairs that order for
+    the others.
     """
 
     def __init__(self) -> None:
-        # By group and key, then by transaction id. There are no empty lines.
+        # By group and key, then by transaction id. No line is empty.
         self._lines: dict[Line, OrderedDict[str, Pending]] = {}
         self._count = 0
 
     def add(self, line: Line, pending: Pending) -> None:
-        """Let a transaction stand in line, behind all that came before."""
+        """Add a transaction at the end of a line."""
         self._count += 1
         self._lines.setdefault(line, OrderedDict())[pending.half.transaction_id] = pending
 
     def head(self, line: Line) -> Pending | None:
-        """Return who is in front, or None when nobody waits."""
+        """Return the first transaction of a line, or None."""
         waiting = self._lines.get(line)
         return next(iter(waiting.values())) if waiting else None
 
     def line_of(self, line: Line) -> Iterable[Pending]:
-        """Return all of a line, the head first."""
+        """Return the transactions of a line, the head first."""
         return self._lines[line].values() if line in self._lines else ()
 
     def remove(self, line: Line, pending: Pending) -> Pending | None:
-        """Take a transaction out; return the new head where it was the head itself."""
+        """Remove a transaction. If it was the head, return the new head."""
         waiting = self._lines[line]
         was_head = next(iter(waiting)) == pending.half.transaction_id
         del waiting[pending.half.transaction_id]
@@ -129,7 +134,7 @@ class KeyOrder:
         return next(iter(waiting.values())) if was_head else None
 
     def sort(self, line: Line) -> None:
-        """Let all of a line stand in the order of their offsets: one was added whose half had been read before."""
+        """Restore the order of offsets in a line, after a transaction was added late."""
         waiting = self._lines[line]
         self._lines[line] = OrderedDict(sorted(waiting.items(), key=lambda item: item[1].offset))
 
@@ -139,55 +144,54 @@ class KeyOrder:
         return self._count - len(self._lines)
 
 
-#: How many delayed transactions become ready in one round.
-_DUE = 10_000
+#: Most delayed transactions that one batch releases.
+_MAX_RELEASED = 10_000
 
-# A member of an enumeration is slow to look up, and this is the way of every transaction.
+# Looking up a member of an enumeration is slow, and every transaction comes through here.
 _ROLLBACK = Verdict.ROLLBACK
 
 
-#: Names the topic for whose sake a transaction cannot be published with others now, or returns None.
+#: Names the topic that keeps a transaction out of the common Kafka transactions now, or returns None.
 Blocking = Callable[[Pending], str | None]
 
 
 class ReadyQueue:
     """The decided transactions of one half partition. Not thread-safe: its coordinator's thread drives it.
 
-    `let_go` is called with what begins to wait for long: it may drop the payload.
+    The queue calls `put_off` for a transaction that begins to wait long: the callee may drop its payload.
     """
 
-    def __init__(self, delays: Delays, let_go: Callable[[Pending], None]) -> None:
-        self._let_go = let_go
+    def __init__(self, delays: Delays, put_off: Callable[[Pending], None]) -> None:
+        self._put_off = put_off
         #: All of them, by id, in the order in which the decisions took effect.
         self.all: dict[str, Pending] = {}
         self.keys = KeyOrder()
         self.delays = delays
-        #: Those that cannot be published with the others now.
+        #: Transactions that cannot be published with the others now.
         self.set_aside = SetAside()
         self._ready: dict[str, Pending] = {}
         self._sequence = count(1)
-        # One came back that had its turn before.
+        # Whether a transaction became ready again: its place is not at the end.
         self._is_unsorted = False
 
     @property
     def ready(self) -> int:
-        """How many could be published now; those that are under way are among them."""
+        """How many are ready or being published."""
         return len(self._ready)
 
     def add(self, pending: Pending) -> None:
-        """Take a transaction in that was just decided."""
+        """Add a transaction that was just decided."""
         half = pending.half
         self.all[half.transaction_id] = pending
         if half.deliver_at_ms is not None and pending.verdict is Verdict.COMMIT:
             self.delays.add(pending, half.deliver_at_ms)
-            self._let_go(pending)
+            self._put_off(pending)
         elif half.order_key is None:
             self._make_ready(pending)
         else:
             self._enter(pending)
 
     def _enter(self, pending: Pending) -> None:
-        """Let it be published, unless it stands behind another one of its key."""
         if self._is_in_front(pending):
             self._make_ready(pending)
 
@@ -196,19 +200,19 @@ class ReadyQueue:
         return line is None or pending.verdict is not Verdict.COMMIT or self.keys.head(line) is pending
 
     def _make_ready(self, pending: Pending) -> None:
-        """Let it be published, behind all that may be already."""
+        """Make a transaction ready, behind all others."""
         pending.sequence = next(self._sequence)
         self._ready[pending.half.transaction_id] = pending
 
     def _make_ready_again(self, some: Iterable[Pending]) -> None:
-        """Let those be published that had to wait, in their places among the others."""
+        """Make transactions ready that were set aside. They keep their places among the others."""
         for pending in some:
             if self._is_in_front(pending):
                 self._ready[pending.half.transaction_id] = pending
                 self._is_unsorted = True
 
     def withdraw(self, pending: Pending) -> None:
-        """Take a decided transaction out of all that waits to be published: it is decided otherwise."""
+        """Remove a transaction from the queue, because another decision replaces its own."""
         transaction_id = pending.half.transaction_id
         self.all.pop(transaction_id, None)
         self._ready.pop(transaction_id, None)
@@ -216,9 +220,10 @@ class ReadyQueue:
         self._make_ready_again(self.set_aside.remove(pending))
 
     def forget(self, pending: Pending) -> None:
-        """Forget a transaction that is settled; those that it held take its place."""
+        """Remove a settled transaction, and make ready those that waited behind it."""
         transaction_id = pending.half.transaction_id
-        # One that a snapshot says to be decided may go with its line before that op is read again: it is not among all.
+        # A transaction that its snapshot decided may be settled with its line before its op is read again. Then it is
+        # not in `all`.
         self.all.pop(transaction_id, None)
         self._ready.pop(transaction_id, None)
         if self.set_aside:
@@ -233,11 +238,11 @@ class ReadyQueue:
                     self._make_ready(head)
 
     def is_put_off(self, pending: Pending) -> bool:
-        """Tell whether a transaction is delayed, or set aside."""
+        """Tell whether a transaction is delayed or set aside."""
         return pending.held or pending.half.transaction_id in self.delays
 
     def sort(self, line: Line) -> None:
-        """Let all of a line stand in the order of their offsets; who does not stand in front any more is not ready."""
+        """Restore the order of offsets in a line. A commit that is no longer the head is not ready."""
         self.keys.sort(line)
         head = self.keys.head(line)
         for pending in self.keys.line_of(line):
@@ -245,46 +250,46 @@ class ReadyQueue:
                 self._ready.pop(pending.half.transaction_id, None)
 
     def release_due(self, now_ms: int) -> None:
-        """Let delayed transactions go whose time has come; a crowd of them in portions."""
-        for pending in islice(self.delays.take_due(now_ms), _DUE):
+        """Release delayed transactions that are due, a limited number at a time."""
+        for pending in islice(self.delays.take_due(now_ms), _MAX_RELEASED):
             self._enter(pending)
 
     def release(self, topic: str, is_refused: Callable[[str], bool]) -> None:
-        """Let what was set aside for a topic's sake go with the others, before those that came later.
+        """Make ready what was set aside because of a topic, before later transactions.
 
-        What is refused, by its name, stays where it is.
+        Refused transactions stay set aside: `is_refused` takes an id.
         """
         freed = self.set_aside.release(topic, lambda pending: is_refused(pending.transaction_id))
         self._make_ready_again(freed)
 
     def held_by(self, pending: Pending) -> Pending | None:
-        """Return the transaction behind which one stands, or None."""
+        """Return the head of a transaction's line if it is another one, else None."""
         line = pending.half.line
         head = None if line is None else self.keys.head(line)
         return None if head is pending else head
 
-    def choose(self, limit: int, out: Blocking, room_bytes: int) -> dict[str, Pending]:
-        """Return what can be settled now, by id, in the order of publication. What cannot be published is set aside.
+    def choose(self, limit: int, blocking: Blocking, room_bytes: int) -> dict[str, Pending]:
+        """Return the transactions to settle now, by id, in the order of publication. Set aside what is blocked.
 
-        `limit`, `out` and `room_bytes` are those of `PartitionState.next_batch`.
+        Arguments are those of `PartitionState.next_batch`.
         """
         chosen: dict[str, Pending] = {}
         waiting: list[str] = []
-        looked: set[Line] = set()
+        lines_seen: set[Line] = set()
         for transaction_id, pending in self._in_order().items():
             if len(chosen) >= limit:
                 break
-            if looked and transaction_id in chosen:
-                # It went with others of its key.
+            if lines_seen and transaction_id in chosen:
+                # It was chosen together with its line.
                 continue
-            if self._goes_aside(pending, out):
+            if self._goes_aside(pending, blocking):
                 waiting.append(transaction_id)
                 continue
             line = pending.half.line if pending.half.order_key is not None else None
             candidates: Iterable[Pending] = (pending,)
-            if line is not None and line not in looked:
-                looked.add(line)
-                candidates = chain(self._passable(line, out, limit - len(chosen)), candidates)
+            if line is not None and line not in lines_seen:
+                lines_seen.add(line)
+                candidates = chain(self._passable(line, blocking, limit - len(chosen)), candidates)
             room_bytes = _fill(chosen, candidates, limit, room_bytes)
             if room_bytes < 0:
                 break
@@ -293,39 +298,40 @@ class ReadyQueue:
         return chosen
 
     def _in_order(self) -> dict[str, Pending]:
-        """Return those that are ready, in the order in which they first came to be."""
+        """Return the ready transactions, in the order in which they first became ready."""
         if self._is_unsorted:
             self._is_unsorted = False
             self._ready = dict(sorted(self._ready.items(), key=lambda item: item[1].sequence))
         return self._ready
 
-    def _goes_aside(self, pending: Pending, out: Blocking) -> bool:
-        """Set a transaction aside that cannot be published with others, and tell whether it is."""
+    def _goes_aside(self, pending: Pending, blocking: Blocking) -> bool:
+        """Set a transaction aside if it cannot be published with the others. Tell whether that was so."""
         if pending.verdict is _ROLLBACK:
             return False
-        topic = out(pending)
+        topic = blocking(pending)
         if topic is None and not (self.set_aside and self.set_aside.is_behind(pending)):
             return False
         self.set_aside.add(pending, topic)
-        self._let_go(pending)
+        self._put_off(pending)
         return True
 
-    def _passable(self, line: Line, out: Blocking, limit: int) -> Iterator[Pending]:
-        """Yield the beginning of a line that can go in one go: a hot key does not wait for a group per message."""
+    def _passable(self, line: Line, blocking: Blocking, limit: int) -> Iterator[Pending]:
+        """Yield the beginning of a line that can be published together: a hot key needs few Kafka transactions."""
         for pending in self.keys.line_of(line):
-            waits = pending.verdict is None or pending.held or _is_away(pending)
+            waits = pending.verdict is None or pending.held or _needs_payload(pending)
             if waits or limit <= 0 or pending.half.transaction_id in self.delays:
                 return
-            if pending.verdict is not _ROLLBACK and (out(pending) is not None or self.set_aside.is_behind(pending)):
+            is_rollback = pending.verdict is _ROLLBACK
+            if not is_rollback and (blocking(pending) is not None or self.set_aside.is_behind(pending)):
                 return
             limit -= 1
             yield pending
 
 
 def _fill(chosen: dict[str, Pending], candidates: Iterable[Pending], limit: int, room_bytes: int) -> int:
-    """Choose as many as there is room for, and return the bytes that are left: below 0 where one did not fit.
+    """Choose candidates while there is room. Return the bytes that are left, or -1 if one did not fit.
 
-    Nothing smaller goes past one that does not fit: the order of decisions is kept. The first goes whatever its size.
+    No smaller one passes a candidate that does not fit: the order of decisions is kept. The first is always chosen.
     """
     for pending in candidates:
         transaction_id = pending.half.transaction_id

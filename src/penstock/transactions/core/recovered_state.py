@@ -1,8 +1,8 @@
-"""What the done log tells a new owner of a half partition. Pure.
+"""Recovery: what the done log tells a new owner of a half partition. Pure.
 
-A note stands for an end, or for a count of answered checks, of the transaction whose halves lie at or below its
-offset. The same id may have had an earlier life: a message brought back from the discarded topic keeps its id, and its
-halves lie above the end of that life.
+A note records the end of a transaction, or a count of its answered checks. It applies to halves at or below its offset.
+An id may have had an earlier life: a message that is brought back from the discarded topic keeps its id. The halves of
+its next life lie above the end of the earlier one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from penstock.transactions.wire.ops import Verdict
 
 @dataclass(slots=True)
 class RecoveredNotes:
-    """Notes on halves that will be read again, and the places of decisions that will be read again.
+    """Notes on halves that will be read again, and places of decisions that will be read again.
 
     Attributes:
-        notes: by transaction id, one for each life of the id that may be met, by rising offsets.
-        places: offset and index of each decision that is settled already, with the id of its transaction.
+        notes: by transaction id, one for each life of the id that may be read again, by rising offsets.
+        places: offset and index of each decision of a settled transaction, with its id.
     """
 
     notes: dict[str, list[Note]] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class RecoveredNotes:
     _places_end: int = 0
 
     def remember(self, notes: Iterable[Note], half_position: int, op_position: int) -> None:
-        """Take in what can matter to a reader that starts from these positions. Notes come as the done log has them."""
+        """Keep what concerns a reader that starts at these positions. Notes come in the order of the done log."""
         for note in notes:
             if note.op_offset >= op_position and note.verdict is not Verdict.UNKNOWN:
                 self.places[note.op_offset, note.op_index] = note.transaction_id
@@ -39,34 +39,34 @@ class RecoveredNotes:
                 continue
             self._notes_end = max(self._notes_end, note.half_offset + 1)
             lives = self.notes.setdefault(note.transaction_id, [])
-            # An end is final for its life; of two counts the later one, which is the greater, stands.
+            # A later note replaces a count. An end is final for its life.
             if lives and lives[-1].verdict is Verdict.UNKNOWN:
                 lives[-1] = note
             elif not lives or note.half_offset > lives[-1].half_offset:
                 lives.append(note)
 
     def note_on(self, transaction_id: str, offset: int) -> Note | None:
-        """Return what is known of the half at an offset, which is read now; what no later half needs is forgotten."""
+        """Return the note on the half at an offset, which is read now. Forget notes that no later half needs."""
         lives = self.notes.get(transaction_id, ())
         found = next((note for note in lives if note.half_offset >= offset), None)
         self.pass_halves(offset)
         return found
 
     def pass_halves(self, offset: int) -> None:
-        """Forget notes once the last half that they may speak of was read."""
+        """Forget all notes once the last half that they concern was read."""
         if self.notes and offset + 1 >= self._notes_end:
             self.notes.clear()
 
     def pass_ops(self, op_position: int) -> None:
-        """Forget places that will not be met again."""
+        """Forget all places once the last of them was read."""
         if self.places and op_position >= self._places_end:
             self.places.clear()
 
 
 def live_snapshots(records: Iterable[tuple[int, Done]]) -> list[tuple[int, Snapshot]]:
-    """Return the snapshotted transactions that have no end yet, with the offset of their last snapshot.
+    """Return the snapshots of transactions that have not ended, each with the offset of its last snapshot.
 
-    The records of the done log come in its order, with their offsets.
+    The records are those of the done log in its order, with their offsets.
     """
     live: dict[str, tuple[int, Snapshot]] = {}
     for offset, record in records:
@@ -85,7 +85,7 @@ def live_snapshots(records: Iterable[tuple[int, Done]]) -> list[tuple[int, Snaps
 
 
 def without_payloads(record: Done) -> Done:
-    """Return a record of the done log whose snapshots have no payloads: those are read again when they are needed."""
+    """Return a record of the done log without the payloads of its snapshots. They are read again when needed."""
     if not record.snapshots:
         return record
     return Done(record.notes, [_without_payload(snapshot) for snapshot in record.snapshots])
@@ -94,25 +94,24 @@ def without_payloads(record: Done) -> Done:
 def _without_payload(snapshot: Snapshot) -> Snapshot:
     if snapshot.dropped is not None:
         return snapshot
-    halves = [snapshotted.half for snapshotted in snapshot.halves]
+    halves = [stored.half for stored in snapshot.halves]
     dropped = UnloadedPayloads(sum(map(payload_of, halves)), key_hashes(halves))
-    stubs = tuple(snapshotted._replace(half=without_payload(snapshotted.half)) for snapshotted in snapshot.halves)
+    stubs = tuple(stored._replace(half=without_payload(stored.half)) for stored in snapshot.halves)
     return Snapshot(snapshot.note, stubs, dropped)
 
 
 def restored(place: int, snapshot: Snapshot) -> Pending:
-    """Return a snapshotted transaction as it was; `place` is the offset of the snapshot in the done log."""
+    """Return the pending transaction of a snapshot. `place` is the offset of the snapshot in the done log."""
     note = snapshot.note
     # The half that was read first has the lowest offset; the parts have their own order.
     halves = sorted(snapshot.halves, key=lambda half: half.offset)
     first = halves[0]
-    pending = Pending(first.half, first.offset)
+    pending = Pending(first.half, first.offset, first.birth_ms)
     for offset, _, half in halves[1:]:
         pending.add_part(offset, half)
     if snapshot.dropped is not None:
         pending.payload_bytes, pending.dropped = snapshot.dropped
     pending.last_offset = note.half_offset
-    pending.birth_ms = first.birth_ms
     pending.remember_checks(note)
     pending.snapshot_at = place
     if note.verdict is not Verdict.UNKNOWN:

@@ -1,8 +1,8 @@
-"""Committed transactions that cannot be published with the others now, and those that must stay behind them.
+"""Set-aside transactions: committed, but not publishable with the others now, or behind such a transaction.
 
-Pure. Messages of one key are published to their target in the order of their decisions. So what is set aside stands in
-a line for each target and key of its messages, and later ones of a line are set aside too, behind it. Only who is in
-front of all its lines is tried. Messages without a key have no order, and stand in no line.
+Pure. Messages of one key reach their target in the order of their decisions. So each set-aside transaction stands in a
+line for each target and key of its messages. Later transactions of a line are set aside behind it. Only a transaction
+at the front of all its lines is tried. Messages without a key have no order and stand in no line.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from penstock.transactions.core.pending import Pending
 
 
 class SetAside:
-    """What is set aside in one partition. Not thread-safe: the engine's thread drives it."""
+    """The set-aside transactions of one partition. Not thread-safe: the engine's thread drives it."""
 
     def __init__(self) -> None:
-        # By id: for whose sake each was set aside (None: it stands behind others), and in which lines it stands.
+        # By id: the topic that it waits for (None: it only stands behind others), and its lines.
         self._entries: dict[str, tuple[str | None, tuple[int, ...]]] = {}
         self._lines: dict[int, OrderedDict[str, Pending]] = {}
-        # Those in front of their lines, by the topic for whose sake they were set aside.
+        # The transactions at the front of their lines, by the topic that they wait for.
         self._fronts: dict[str, dict[str, Pending]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def is_behind(self, entry: Pending) -> bool:
+    def is_behind(self, pending: Pending) -> bool:
         """Tell whether a transaction must stay behind one that is set aside."""
-        return bool(self._lines) and any(self._is_behind_in(place, entry.sequence) for place in entry.places)
+        return bool(self._lines) and any(self._is_behind_in(place, pending.sequence) for place in pending.places)
 
     def _is_behind_in(self, place: int, sequence: int) -> bool:
         line = self._lines.get(place)
         return line is not None and next(iter(line.values())).sequence < sequence
 
     def behind(self, waiting: Pending) -> Pending | None:
-        """Return a transaction that stands in front of one that is set aside, or None."""
+        """Return a transaction that stands in front of a set-aside one, or None."""
         for place in waiting.places:
             first = next(iter(self._lines.get(place, {}).values()), None)
             if first is not None and first is not waiting:
@@ -46,8 +46,8 @@ class SetAside:
     def add(self, waiting: Pending, topic: str | None) -> None:
         """Set a transaction aside, in its place among the others.
 
-        It waits for the sake of a topic; None: it only stands behind others. Mostly it comes last. One that was under
-        way when later ones were set aside, and failed, goes before those.
+        It waits for a topic; None: it only stands behind others. Usually its place is the last. A transaction that
+        failed goes before those that were set aside while it was being published.
         """
         transaction_id = waiting.transaction_id
         waiting.held = True
@@ -68,28 +68,27 @@ class SetAside:
         return line
 
     def remove(self, waiting: Pending) -> list[Pending]:
-        """Take a transaction out, wherever it stands; return those that were taken out with it, as nobody holds them.
+        """Remove a transaction. Return those that only it kept set aside: they are removed too.
 
-        Those that stand in front now, and were set aside for a topic's sake, stay.
+        Followers that wait for a topic themselves stay.
         """
         if waiting.transaction_id not in self._entries:
             return []
         freed: list[Pending] = []
-        gone = [waiting]
-        while gone:
-            released = gone.pop()
-            for follower in self._take_out(released):
+        removed = [waiting]
+        while removed:
+            for follower in self._take_out(removed.pop()):
                 topic = self._entries[follower.transaction_id][0]
                 if topic is None:
                     freed.append(follower)
-                    gone.append(follower)
+                    removed.append(follower)
                 else:
                     self._fronts.setdefault(topic, {})[follower.transaction_id] = follower
         freed.sort(key=lambda waiting: waiting.sequence)
         return freed
 
     def _take_out(self, waiting: Pending) -> list[Pending]:
-        """Take one transaction out; return those that are in front of all their lines by that."""
+        """Remove one transaction. Return those that are now at the front of all their lines."""
         transaction_id = waiting.transaction_id
         waiting.held = False
         topic, places = self._entries.pop(transaction_id)
@@ -112,9 +111,9 @@ class SetAside:
         return followers
 
     def release(self, topic: str, leaves: Callable[[Pending], bool]) -> list[Pending]:
-        """Take out what was set aside for a topic's sake and is not under way; return it, with what nobody holds then.
+        """Remove and return what waits for a topic and is not being published, with all that only it kept set aside.
 
-        `leaves` tells whether one is left where it is.
+        A transaction for which `leaves` is true stays.
         """
         freed: list[Pending] = []
         while fronts := [front for front in self.fronts(topic) if not (front.in_flight or leaves(front))]:
@@ -123,7 +122,7 @@ class SetAside:
         return freed
 
     def refile(self, transaction_id: str, topic: str) -> None:
-        """Note that a transaction waits for another topic's sake, if it is set aside; it keeps its place."""
+        """Let a set-aside transaction wait for another topic. It keeps its place in its lines."""
         if transaction_id not in self._entries:
             return
         former, places = self._entries[transaction_id]
@@ -136,21 +135,21 @@ class SetAside:
             self._fronts.pop(former or "", None)
 
     def topic(self, transaction_id: str) -> str | None:
-        """Return for whose sake one that is set aside waits; None: it stands behind others."""
+        """Return the topic that a set-aside transaction waits for. None: it only stands behind others."""
         return self._entries[transaction_id][0]
 
     def topics(self) -> list[str]:
-        """Return the topics for whose sake something waits that could be tried."""
+        """Return the topics with a transaction that could be tried."""
         return [topic for topic, fronts in self._fronts.items() if fronts]
 
     def fronts(self, topic: str) -> Iterator[Pending]:
-        """Yield what could be tried for a topic's sake, in the order of the decisions but for few."""
+        """Yield the transactions that could be tried for a topic, mostly in the order of the decisions."""
         yield from self._fronts.get(topic, {}).values()
 
     def take(self, topic: str, most: int, leaves: Callable[[Pending], bool]) -> list[Pending]:
-        """Return what is tried next for a topic's sake, in order; nothing changes.
+        """Return the transactions to try next for a topic, in order. Changes nothing.
 
-        `leaves` tells whether one, and what stands behind it, is left out of this try.
+        A transaction for which `leaves` is true is not tried, nor are those behind it.
         """
         taken: list[Pending] = []
         for front in self._fronts.get(topic, {}).values():
@@ -163,7 +162,7 @@ class SetAside:
         return taken
 
     def _chain(self, front: Pending, topic: str, most: int, leaves: Callable[[Pending], bool]) -> Iterator[Pending]:
-        """Yield those behind a front that can go with it: a hot key does not wait for a transaction per message."""
+        """Yield the followers that can be tried together with a front: a hot key needs few Kafka transactions."""
         places = front.places
         if len(places) != 1:
             return

@@ -1,18 +1,17 @@
-"""The state of one half partition: pending halves, their decisions, and the checkpoints.
+"""The state of one half partition: pending transactions, their decisions, and the checkpoints.
 
-Pure: it is fed the records of the half and op logs in their order, and hands out what is to be published. It knows
-no Kafka and reads no clock, so that simulations can drive it. What a decision does is a table, in `decisions`.
+Pure. The caller feeds it the records of the half and op logs in their order, and takes from it what to publish. It
+knows no Kafka and reads no clock, so that simulations can drive it. The table in `decisions` says what a decision does.
 
-No id of a settled transaction is kept. A decision names the offsets of its halves: if those were read already and
-the id is not pending, the transaction was settled before, or never was; if they were not read yet, the decision runs
-ahead of its half and is held until the half arrives.
+The state keeps no ids of settled transactions. A decision names the offsets of its halves. If those were read and the
+id is not pending, the transaction is settled or never existed. If they were not read yet, the decision is ahead of its
+half, and is held until the half arrives.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 
 from penstock.transactions.core.checkpoints import HeldDecisions, HeldOp, LogPlaces, by_offset
@@ -22,27 +21,18 @@ from penstock.transactions.core.payloads import Payloads
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Blocking, Delays, ReadyQueue
 from penstock.transactions.core.recovered_state import RecoveredNotes, restored
-from penstock.transactions.wire.done_records import Note, Snapshot
+from penstock.transactions.wire.done_records import Note, Snapshot, StoredHalf
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Op, Verdict
 
-# Members of enumerations are slow to look up, and this is the way of every decision.
+# Looking up a member of an enumeration is slow, and every decision comes through here.
 _UNKNOWN, _CHECK = Verdict.UNKNOWN, Author.CHECK
 _DECIDE, _COUNT = Ruling.DECIDE, Ruling.COUNT
 _REFUSED = {Ruling.LATE: Refusal.ALREADY_DECIDED, Ruling.NOT_ALL: Refusal.INCOMPLETE}
 
 
-@dataclass(slots=True)
-class _StoredHalf:
-    """A half of a transaction that begins another life: it was brought back from the discarded topic."""
-
-    offset: int
-    half: Half
-    birth_ms: int
-
-
 class PartitionState:
-    """What one coordinator knows of one half partition it owns. One thread drives it.
+    """What a coordinator knows of one half partition that it owns. One thread drives it.
 
     The positions are the next offsets of its half and op logs.
     """
@@ -50,46 +40,48 @@ class PartitionState:
     def __init__(self, half_position: int, op_position: int) -> None:
         self.half_position = half_position
         self.op_position = op_position
-        #: How many answers of checks counted, whatever they said.
+        #: How many answers to checks counted, with any verdict.
         self.answers = 0
-        #: The broker's time in milliseconds, for what is delayed; the caller moves it on.
+        #: The broker's time in milliseconds, for delayed transactions. The caller moves it on.
         self.now_ms = 0
         #: All transactions that are not settled, by id, in the order of the half log.
         self.pending: OrderedDict[str, Pending] = OrderedDict()
         delays = Delays()
         #: Which payloads are in memory.
         self.payloads = Payloads(delays)
-        #: Those that have a decision.
-        self.queue = ReadyQueue(delays, self.payloads.let_go)
-        #: Those that a snapshot says to be decided, until that op is read again: its place tells their turn.
+        #: The decided transactions.
+        self.queue = ReadyQueue(delays, self.payloads.drop_if_short)
+        #: Transactions that are decided by their snapshot. They are queued when the op is read again: its place in the
+        #: log is their turn.
         self.unread: dict[str, Pending] = {}
-        #: Those with a count of answered checks that is not in the done log yet.
+        #: Transactions whose count of answered checks is not in the done log yet.
         self.answered: dict[str, Pending] = {}
-        #: Which logs hold them.
+        #: Which logs hold the pending transactions.
         self.places = LogPlaces()
         #: Decisions that are judged later.
         self.held = HeldDecisions(self.places)
         self._recovered = RecoveredNotes()
-        # Halves brought back from the discarded topic before it is known here that they went there, by id.
-        self._reborn: dict[str, list[_StoredHalf]] = {}
+        # By id, halves that an operator brought back from the discarded topic. They were read before the end of the
+        # discarded life, and begin the next one.
+        self._next_lives: dict[str, list[StoredHalf]] = {}
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to publish or to write down, apart from what waits."""
+        """Whether there is something to publish or to write down, besides waiting transactions."""
         return bool(self.answered) or self.queue.ready > 0
 
     def undecided(self, transaction_id: str) -> Pending | None:
-        """Return a transaction that nobody has decided, or None. Safe from any thread."""
+        """Return a transaction if it is pending and undecided, else None. Safe from any thread."""
         pending = self.pending.get(transaction_id)
         return pending if pending is not None and pending.verdict is None else None
 
-    # What is read: the done log first, then halves and decisions.
+    # Reading: the done log first, then halves and decisions.
 
     def remember(self, notes: Iterable[Note], snapshots: Iterable[tuple[int, Snapshot]] = ()) -> list[Pending]:
-        """Take in what the done log says, before the half log is read from the half checkpoint.
+        """Load what the done log says, before the half log is read from its checkpoint.
 
-        Notes come in the order of the done log, snapshots are the live ones, by `recovered_state.live_snapshots`, each
-        with its offset there. Returns what was snapshotted and is pending, in the order of the half log.
+        Notes come in the order of the done log. Snapshots are those of `recovered_state.live_snapshots`, each with its
+        offset there. Returns the restored transactions, in the order of the half log.
         """
         self._recovered.remember(notes, self.half_position, self.op_position)
         snapshotted = sorted(
@@ -105,15 +97,15 @@ class PartitionState:
         return snapshotted
 
     def queue_unread(self, below: float = inf) -> None:
-        """Queue what a snapshot says to be decided by an op below an offset: such an op is not read again."""
+        """Queue the transactions that a snapshot decided by an op below an offset: that op is not read again."""
         for pending in sorted(self.unread.values(), key=lambda unread: (unread.decided_at, unread.decided_index)):
             if pending.decided_at < below:
                 self.queue.add(self.unread.pop(pending.half.transaction_id))
 
     def add_half(self, offset: int, half: Half, birth_ms: int = 0) -> Pending | Refusal | None:
-        """Take the next half in; return its pending transaction, or why it is refused.
+        """Add the next half. Return its pending transaction, or the reason for refusing it.
 
-        None: the half tells nothing new, as the done log says that it is settled, or it was snapshotted.
+        None: the half is nothing new, because the done log says that it is settled, or a snapshot holds it.
         """
         self.half_position = offset + 1
         transaction_id = half.transaction_id
@@ -126,7 +118,7 @@ class PartitionState:
         if offset in pending.offsets:
             return None
         if half.resumed is not None and pending.verdict is Verdict.DISCARD:
-            self._reborn.setdefault(transaction_id, []).append(_StoredHalf(offset, half, birth_ms))
+            self._next_lives.setdefault(transaction_id, []).append(StoredHalf(offset, birth_ms, half))
             return None
         return pending if self._add_part(pending, offset, half) else Refusal.DUPLICATE_ID
 
@@ -140,9 +132,9 @@ class PartitionState:
 
     def _add_part(self, pending: Pending, offset: int, half: Half) -> bool:
         bytes_before = pending.payload_bytes
-        is_its_own = pending.add_part(offset, half)
+        is_accepted = pending.add_part(offset, half)
         self.payloads.grown(pending, bytes_before)
-        return is_its_own
+        return is_accepted
 
     def _keep(self, pending: Pending) -> None:
         half = pending.half
@@ -162,20 +154,20 @@ class PartitionState:
         self.queue.forget(pending)
 
     def skip_half(self, offset: int) -> None:
-        """Pass a record of the half log that is no half."""
+        """Pass a record of the half log that is not a half."""
         self.half_position = offset + 1
         self._recovered.pass_halves(offset)
 
     def skip_op(self, offset: int) -> None:
-        """Pass a record of the op log that is no op."""
+        """Pass a record of the op log: its decisions were added, or it is not an op."""
         self.op_position = offset + 1
         self._recovered.pass_ops(offset)
 
     def load(self, transaction_id: str, halves: Sequence[tuple[int, Half]], place: int | None = None) -> Pending | None:
-        """Take in the payload of a transaction, which was read again: its halves, by their offsets in the half log.
+        """Put the payload of a transaction back in memory: its halves, by their offsets in the half log.
 
-        `place` is the offset of its snapshot in the done log, if they were read there. Returns the transaction; None
-        where it is settled, or was in memory, or the halves are not its own.
+        `place` is the offset of its snapshot in the done log, if they were read there. Returns the transaction. Returns
+        None if it is settled, if its payload is in memory already, or if the halves are not its own.
         """
         pending = self.pending.get(transaction_id)
         if pending is None or not pending.load(halves):
@@ -188,14 +180,14 @@ class PartitionState:
     # Decisions.
 
     def add_op(self, offset: int, op: Op, appended_ms: int, index: int = 0) -> Refusal | None:
-        """Take the next decision in, and return why it is refused, or None.
+        """Add the next decision. Return the reason for refusing it, or None.
 
-        `index` says which decision of its record it is, `appended_ms` is the append time of that.
+        `index` is the decision's position in its record. `appended_ms` is the append time of the record.
         """
         self.op_position = offset + 1
         places = self._recovered.places
         if places and places.get((offset, index)) == op.transaction_id:
-            # Read again after a restart: what it decided is settled.
+            # Read again after a restart; its transaction is settled.
             return None
         pending = self.pending.get(op.transaction_id)
         if pending is not None:
@@ -209,7 +201,7 @@ class PartitionState:
     def _judge(
         self, pending: Pending, op: Op, place: tuple[int, int], appended_ms: int, *, may_grow: bool = True
     ) -> Refusal | None:
-        """Do what a decision does; return why it is refused, or None. One that is judged later is held."""
+        """Apply a decision, or hold it until it can be judged. Return the reason for refusing it, or None."""
         if may_grow and self._is_behind(pending, op):
             self.held.hold(HeldOp(op, place, appended_ms))
             return None
@@ -241,20 +233,19 @@ class PartitionState:
         return _REFUSED.get(ruling)
 
     def _is_behind(self, pending: Pending, op: Op) -> bool:
-        """Tell whether a decision is for what was not read yet, or behind one that is held: the first one wins."""
-        if not (self._reborn or self.held) and pending.parts is None:
-            # Nearly all have one half, and it is there.
+        """Tell whether a decision names unread halves, or follows a held decision: the first decision wins."""
+        if not (self._next_lives or self.held) and pending.parts is None:
+            # The usual case: one half, and it was read.
             return False
-        reborn = self._reborn.get(op.transaction_id)
+        next_life = self._next_lives.get(op.transaction_id)
         last = max(op.half_offsets, default=-1)
-        if reborn is not None:
-            return last >= reborn[0].offset
+        if next_life is not None:
+            return last >= next_life[0].offset
         if pending.parts is None or not pending.parts.missing:
             return False
         return last >= self.half_position or op.transaction_id in self.held
 
     def _decide(self, pending: Pending, op: Op, offset: int, index: int) -> None:
-        """Let a decision take effect."""
         self.answers += op.author is _CHECK
         pending.verdict = op.verdict
         pending.author = op.author
@@ -264,7 +255,7 @@ class PartitionState:
         self.queue.add(pending)
 
     def judge_held(self, transaction_id: str) -> list[tuple[int, Refusal]]:
-        """Judge the decisions that were held, now that a half has arrived, or what was under way has ended.
+        """Judge the held decisions of a transaction, after a half arrived or its Kafka transaction ended.
 
         Returns the refused ones by op offset.
         """
@@ -275,7 +266,7 @@ class PartitionState:
             if pending is not None:
                 refusal = self._judge(pending, decision.op, decision.place, decision.appended_ms)
             elif decision.limit is not None and decision.limit > self.half_position:
-                # This half was settled long ago; the decision is for a later one with the same id.
+                # This life was settled long ago. The decision is for a later life with the same id.
                 self.held.hold(decision)
             else:
                 refusal = Refusal.SETTLED_OR_UNKNOWN
@@ -284,54 +275,58 @@ class PartitionState:
         return refused
 
     def sweep_held(self, half_end: int, read_to: int | None = None) -> int:
-        """Refuse decisions whose half cannot come any more, and return how many there were.
+        """Refuse held decisions whose half cannot arrive any more. Return their number.
 
-        The end of the half log was asked for after the decisions were read. A half is stored before its decision is
-        written, so a decision that names an offset at or past the end is forged. `read_to` was the next offset of the
-        op log then: decisions at or above it are left; None: all had been read.
+        The caller asked for `half_end`, the end of the half log, after it had read the decisions. A half is stored
+        before its decision is written. So a decision that names an offset at or past the end is forged. `read_to` was
+        the next offset of the op log then: decisions at or above it are not judged. None: all had been read.
         """
         dropped = 0
         for decision in self.held.take_hopeless(lambda held: self._may_still_come(held, half_end, read_to)):
             op, pending = decision.op, self.pending.get(decision.op.transaction_id)
-            # The transaction may be there in part.
+            # Some halves of the transaction may have arrived.
             if pending is None or self._judge(pending, op, decision.place, decision.appended_ms, may_grow=False):
                 dropped += 1
         return dropped
 
     def _may_still_come(self, decision: HeldOp, half_end: int, read_to: int | None) -> bool:
-        """Tell whether what a decision waits for may come: a half, or the end of what is under way."""
+        """Tell whether a held decision's half may still arrive, or its Kafka transaction may still end."""
         if read_to is not None and decision.place[0] >= read_to:
             return True
         transaction_id = decision.op.transaction_id
         pending = self.pending.get(transaction_id)
-        if transaction_id in self._reborn or (pending is not None and pending.in_flight):
+        if transaction_id in self._next_lives or (pending is not None and pending.in_flight):
             return True
         if decision.limit is None:
             decision.limit = half_end
         return self.half_position < decision.limit <= half_end
 
-    # What is published, and what became of it.
+    # Publishing, and its outcome.
 
     def next_batch(
         self,
         limit: int,
-        out: Blocking,
+        blocking: Blocking,
         snapshot: Iterable[Pending] = (),
         room_bytes: int = 1 << 40,
     ) -> CommitBatch | None:
-        """Choose what the next Kafka transaction settles, or return None when there is nothing.
+        """Choose what the next Kafka transaction settles. Return None if there is nothing.
 
-        Nothing changes here, save what is set aside: the batch takes effect by `apply`, once it is committed. It takes
-        `limit` decisions at most, and `room_bytes` of messages; one transaction alone may have more. `out` names the
-        topic for whose sake a transaction cannot be published with others now, or None. Those in `snapshot` are written
-        down whole.
+        Changes nothing, except that it sets transactions aside: `apply` makes the batch take effect once it is
+        committed.
+
+        Args:
+            limit: most decisions.
+            blocking: names the topic that keeps a transaction out of the common Kafka transactions, or returns None.
+            snapshot: transactions to write into the done log with their halves.
+            room_bytes: most bytes of messages. A single transaction may have more.
         """
-        # Before all else: what is set aside now may lose its payload.
-        whole = [(pending, pending.snapshot()) for pending in snapshot]
+        # Before anything else: a transaction that is set aside now may lose its payload.
+        snapshots = [(pending, pending.snapshot()) for pending in snapshot]
         self.queue.release_due(self.now_ms)
-        chosen = self.queue.choose(limit, out, room_bytes)
-        whole = [(pending, written) for pending, written in whole if pending.half.transaction_id not in chosen]
-        snapshotted = {pending.half.transaction_id: pending for pending, _ in whole}
+        chosen = self.queue.choose(limit, blocking, room_bytes)
+        snapshots = [(pending, written) for pending, written in snapshots if pending.half.transaction_id not in chosen]
+        snapshotted = {pending.half.transaction_id: pending for pending, _ in snapshots}
         passed = {**chosen, **snapshotted} if snapshotted else chosen
         answered = [pending for name, pending in self.answered.items() if name not in passed]
         if not chosen and not answered and not snapshotted:
@@ -341,21 +336,21 @@ class PartitionState:
             self._half_checkpoint(passed),
             self.places.op_checkpoint(passed.values(), self.op_position),
             [pending.count() for pending in answered],
-            [written for _, written in whole],
+            [written for _, written in snapshots],
         )
 
     def checkpoints(self) -> tuple[int, int]:
-        """Return where reading of the half and op logs would have to start if nothing more was settled."""
+        """Return the offsets of the half and op logs from which a restart would read now."""
         return self._half_checkpoint({}), self.places.op_checkpoint((), self.op_position)
 
     def _half_checkpoint(self, passed: Mapping[str, Pending]) -> int:
-        reborn = min((halves[0].offset for halves in self._reborn.values()), default=self.half_position)
-        return self.places.half_checkpoint(passed, reborn)
+        lowest_next = min((halves[0].offset for halves in self._next_lives.values()), default=self.half_position)
+        return self.places.half_checkpoint(passed, lowest_next)
 
     def apply(self, batch: CommitBatch, done_from: int = 0) -> list[Pending]:
-        """Take in that a batch was committed; `done_from` is an offset of the done log at or below that of its records.
+        """Settle a committed batch. `done_from` is an offset of the done log at or below the batch's records.
 
-        Returns what is pending now and was not before: it came back from the discarded topic meanwhile.
+        Returns the transactions that are pending from now on: they were brought back from the discarded topic.
         """
         for pending in batch.decided:
             self._forget(pending)
@@ -363,14 +358,14 @@ class PartitionState:
             self._is_noted(note)
         for snapshot in batch.snapshots:
             self._take_snapshot(done_from, snapshot)
-        return self._rebirths(batch.decided)
+        return self._begin_next_lives(batch.decided)
 
     def settle(
         self, notes: Iterable[Note], snapshots: Iterable[tuple[int, Snapshot]] = ()
     ) -> tuple[list[Pending], list[Pending]]:
-        """Take in what the done log says after a Kafka transaction ended in doubt.
+        """Apply what the done log says after a Kafka transaction ended in doubt.
 
-        Returns what is settled, and what is pending now and was not before.
+        Returns the settled transactions, and those that are pending from now on.
         """
         for place, snapshot in snapshots:
             self._take_snapshot(place, snapshot)
@@ -383,16 +378,16 @@ class PartitionState:
                 pending.verdict = note.verdict
                 settled.append(pending)
                 self._forget(pending)
-        return settled, self._rebirths(settled)
+        return settled, self._begin_next_lives(settled)
 
     def _is_noted(self, note: Note) -> None:
-        """Take in that the done log has a count of answered checks; one that grew since has to be written again."""
+        """Note that the done log has a count of answered checks. A count that grew since must be written again."""
         pending = self.answered.get(note.transaction_id)
         if pending is not None and pending.check_count == note.check_count:
             del self.answered[note.transaction_id]
 
     def _take_snapshot(self, done_from: int, snapshot: Snapshot) -> None:
-        """Take in that the done log holds a pending transaction whole."""
+        """Note that the done log holds a snapshot of a pending transaction."""
         pending = self.pending.get(snapshot.note.transaction_id)
         if pending is None or pending.offset != min(half.offset for half in snapshot.halves):
             return
@@ -400,13 +395,13 @@ class PartitionState:
         self.places.take_snapshot(pending, done_from, decision)
         self._is_noted(snapshot.note)
         if self.queue.is_put_off(pending):
-            self.payloads.let_go(pending)
+            self.payloads.drop_if_short(pending)
 
-    def _rebirths(self, settled: Iterable[Pending]) -> list[Pending]:
-        """Begin the next lives of what was discarded and brought back since."""
+    def _begin_next_lives(self, settled: Iterable[Pending]) -> list[Pending]:
+        """Begin the next lives of discarded transactions that were brought back meanwhile."""
         begun = []
-        for pending in settled if self._reborn else ():
-            halves = self._reborn.pop(pending.half.transaction_id, None)
+        for pending in settled if self._next_lives else ():
+            halves = self._next_lives.pop(pending.half.transaction_id, None)
             if halves is not None:
                 first, *others = halves
                 again = self._begin(first.offset, first.half, first.birth_ms)
@@ -415,7 +410,7 @@ class PartitionState:
                 begun.append(again)
                 self.judge_held(again.half.transaction_id)
         if begun:
-            # Others were read meanwhile, which lie above them.
+            # Halves with higher offsets were read meanwhile: restore the order of offsets.
             self.places.sort()
             for name in list(by_offset(self.pending)):
                 self.pending.move_to_end(name)

@@ -1,8 +1,8 @@
-"""The records of the done log: what one Kafka transaction settled or learned, to bytes and back.
+"""Records of the done log: what one Kafka transaction settled or learned, encoded and decoded.
 
-Pure. Whatever does not decode raises `MessageFormatError` and nothing else. Integers are big-endian. A record is of one
-half partition and holds notes (what was settled, or how many checks were answered) and snapshots (pending halves,
-written again so that the checkpoints can pass them).
+Pure. Anything that does not decode raises `MessageFormatError` and nothing else. Integers are big-endian. A record
+belongs to one half partition. It holds notes (ends of transactions, or counts of answered checks) and snapshots
+(pending transactions with their halves, so that the checkpoints can pass them).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _DONE = struct.Struct(">BII")
 _NOTE = struct.Struct(">16sQBHQqI")
 #: Halves of a snapshotted transaction.
 _SNAPSHOT = struct.Struct(">H")
-#: Offset and append time of a snapshotted half, and its headers.
+#: Offset, append time and number of headers of a snapshotted half.
 _SNAPSHOT_HALF = struct.Struct(">QQI")
-#: What a note may say, by number, for looking them up is cheaper than making them.
+#: The verdicts of notes by number: a lookup is cheaper than `Verdict(...)`.
 _VERDICTS = {int(verdict): verdict for verdict in Verdict if verdict is not Verdict.TICK}
 
 
@@ -32,20 +32,20 @@ class Note(NamedTuple):
     """What the done log says of one transaction: its end, or (UNKNOWN) how many checks were answered so far."""
 
     transaction_id: str
-    #: The highest offset among its halves: the note is needed until the half checkpoint has passed it.
+    #: The highest offset of its halves: the note is needed until the half checkpoint has passed it.
     half_offset: int
     verdict: Verdict
     check_count: int
-    #: Append time of the last answered check in milliseconds since the epoch; 0 when there was none.
+    #: Append time of the last answered check in milliseconds since the epoch; 0 if there was none.
     answered_ms: int
-    #: Place of the decision, or of the last answer: offset of its op record and index there. An offset of -1: there is
-    #: none, as in a count without an answer.
+    #: Place of the decision or of the last answer: offset of its op record, and index there. The offset is -1 if there
+    #: is none, as in a count without an answer.
     op_offset: int = -1
     op_index: int = 0
 
 
-class SnapshotHalf(NamedTuple):
-    """A pending half that was written down again, with its own place and birth."""
+class StoredHalf(NamedTuple):
+    """A half of a pending transaction, with its place in the half log."""
 
     offset: int
     #: Append time in milliseconds since the epoch, by the broker's clock.
@@ -57,18 +57,18 @@ class UnloadedPayloads(NamedTuple):
     """What is known of the payloads of a transaction that are not in memory."""
 
     size_bytes: int
-    #: As `Pending.keys` gives them.
+    #: The value of `Pending.keys`.
     keys: tuple[int, ...]
 
 
 class Snapshot(NamedTuple):
-    """A pending transaction that was written down again, so that the checkpoints can pass it."""
+    """A pending transaction in the done log, so that the checkpoints can pass it."""
 
-    #: What is known of it. A verdict other than UNKNOWN is a decision that has not taken effect yet.
+    #: Its note. A verdict other than UNKNOWN is a decision that has not taken effect yet.
     note: Note
-    #: Its halves that were stored, by offset.
-    halves: tuple[SnapshotHalf, ...]
-    #: What is known of the payloads where they were dropped; None: its halves have them.
+    #: Its halves, by offset.
+    halves: tuple[StoredHalf, ...]
+    #: What is known of its payloads if they were dropped. None: the halves have them.
     dropped: UnloadedPayloads | None = None
 
 
@@ -95,15 +95,15 @@ def encode_done(notes: Sequence[Note], snapshots: Sequence[Snapshot] = ()) -> by
 
 
 def last_settled(value: bytes | None) -> tuple[int, int] | None:
-    """Return the place of the decision that a done record settles last; None: it settles none, or does not read.
+    """Return the place of the last decision that a done record settles. None: there is none, or it does not decode.
 
-    A glance for those who follow the log and want no more of it.
+    A shortcut for readers that follow the log and need nothing else of it.
     """
     content = value or b""
     try:
         version, count, _ = _DONE.unpack_from(content)
         if version == _VERSION:
-            # Counts of checks stand behind what is settled.
+            # Counts of checks stand behind the ends.
             for number in range(count - 1, -1, -1):
                 _, _, verdict, *_, op_offset, op_index = _NOTE.unpack_from(content, _DONE.size + number * _NOTE.size)
                 if verdict != Verdict.UNKNOWN:
@@ -114,11 +114,11 @@ def last_settled(value: bytes | None) -> tuple[int, int] | None:
 
 
 def decode_done(value: bytes | None) -> Done:
-    """Read the value of a done record."""
+    """Decode the value of a done record."""
     try:
         return _decode_done(value or b"")
     except (struct.error, ValueError, KeyError) as error:
-        raise MessageFormatError(f"a done record that does not read: {error}; it is ignored") from error
+        raise MessageFormatError(f"a done record that cannot be decoded: {error}; it is ignored") from error
 
 
 def _decode_done(content: bytes) -> Done:
@@ -132,48 +132,48 @@ def _decode_done(content: bytes) -> Done:
     ]
     for note in notes:
         _require_place(note)
-    snapshotted = []
+    decoded = []
     for _ in range(snapshots):
         raw_id, offset, verdict, *more = _NOTE.unpack_from(content, end)
-        (halves,) = _SNAPSHOT.unpack_from(content, end + _NOTE.size)
+        (count_halves,) = _SNAPSHOT.unpack_from(content, end + _NOTE.size)
         end += _NOTE.size + _SNAPSHOT.size
-        read = []
-        for _ in range(halves):
+        halves = []
+        for _ in range(count_halves):
             half, end = _decode_snapshot_half(content, end)
-            read.append(half)
+            halves.append(half)
         note = Note(id_text(raw_id), offset, _VERDICTS[verdict], *more)
         _require_place(note)
-        _require_whole(note, read)
-        snapshotted.append(Snapshot(note, tuple(read)))
+        _require_one_transaction(note, halves)
+        decoded.append(Snapshot(note, tuple(halves)))
     if end != len(content):
         raise ValueError(f"it ends at {end} of {len(content)} bytes")
-    return Done(notes, snapshotted)
+    return Done(notes, decoded)
 
 
 def _require_place(note: Note) -> None:
-    """Raise unless an end says where it was decided: no coordinator ends a transaction without a decision."""
+    """Raise unless an end has the place of its decision: no coordinator ends a transaction without a decision."""
     if note.op_offset < 0 and note.verdict is not Verdict.UNKNOWN:
         raise ValueError(f"transaction {note.transaction_id} ended without a place of its decision")
 
 
-def _require_whole(note: Note, halves: Sequence[SnapshotHalf]) -> None:
-    """Raise unless the halves of a snapshot are those of one transaction: the one that its note speaks of."""
+def _require_one_transaction(note: Note, halves: Sequence[StoredHalf]) -> None:
+    """Raise unless the halves of a snapshot belong to one transaction, which is that of its note."""
     first = halves[0].half if halves else None
     if first is None or any(
-        (halve.half.transaction_id, halve.half.group, (halve.half.part or (1, 1))[1])
+        (stored.half.transaction_id, stored.half.group, (stored.half.part or (1, 1))[1])
         != (note.transaction_id, first.group, (first.part or (1, 1))[1])
-        or halve.offset > note.half_offset
-        for halve in halves
+        or stored.offset > note.half_offset
+        for stored in halves
     ):
         raise ValueError(f"a snapshot of transaction {note.transaction_id} with halves that are not its own")
-    places, parts = {halve.offset for halve in halves}, {halve.half.part or (1, 1) for halve in halves}
+    places, parts = {stored.offset for stored in halves}, {stored.half.part or (1, 1) for stored in halves}
     if not len(halves) == len(places) == len(parts):
-        raise ValueError(f"a snapshot of transaction {note.transaction_id} with a half that stands in it twice")
+        raise ValueError(f"a snapshot of transaction {note.transaction_id} that holds a half twice")
 
 
-def _decode_snapshot_half(content: bytes, start: int) -> tuple[SnapshotHalf, int]:
+def _decode_snapshot_half(content: bytes, start: int) -> tuple[StoredHalf, int]:
     offset, birth_ms, headers = _SNAPSHOT_HALF.unpack_from(content, start)
     half, end = unpack_half(content, start + _SNAPSHOT_HALF.size, headers)
     if any("\0" in name for name, _ in half.headers):
         raise ValueError("a header's name with a zero byte, which no Kafka client writes")
-    return SnapshotHalf(offset, birth_ms, half), end
+    return StoredHalf(offset, birth_ms, half), end

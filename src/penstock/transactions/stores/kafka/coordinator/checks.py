@@ -187,7 +187,7 @@ class CheckScheduler:
         self._unasked.pop(group, None)
         plan.sent(pending, pending.requested, time_s)
         # Its question holds it now; the next one is not asked for some time.
-        partition.state.payloads.let_go(pending)
+        partition.state.payloads.drop_if_short(pending)
         self._counts.checks += 1
         if is_unanswered:
             text = "the check of transaction %s was not answered within %g s by group %s: it is asked again"

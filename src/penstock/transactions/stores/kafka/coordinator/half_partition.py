@@ -135,7 +135,7 @@ class HalfPartition(Backlog):
         self._mark(batch, in_flight=False)
         for pending in batch.decided:
             if pending.held:
-                self.state.payloads.let_go(pending)
+                self.state.payloads.drop_if_short(pending)
         self._judge_held(batch)
 
     def settled(self, batch: CommitBatch, done_end: int | None = None) -> Iterable[str]:  # noqa: ARG002 - upkeep looks
