@@ -18,7 +18,7 @@ def test_a_client_that_does_not_answer_is_waited_for_no_longer_than_the_limit_an
 
     with (
         mock.patch.object(publisher, "_ANSWER_S", 0.01),
-        mock.patch.object(publisher, "_LONGEST_S", 0.05),
+        mock.patch.object(publisher, "_MAX_WAIT_S", 0.05),
     ):
         Visibility(admin, ("done", 0)).wait({("done", 0): 7})
 

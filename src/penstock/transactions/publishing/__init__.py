@@ -1,1 +1,1 @@
-"""Publishing: the one engine that makes decided transactions of every store visible, by Kafka transactions."""
+"""The engine that makes decided transactions of every store visible, by Kafka transactions."""

@@ -1,9 +1,9 @@
-"""The engine: publishes what the partitions of a store have decided, for all stores.
+"""The engine: publishes the decided transactions of all partitions that a store owns, for every store.
 
-There is one common Kafka transaction at a time; while it is under way the next decisions come in, so the size of a
-group adapts to the load by itself, up to what ends within the target latency. Separately, what failed before is tried
-apart (`trials`). Each Kafka transaction has a slot with a thread of its own, which the engine never waits for. The
-store's thread calls it round by round.
+One common Kafka transaction runs at a time. While it is under way, the next decisions arrive. So the size of a group
+follows the load, up to what ends within the target latency. Separately, trials publish what failed before (`trials`).
+Each Kafka transaction has a slot with its own thread, and the engine never waits for it. The store's thread calls the
+engine in rounds.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from penstock.transactions.publishing.targets import BrokerGate
 from penstock.transactions.publishing.trials import LACKING_S, Trials
 from penstock.transactions.rationed_log import RationedLog
 
-#: Seconds between two looks at what is under way.
+#: Seconds between two looks at a Kafka transaction under way.
 IN_FLIGHT_S = 0.005
-#: Seconds between two rounds where nothing wakes the store's thread: all is well; or something waits for a time.
+#: Seconds between two rounds if nothing wakes the store's thread: without work, and while something waits for a time.
 _IDLE_INTERVAL_S = 1.0
 _WAITING_INTERVAL_S = 0.05
 _RETRY_DELAY_S = 0.2
-#: Failures in a row that nobody was named for, after which all targets of the group are tried apart.
-_UNNAMED = 3
+#: Failures in a row without a named cause, after which all targets of the group are tried separately.
+_MAX_UNNAMED = 3
 
 
-#: Proves the ownership of the partitions that a Kafka transaction settles something of, by what goes into it for that.
+#: Returns the proof that the owner owns the partitions in a Kafka transaction, given their batches.
 Prove = Callable[[Mapping[int, Any]], Proof | None]
 
 
 class Engine:
-    """Publishes the partitions in `owned`, which their owner changes. Used by one thread, which it never holds.
+    """Publishes the partitions in `owned`, which their owner changes. Used by one thread; it never waits for Kafka.
 
     Args:
         ask: returns once the brokers that a Kafka transaction needs have answered, or raises `KafkaException`.
-        target_latency_s: seconds that a group may take from its begin until its end is answered.
-        slots: those for the common transactions are used one after the other: after a Kafka transaction has ended the
-            broker writes its markers, and refuses the next begin of the same producer for some milliseconds; and one
-            that failed is made again while the others go on. The others are for what is tried apart.
-        prove: proves the ownership to the broker.
+        target_latency_s: seconds from the beginning of a group until its end is answered, at most.
+        slots: the slots for common transactions take turns. After the end of a Kafka transaction the broker writes its
+            markers and refuses the next beginning of the same producer for some milliseconds; and a failed producer is
+            replaced while the others go on. The slots with `is_apart` are for trials.
+        prove: returns the proof of ownership for the broker.
     """
 
     def __init__(
@@ -72,23 +72,22 @@ class Engine:
         self._gate = BrokerGate(ask, clients.left)
         self._limit = BatchLimit(target_latency_s)
         self._ration = RationedLog()
-        # The slot of the common transaction, and which is the next.
+        # The slot of the last common transaction, and the index of the next slot.
         self._slot = self._slots[0]
         self._next = 0
-        # Targets of a common transaction that came to nothing, until each partition has looked at what it gave back:
-        # what is tried apart must not pass it.
+        # Targets of a common transaction that failed, until each partition has chosen its next batch: trials must not
+        # pass the messages that it gave back.
         self._given_back: set[str] = set()
-        # Nothing is published before, in monotonic seconds: what was aborted is not tried again at once.
+        # Monotonic second of the next common transaction at the earliest, after a failure.
         self._not_before = 0.0
         self._unnamed = 0
         self.targets = clients.targets
         self._trials = Trials(clients.targets, owned, clients.discarded)
-        #: What is tried apart. Others read its `reasons` and `refusals`.
+        #: What is tried separately.
         self.quarantine = self._trials.quarantine
-        # By slot: for which topic's sake something was tried there last, until it is known whether that could be ended,
-        # and how many ids the slot had lost by then.
+        # By slot: the topic of the last trial, until its end in Kafka is known, and the number of lost ids then.
         self._tried: dict[PublisherSlot, tuple[str, int]] = {}
-        #: Kafka transactions that were committed; ends of them that were in doubt, or may come twice.
+        #: Committed Kafka transactions; ends that were in doubt or may be repeated.
         self.groups = self.recoveries = 0
 
     @property
@@ -103,12 +102,12 @@ class Engine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is under way that ends by itself, within its limits."""
+        """Whether any Kafka transaction is under way: it ends by itself, within its limits."""
         return any(slot.is_in_flight for slot in self._all_slots)
 
     @property
     def _commits(self) -> list[GroupCommit]:
-        """What is under way or in doubt."""
+        """The commits that are under way or in doubt."""
         return [slot.commit for slot in self._all_slots if slot.commit is not None]
 
     def is_ready(self, now: float) -> bool:
@@ -117,31 +116,31 @@ class Engine:
         return may and now >= self._not_before and self._slots[self._next].is_ready
 
     def is_crowded(self, ready: int) -> bool:
-        """Tell whether as much as the next Kafka transaction takes waits for it, of so many that could be published."""
+        """Tell whether the next Kafka transaction will be full, given how many transactions are ready."""
         commit = self._slot.commit
         under_way = commit.count() if commit is not None and self.is_in_flight else 0
         return ready - under_way >= self._limit.decisions
 
     @property
     def decisions(self) -> int:
-        """How many decisions the next Kafka transaction takes, at most."""
+        """Most decisions of the next Kafka transaction."""
         return self._limit.decisions
 
     def slow_call(self) -> tuple[str, float]:
-        """Return the call that has not returned for longest, and its age in seconds; an empty name: all return."""
+        """Return the call that hangs for longest, and its age in seconds; an empty name if none hangs."""
         return max((slot.slow_call() for slot in self._all_slots), key=lambda call: call[1])
 
     def has_part(self, number: int) -> bool:
-        """Tell whether a partition has part in a Kafka transaction that is under way or in doubt."""
+        """Tell whether a partition takes part in a Kafka transaction that is under way or in doubt."""
         return any(number in commit.batches for commit in self._commits)
 
     def floor(self, number: int) -> int:
-        """Return below which offset of a partition's done log no Kafka transaction under way or in doubt writes."""
+        """Return the lowest offset of a partition's done log at which an open Kafka transaction may write."""
         floors = (commit.done_from[number] for commit in self._commits if number in commit.done_from)
         return min(floors, default=self._owned[number].done_end)
 
     def wait_s(self) -> float:
-        """Return after how many seconds to look again, if nothing wakes its owner before."""
+        """Return the seconds until the next round if nothing wakes the owner before."""
         is_calm = self.is_idle and self._gate.is_open and self._slots[self._next].is_ready
         return (
             _IDLE_INTERVAL_S
@@ -150,16 +149,16 @@ class Engine:
         )
 
     def shut(self) -> None:
-        """Let nothing begin before the brokers have answered: they were away, as it seems."""
+        """Begin nothing before the brokers have answered: they seem to have been away."""
         self._gate.shut()
 
     def poll(self, now: float) -> None:
-        """Open producers that have to be, and learn what became of transactions in doubt and of trials."""
-        # Those for trials open when they are needed first.
+        """Open producers, and take the outcomes of transactions in doubt and of trials."""
+        # The slots for trials open when they are first needed.
         slots = [*self._slots, *(slot for slot in self._trial_slots if slot.is_used)]
         if self._gate.poll(now):
-            # A producer that was there while the group's coordinator was away hangs when it needs it next (librdkafka
-            # 2.16, seen after each restart of a broker).
+            # A producer from before an absence of the group's coordinator hangs when it next needs it (librdkafka 2.16,
+            # seen after each restart of a broker).
             for slot in slots:
                 slot.renew()
         for slot in slots:
@@ -168,17 +167,17 @@ class Engine:
             self.recoveries += 1
             self._trials.settled(commit.learn(found, self._owned))
             self.quarantine.end_try(commit.topic)
-        # Whichever is ready next; one that failed is made again meanwhile.
+        # Use the next slot that is ready, while failed producers are replaced.
         if not self.is_in_flight and not self._slots[self._next].is_ready:
             self._next = next((n for n, slot in enumerate(self._slots) if slot.is_ready), self._next)
         self._take_trials(now)
 
     def release(self, now: float) -> None:
-        """Let topics out of quarantine that are well again."""
+        """Let topics that are well again leave quarantine."""
         self._trials.release(now)
 
     def begin(self, now: float) -> bool:
-        """Begin the next common transaction and trials, as far as that can be; tell whether one has begun."""
+        """Begin the next common transaction and trials, if possible. Tell whether a common one has begun."""
         has_begun = False
         if self.is_ready(now):
             with collection_put_off():
@@ -188,7 +187,7 @@ class Engine:
         return has_begun
 
     def close(self, limit_s: float) -> None:
-        """Let what is under way end, for so many seconds, and have the producers closed by their threads."""
+        """Let open Kafka transactions end within so many seconds, then have each thread close its producer."""
         deadline = time.monotonic() + limit_s
         while self.is_busy and time.monotonic() < deadline:
             if not self.take_result(IN_FLIGHT_S):
@@ -198,17 +197,17 @@ class Engine:
             slot.close()
 
     def _publish(self, slot: PublisherSlot) -> bool:
-        """Begin the next common transaction, if there is something for it."""
+        """Begin the next common transaction, if there is anything to publish."""
         batches: dict[int, DecidedBatch] = {}
-        # Each partition has its part of the group: one that is crowded does not keep the others out.
-        parts = max(1, len(self._owned))
-        limit, room_bytes = max(1, self._limit.decisions // parts), max(1, self._limit.bytes // parts)
+        # Each partition has a share of the group, so that a full partition leaves room for the others.
+        shares = max(1, len(self._owned))
+        limit, room_bytes = max(1, self._limit.decisions // shares), max(1, self._limit.bytes // shares)
         for number, backlog in self._owned.items():
             batch = backlog.next_batch(limit, self._trials.blocking, room_bytes)
             if batch is not None:
                 batches[number] = batch
                 if len(batch.decided) >= self._limit.decisions:
-                    # It may be that not even two of them fit into the client's buffer.
+                    # The limit may be one, if two transactions do not fit into the client's buffer.
                     break
         else:
             self._given_back = set()
@@ -218,7 +217,7 @@ class Engine:
         return bool(batches)
 
     def _begin_trials(self, now: float) -> None:
-        """Begin to try what is set aside, as far as there are slots for it."""
+        """Begin trials of set-aside transactions, as far as there are slots."""
         if not (waiting := self._trials.waiting()):
             return
         for slot in self._trial_slots:
@@ -229,12 +228,12 @@ class Engine:
                 del self._tried[slot]
                 self._trials.ended(last, now, could_end=slot.lost_ids == lost_ids)
             if not slot.is_ready:
-                # It opens a producer when it is needed first.
+                # A slot for trials opens a producer when it is first needed.
                 slot.poll(now)
                 continue
             commit = None
             while commit is None and (topic := self.quarantine.next_topic(waiting, now)) is not None:
-                # One that has nothing to try now keeps no other from its trial.
+                # A topic with nothing to try now does not delay the trials of others.
                 waiting.discard(topic)
                 commit = self._trials.next_commit(topic, self._targets_under_way, now)
             if commit is None:
@@ -247,7 +246,7 @@ class Engine:
         return self._given_back if commit is None else self._given_back | commit.topics()
 
     def take_result(self, timeout_s: float = 0.0) -> bool:
-        """Take in how the common transaction under way ended, if it has or does so in time; tell whether it has."""
+        """Take the outcome of the common transaction, if it ends within the time. Tell whether it has ended."""
         result = self._slot.result(timeout_s)
         if result is None:
             return False
@@ -267,7 +266,7 @@ class Engine:
         return True
 
     def _take_trials(self, now: float) -> None:
-        """Take in how trials ended."""
+        """Take the outcomes of trials."""
         for slot in self._trial_slots:
             result = slot.result()
             if result is None:
@@ -292,10 +291,10 @@ class Engine:
         self.groups += result.commit.count() > 0
 
     def _not_published(self, error: NotPublishedError, commit: GroupCommit) -> None:
-        """Keep out of the next common transactions what this one failed for."""
+        """Keep the cause of a failure out of the next common transactions."""
         now = time.monotonic()
         if error.rights:
-            # The targets are not to blame, and the coordinator has said what it lacks.
+            # Not the targets' fault. The coordinator has logged the missing right.
             self._gate.shut()
             self._not_before = now + LACKING_S
             return
@@ -309,7 +308,7 @@ class Engine:
             self._gate.shut()
             self._not_before = now + _RETRY_DELAY_S
             self._unnamed += 1
-            if self._unnamed < _UNNAMED:
+            if self._unnamed < _MAX_UNNAMED:
                 return
             named = dict.fromkeys(commit.topics(), str(error))
             self._unnamed = 0

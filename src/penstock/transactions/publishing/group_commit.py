@@ -1,8 +1,8 @@
-"""What one Kafka transaction settles of several partitions of a store, and what the store brings for that.
+"""The group commit: what one Kafka transaction settles of several partitions, and what a store implements for it.
 
-A store brings a `Backlog` for each partition that it owns. The engine takes batches from them, publishes those of all
-partitions in one Kafka transaction, and says what became of it. What cannot be published with the others is set aside
-in the backlog's queue, where trials take it from.
+A store brings a `Backlog` for each partition that it owns. The engine takes batches from the backlogs, publishes them
+in one Kafka transaction, and reports the outcome to them. Transactions that cannot be published with the others are set
+aside in the backlog's queue. Trials take them from there.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from penstock.transactions.core.set_aside import SetAside
 
 
 class Backlog(ABC):
-    """One partition of a store, as the engine sees it. Used by the engine's thread; a batch is one of its own.
+    """One partition of a store, as the engine sees it. Used by the engine's thread. Batches are the backlog's own.
 
     Attributes:
-        queue: what is decided in it.
-        done_end: an offset of the done log below which no record of a batch to come will stand.
+        queue: its decided transactions.
+        done_end: an offset of the done log at or below all records of future batches.
     """
 
     queue: ReadyQueue
@@ -32,40 +32,39 @@ class Backlog(ABC):
 
     @property
     def set_aside(self) -> SetAside:
-        """What cannot be published with the others now, in the order of its keys."""
+        """Transactions that cannot be published with the others now, in the order of their keys."""
         return self.queue.set_aside
 
     def release(self, topic: str, is_refused: Callable[[str], bool]) -> None:
-        """Let what was set aside for a topic's sake go with the others, save what is refused, by its name."""
+        """Publish what was set aside because of a topic with the others again, except refused transactions, by id."""
         self.queue.release(topic, is_refused)
 
     @abstractmethod
     def next_batch(self, limit: int, blocking: Blocking, room_bytes: int) -> DecidedBatch | None:
-        """Choose what is published next, in order, and set aside what `blocking` names a topic for.
+        """Return the next batch, in order, or None. Set aside transactions for which `blocking` returns a topic.
 
-        It has `limit` transactions and `room_bytes` of messages at most; a single one may have more. None: there is
-        nothing.
+        A batch has at most `limit` transactions and `room_bytes` of messages. A single transaction may have more.
         """
 
     @abstractmethod
     def trial(self, waiting: Sequence[Pending], fits: Callable[[Pending], bool]) -> DecidedBatch | None:
-        """Return the first of what is set aside whose messages are there, as far as each `fits`; None: not one."""
+        """Return the first set-aside transactions whose payloads are there, while each `fits`, or None."""
 
     @abstractmethod
     def began(self, batch: Any) -> None:
-        """A Kafka transaction with this batch begins; until it has ended nothing of it may be decided otherwise."""
+        """Note that a Kafka transaction with this batch begins. No decision may change the batch until it ends."""
 
     @abstractmethod
     def settled(self, batch: Any, done_end: int | None) -> Iterable[str]:
-        """It was committed; return the names of what is settled. `done_end`: where its record in the done log ended."""
+        """Settle a committed batch. Return the settled ids. `done_end`: the end of its record in the done log."""
 
     @abstractmethod
     def failed(self, batch: Any) -> None:
-        """Nothing of it is visible: it is free to be published again, or tried again where it is set aside."""
+        """Take back a batch, of which nothing is visible. It can be published or tried again."""
 
     @abstractmethod
     def learned(self, batch: Any, found: Any) -> Sequence[str]:
-        """Its end was in doubt, and the done log says `found`; return the names of what is settled."""
+        """Settle or take back a batch whose end was in doubt, given the done log. Return the settled ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +72,10 @@ class GroupCommit:
     """What one Kafka transaction settles.
 
     Attributes:
-        batches: by partition, with the objects they were taken from: by the time it ends a partition may be lost, or
-            lost and taken again.
-        done_from: where the done logs ended, or before, as it began: its records come behind.
-        topic: for whose sake it is tried apart; empty for the common one.
+        batches: by partition, with the backlogs that they came from. A partition may be lost, and even taken again, by
+            the end of the Kafka transaction.
+        done_from: offsets of the done logs at or below its records.
+        topic: the topic of a trial; empty for a common transaction.
     """
 
     batches: Mapping[int, tuple[Backlog, DecidedBatch]]
@@ -85,7 +84,7 @@ class GroupCommit:
 
     @classmethod
     def of(cls, owned: Mapping[int, Backlog], batches: Mapping[int, DecidedBatch], topic: str = "") -> GroupCommit:
-        """Return what these batches are together, marked as under way."""
+        """Return the group of these batches, marked as under way."""
         for number, batch in batches.items():
             owned[number].began(batch)
         return cls(
@@ -95,15 +94,15 @@ class GroupCommit:
         )
 
     def count(self) -> int:
-        """Return how many transactions it settles."""
+        """Return the number of its transactions."""
         return sum(len(batch.decided) for _, batch in self.batches.values())
 
     def decided(self) -> Iterable[Pending]:
-        """Yield the transactions that it settles."""
+        """Yield its transactions."""
         return (entry for _, batch in self.batches.values() for entry in batch.decided)
 
     def names(self) -> list[str]:
-        """Return their ids."""
+        """Return the ids of its transactions."""
         return [entry.transaction_id for entry in self.decided()]
 
     def topics(self) -> set[str]:
@@ -111,23 +110,23 @@ class GroupCommit:
         return {topic for _, batch in self.batches.values() for topic in batch.topics()}
 
     def size_bytes(self) -> int:
-        """Return how large the messages are that it publishes."""
+        """Return the bytes of its messages."""
         return sum(entry.payload_bytes for entry in self.decided())
 
     def failed(self) -> None:
-        """Take in that it was aborted."""
+        """Give the batches back after an abort."""
         for backlog, batch in self.batches.values():
             backlog.failed(batch)
 
     def committed(self, done_ends: Mapping[int, int]) -> Iterable[str]:
-        """Take in that it was committed; return the names of what it settled."""
+        """Settle the batches after a commit. Return the settled ids."""
         parts = [backlog.settled(batch, done_ends.get(number)) for number, (backlog, batch) in self.batches.items()]
         return chain.from_iterable(parts)
 
     def learn(self, found: Mapping[int, Any], owned: Mapping[int, Backlog]) -> list[str]:
-        """Take in what the done logs say of it after its end was in doubt; return the names of what is settled.
+        """Settle or give back the batches after an end in doubt, given the done logs. Return the settled ids.
 
-        Records of others may be there that are under way, or have ended meanwhile: those take in their own.
+        The done logs may also hold records of other Kafka transactions. Those take their own outcomes.
         """
         settled: list[str] = []
         for number, (backlog, batch) in self.batches.items():

@@ -1,12 +1,12 @@
-"""Kafka transactions of the engine: what several partitions settle, made visible by one commit, or not at all.
+"""The publisher: runs the engine's Kafka transactions, each of which settles several partitions or nothing.
 
-Each Kafka transaction has the target messages, the completions (in the store's done log) and, where a store proves its
-ownership so, positions of a consumer group with its metadata: then the broker refuses who lost its partitions (a
-zombie) before anything of it becomes visible. Where a store has no such group, its transactional ids are shut out by
-the next owner.
+Each Kafka transaction has the target messages and the completions (in the store's done log). It may also have positions
+of a consumer group with its metadata, as a proof of ownership. Then the broker refuses a zombie, which lost its
+partitions, before anything becomes visible. In a store without such a group, the next owner fences the transactional
+ids.
 
-A transaction that failed is not aborted: a successor under the same transactional id, which is made at once, has the
-broker end it, and no end of the failed one can come late. `clients.transactional.writer` has the rest.
+A failed transaction is not aborted. A successor under the same transactional id is made at once, and with it the broker
+ends the failed transaction. So no late end of it can arrive. `clients.transactional.writer` does the rest.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from penstock.transactions.publishing.targets import Targets
 
 _ANSWER_S = 2.0
 _POLL_S = 0.002
-_LONGEST_S = 5.0
-#: A partition where somebody else's transaction stays open is waited for so long, and then not for a while.
+_MAX_WAIT_S = 5.0
+#: Seconds to wait for a partition with another producer's open transaction, and then to skip it.
 _FOREIGN_TRANSACTION_WAIT_S = 0.1
 _SKIPPED_S = 30.0
 
@@ -47,27 +47,27 @@ Place = tuple[str, int]
 
 
 class Visibility:
-    """Waits until readers of committed records see what one producer published. Used by one thread.
+    """Waits until read_committed readers see what one producer published. Used by one thread.
 
-    `own` is the place that nobody else holds up.
+    `own` is the place that no other producer's transaction can hold up.
     """
 
     def __init__(self, admin: AdminClient, own: Place) -> None:
         self._admin = admin
         self._own = own
-        # Places that were held up by others, each with the monotonic second at which it is waited for again.
+        # Places that other producers hold up, each with the monotonic second until which it is skipped.
         self._skipped: dict[Place, float] = {}
 
     def wait(self, written: Mapping[Place, int]) -> None:
-        """Wait until all is visible, given the last offset that was written in each place.
+        """Wait until everything is visible, given the last written offset of each place.
 
-        It waits no longer than some seconds: where brokers do not answer, that it was committed is all there is to
-        tell. Nor does it wait for the end of transactions of others in the same partitions.
+        It waits a few seconds at most: if brokers do not answer, only the commit is known. It does not wait for the end
+        of other producers' transactions in the same partitions.
         """
         begun = time.monotonic()
         self._skipped = {place: until for place, until in self._skipped.items() if until > begun}
         left = {place: offset for place, offset in written.items() if place not in self._skipped}
-        while left and (waited_s := time.monotonic() - begun) < _LONGEST_S:
+        while left and (waited_s := time.monotonic() - begun) < _MAX_WAIT_S:
             try:
                 left = self._unseen(left)
             except KafkaException:
@@ -84,14 +84,14 @@ class Visibility:
         return {place: offset for place, offset in written.items() if ends[place] <= offset}
 
 
-#: Seconds after which messages that are not stored count as refused, where others of the batch are and brokers are
-#: well: their topics are tried apart, with a longer limit.
-_TRIED_ALONE_AFTER_S = 1.0
+#: Seconds after which messages that are not stored count as refused, if others of the batch are stored and brokers are
+#: well. Their topics are tried separately, with a longer limit.
+_COMMON_DELIVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Positions of a consumer group: with them, the broker refuses a Kafka transaction of who is no member any more."""
+    """Positions of a consumer group: with them, the broker refuses the Kafka transaction of a former member."""
 
     group: str
     group_metadata: Any
@@ -99,7 +99,7 @@ class Proof:
 
     @property
     def logs(self) -> list[str]:
-        """The topics in which positions are committed."""
+        """The topics of the positions."""
         return list(dict.fromkeys(str(position.topic) for position in self.positions))
 
 
@@ -107,9 +107,9 @@ class NotPublishedError(PenstockError):
     """A Kafka transaction did not end in a known commit.
 
     Args:
-        failed: ids of the transactions it was refused for, if it was them, each with the topic and the reason.
+        failed: ids of the transactions that caused it, each with the topic and the reason.
         targets: topics that could not take any message, each with the reason.
-        rights: what the coordinator lacks for its own topics, group and ids, if that was the reason.
+        rights: missing rights to the store's topics, group and ids, if they caused it.
     """
 
     def __init__(
@@ -126,35 +126,35 @@ class NotPublishedError(PenstockError):
 
     @property
     def blamed(self) -> dict[str, str]:
-        """The topics that it failed for, each with the reason.
+        """The topics that caused it, each with the reason.
 
-        The library fails whole batches for one message: who it is shows where each is a batch.
+        The client library fails whole batches for one message. The guilty message shows only if each is a batch.
         """
         return {**dict(self.failed.values()), **self.targets}
 
 
 class AbortedError(NotPublishedError):
-    """Nothing of a Kafka transaction is visible or ever will be: no end was sent that could commit it."""
+    """Nothing of a Kafka transaction is or will be visible: no end was sent that could commit it."""
 
 
 class TooLargeError(AbortedError):
-    """What was to be published together does not fit into the client's buffer."""
+    """The messages of a Kafka transaction do not fit into the client's buffer."""
 
 
 class InDoubtError(NotPublishedError):
-    """It is not known whether a Kafka transaction was committed; the done log tells once a successor was opened."""
+    """The outcome of a Kafka transaction is unknown. The done log tells, once a successor was opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishingClients:
-    """What the engines of one coordinator make their Kafka clients of, and what they share.
+    """The settings of Kafka clients, and the objects, that the engines of one coordinator share.
 
     Attributes:
-        done_topic: the log of what was settled, in which each partition of the store has one.
-        discarded: the topic of what is discarded.
-        ids_begin: what all transactional ids begin with.
-        left: counts threads that are abandoned.
-        spans: makes what makes the spans of one publisher.
+        done_topic: the done log, with one partition for each partition of the store.
+        discarded: the topic of discarded messages.
+        ids_begin: the prefix of all transactional ids.
+        left: counts abandoned threads.
+        spans: returns the span factory of one publisher.
         wake: called by any thread when a call has ended.
     """
 
@@ -172,15 +172,15 @@ class PublishingClients:
 
 
 class Publisher:
-    """A transactional writer of one engine, for as long as none of its transactions fails.
+    """A transactional writer of one engine, until one of its transactions fails.
 
-    Made, used and closed by one thread, which may be abandoned in any call.
+    One thread makes, uses and closes it. That thread may be abandoned in any call.
 
     Args:
-        apart: whether it tries what failed before, apart from the others: it produces the targets' messages first, and
-            has nothing to do with the store's topics before those are stored.
-        visibility: makes it wait until committed readers see what somebody waits for; then deliveries are reported,
-            and `publish` returns where the done log ended.
+        apart: whether it is for trials. Then it first produces the targets' messages, and touches the store's topics
+            only when those are stored.
+        visibility: waits for watched transactions until read_committed readers see them. With it, deliveries are
+            reported, and `publish` returns where the done logs ended.
     """
 
     def __init__(
@@ -191,12 +191,12 @@ class Publisher:
         self._rights = clients.rights
         self._apart = apart
         self._visibility = visibility
-        # Of the transaction under way: what proves the ownership, the last offset that was written in each place, and
-        # where the done log ended. The latter two are filled by delivery reports, on its thread.
+        # Of the transaction under way: the proof of ownership, the last written offset of each place, and the ends of
+        # the done logs. Delivery reports fill the latter two, on its thread.
         self._proof: Proof | None = None
         self._written: dict[Place, int] = {}
         self._done_ends: dict[int, int] = {}
-        #: Its owner opens and closes it on this thread, and asks how it stands, or gives it up, from any.
+        #: The owner opens and closes it on this thread. It reads its state, or gives it up, on any thread.
         self.writer = TransactionalWriter(
             clients.bootstrap_servers,
             clients.config,
@@ -213,11 +213,11 @@ class Publisher:
     def publish(
         self, batches: Mapping[int, DecidedBatch], proof: Proof | None, produced: Callable[[], None]
     ) -> Mapping[int, int]:
-        """Settle what the partitions' batches hold in one Kafka transaction. After an error it can only be closed.
+        """Publish and settle the partitions' batches in one Kafka transaction. After an error it can only be closed.
 
-        `produced` is called when all is in the client library's hands. Returns where the done logs ended, by partition,
-        where deliveries are reported. Raises `AbortedError` where nothing of it is visible or ever will be, and
-        `InDoubtError` where nothing is known: open a successor, then ask the done log.
+        Calls `produced` when the client library has all records. Returns the ends of the done logs by partition, if
+        deliveries are reported. Raises `AbortedError` if nothing is or will be visible. Raises `InDoubtError` if the
+        outcome is unknown: open a successor, then read the done log.
         """
         writer = self.writer
         self._proof, self._written, self._done_ends = proof, {}, {}
@@ -227,7 +227,7 @@ class Publisher:
             self._produce(batches, produced, is_watched=is_watched)
             if proof is not None:
                 writer.send_positions(proof.positions, proof.group_metadata)
-            self._deliver(DELIVERY_S if self._apart else _TRIED_ALONE_AFTER_S)
+            self._deliver(DELIVERY_S if self._apart else _COMMON_DELIVERY_S)
         except NotOpenedError as error:
             raise InDoubtError(str(error)) from error
         except KafkaException as error:
@@ -241,7 +241,7 @@ class Publisher:
         return self._done_ends
 
     def _produce(self, batches: Mapping[int, DecidedBatch], produced: Callable[[], None], *, is_watched: bool) -> None:
-        """Hand messages and completions to the client library."""
+        """Pass messages and completions to the client library."""
         writer, delivered = self.writer, self._note if is_watched else None
         for batch in batches.values():
             for transaction_id, messages in batch.messages():
@@ -265,7 +265,7 @@ class Publisher:
             self._note(message)
 
     def _deliver(self, limit_s: float) -> None:
-        """Wait until all is stored. Where something is not, raise: committing would fail as well."""
+        """Wait until all records are stored. Raise if one is not: the commit would fail too."""
         if not self.writer.deliver(limit_s):
             self._fail(self.writer.blame.cause)
 
@@ -279,14 +279,14 @@ class Publisher:
             if not error.is_committed:
                 raise InDoubtError(str(error)) from error
         except KafkaException as error:
-            # The broker refused the end, or none was sent.
+            # The broker refused the end, or no end was sent.
             self._fail(reason(error), error)
         proof = self._proof
         if proof is not None:
             self._rights.granted(group_right(proof.group), *(topic_right(Operation.READ, log) for log in proof.logs))
 
     def _fail(self, cause: str, error: Exception | None = None) -> NoReturn:
-        """Tell that the transaction came to nothing, and what it failed for."""
+        """Raise the error of a failed transaction, with its cause."""
         writer, doing = self.writer, self.writer.doing
         blame, not_let_in = writer.blame, writer.not_let_in()
         lacked = self._lacked(error, doing, has_refused=bool(not_let_in))
@@ -299,16 +299,16 @@ class Publisher:
         text = f"a Kafka transaction came to nothing: {blame.cause or cause}"
         writer.fail()
         if blame.has_log_failed:
-            # The targets are not to blame.
+            # Not the targets' fault.
             raise AbortedError(text) from error
-        # What timed out stood behind what was refused.
+        # A message that timed out was behind a refused one of its topic.
         refused = {topic for topic, _ in blame.messages.values()}
         silent = {**blame.silent, **blame.topics}
         targets = {topic: why for topic, why in silent.items() if topic not in refused}
         raise AbortedError(text, blame.messages, targets) from error
 
     def _lacked(self, error: Exception | None, doing: str, *, has_refused: bool) -> list[Right]:
-        """Return what the coordinator has no right to among what is its own; what is of targets is no matter here."""
+        """Return the coordinator's missing rights to the store's own topics, group and ids, not to targets."""
         if self.writer.is_log_forbidden:
             return [topic_right(Operation.WRITE, self._done_topic)]
         if has_refused or not isinstance(error, KafkaException) or not is_missing_right(error):
@@ -319,7 +319,7 @@ class Publisher:
         if proof is not None and code == KafkaError.GROUP_AUTHORIZATION_FAILED:
             return [group_right(proof.group)]
         if proof is not None and doing == SENDS_POSITIONS:
-            # Who commits a position in a topic has to be allowed to read it. Which one it was stands in the text alone.
+            # Committing a position in a topic needs Read on it. Only the error's text names the topic.
             named = [log for log in proof.logs if f"{log}(" in reason(error)]
             return [topic_right(Operation.READ, log) for log in named or proof.logs]
         return []

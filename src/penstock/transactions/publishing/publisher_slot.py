@@ -1,12 +1,12 @@
-"""One transactional id at a time, and the thread that publishes under it and can be abandoned.
+"""A slot: one transactional id at a time, with a producer on a thread that can be abandoned.
 
-Each producer lives on a disposable thread of its own: it is made, used and closed there. Where a transaction failed, or
-a call did not return in time, both are abandoned, and a successor is made on a new thread. Under the same id it has
-the broker end what was left open; where the broker cannot, that is settled all the same, and the next one has a new id.
-So the engine waits for no call of the client library, and what became of a transaction is known once the
-successor is open and the done log was read.
+Each producer is made, used and closed on its own disposable thread. If a transaction fails, or a call does not return
+in time, both are abandoned, and a successor is made on a new thread. Under the same id the broker ends the transaction
+that was left open. If the broker cannot, the outcome is decided all the same, and the next producer has a new id. So
+the engine waits for no call of the client library. The outcome of a transaction is known once the successor is open
+and the done log was read.
 
-All methods are called by the engine's thread; none of them waits, save `begin`, for a moment.
+The engine's thread calls all methods. Only `begin` waits, for a moment.
 """
 
 from __future__ import annotations
@@ -40,34 +40,33 @@ from penstock.transactions.rationed_log import RationedLog
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds within which a Kafka transaction has to go on where brokers are well; then its thread is abandoned.
+#: Seconds without progress, while brokers are well, after which a Kafka transaction's thread is abandoned.
 PUBLISH_LIMIT_S = 6.0
-#: Seconds that opening may take, and reading what became of the last transaction; and initialising the producer alone.
+#: Seconds for opening a producer and reading the done log; and for the producer's initialisation alone.
 OPEN_LIMIT_S = 25.0
 _INIT_TIMEOUT_S = 15.0
-#: Seconds for which an id is asked for that the broker cannot free, at first; twice as many for each id that was lost:
-#: a slow broker only needs longer. And the most.
+#: Seconds of trying to open an id that the broker cannot free: for the first one, and at most. Each lost id doubles
+#: them, because a slow broker only needs longer.
 _FREE_ID_BUDGET_S = 1.0
 _MAX_FREE_ID_BUDGET_S = 8.0
-#: Seconds after which a call is named in the log and in what operators see.
+#: Seconds after which a call is reported in the log and to operators.
 SLOW_S = 2.0
-#: Seconds until opening is tried again after a failure.
+#: Seconds until opening is tried again: after a failure, and if a right is missing.
 _RETRY_DELAY_S = 0.3
-#: The same where a right is missing.
 _PERMISSION_RETRY_DELAY_S = 1.5
-#: Seconds to wait until all records are in the client library's hands.
+#: Seconds to wait until the client library has all records.
 _PRODUCE_BUDGET_S = 1.0
 
-#: Reads done logs to their ends, by partition and offset to begin at, on the thread of the publisher.
+#: Reads done logs to their ends, given partitions and start offsets. Called by the publisher's thread.
 ReadDone = Callable[[Mapping[int, int]], Mapping[int, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """How a Kafka transaction ended, and the seconds from its begin to the answer of its end.
+    """The outcome of a Kafka transaction, and the seconds from its beginning until its end was answered.
 
-    The error is None where it was committed for certain; else what `Publisher.publish` raised. Where its end may come a
-    second time, its producer is replaced all the same. `done_ends` is what `Publisher.publish` returned.
+    The error is None if it was certainly committed; otherwise it is the error of `Publisher.publish`. `is_replaced`:
+    its end may be repeated, so its producer is replaced. `done_ends` is the result of `Publisher.publish`.
     """
 
     commit: GroupCommit
@@ -78,28 +77,28 @@ class CommitResult:
 
 
 class SlotState(Enum):
-    """Where a slot stands."""
+    """The state of a slot."""
 
-    #: There is no producer; one is made when the time has come.
+    #: There is no producer; one is made at its time.
     CLOSED = "closed"
-    #: One is being made, and the done log read where something is in doubt.
+    #: A producer is being made, and the done log is read if something is in doubt.
     OPENING = "opening"
     #: A Kafka transaction can begin.
     READY = "ready"
-    #: One is under way.
+    #: A Kafka transaction is under way.
     IN_FLIGHT = "in flight"
 
 
 class PublisherSlot:
-    """One place for a Kafka transaction: at most one at a time, from its begin until it is known what became of it.
+    """A place for one Kafka transaction at a time, from its beginning until its outcome is known.
 
     Args:
-        clients: what its producers are made of.
-        name: what its transactional ids begin with; a number is put behind it once one is lost.
-        read_done: reads done logs, where something is in doubt.
-        is_apart: whether what failed before is tried here, apart from the others.
-        may_open: asked before a producer is made; tells whether that may be now.
-        visibility: makes what one producer waits with; see `Publisher`.
+        clients: the settings of its producers.
+        name: its first transactional id. After a loss a number is appended.
+        read_done: reads done logs if something is in doubt.
+        is_apart: whether it is for trials.
+        may_open: tells whether a producer may be made now.
+        visibility: returns the `visibility` of one `Publisher`.
     """
 
     def __init__(
@@ -121,30 +120,30 @@ class PublisherSlot:
         self._ration = RationedLog()
         #: Transactional ids that the broker could not free.
         self.lost_ids = 0
-        #: What is under way here, or in doubt.
+        #: The commit that is under way or in doubt.
         self.commit: GroupCommit | None = None
         self._thread: Disposable | None = None
-        # Made and used on the thread; here it is only asked what it does.
+        # Made and used on the thread. The slot only reads its state.
         self._publisher: Publisher | None = None
         self._state = SlotState.CLOSED
-        # What the thread does, where it opens or publishes.
+        # The thread's call, while it opens or publishes.
         self._call: Call[Any] | None = None
         self._not_before = 0.0
-        # Where the done logs have to be read from once the next producer is open; empty: nothing is in doubt.
+        # From where to read the done logs once the next producer is open; empty: nothing is in doubt.
         self._doubt: dict[int, int] = {}
         self._sure_s = SURE_S
         self._answer: Mapping[int, Any] | None = None
-        # Threads that close failed producers, until they have.
+        # Threads that are closing failed producers.
         self._closing: list[tuple[Disposable, Publisher, Call[None]]] = []
 
     @property
     def transactional_id(self) -> str:
-        """The id of the present producer, or of the next."""
+        """The id of the current producer, or of the next one."""
         return f"{self.name}.{self.lost_ids}" if self.lost_ids else self.name
 
     @property
     def is_used(self) -> bool:
-        """Whether it was ever needed, and has something to look after."""
+        """Whether it has a producer, one that is closing, or a doubt to settle."""
         return self._state is not SlotState.CLOSED or bool(self._closing) or bool(self._doubt)
 
     @property
@@ -154,11 +153,11 @@ class PublisherSlot:
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether one is under way."""
+        """Whether a Kafka transaction is under way."""
         return self._state is SlotState.IN_FLIGHT
 
     def slow_call(self) -> tuple[str, float]:
-        """Return the call that has not returned for long, and its age in seconds; an empty name where there is none."""
+        """Return the call that hangs, and its age in seconds; an empty name if none hangs."""
         call = self._call
         if call is None or call.done() or call.age_s < SLOW_S:
             return "", 0.0
@@ -166,11 +165,11 @@ class PublisherSlot:
         return (publisher.writer.doing if publisher is not None else "") or call.label, call.age_s
 
     def begin(self, commit: GroupCommit, proof: Proof | None) -> None:
-        """Publish in one Kafka transaction what a commit settles; `result` gives its end.
+        """Begin to publish a commit in one Kafka transaction. `result` returns its outcome.
 
-        What is decided in the batches must not change until then. It returns when all is in the client library's hands:
-        each record handed over releases the interpreter, and beside a thread that reads it takes five milliseconds to
-        get it back. A group of 500 took most of a second so.
+        Its transactions must not change until then. Returns when the client library has all records. Each record passed
+        to it releases the interpreter lock, and while another thread reads, getting the lock back takes five
+        milliseconds: a group of 500 took most of a second.
         """
         thread, publisher = self._thread, self._publisher
         assert thread is not None  # noqa: S101 - it is ready
@@ -189,9 +188,9 @@ class PublisherSlot:
         produced.wait(_PRODUCE_BUDGET_S)
 
     def result(self, timeout_s: float = 0.0) -> CommitResult | None:
-        """Return once how the Kafka transaction under way ended, or None while it is not known yet.
+        """Return the outcome of the Kafka transaction under way, once, or None while it is unknown.
 
-        Where that is in doubt, the done logs are read from where they ended as it began; see `learned`.
+        If it is in doubt, the done logs are read from their ends as it began; see `learned`.
         """
         call, publisher = self._call, self._publisher
         if call is None or publisher is None or self._state is not SlotState.IN_FLIGHT:
@@ -231,7 +230,7 @@ class PublisherSlot:
         return CommitResult(commit, error, took_s, **more)
 
     def learned(self) -> tuple[GroupCommit, Mapping[int, Any]] | None:
-        """Return once what was in doubt, and what the done logs say; None while they were not read."""
+        """Return a commit that was in doubt, and what the done logs say, once. None until they are read."""
         commit = self.commit
         found = None if commit is None else self.answer()
         if commit is None or found is None:
@@ -240,21 +239,21 @@ class PublisherSlot:
         return commit, found
 
     def ask(self, doubt: Mapping[int, int], sure_s: float = SURE_S) -> None:
-        """Have the done logs read once the next producer is open; `answer` tells what they say.
+        """Read the done logs once the next producer is open. `answer` returns what they say.
 
-        `doubt` says where to read from, by partition, and `sure_s` how many seconds after it was opened.
+        `doubt` has the start offsets by partition. Reading begins `sure_s` seconds after the opening.
         """
         self._doubt, self._sure_s = dict(doubt), sure_s
 
     def answer(self) -> Mapping[int, Any] | None:
-        """Return what the done logs say, once, when they were read."""
+        """Return what the done logs say, once. None until they are read."""
         answer, self._answer = self._answer, None
         return answer
 
     def poll(self, now: float) -> None:
-        """Open what has to be opened; leave behind what does not answer.
+        """Open a producer at its time, and abandon calls that hang.
 
-        Raises `ConfigurationError` where the client library refuses the settings.
+        Raises `ConfigurationError` if the client library refuses the settings.
         """
         self._poll_closing()
         if self._state is SlotState.CLOSED and now >= self._not_before:
@@ -290,12 +289,12 @@ class PublisherSlot:
                 self._doubt, self._answer = {}, found
 
     def renew(self) -> None:
-        """Have a producer that is at rest replaced by a new one."""
+        """Replace an idle producer."""
         if self.is_ready:
             self._replace()
 
     def close(self) -> None:
-        """Have the producer closed by its thread; nobody waits for it."""
+        """Close the producer on its thread, without waiting."""
         if self._state is SlotState.IN_FLIGHT:
             self._leave()
         else:
@@ -310,12 +309,12 @@ class PublisherSlot:
         self._publisher = publisher
 
         def open_it() -> Mapping[int, Any]:
-            # The broker ends what a former producer of this id left open.
+            # The broker ends the transaction that a former producer of this id left open.
             publisher.writer.open(_INIT_TIMEOUT_S, free_s)
             if not doubt:
                 return {}
             publisher.writer.step("reading the done log")
-            # A broker that stood still tells what was, until it hears that another leads.
+            # A broker that was frozen answers with old data until it hears of the new leader.
             time.sleep(sure_s)
             return self._read_done(doubt)
 
@@ -323,7 +322,7 @@ class PublisherSlot:
         self._state = SlotState.OPENING
 
     def _replace(self) -> None:
-        """Have the producer closed on its thread, and open a successor when the time has come."""
+        """Close the producer on its thread. `poll` opens a successor at its time."""
         thread, publisher = self._thread, self._publisher
         self._thread, self._publisher, self._call, self._state = None, None, None, SlotState.CLOSED
         if thread is not None and publisher is not None:

@@ -1,8 +1,8 @@
-"""What can take messages now: brokers that answer, and topics that exist.
+"""Which targets can take messages now: brokers that answer, and topics that exist.
 
-After a failure nothing is published before the brokers that a Kafka transaction needs have answered. The list of topics
-is fetched by a thread of its own. Nobody waits for either: each question has a time limit, on a thread that can be left
-behind, since the client library waits for a group's coordinator without end in the midst of a Kafka transaction.
+After a failure nothing is published before the brokers that a Kafka transaction needs have answered. A separate thread
+fetches the list of topics. No caller waits for either. Each question has a time limit, on a thread that can be left
+behind: inside a Kafka transaction, the client library waits for a group's coordinator without end.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from penstock.errors import PenstockError
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds for one question, and between two.
+#: Seconds for one question to the brokers, and between two.
 _QUESTION_LIMIT_S = 5.0
 _RETRY_DELAY_S = 0.2
 
 
 class BrokerGate:
-    """Open as long as nothing failed, and from an answer on. Used by one thread; waits for nothing.
+    """Closed from a failure until the brokers answer. Used by one thread; never waits.
 
     `ask` returns once the brokers have answered, or raises `KafkaException`.
     """
@@ -43,11 +43,11 @@ class BrokerGate:
         self.is_open = True
 
     def shut(self) -> None:
-        """Something failed: ask, before anything is tried again."""
+        """Close it after a failure: the brokers are asked before anything is tried again."""
         self.is_open = False
 
     def poll(self, now: float) -> bool:
-        """Ask, if it is shut, and take the answer; tell whether it has opened now."""
+        """Ask the brokers if it is closed, and take their answer. Tell whether it opens now."""
         if self._question is None:
             if not self.is_open and now >= self._not_before:
                 self._question = BackgroundCall(
@@ -70,25 +70,25 @@ class BrokerGate:
         return True
 
 
-#: Seconds between two questions for the list of topics.
+#: Seconds between two fetches of the list of topics: while a topic is missing, and otherwise.
 _METADATA_INTERVAL_S = 1.0
-#: Seconds between two looks where nobody misses a topic.
 _IDLE_METADATA_INTERVAL_S = 5.0
 
-#: Missing topics that are asked for by name, in one round.
-_ASKED_FOR = 20
-#: Seconds in which brokers shall answer.
+#: Most missing topics to look up by name in one round.
+_MAX_LOOKUPS = 20
+#: Seconds in which brokers must answer.
 _ANSWER_S = 5.0
 
-#: Why a topic cannot take a message that nobody has heard of yet: the list that comes next may have it.
+#: Why a topic cannot take a message before a list was fetched that could have it.
 NOT_KNOWN = "is not known yet"
 
 
 class Targets:
-    """The targets of one coordinator. Used by its thread, save for the looks; times are monotonic seconds.
+    """The target topics of one coordinator. Its thread uses it; fetches have their own. Times are monotonic seconds.
 
-    `ask` returns the partitions of every topic, or raises `PenstockError`; `hidden`, of topics that are not in the
-    list, those that may not be seen, each with what is missing for it. Both may take seconds.
+    `ask` returns the partition count of every topic, or raises `PenstockError`. `hidden` takes topics that are not in
+    that list. It returns those that this client has no permission to see, each with the missing right. Both may take
+    seconds.
     """
 
     def __init__(
@@ -100,30 +100,30 @@ class Targets:
         self._ask = ask
         self._name = name
         self._ask_hidden = hidden
-        # As the counts: topics that may not be seen.
-        self._hidden: Mapping[str, str] = {}
-        # Replaced as a whole by the thread that asks, read by the coordinator's.
+        # Partition counts, and hidden topics: each is replaced as a whole by the fetching thread, and read by the
+        # coordinator's.
         self._counts: Mapping[str, int] = {}
-        # Lists that arrived, changed or not; and by topic how many had, when it was first not found.
+        self._hidden: Mapping[str, str] = {}
+        # How many lists were fetched. By topic that was not found, how many it takes until that is certain.
         self._lists = 0
         self._missed: dict[str, int] = {}
         self._asked = -_METADATA_INTERVAL_S
-        # Set while a thread asks, by the one that starts it, cleared by itself when it ends.
+        # Set by the coordinator's thread when a fetch starts, cleared by the fetching thread when it ends.
         self._asking = threading.Event()
-        # Set when the first question had an answer, or none.
+        # Set when the first fetch has ended, with or without a list.
         self._heard = threading.Event()
 
     def has(self, topic: str, partitions: int) -> bool:
-        """Tell whether a topic is known to have so many partitions, at least."""
+        """Tell whether a topic is known to have at least so many partitions."""
         return self._counts.get(topic, 0) >= partitions
 
     def missing(self, topic: str, partitions: int, now: float) -> str | None:
-        """Say why a topic cannot take a message now, or None where it is there with so many partitions, at least."""
+        """Return why a topic cannot take a message now. None: it exists with at least so many partitions."""
         if self.has(topic, partitions):
             self._missed.pop(topic, None)
             return None
         self.look(now)
-        # A list that was asked for before does not count: one may have been under way.
+        # A fetch that was under way before this question does not count.
         if self._lists < self._missed.setdefault(topic, self._lists + 1 + self._asking.is_set()):
             return NOT_KNOWN
         lacking = self._hidden.get(topic)
@@ -132,17 +132,17 @@ class Targets:
         return f"does not exist with {partitions} partitions or more; create it"
 
     def look_now_and_then(self, now: float) -> None:
-        """Have the list fetched every few seconds: a topic that was deleted is better found out before it fails."""
+        """Fetch the list every few seconds, to notice a deleted topic before a Kafka transaction fails for it."""
         if now - self._asked >= _IDLE_METADATA_INTERVAL_S:
             self.look(now)
 
     @property
     def were_heard(self) -> bool:
-        """Whether the list was fetched once, or could not be."""
+        """Whether the first fetch of the list has ended."""
         return self._heard.is_set()
 
     def look(self, now: float) -> None:
-        """Have the list fetched, if the last one is not of a moment ago. Does not wait."""
+        """Start fetching the list, unless the last fetch is recent. Does not wait."""
         if self._asking.is_set() or now - self._asked < _METADATA_INTERVAL_S:
             return
         self._asked = now
@@ -152,10 +152,10 @@ class Targets:
     def _look(self) -> None:
         try:
             counts = self._ask()
-            # A copy of a dict's keys is one step under the interpreter lock. Who is hidden is known before the list
-            # counts: what is missing in it is explained by then.
+            # Copying a dict's keys is atomic under the interpreter lock. Hidden topics are set before the list counts,
+            # so that a topic missing there is explained by then.
             missed = [topic for topic in list(self._missed) if topic not in counts]
-            self._hidden = self._ask_hidden(missed[:_ASKED_FOR]) if missed else {}
+            self._hidden = self._ask_hidden(missed[:_MAX_LOOKUPS]) if missed else {}
             self._lists += 1
             self._counts = counts
         except PenstockError as error:
@@ -166,7 +166,7 @@ class Targets:
 
 
 def cluster_targets(admin: AdminClient, name: str, rights: MissingRights) -> Targets:
-    """Return the targets of a cluster; a right that is missing to see one is noted in `rights`."""
+    """Return the targets of a cluster. Rights that are missing to see a topic are noted in `rights`."""
 
     def hidden(missed: Sequence[str]) -> Mapping[str, str]:
         return {

@@ -1,7 +1,8 @@
-"""What cannot be published with the others: it is kept out of the common transactions, and tried apart.
+"""Trials: transactions that cannot be published with the others are published separately.
 
-After a failure the engine says here what a Kafka transaction failed for. `core.quarantine` says what is tried when, and
-each partition keeps what waits, in the order of its keys. Used by the engine's thread; times are monotonic seconds.
+After a failure the engine reports here what a Kafka transaction failed for. `core.quarantine` says what is tried when.
+Each partition keeps its waiting transactions, in the order of their keys. Used by the engine's thread; times are
+monotonic seconds.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from penstock.transactions.wire.ops import Verdict
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds between two tries where the coordinator itself lacks a right.
+#: Seconds between two trials while the coordinator itself lacks a right.
 LACKING_S = 1.0
 #: Seconds between two looks whether a topic may leave quarantine.
 _RELEASE_INTERVAL_S = 0.25
-#: Bytes of messages that are tried together.
-_MOST_BYTES = 4 << 20
+#: Most bytes of messages in one trial.
+_MAX_BYTES = 4 << 20
 _NO_END = (
     "the broker cannot end a Kafka transaction there: its max.message.bytes may be smaller than the marker that ends "
-    "one; mend that, and restart the broker that leads it"
+    "one; correct that, and restart the broker that leads it"
 )
-# A member of an enumeration is slow to look up, and this is the way of every transaction.
+# Looking up a member of an enumeration is slow, and every transaction comes through here.
 _DISCARD = Verdict.DISCARD
 
 
 class Trials:
-    """Chooses what is tried apart, and takes in what came of it. `discarded` is the topic of what is discarded."""
+    """Chooses what is tried separately, and takes the outcomes. `discarded` is the topic of discarded messages."""
 
     def __init__(self, targets: Targets, owned: Mapping[int, Backlog], discarded: str) -> None:
         self._targets = targets
@@ -44,19 +45,19 @@ class Trials:
         self._discarded = discarded
         self._ration = RationedLog()
         self.quarantine = TargetQuarantine()
-        # Topics that were found to be missing.
+        # Topics that were missing.
         self._absent: set[str] = set()
         self._released = time.monotonic()
 
-    # What is kept out of the common transactions, and let in again.
+    # Leaving transactions out of the common Kafka transactions, and letting them in again.
 
     def blocking(self, pending: Pending) -> str | None:
-        """Name the topic for whose sake a transaction cannot be published with the others, or return None.
+        """Return the topic that keeps a transaction out of the common Kafka transactions, or None.
 
-        One whose messages are neither in memory nor at hand is read again, and tried as what its target refused is.
+        A transaction whose payload is neither in memory nor at hand is read again and tried separately.
         """
         quarantine, has = self.quarantine, self._targets.has
-        # Where nothing is apart that is no question; nearly all go this way.
+        # Usually nothing is in quarantine, and no topic is looked up there.
         asks = bool(quarantine)
         is_discarded = pending.verdict is _DISCARD
         halves = (pending.half,) if is_discarded or pending.parts is None else pending.halves
@@ -71,29 +72,29 @@ class Trials:
         return self._discarded if is_discarded else pending.half.topic
 
     def blame(self, named: Mapping[str, str], now: float) -> None:
-        """Keep topics out of the next common transactions, each for a reason."""
+        """Put topics in quarantine, each with a reason."""
         for topic, why in named.items():
             is_new = not self.quarantine.is_out(topic)
             self.quarantine.suspect(topic, why, now)
             if is_new:
                 self.quarantine.watch(topic, now)
-            text = "topic %s does not take all that is for it: %s; what is for it is tried apart from the others"
+            text = "topic %s does not take all its messages: %s; they are tried separately from the others"
             self._ration.warn(f"target {topic}", text, topic, why)
 
     def settled(self, names: Iterable[str]) -> None:
-        """Take in that transactions are settled."""
+        """Forget settled transactions."""
         if self.quarantine:
             for name in names:
                 self.quarantine.forget(name)
 
     def refuse_too_large(self, commit: GroupCommit, error: NotPublishedError, now: float) -> None:
-        """Take in that the only transaction of a common commit does not fit into the client's buffer."""
+        """Note that the only transaction of a common commit does not fit into the client's buffer."""
         for topic in sorted(commit.topics())[:1]:
             self._refuse(commit, dict.fromkeys(commit.names(), str(error)), topic, now)
             self.quarantine.suspect(topic, str(error), now)
 
     def _refuse(self, commit: GroupCommit, reasons: Mapping[str, str], topic: str, now: float) -> None:
-        """Take in which transactions of a commit a topic refused, by their ids, and why."""
+        """Note the transactions of a commit that a topic refused, given the reasons by id."""
         for name in commit.names():
             if name in reasons and self.quarantine.refuse(name, topic, reasons[name], now):
                 _log.error(
@@ -106,7 +107,7 @@ class Trials:
                 )
 
     def release(self, now: float) -> None:
-        """Let topics out of quarantine that are well again, and try those at once that have come back."""
+        """Let topics that are well again leave quarantine, and try at once those that have come back."""
         if now - self._released < _RELEASE_INTERVAL_S or not self.quarantine:
             return
         self._released = now
@@ -120,23 +121,23 @@ class Trials:
                 backlog.release(topic, self.quarantine.is_refused)
 
     def _has_unrefused(self, topic: str) -> bool:
-        """Tell whether something waits for a topic's sake that was not refused."""
         return any(self._unrefused(backlog, topic, 1) for backlog in self._owned.values())
 
     def _unrefused(self, backlog: Backlog, topic: str, most: int) -> list[Pending]:
+        """Return transactions that wait for a topic and were not refused."""
         is_refused = self.quarantine.is_refused
         return backlog.set_aside.take(topic, most, lambda waiting: is_refused(waiting.transaction_id))
 
-    # What is tried.
+    # Choosing the next trial.
 
     def waiting(self) -> set[str]:
-        """Return the topics for whose sake something waits that could be tried."""
+        """Return the topics with a transaction that could be tried."""
         return {topic for backlog in self._owned.values() for topic in backlog.set_aside.topics()}
 
     def next_commit(self, topic: str, under_way: Callable[[], set[str]], now: float) -> GroupCommit | None:
-        """Return what is tried for a topic's sake now, marked as under way; None: nothing.
+        """Return the next trial for a topic, marked as under way, or None.
 
-        `under_way` returns the targets of the common transaction: what goes there comes first.
+        `under_way` returns the targets of the common transaction, whose messages come first.
         """
         missing = self._missing(topic, now)
         if missing is NOT_KNOWN:
@@ -149,8 +150,8 @@ class Trials:
         candidates = self._candidates(topic, self.quarantine.begin_try(topic, now), now)
         batches: dict[int, DecidedBatch] = {}
         try:
-            # What entered quarantine while others of it were under way comes behind them. What was refused stood behind
-            # nothing when it was tried first, and holds what came since.
+            # A message that entered quarantine while others for its target were under way comes behind them. A refused
+            # one stood behind nothing at its first trial, and holds later ones since.
             is_refused = self.quarantine.is_refused
             others = [entry for some in candidates.values() for entry in some if not is_refused(entry.transaction_id)]
             targets = {target for entry in others for target in entry.topics}
@@ -160,12 +161,12 @@ class Trials:
                     self.quarantine.postpone(topic, now)
         finally:
             if not batches:
-                # Also where the store fails for a moment: the topic is tried again.
+                # Also if the store fails for a moment: the topic is tried again.
                 self.quarantine.end_try(topic)
         return GroupCommit.of(self._owned, batches, topic) if batches else None
 
     def _missing(self, topic: str, now: float) -> str | None:
-        """Say why nothing need be tried for a topic's sake: it is not there; or return None."""
+        """Return why a topic is missing, if a trial waits for it, else None."""
         fronts = (next(iter(backlog.set_aside.fronts(topic)), None) for backlog in self._owned.values())
         for waiting in filter(None, fronts):
             why = self._targets.missing(topic, waiting.partitions_wanted(topic), now)
@@ -177,7 +178,7 @@ class Trials:
         return None
 
     def _candidates(self, topic: str, width: int, now: float) -> dict[int, list[Pending]]:
-        """Return what is tried for a topic's sake: what was refused, one alone; or what was not, as many as may be."""
+        """Return what to try for a topic: one refused transaction alone, or up to `width` that were not refused."""
         if self.quarantine.retries(topic, now) and (refused := self._refused_longest(topic)) is not None:
             return refused
         found: dict[int, list[Pending]] = {}
@@ -191,7 +192,7 @@ class Trials:
         return found
 
     def _refused_longest(self, topic: str) -> dict[int, list[Pending]] | None:
-        """Return the refused one of a topic that was not tried for longest, by its partition."""
+        """Return the refused transaction of a topic whose last trial is the oldest, by its partition."""
         found = [
             (self.quarantine.tried_at(waiting.transaction_id), number, waiting)
             for number, backlog in self._owned.items()
@@ -204,13 +205,13 @@ class Trials:
         return {number: [waiting]}
 
     def _batches(self, candidates: Mapping[int, list[Pending]]) -> dict[int, DecidedBatch]:
-        """Return those whose messages are there, as far as they go together: one, or so many bytes."""
+        """Return the candidates whose payloads are there, up to a limit of bytes, but at least one."""
         batches: dict[int, DecidedBatch] = {}
         chosen: list[int] = []
 
         def fits(entry: Pending) -> bool:
             chosen.append(entry.payload_bytes)
-            return len(chosen) == 1 or sum(chosen) <= _MOST_BYTES
+            return len(chosen) == 1 or sum(chosen) <= _MAX_BYTES
 
         for number, some in candidates.items():
             batch = self._owned[number].trial(some, fits)
@@ -218,15 +219,15 @@ class Trials:
                 batches[number] = batch
         return batches
 
-    # What came of it.
+    # Outcomes.
 
     def succeeded(self, commit: GroupCommit, now: float) -> None:
-        """Take in that what was tried is published."""
+        """Note that a trial was published."""
         self.quarantine.end_try(commit.topic)
         self.quarantine.succeeded(commit.topic, commit.names(), now)
 
     def failed(self, commit: GroupCommit, error: NotPublishedError, now: float) -> None:
-        """Take in that it was not published, and whose fault that is."""
+        """Note that a trial was not published, and blame its cause."""
         topic, quarantine = commit.topic, self.quarantine
         quarantine.end_try(topic)
         if isinstance(error, TooLargeError) and commit.count() == 1:
@@ -234,7 +235,7 @@ class Trials:
         elif error.failed:
             self._refuse(commit, {name: why for name, (_, why) in error.failed.items()}, topic, now)
         elif error.rights:
-            # The topic is not to blame, and the coordinator has said what it lacks.
+            # Not the topic's fault. The coordinator has logged the missing right.
             quarantine.postpone(topic, now + LACKING_S)
         else:
             for other, other_why in error.targets.items():
@@ -244,13 +245,13 @@ class Trials:
             if not error.targets or topic in error.targets:
                 why = error.targets.get(topic, str(error))
                 pause_s = quarantine.fail(topic, why, now)
-                text = "topic %s takes no message: %s; what is for it waits, the next try is in %g s"
+                text = "topic %s takes no message: %s; its messages wait, the next trial is in %g s"
                 self._ration.warn(f"target {topic}", text, topic, why, pause_s)
 
     def ended(self, topic: str, now: float, *, could_end: bool) -> None:
-        """Take in whether the broker could end the last Kafka transaction with messages for a topic.
+        """Note whether the broker could end the last Kafka transaction with messages for a topic.
 
-        An end that was once too slow for us may come through the next time.
+        An end that missed our time limit once may succeed the next time.
         """
         if could_end:
             self.quarantine.passed(topic, _NO_END, now)
@@ -259,7 +260,7 @@ class Trials:
 
 
 def _refile(commit: GroupCommit, topic: str) -> None:
-    """Have those wait for a topic's sake that go there, too: it was that topic's fault."""
+    """Let the transactions of a commit with messages for a topic wait for it: it caused the failure."""
     for backlog, batch in commit.batches.values():
         for entry in batch.decided:
             if topic in entry.topics:
