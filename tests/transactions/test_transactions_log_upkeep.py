@@ -12,7 +12,7 @@ from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaExc
 from half_partition import context_of, fetched, half_partition, half_record, op_record
 
 from fake_admin import FakeAdmin
-from penstock.transactions.stores.kafka.coordinator import half_partition as half_partition_module
+from penstock.transactions.core import snapshot
 from penstock.transactions.stores.kafka.coordinator.log_upkeep import UPKEEP_S, LogUpkeep
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
@@ -181,7 +181,7 @@ def test_an_answer_is_compared_with_what_had_been_read_when_it_was_asked_for(
 def test_what_is_written_down_whole_is_looked_for_from_where_the_done_log_ended_as_that_began(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(half_partition_module, "GAP", 0)
+    monkeypatch.setattr(snapshot, "GAP", 0)
     room = Room()
     room.tend()
     old = Half(new_id(), "orders", "topic", None, None, b"v", (), None)

@@ -222,7 +222,7 @@ def test_scenario_18_pending_halves_with_one_checker_hanging_others_proceed_and_
 ) -> None:
     if count < 20_000:
         # Whose logs are short has no need to write down again what is pending.
-        monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.half_partition.GAP", 1_000)
+        monkeypatch.setattr("penstock.transactions.core.snapshot.GAP", 1_000)
     monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.log_upkeep.UPKEEP_S", 0.5)
     release, hanging = threading.Event(), threading.Event()
 

@@ -14,7 +14,7 @@ from itertools import takewhile
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.state import PartitionState
 
-#: How many records a log may go on past a pending transaction before that gets a snapshot.
+#: How many records a log may go on past a pending transaction before that gets a snapshot. With many pending: more.
 GAP = 20_000
 #: Most transactions, and bytes of their messages, that one Kafka transaction snapshots.
 _MAX_SNAPSHOTS = 2_000
@@ -23,12 +23,9 @@ _MAX_BYTES = 2 << 20
 _MAX_TRANSACTION_BYTES = 900_000
 
 
-def to_snapshot(state: PartitionState, done_end: int, gap: int) -> list[Pending]:
-    """Return the transactions that the next Kafka transaction snapshots. Request payloads that are not in memory.
-
-    `gap` is how far a log may go on past the first record that is needed of it.
-    """
-    gap = max(gap, 4 * len(state.pending))
+def to_snapshot(state: PartitionState, done_end: int) -> list[Pending]:
+    """Return the transactions that the next Kafka transaction snapshots. Request payloads that are not in memory."""
+    gap = max(GAP, 4 * len(state.pending))
     chosen: list[Pending] = []
     room = _MAX_BYTES
     is_missing = False

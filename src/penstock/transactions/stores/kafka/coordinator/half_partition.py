@@ -18,7 +18,7 @@ from penstock.transactions.core.checkpoints import DoneMarks, Mark
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Blocking
-from penstock.transactions.core.snapshot import GAP, to_snapshot
+from penstock.transactions.core.snapshot import to_snapshot
 from penstock.transactions.publishing.group_commit import Backlog
 from penstock.transactions.stores.kafka.context import CoordinatorContext
 from penstock.transactions.stores.kafka.coordinator.log_feed import LogFeed
@@ -201,7 +201,7 @@ class HalfPartition(Backlog):
         snapshot, now = [], time.monotonic()
         if self.is_recovered and now >= self._snapshot_due:
             # Not past one that is being settled: what is snapshotted would come behind its end in the done log.
-            chosen = to_snapshot(self.state, self.done_end, GAP)
+            chosen = to_snapshot(self.state, self.done_end)
             snapshot = list(takewhile(lambda pending: not pending.in_flight, chosen))
             # Looking for what is old costs something; while there is more of it, it goes on without a pause.
             self._snapshot_due = now + (0.0 if snapshot else _SNAPSHOT_INTERVAL_S)
