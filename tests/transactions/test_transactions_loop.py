@@ -37,7 +37,7 @@ def test_a_backlog_that_cannot_be_published_does_not_keep_a_core_busy(
 
 def coordinator_of(state: dict[str, Any], has_work: bool, waited: list[float]) -> KafkaCoordinator:
     """Return a coordinator whose engine is in that state, and which notes how long it waits."""
-    nothing = SimpleNamespace(**dict.fromkeys(("poll", "release", "begin", "look_now_and_then"), lambda _: None))
+    nothing = SimpleNamespace(**dict.fromkeys(("poll", "begin", "look_now_and_then"), lambda _: None))
     usual = {"is_in_flight": False, "is_idle": True, "is_busy": False, "decisions": 1}
     more = {"take_result": lambda _: False, "is_ready": lambda _: True, "is_crowded": lambda _: False}
     engine: Any = SimpleNamespace(**{**vars(nothing), **usual, **more, **state})

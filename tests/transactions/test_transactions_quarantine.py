@@ -240,7 +240,7 @@ def test_what_was_refused_is_tried_again_while_others_go_to_its_topic() -> None:
     store_and_commit(partition, refused)
     apart.is_ready = False
     engine.begin(now)
-    engine.release(now + 1)
+    engine._trials.release(now + 1)
     assert not engine.quarantine.is_out("busy")
 
     store_and_commit(partition, other)

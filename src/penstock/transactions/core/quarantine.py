@@ -105,7 +105,7 @@ class TargetQuarantine:
         if state is None or is_first:
             state = self._enter(topic, why, now)
             state.why = state.why or why
-            self._prolong(state, now)
+            self.watch(topic, now)
         if not is_first or not state.retry_s:
             state.retry_s = min(_MAX_RETRY_DELAY_S, max(_MIN_RETRY_DELAY_S, 2 * state.retry_s))
             state.retry_at = now + state.retry_s
@@ -114,11 +114,7 @@ class TargetQuarantine:
 
     def watch(self, topic: str, now: float) -> None:
         """Keep a topic in quarantine for a while, longer each time: a failure after its return delays others."""
-        state = self._topics.get(topic)
-        if state is not None:
-            self._prolong(state, now)
-
-    def _prolong(self, state: _Topic, now: float) -> None:
+        state = self._topics[topic]
         if state.out_until <= now:
             state.probation_s = min(_LAST_PROBATION_S, 2 * state.probation_s)
         state.out_until = now + state.probation_s
@@ -164,8 +160,7 @@ class TargetQuarantine:
 
     def tried_at(self, transaction_id: str) -> float:
         """Return the time of the last trial of a refused transaction."""
-        refusal = self._refused.get(transaction_id)
-        return 0.0 if refusal is None else refusal.tried_at
+        return self._refused[transaction_id].tried_at
 
     def forget(self, transaction_id: str) -> None:
         """Forget a settled transaction."""

@@ -172,12 +172,9 @@ class Engine:
             self._next = next((n for n, slot in enumerate(self._slots) if slot.is_ready), self._next)
         self._take_trials(now)
 
-    def release(self, now: float) -> None:
-        """Let topics that are well again leave quarantine."""
-        self._trials.release(now)
-
     def begin(self, now: float) -> bool:
         """Begin the next common transaction and trials, if possible. Tell whether a common one has begun."""
+        self._trials.release(now)
         has_begun = False
         if self.is_ready(now):
             with collection_put_off():

@@ -146,7 +146,6 @@ class Relay:
         if not self._owned:
             return self._take_over(self._former, now)
         went_on = engine.take_result()
-        engine.release(now)
         shard.flush()
         if takes:
             went_on |= engine.begin(now)

@@ -230,7 +230,6 @@ class KafkaCoordinator(StoreCoordinator):
         engine.targets.look_now_and_then(now)
         for partition in owned.values():
             self._checks.run(partition, now)
-        engine.release(now)
         # What is under way must have ended: the next owner, which is this one, would not shut it out.
         for number in [number for number, p in owned.items() if p.is_given_up and not engine.has_part(number)]:
             self._membership.give_up(number)
