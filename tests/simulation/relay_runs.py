@@ -62,8 +62,8 @@ class Slot(PublisherSlot):
     is_ready, is_used, lost_ids, name = True, False, 0, "simulated"
     transactional_id = "simulated"
 
-    def __init__(self, kafka: Kafka, *, is_apart: bool) -> None:  # nothing of the base: it would make clients
-        self.is_apart = is_apart
+    def __init__(self, kafka: Kafka, *, is_trial: bool) -> None:  # nothing of the base: it would make clients
+        self.is_trial = is_trial
         self._kafka = kafka
         self.commit: GroupCommit | None = None
         self._error: AbortedError | InDoubtError | None = None
@@ -258,7 +258,7 @@ MOVES = ((Run.begin, Run.decide, Run.step, Run.settle, Run.close_or_open, Run.op
 def without_clients(patch: pytest.MonkeyPatch, clock: Clock) -> None:
     """Let a relay work on a `Kafka` in memory, which its clients have."""
     patch.setattr(
-        relay.Relay, "_slot", lambda self, _, *, is_apart: Slot(self._clients.bootstrap_servers, is_apart=is_apart)
+        relay.Relay, "_slot", lambda self, _, *, is_trial: Slot(self._clients.bootstrap_servers, is_trial=is_trial)
     )
     gate = SimpleNamespace(is_open=True, shut=lambda: None, poll=lambda _: False)
     patch.setattr(engine, "BrokerGate", lambda *_: gate)

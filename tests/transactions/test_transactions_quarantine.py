@@ -130,8 +130,8 @@ class Slot:
 
     lost_ids, is_used, is_ready = 0, False, True
 
-    def __init__(self, *, is_apart: bool) -> None:
-        self.is_apart = is_apart
+    def __init__(self, *, is_trial: bool) -> None:
+        self.is_trial = is_trial
         self.begun: list[set[str]] = []
         self.commit: GroupCommit | None = None
         self.ended: AbortedError | None = None
@@ -172,7 +172,7 @@ def store_and_commit(partition: Any, *halves: Half) -> None:
 
 
 def test_a_marker_that_came_too_late_once_is_no_reason_once_another_came_in_time() -> None:
-    common, apart = Slot(is_apart=False), Slot(is_apart=True)
+    common, apart = Slot(is_trial=False), Slot(is_trial=True)
     common.is_ready = False
     backlog = SimpleNamespace(set_aside=SimpleNamespace(topics={"sick"}.copy))
     engine, slot = engine_of({0: backlog}, common, apart), cast("Any", apart)
@@ -193,7 +193,7 @@ def test_a_marker_that_came_too_late_once_is_no_reason_once_another_came_in_time
 
 
 def test_what_is_tried_does_not_pass_what_a_common_transaction_gave_back_while_none_can_begin() -> None:
-    partition, common, apart = half_partition(), Slot(is_apart=False), Slot(is_apart=True)
+    partition, common, apart = half_partition(), Slot(is_trial=False), Slot(is_trial=True)
     engine = engine_of({0: partition}, common, apart)
     leave_out(engine.quarantine, "sick", 0.0)
     first = Half(new_id(), "orders", "well", None, b"k", b"1", (), None)
@@ -217,7 +217,7 @@ def test_what_is_tried_does_not_pass_what_a_common_transaction_gave_back_while_n
 
 
 def test_what_waits_for_the_common_transaction_keeps_no_other_topic_from_its_trial() -> None:
-    partition, common, apart = half_partition(), Slot(is_apart=False), Slot(is_apart=True)
+    partition, common, apart = half_partition(), Slot(is_trial=False), Slot(is_trial=True)
     engine, now = engine_of({0: partition}, common, apart), time.monotonic()
     leave_out(engine.quarantine, "sick", now - 1)
     leave_out(engine.quarantine, "dead", now)
@@ -233,7 +233,7 @@ def test_what_waits_for_the_common_transaction_keeps_no_other_topic_from_its_tri
 
 
 def test_what_was_refused_is_tried_again_while_others_go_to_its_topic() -> None:
-    partition, common, apart = half_partition(), Slot(is_apart=False), Slot(is_apart=True)
+    partition, common, apart = half_partition(), Slot(is_trial=False), Slot(is_trial=True)
     engine, now = engine_of({0: partition}, common, apart), time.monotonic()
     refused, other = (Half(new_id(), "orders", "busy", None, key, b"1", (), None) for key in (b"k", b"l"))
     engine.quarantine.refuse(refused.transaction_id, "busy", "too large", now - 100)

@@ -50,7 +50,7 @@ class Engine:
         target_latency_s: seconds from the beginning of a group until its end is answered, at most.
         slots: the slots for common transactions take turns. After the end of a Kafka transaction the broker writes its
             markers and refuses the next beginning of the same producer for some milliseconds; and a failed producer is
-            replaced while the others go on. The slots with `is_apart` are for trials.
+            replaced while the others go on. The slots with `is_trial` run trials.
         prove: returns the proof of ownership for the broker.
     """
 
@@ -66,8 +66,8 @@ class Engine:
     ) -> None:
         self._owned = owned
         self._all_slots = slots
-        self._slots = [slot for slot in slots if not slot.is_apart]
-        self._trial_slots = [slot for slot in slots if slot.is_apart]
+        self._slots = [slot for slot in slots if not slot.is_trial]
+        self._trial_slots = [slot for slot in slots if slot.is_trial]
         self._prove = prove
         self._gate = BrokerGate(ask, clients.left)
         self._limit = BatchLimit(target_latency_s)

@@ -177,19 +177,19 @@ class Publisher:
     One thread makes, uses and closes it. That thread may be abandoned in any call.
 
     Args:
-        apart: whether it is for trials. Then it first produces the targets' messages, and touches the store's topics
+        is_trial: whether it is for trials. Then it first produces the targets' messages, and touches the store's topics
             only when those are stored.
         visibility: waits for watched transactions until read_committed readers see them. With it, deliveries are
             reported, and `publish` returns where the done logs ended.
     """
 
     def __init__(
-        self, clients: PublishingClients, transactional_id: str, *, apart: bool, visibility: Visibility | None = None
+        self, clients: PublishingClients, transactional_id: str, *, is_trial: bool, visibility: Visibility | None = None
     ) -> None:
         self._done_topic = clients.done_topic
         self._ids_right = transactional_right(clients.ids_begin)
         self._rights = clients.rights
-        self._apart = apart
+        self._is_trial = is_trial
         self._visibility = visibility
         # Of the transaction under way: the proof of ownership, the last written offset of each place, and the ends of
         # the done logs. Delivery reports fill the latter two, on its thread.
@@ -204,7 +204,7 @@ class Publisher:
             log_topic=clients.done_topic,
             ids_right=self._ids_right,
             rights=clients.rights,
-            apart=apart,
+            apart=is_trial,
             reports_all=visibility is not None,
             pace=clients.pace,
             spans=clients.spans(),
@@ -227,7 +227,7 @@ class Publisher:
             self._produce(batches, produced, is_watched=is_watched)
             if proof is not None:
                 writer.send_positions(proof.positions, proof.group_metadata)
-            self._deliver(DELIVERY_S if self._apart else _COMMON_DELIVERY_S)
+            self._deliver(DELIVERY_S if self._is_trial else _COMMON_DELIVERY_S)
         except NotOpenedError as error:
             raise InDoubtError(str(error)) from error
         except KafkaException as error:
@@ -246,7 +246,7 @@ class Publisher:
         for batch in batches.values():
             for transaction_id, messages in batch.messages():
                 writer.produce(transaction_id, messages, delivered)
-        if self._apart:
+        if self._is_trial:
             produced()
             self._deliver(DELIVERY_S)
         for partition, batch in batches.items():

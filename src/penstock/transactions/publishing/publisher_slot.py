@@ -96,7 +96,7 @@ class PublisherSlot:
         clients: the settings of its producers.
         name: its first transactional id. After a loss a number is appended.
         read_done: reads done logs if something is in doubt.
-        is_apart: whether it is for trials.
+        is_trial: whether it is for trials only.
         may_open: tells whether a producer may be made now.
         visibility: returns the `visibility` of one `Publisher`.
     """
@@ -107,14 +107,14 @@ class PublisherSlot:
         name: str,
         read_done: ReadDone,
         *,
-        is_apart: bool,
+        is_trial: bool,
         may_open: Callable[[], bool] = lambda: True,
         visibility: Callable[[], Visibility | None] = lambda: None,
     ) -> None:
         self._clients = clients
         self.name = name
         self._read_done = read_done
-        self.is_apart = is_apart
+        self.is_trial = is_trial
         self._may_open = may_open
         self._visibility = visibility
         self._ration = RationedLog()
@@ -304,7 +304,7 @@ class PublisherSlot:
         clients, doubt, sure_s = self._clients, dict(self._doubt), self._sure_s
         clients.left.require_few()
         self._thread = Disposable(f"penstock-publisher-{self.name}", clients.left)
-        publisher = Publisher(clients, self.transactional_id, apart=self.is_apart, visibility=self._visibility())
+        publisher = Publisher(clients, self.transactional_id, is_trial=self.is_trial, visibility=self._visibility())
         free_s = min(_MAX_FREE_ID_BUDGET_S, _FREE_ID_BUDGET_S * 2.0 ** min(self.lost_ids, 9))
         self._publisher = publisher
 

@@ -55,7 +55,7 @@ class Relay:
         self._number = number
         self._clients = clients
         self._done = DoneLog(clients.bootstrap_servers, clients.config, clients.done_topic, number, clients.rights)
-        self._slots = [self._slot(f"{name}.{letter}", is_apart=letter in "xyz") for letter in "abcxyz"]
+        self._slots = [self._slot(f"{name}.{letter}", is_trial=letter in "xyz") for letter in "abcxyz"]
         # Taking over: slots with the other ids that a predecessor may have; None: it has not begun.
         self._former: list[PublisherSlot] | None = None
         # It opens when all the others have: then nobody else can be writing, and it reads the done log.
@@ -71,13 +71,13 @@ class Relay:
         #: What publishes it, once it was taken over. Its transactional ids prove that it may.
         self.engine = Engine(self._owned, clients, ask, _TARGET_LATENCY_S, slots=self._slots)
 
-    def _slot(self, name: str, *, is_apart: bool) -> PublisherSlot:
+    def _slot(self, name: str, *, is_trial: bool) -> PublisherSlot:
         place = self._clients.done_topic, self._number
         return PublisherSlot(
             self._clients,
             name,
             self._read_done,
-            is_apart=is_apart,
+            is_trial=is_trial,
             may_open=partial(self._may_open, name),
             visibility=lambda: Visibility(self._done.admin, place),
         )
@@ -141,7 +141,7 @@ class Relay:
             if not takes:
                 return False
             own = {slot.transactional_id for slot in self._all_slots}
-            self._former = [self._slot(name, is_apart=True) for name in shard.claimed() if name not in own]
+            self._former = [self._slot(name, is_trial=True) for name in shard.claimed() if name not in own]
         engine.poll(now)
         if not self._owned:
             return self._take_over(self._former, now)
@@ -158,7 +158,7 @@ class Relay:
     def _take_over(self, former: Sequence[PublisherSlot], now: float) -> bool:
         # The engine opens those for trials when they are needed.
         for slot in self._all_slots:
-            if slot.is_apart and not (slot in former and slot.lost_ids):
+            if slot.is_trial and not (slot in former and slot.lost_ids):
                 slot.poll(now)
         found = self._last.answer()
         if found is None:

@@ -176,7 +176,7 @@ class KafkaCoordinator(StoreCoordinator):
             return recovery.done(starts, starts, recoveries.require_running)
 
         name = f"{topics.coordinators}.{self._instance or new_id()}"
-        slots = [PublisherSlot(publishing, f"{name}.{at}", read_done, is_apart=at in "xyz") for at in "abcxyz"]
+        slots = [PublisherSlot(publishing, f"{name}.{at}", read_done, is_trial=at in "xyz") for at in "abcxyz"]
         self._name, self._payloads = slots[0].name, PayloadReader(context)
         membership = self._membership = Membership(
             context,
