@@ -156,8 +156,16 @@ def misfit(pending: Pending, op: Op) -> Refusal | None:
     """Return the reason why an op cannot belong to a transaction, or None."""
     if op.group != pending.half.group:
         return Refusal.WRONG_GROUP
-    is_usual = pending.parts is None and op.half_offsets == (pending.offset,)
-    return Refusal.WRONG_PLACE if op.half_offsets and not is_usual and not pending.is_named_by(op) else None
+    if not op.half_offsets:
+        return None
+    if pending.parts is None:
+        fits = op.half_offsets == (pending.offset,)
+    elif op.author is Author.PRODUCER and op.verdict is _COMMIT:
+        fits = op.half_offsets == pending.offsets
+    else:
+        # A check or an operator may know only some of the halves.
+        fits = set(op.half_offsets) <= set(pending.offsets)
+    return None if fits else Refusal.WRONG_PLACE
 
 
 def is_next_answer(pending: Pending, op: Op, place: tuple[int, int]) -> bool:

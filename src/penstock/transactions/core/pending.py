@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from penstock.transactions.wire.done_records import Note, Snapshot, StoredHalf
 from penstock.transactions.wire.half import Half
-from penstock.transactions.wire.ops import Author, Op, Verdict
+from penstock.transactions.wire.ops import Author, Verdict
 
 #: Bytes of a header in a snapshot besides its name and content; bytes of penstock's own fields, a generous estimate.
 _HEADER_BYTES = 8
@@ -258,17 +258,6 @@ class Pending:
         if self.dropped is not None:
             self.dropped += key_hashes((half,))
         return True
-
-    def is_named_by(self, op: Op) -> bool:
-        """Tell whether an op names its halves and no others.
-
-        The producer's COMMIT names all of them. A check or an operator may know only some.
-        """
-        if self.parts is None:
-            return op.half_offsets == (self.offset,)
-        if op.author is Author.PRODUCER and op.verdict is Verdict.COMMIT:
-            return op.half_offsets == self.offsets
-        return set(op.half_offsets) <= set(self.offsets)
 
     def count(self) -> Note:
         """Return the note of its answered checks. It does not end the transaction, even if that is decided."""
