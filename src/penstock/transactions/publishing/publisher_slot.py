@@ -216,7 +216,7 @@ class PublisherSlot:
             "it is abandoned, with its producer"
         )
         given_up: NotPublishedError = AbortedError(text) if publisher.writer.give_up() else InDoubtError(text)
-        self._leave()
+        self._replace(abandon=True)
         return self._ended(given_up, call.age_s)
 
     def _ended(self, error: NotPublishedError | None, took_s: float, **more: Any) -> CommitResult:
@@ -268,7 +268,7 @@ class PublisherSlot:
             self._warn_if_slow(opening)
             if opening.age_s >= OPEN_LIMIT_S + self._clients.pace.limit(0.0):
                 _log.warning("opening %s has not returned for %.0f s: it is abandoned", self.name, opening.age_s)
-                self._leave()
+                self._replace(abandon=True)
             return
         try:
             found = opening.result()
@@ -295,10 +295,7 @@ class PublisherSlot:
 
     def close(self) -> None:
         """Close the producer on its thread, without waiting."""
-        if self._state is SlotState.IN_FLIGHT:
-            self._leave()
-        else:
-            self._replace()
+        self._replace(abandon=self._state is SlotState.IN_FLIGHT)
 
     def _open(self) -> None:
         clients, doubt, sure_s = self._clients, dict(self._doubt), self._sure_s
@@ -321,19 +318,17 @@ class PublisherSlot:
         self._call = self._thread.start("opening a Kafka producer", open_it, clients.wake)
         self._state = SlotState.OPENING
 
-    def _replace(self) -> None:
-        """Close the producer on its thread. `poll` opens a successor at its time."""
+    def _replace(self, *, abandon: bool = False) -> None:
+        """Close the producer on its thread, or abandon both. `poll` opens a successor at its time."""
         thread, publisher = self._thread, self._publisher
         self._thread, self._publisher, self._call, self._state = None, None, None, SlotState.CLOSED
-        if thread is not None and publisher is not None:
+        if thread is None or publisher is None:
+            return
+        if abandon:
+            thread.abandon(publisher.writer.close)
+        else:
             self._closing.append((thread, publisher, thread.start("closing a Kafka producer", publisher.writer.close)))
             thread.close()
-
-    def _leave(self) -> None:
-        thread, publisher = self._thread, self._publisher
-        self._thread, self._publisher, self._call, self._state = None, None, None, SlotState.CLOSED
-        if thread is not None and publisher is not None:
-            thread.abandon(publisher.writer.close)
 
     def _poll_closing(self) -> None:
         for closing in list(self._closing):
