@@ -35,12 +35,12 @@ class LogPlaces:
 
     def add(self, pending: Pending) -> None:
         """Add a transaction that was read from the half log."""
-        self.only_in_half_log[pending.half.transaction_id] = pending
+        self.only_in_half_log[pending.transaction_id] = pending
 
     def restore(self, some: Iterable[Pending]) -> None:
         """Add transactions that were read from snapshots."""
         by_place = sorted(some, key=lambda pending: pending.snapshot_at or 0)
-        self.snapshotted.update((pending.half.transaction_id, pending) for pending in by_place)
+        self.snapshotted.update((pending.transaction_id, pending) for pending in by_place)
 
     def sort(self) -> None:
         """Restore the order of offsets in the half log, after a transaction was added late."""
@@ -69,15 +69,15 @@ class LogPlaces:
         pending.is_op_open = True
         self.open_op(pending.decided_at)
         if pending.snapshot_at is not None:
-            self.stale_snapshots[pending.half.transaction_id] = pending
-            self.stale_snapshots.move_to_end(pending.half.transaction_id)
+            self.stale_snapshots[pending.transaction_id] = pending
+            self.stale_snapshots.move_to_end(pending.transaction_id)
 
     def take_snapshot(self, pending: Pending, done_from: int, decision: tuple[int, int]) -> None:
         """Note that the done log holds a snapshot of a transaction.
 
         `done_from` is an offset there at or below it. `decision` is the place of the decision in the snapshot.
         """
-        transaction_id = pending.half.transaction_id
+        transaction_id = pending.transaction_id
         pending.snapshot_at = done_from
         self.only_in_half_log.pop(transaction_id, None)
         self.snapshotted[transaction_id] = pending
@@ -93,7 +93,7 @@ class LogPlaces:
 
     def forget(self, pending: Pending) -> None:
         """Forget a transaction that is settled or lost."""
-        transaction_id = pending.half.transaction_id
+        transaction_id = pending.transaction_id
         if pending.snapshot_at is None:
             self.only_in_half_log.pop(transaction_id, None)
         else:

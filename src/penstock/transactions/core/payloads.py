@@ -78,7 +78,7 @@ class Payloads:
 
     def want(self, pending: Pending) -> bool:
         """Request a payload that is not in memory. Return False if too many are requested already."""
-        transaction_id, size = pending.half.transaction_id, pending.held_bytes
+        transaction_id, size = pending.transaction_id, pending.held_bytes
         if transaction_id not in self._wanted:
             if self._wanted and self._wanted_bytes + size > self.limit // _WANTED_DIVISOR:
                 return False
@@ -87,7 +87,7 @@ class Payloads:
         return True
 
     def _unwant(self, pending: Pending) -> None:
-        size, _ = self._wanted.pop(pending.half.transaction_id, (0, None))
+        size, _ = self._wanted.pop(pending.transaction_id, (0, None))
         self._wanted_bytes -= size
 
     def next_read(self, now_ms: int) -> list[Pending]:
@@ -102,7 +102,7 @@ class Payloads:
             room -= pending.held_bytes
             if room < 0 and chosen:
                 break
-            chosen[pending.half.transaction_id] = pending
+            chosen[pending.transaction_id] = pending
         return list(chosen.values())
 
     def _due(self, now_ms: int) -> Iterator[Pending]:

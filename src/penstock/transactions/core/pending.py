@@ -101,6 +101,7 @@ class Pending:
         "parts",
         "payload_bytes",
         "sequence",
+        "transaction_id",
         "verdict",
     )
 
@@ -125,6 +126,8 @@ class Pending:
     is_at_hand: bool = False
 
     def __init__(self, half: Half, offset: int, birth_ms: int = 0) -> None:
+        #: The id of all its halves.
+        self.transaction_id = half.transaction_id
         #: The half that was read first.
         self.half = half
         #: Lowest offset of its halves.
@@ -155,11 +158,6 @@ class Pending:
         if half.part is not None:
             self.parts = Parts(half.part[1])
             self.parts.add(offset, half)
-
-    @property
-    def transaction_id(self) -> str:
-        """The id of all its halves."""
-        return self.half.transaction_id
 
     @property
     def group(self) -> str:
@@ -225,7 +223,7 @@ class Pending:
         """Put back payloads that were read again, by offset. Tell whether they are its own."""
         found = dict(halves)
         own = [found.get(offset) for offset in self.offsets]
-        valid = [half for half in own if half is not None and half.transaction_id == self.half.transaction_id]
+        valid = [half for half in own if half is not None and half.transaction_id == self.transaction_id]
         if self.dropped is None or len(valid) != len(own):
             return False
         self._replace(valid)
@@ -262,7 +260,7 @@ class Pending:
     def count(self) -> Note:
         """Return the note of its answered checks. It does not end the transaction, even if that is decided."""
         checks = self.check_count, self.answered_ms
-        return Note(self.half.transaction_id, self.last_offset, Verdict.UNKNOWN, *checks, *self.answered_at)
+        return Note(self.transaction_id, self.last_offset, Verdict.UNKNOWN, *checks, *self.answered_at)
 
     def remember_checks(self, note: Note) -> None:
         """Load its answered checks from a note."""
@@ -278,7 +276,7 @@ class Pending:
         checks = self.check_count, self.answered_ms
         place = self.decided_at, self.decided_index
         # The same as `Note(...)` in half the time: thousands are made a second.
-        return tuple.__new__(Note, (self.half.transaction_id, self.last_offset, self.verdict, *checks, *place))
+        return tuple.__new__(Note, (self.transaction_id, self.last_offset, self.verdict, *checks, *place))
 
     def snapshot(self) -> Snapshot:
         """Return its snapshot for the done log: its note and its halves."""

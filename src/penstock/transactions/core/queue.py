@@ -48,7 +48,7 @@ class Delays:
 
     def _enter(self, entry: _Entry) -> None:
         pending = entry[2]
-        self._entries[pending.half.transaction_id] = entry
+        self._entries[pending.transaction_id] = entry
         self._list(is_dropped=_needs_payload(pending)).add(entry)
 
     def remove(self, transaction_id: str) -> None:
@@ -66,7 +66,7 @@ class Delays:
 
     def moved(self, pending: Pending) -> None:
         """Note that the payload of a transaction was dropped, or is in memory again."""
-        entry = self._entries.get(pending.half.transaction_id)
+        entry = self._entries.get(pending.transaction_id)
         if entry is not None:
             self._list(is_dropped=pending.dropped is None).remove(entry)
             self._enter(entry)
@@ -111,7 +111,7 @@ class KeyOrder:
     def add(self, line: Line, pending: Pending) -> None:
         """Add a transaction at the end of a line."""
         self._count += 1
-        self._lines.setdefault(line, OrderedDict())[pending.half.transaction_id] = pending
+        self._lines.setdefault(line, OrderedDict())[pending.transaction_id] = pending
 
     def head(self, line: Line) -> Pending | None:
         """Return the first transaction of a line, or None."""
@@ -125,8 +125,8 @@ class KeyOrder:
     def remove(self, line: Line, pending: Pending) -> Pending | None:
         """Remove a transaction. If it was the head, return the new head."""
         waiting = self._lines[line]
-        was_head = next(iter(waiting)) == pending.half.transaction_id
-        del waiting[pending.half.transaction_id]
+        was_head = next(iter(waiting)) == pending.transaction_id
+        del waiting[pending.transaction_id]
         self._count -= 1
         if not waiting:
             del self._lines[line]
@@ -202,18 +202,18 @@ class ReadyQueue:
     def _make_ready(self, pending: Pending) -> None:
         """Make a transaction ready, behind all others."""
         pending.sequence = next(self._sequence)
-        self._ready[pending.half.transaction_id] = pending
+        self._ready[pending.transaction_id] = pending
 
     def _make_ready_again(self, some: Iterable[Pending]) -> None:
         """Make transactions ready that were set aside. They keep their places among the others."""
         for pending in some:
             if self._is_in_front(pending):
-                self._ready[pending.half.transaction_id] = pending
+                self._ready[pending.transaction_id] = pending
                 self._is_unsorted = True
 
     def withdraw(self, pending: Pending) -> None:
         """Remove a transaction from the queue, because another decision replaces its own."""
-        transaction_id = pending.half.transaction_id
+        transaction_id = pending.transaction_id
         self.all.pop(transaction_id, None)
         self._ready.pop(transaction_id, None)
         self.delays.remove(transaction_id)
@@ -221,7 +221,7 @@ class ReadyQueue:
 
     def forget(self, pending: Pending) -> None:
         """Remove a settled transaction, and make ready those that waited behind it."""
-        transaction_id = pending.half.transaction_id
+        transaction_id = pending.transaction_id
         # A transaction that its snapshot decided may be settled with its line before its op is read again. Then it is
         # not in `all`.
         self.all.pop(transaction_id, None)
@@ -233,13 +233,13 @@ class ReadyQueue:
         if (line := pending.half.line) is not None:
             head = self.keys.remove(line, pending)
             if head is not None and head.verdict is Verdict.COMMIT:
-                name = head.half.transaction_id
+                name = head.transaction_id
                 if not (head.held or name in self._ready or name in self.delays):
                     self._make_ready(head)
 
     def is_put_off(self, pending: Pending) -> bool:
         """Tell whether a transaction is delayed or set aside."""
-        return pending.held or pending.half.transaction_id in self.delays
+        return pending.held or pending.transaction_id in self.delays
 
     def sort(self, line: Line) -> None:
         """Restore the order of offsets in a line. A commit that is no longer the head is not ready."""
@@ -247,7 +247,7 @@ class ReadyQueue:
         head = self.keys.head(line)
         for pending in self.keys.line_of(line):
             if pending is not head and pending.verdict is Verdict.COMMIT:
-                self._ready.pop(pending.half.transaction_id, None)
+                self._ready.pop(pending.transaction_id, None)
 
     def release_due(self, now_ms: int) -> None:
         """Release delayed transactions that are due, a limited number at a time."""
@@ -319,7 +319,7 @@ class ReadyQueue:
         """Yield the beginning of a line that can be published together: a hot key needs few Kafka transactions."""
         for pending in self.keys.line_of(line):
             waits = pending.verdict is None or pending.held or _needs_payload(pending)
-            if waits or limit <= 0 or pending.half.transaction_id in self.delays:
+            if waits or limit <= 0 or pending.transaction_id in self.delays:
                 return
             is_rollback = pending.verdict is _ROLLBACK
             if not is_rollback and (blocking(pending) is not None or self.set_aside.is_behind(pending)):
@@ -334,7 +334,7 @@ def _fill(chosen: dict[str, Pending], candidates: Iterable[Pending], limit: int,
     No smaller one passes a candidate that does not fit: the order of decisions is kept. The first is always chosen.
     """
     for pending in candidates:
-        transaction_id = pending.half.transaction_id
+        transaction_id = pending.transaction_id
         if transaction_id in chosen or len(chosen) >= limit:
             continue
         if chosen and pending.payload_bytes > room_bytes:

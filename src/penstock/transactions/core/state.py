@@ -92,7 +92,7 @@ class PartitionState:
         self.places.restore(snapshotted)
         for pending in snapshotted:
             if pending.verdict is not None:
-                self.unread[pending.half.transaction_id] = pending
+                self.unread[pending.transaction_id] = pending
         self.queue_unread(self.op_position)
         return snapshotted
 
@@ -100,7 +100,7 @@ class PartitionState:
         """Queue the transactions that a snapshot decided by an op below an offset: that op is not read again."""
         for pending in sorted(self.unread.values(), key=lambda unread: (unread.decided_at, unread.decided_index)):
             if pending.decided_at < below:
-                self.queue.add(self.unread.pop(pending.half.transaction_id))
+                self.queue.add(self.unread.pop(pending.transaction_id))
 
     def add_half(self, offset: int, half: Half, birth_ms: int = 0) -> Pending | Refusal | None:
         """Add the next half. Return its pending transaction, or the reason for refusing it.
@@ -144,7 +144,7 @@ class PartitionState:
             self.queue.keys.add(line, pending)
 
     def _forget(self, pending: Pending) -> None:
-        transaction_id = pending.half.transaction_id
+        transaction_id = pending.transaction_id
         del self.pending[transaction_id]
         self.payloads.forget(pending)
         if self.answered:
@@ -325,8 +325,8 @@ class PartitionState:
         snapshots = [(pending, pending.snapshot()) for pending in snapshot]
         self.queue.release_due(self.now_ms)
         chosen = self.queue.choose(limit, blocking, room_bytes)
-        snapshots = [(pending, written) for pending, written in snapshots if pending.half.transaction_id not in chosen]
-        snapshotted = {pending.half.transaction_id: pending for pending, _ in snapshots}
+        snapshots = [(pending, written) for pending, written in snapshots if pending.transaction_id not in chosen]
+        snapshotted = {pending.transaction_id: pending for pending, _ in snapshots}
         passed = {**chosen, **snapshotted} if snapshotted else chosen
         answered = [pending for name, pending in self.answered.items() if name not in passed]
         if not chosen and not answered and not snapshotted:
@@ -401,14 +401,14 @@ class PartitionState:
         """Begin the next lives of discarded transactions that were brought back meanwhile."""
         begun = []
         for pending in settled if self._next_lives else ():
-            halves = self._next_lives.pop(pending.half.transaction_id, None)
+            halves = self._next_lives.pop(pending.transaction_id, None)
             if halves is not None:
                 first, *others = halves
                 again = self._begin(first.offset, first.half, first.birth_ms)
                 for part in others:
                     self._add_part(again, part.offset, part.half)
                 begun.append(again)
-                self.judge_held(again.half.transaction_id)
+                self.judge_held(again.transaction_id)
         if begun:
             # Halves with higher offsets were read meanwhile: restore the order of offsets.
             self.places.sort()
