@@ -6,9 +6,9 @@ are three exceptions to "the first wins":
 
 - A transaction of several messages can end by COMMIT or DISCARD only when all of its halves are there. Until then such
   a decision is held, and so are all decisions after it.
-- A ROLLBACK of the producer or an operator takes back the COMMIT of a message that waits for its `deliver_at`, if the
-  ROLLBACK was stored before that time by the broker's clock. A delay ends only when all records from before a restart
-  are read, so that a restart does not change the outcome.
+- A ROLLBACK of the producer or an operator takes back the COMMIT of a message that waits for its `deliver_at`. The
+  ROLLBACK must be stored before that time by the broker's clock. A delay ends only when all records from before a
+  restart are read, so that a restart does not change the outcome.
 - A DISCARD of an operator overrules a COMMIT that cannot be published. While a Kafka transaction with the message is
   under way, the message may be visible already. The DISCARD is held until that transaction has ended.
 

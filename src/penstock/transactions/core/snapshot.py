@@ -1,9 +1,10 @@
 """Snapshots: which pending transactions are written into the done log, so that the checkpoints can pass them.
 
-Pure. Without snapshots one old half (its group is down for a week, or its message is due in a month) would hold the
-checkpoints of the half and op logs, and a restart would read all records after it. Snapshots are taken of the lowest
-pending transactions, so that after a restart the rest follows from the half log in the order of offsets. Snapshots
-also grow old: when the done log is far past one that is still needed, it is written again.
+Pure. Some halves are pending for long: their group is down for a week, or their message is due in a month. Without
+snapshots one such half would hold the checkpoints of the half and op logs, and a restart would read all records after
+it. Snapshots are taken of the lowest pending transactions, so that after a restart the rest follows from the half log
+in the order of offsets. Snapshots also grow old: when the done log is far past one that is still needed, it is written
+again.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 A group costs a fixed time (begin, end, markers) plus a time for each decision. All of a group become visible together.
 So groups are as large as the target latency allows, but not so small that the fixed time is more than half of the
 whole. Smaller groups would spend most of the time on the fixed part, and decisions would wait longer. Both costs are
-estimated from the times of groups with different sizes. The bytes of a group are limited by its own messages when it is
-chosen, because no mean of earlier groups tells the size of the first one. If a group does not fit into the client's
-buffer, the next ones are at most half as large. Pure: the caller reports what happened, and no clock is read.
+estimated from the times of groups with different sizes. The bytes of a group are counted on its own messages when it is
+chosen: no mean of earlier groups tells the size of the first one. If a group does not fit into the client's buffer,
+the next ones are at most half as large. Pure: the caller reports what happened, and no clock is read.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class BatchLimit:
         self._target_s = target_s
         self._limit = float(2 * _MIN_LIMIT)
         self._mean_bytes = 0.0
-        # Most decisions and bytes that probably fit into the client's buffer, whether they were raised since the last
-        # refusal, and how many groups pass until they are.
+        # Most decisions and bytes that probably fit into the client's buffer.
         self._fits, self._fits_bytes = _MAX_LIMIT, _MAX_BYTES
+        # Whether they were raised since the last refusal. Groups between two raises, and until the next one.
         self._is_raised = False
         self._calm = self._calm_left = _CALM
         # Means over groups: size, time, size squared, and size times time.
