@@ -37,9 +37,9 @@ class LogPlaces:
         """Add a transaction that was read from the half log."""
         self.only_in_half_log[pending.transaction_id] = pending
 
-    def restore(self, some: Iterable[Pending]) -> None:
+    def restore(self, snapshotted: Iterable[Pending]) -> None:
         """Add transactions that were read from snapshots."""
-        by_place = sorted(some, key=lambda pending: pending.snapshot_at or 0)
+        by_place = sorted(snapshotted, key=lambda pending: pending.snapshot_at or 0)
         self.snapshotted.update((pending.transaction_id, pending) for pending in by_place)
 
     def sort(self) -> None:
@@ -119,9 +119,9 @@ class LogPlaces:
         return next((at for at, count in self._open_ops.items() if count > applied[at]), op_position)
 
 
-def by_offset(some: Mapping[str, Pending]) -> OrderedDict[str, Pending]:
+def by_offset(transactions: Mapping[str, Pending]) -> OrderedDict[str, Pending]:
     """Return transactions in the order of their offsets."""
-    return OrderedDict(sorted(some.items(), key=lambda item: item[1].offset))
+    return OrderedDict(sorted(transactions.items(), key=lambda item: item[1].offset))
 
 
 class Mark(NamedTuple):

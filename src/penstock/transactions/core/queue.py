@@ -204,9 +204,9 @@ class ReadyQueue:
         pending.sequence = next(self._sequence)
         self._ready[pending.transaction_id] = pending
 
-    def _make_ready_again(self, some: Iterable[Pending]) -> None:
+    def _make_ready_again(self, freed: Iterable[Pending]) -> None:
         """Make transactions ready that were set aside. They keep their places among the others."""
-        for pending in some:
+        for pending in freed:
             if self._is_in_front(pending):
                 self._ready[pending.transaction_id] = pending
                 self._is_unsorted = True

@@ -153,7 +153,7 @@ class Trials:
             # A message that entered quarantine while others for its target were under way comes behind them. A refused
             # one stood behind nothing at its first trial, and holds later ones since.
             is_refused = self.quarantine.is_refused
-            others = [entry for some in candidates.values() for entry in some if not is_refused(entry.transaction_id)]
+            others = [entry for group in candidates.values() for entry in group if not is_refused(entry.transaction_id)]
             targets = {target for entry in others for target in entry.topics}
             if targets.isdisjoint(under_way()):
                 batches = self._batches(candidates)
@@ -181,27 +181,27 @@ class Trials:
         """Return what to try for a topic: one refused transaction alone, or up to `width` that were not refused."""
         if self.quarantine.retries(topic, now) and (refused := self._refused_longest(topic)) is not None:
             return refused
-        found: dict[int, list[Pending]] = {}
+        candidates: dict[int, list[Pending]] = {}
         for number, backlog in self._owned.items():
-            some = self._unrefused(backlog, topic, width)
-            width -= len(some)
-            if some:
-                found[number] = some
+            entries = self._unrefused(backlog, topic, width)
+            width -= len(entries)
+            if entries:
+                candidates[number] = entries
             if width <= 0:
                 break
-        return found
+        return candidates
 
     def _refused_longest(self, topic: str) -> dict[int, list[Pending]] | None:
         """Return the refused transaction of a topic whose last trial is the oldest, by its partition."""
-        found = [
+        candidates = [
             (self.quarantine.tried_at(waiting.transaction_id), number, waiting)
             for number, backlog in self._owned.items()
             for waiting in backlog.set_aside.fronts(topic)
             if not waiting.in_flight and self.quarantine.is_refused(waiting.transaction_id)
         ]
-        if not found:
+        if not candidates:
             return None
-        _, number, waiting = min(found, key=lambda candidate: candidate[0])
+        _, number, waiting = min(candidates, key=lambda candidate: candidate[0])
         return {number: [waiting]}
 
     def _batches(self, candidates: Mapping[int, list[Pending]]) -> dict[int, DecidedBatch]:
@@ -213,8 +213,8 @@ class Trials:
             chosen.append(entry.payload_bytes)
             return len(chosen) == 1 or sum(chosen) <= _MAX_BYTES
 
-        for number, some in candidates.items():
-            batch = self._owned[number].trial(some, fits)
+        for number, entries in candidates.items():
+            batch = self._owned[number].trial(entries, fits)
             if batch is not None:
                 batches[number] = batch
         return batches

@@ -102,9 +102,9 @@ class StoreTopics:
 
     def coordinator_rights(self, existing: Collection[str] = ()) -> list[Right]:
         """Return the rights of a coordinator, except Write on targets. Create is for topics not `existing`."""
-        operations = {f"{self.prefix}.{name}": some for name, some in COORDINATOR_NEEDS.items()}
+        operations = {f"{self.prefix}.{name}": needed for name, needed in COORDINATOR_NEEDS.items()}
         return [
-            *(topic_right(operation, topic) for topic, some in operations.items() for operation in some),
+            *(topic_right(operation, topic) for topic, needed in operations.items() for operation in needed),
             *(topic_right(Operation.CREATE, topic) for topic in operations if topic not in existing),
             group_right(self.coordinators),
             Right(Operation.DESCRIBE, Resource.GROUP, self.checkers(""), is_prefix=True),
@@ -168,10 +168,10 @@ def open_topics(
         TopicSpec(topics.status, 1, _STATUS | _SEGMENTS | BROKER_TIME),
     ]
     counts = ensure_topics(admin, [spec for spec in specs if spec.name in named], needs=named, of_store=True)
-    found = {counts[topics.half], counts[topics.op], counts[topics.done]}
-    if len(found) != 1:
+    log_counts = {counts[topics.half], counts[topics.op], counts[topics.done]}
+    if len(log_counts) != 1:
         raise ConfigurationError(
             f"{topics.half}, {topics.op} and {topics.done} must have the same number of partitions, but have "
             f"{counts[topics.half]}, {counts[topics.op]} and {counts[topics.done]}; use another prefix"
         )
-    return StoreTopics(prefix, found.pop(), counts[topics.check])
+    return StoreTopics(prefix, log_counts.pop(), counts[topics.check])
