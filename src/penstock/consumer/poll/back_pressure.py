@@ -1,12 +1,12 @@
-"""Back-pressure: whether more may be fetched now, and which partitions are paused, with the reason.
+"""Back-pressure: limits on messages and bytes in flight, and the pauses of partitions, each with its reason.
 
-Pausing a partition makes the client throw away what it had fetched of it, so a brief saturation is met by not asking
-for a moment; only a partition that stays full is paused. On the poll thread only.
+If a partition is paused, the client drops the messages that it had fetched for it. So a short saturation only stops
+fetching for a moment. A partition that stays full is paused. On the poll thread only.
 
-The bytes of all are bounded together. Lest a topic that is throttled, or slow, take them all and stop the others, a
-small share is kept free for each partition: one that holds less may fetch whatever the others hold.
+All partitions share one limit of bytes. A throttled or slow topic must not take all bytes and stop the others, so a
+small share is kept free for each partition. A partition below its share may fetch whatever the others hold.
 
-What the app itself has paused (`AppPauses`) is paused here as well, at once and whatever the limits are.
+The pauses of the app (`AppPauses`) are applied here too, at once and independent of the limits.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ _log = logging.getLogger(__name__)
 
 
 class AppPauses:
-    """The pauses by the app. Any thread. Each change replaces the mapping, so that readers need no lock."""
+    """The pauses that the app has set. Any thread. Each change replaces the mapping, so readers need no lock."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # Taken by writers.
+        # Held by writers.
         self._lock = threading.Lock()
-        # Since when a topic is paused, in seconds since the epoch, by the topic and None; and by a partition where that
-        # was paused or resumed alone since: None where it is not paused.
+        # Start of each pause in seconds since the epoch, by topic and None. And by topic and partition, if that
+        # partition was paused or resumed separately after its topic: None if it is not paused.
         self._since: Mapping[tuple[str, int | None], float | None] = {}
 
     def pause(self, topic: str, partition: int | None = None) -> None:
-        """Pause a topic, with what partitions it will have, or one partition. What is paused stays so since then.
+        """Pause a topic with all its present and later partitions, or one partition. A former pause keeps its start.
 
-        `ConfigurationError` where the topic is not consumed, or the partition is no number.
+        Raises `ConfigurationError` if the topic is not consumed or the partition is no number.
         """
         self._change(topic, partition, self._engine.clock.time())
 
     def resume(self, topic: str, partition: int | None = None) -> None:
-        """Let a topic go on with all of its partitions, or one partition; raises as `pause`."""
+        """Resume a topic with all its partitions, or one partition; raises as `pause`."""
         self._change(topic, partition, None)
 
     def _change(self, topic: str, partition: int | None, since: float | None) -> None:
         known = self._engine.handlers
-        # A topic that was deleted while it was paused can still be resumed.
+        # A topic that was deleted during its pause can still be resumed.
         if topic not in known and not any(paused == topic for paused, _ in self._since):
             text = ", ".join(known) or "none yet"
             raise ConfigurationError(f"no handler of {self._engine.group} consumes {topic!r}; its topics are: {text}")
@@ -61,16 +61,16 @@ class AppPauses:
             raise ConfigurationError(f"partition must be a number from 0 on, but is {partition!r}")
         with self._lock:
             former = _paused_since(self._since, topic, partition)
-            # The last word on a topic counts for its partitions, too.
+            # A change of the topic replaces the earlier changes of its partitions.
             changed = {place: at for place, at in self._since.items() if place[0] != topic or partition is not None}
             changed[topic, partition] = since if since is None or former is None else former
             is_paused = any(at is not None for place, at in changed.items() if place[0] == topic)
             self._since = {place: at for place, at in changed.items() if is_paused or place[0] != topic}
 
     def of(self, assignment: Assignment) -> AppPause | None:
-        """Return the pause of a partition, or None where it is not paused.
+        """Return the pause of a partition, or None.
 
-        A retry topic is paused with its topic; with a partition of that it is not, for it mixes them.
+        A retry topic is paused with its topic, but not with a single partition: it mixes their messages.
         """
         paused = self._since
         if not paused:
@@ -92,40 +92,40 @@ def _paused_since(
 
 #: Seconds a partition may be full before it is paused.
 GRACE_S = 0.2
-#: How many times its limit a partition may take in meanwhile, where others hold few: the client hands over one
-#: partition after another, and what is next in its queue may be for them.
+#: How far a partition may go over its limit in that time while others hold few messages: the client returns one
+#: partition after another, and the next messages in its queue may be for the others.
 _OVER = 2
 
-#: The part of all bytes that is kept free for partitions that hold little, each its even share of it.
+#: The part of all bytes that is kept free for partitions that hold little, an equal share for each.
 _KEPT = 1 / 4
 
-#: Offsets from the watermark on of which any pattern fits into the metadata, by the bitmap form of the map.
+#: Offsets from the watermark for which any pattern fits into the metadata, as a bitmap.
 _MAP_ANY = 26_000
-#: Messages that may be taken in at once on the strength of that, holes or not.
+#: The most messages to take in at once within that range, with or without holes.
 _MAP_ONCE = 10_000
-#: Characters of the map that an open message may come to cost, at most about, when those around it are done: in a log
-#: with holes, where the run lengths are deflated. In one without it is a bit of the bitmap.
+#: Characters that an open message adds to the map, about at most, once its neighbours are done: in a log with holes,
+#: where run lengths are deflated. In a log without holes it is one bit of the bitmap.
 _MAP_COST = 0.25
 #: Seconds between two measurements of a map that might outgrow the metadata: one costs as much as a commit.
 _MAP_LOOK_S = 0.1
-#: Messages for which there must be room in the map: below the first the partition takes nothing in until the second.
+#: Messages that must fit into the map. Below the first number, the partition takes nothing in until the second.
 _MAP_FULL = 1_000
 _MAP_FREE = 2_000
 
 
 class _Load(NamedTuple):
-    """What one partition holds."""
+    """The load of one partition."""
 
     assignment: Assignment
-    #: In flight, parked ones left out.
+    #: Messages in flight without the parked ones.
     messages: int
     parked: int
-    #: Whether it holds its even share of the bytes that are kept free.
+    #: Whether it holds its share of the bytes that are kept free.
     has_its_share: bool
 
 
 class BackPressure:
-    """Holds the limits; `app_pause` returns the app's own pause of a partition, or None."""
+    """Applies the limits. `app_pause` returns the app's pause of a partition, or None."""
 
     def __init__(
         self, settings: ConsumerSettings, app_pause: Callable[[Assignment], AppPause | None] = lambda _: None
@@ -135,19 +135,19 @@ class BackPressure:
         self.max_in_flight_bytes = settings.max_in_flight_bytes
         self._fetch_size = settings.fetch_size
         self._app_pause = app_pause
-        #: How many messages may be fetched now, and how many were in flight, parked ones included, by the last `apply`.
+        #: From the last `apply`: the messages that may be fetched, and those in flight, including parked ones.
         self.fetch_limit = settings.fetch_size
         self.in_flight = 0
-        #: How often a partition was paused, by reason.
+        #: Number of pauses, by reason.
         self.pauses = {reason.value: 0 for reason in PauseReason}
-        # Of all partitions, by the last `apply`: whether their bytes and their parked bytes are at the limit, and
-        # whether some hold few messages.
+        # From the last `apply`, over all partitions: whether bytes and parked bytes are at the limit, and whether some
+        # partition holds few messages.
         self._bytes_full = False
         self._parked_full = False
         self._some_hold_few = False
 
     def apply(self, client: ConsumerClient, assignments: Sequence[Assignment], now: float) -> bool:
-        """Pause and resume what is due; return whether the caller may fetch now, or should ask again shortly."""
+        """Pause and resume partitions; return whether the caller may fetch now. If not, it should ask again shortly."""
         self.fetch_limit = self._fetch_size
         may_fetch = True
         for load in self._measure(assignments):
@@ -155,8 +155,8 @@ class BackPressure:
         return may_fetch
 
     def _measure(self, assignments: Sequence[Assignment]) -> list[_Load]:
-        """Return what each partition holds, and note what all hold together."""
-        # One byte at least: a partition that holds nothing may take a message in.
+        """Return the load of each partition, and note the total."""
+        # At least one byte: an empty partition may take a message in.
         share = max(1, int(self.max_in_flight_bytes * _KEPT) // max(1, len(assignments)))
         little = share
         taken = parked_bytes_of_all = messages = bytes_of_all = 0
@@ -164,11 +164,11 @@ class BackPressure:
         self._some_hold_few = False
         for assignment in assignments:
             in_flight, in_bytes, parked, parked_bytes, unsent_bytes = assignment.tracker.load()
-            # In flight each message has the mean size of its fetch, parked it has its own. Small ones parked out of
-            # large ones must not count as healthy for ever, nor large ones make room for others.
+            # In flight, a message counts with the mean size of its fetch; parked, with its own. Parked small messages
+            # must not leave large ones counted as healthy for ever, nor must large ones make room for others.
             healthy_bytes = max(0, in_bytes - max(parked_bytes, in_bytes * parked // max(1, in_flight)))
             healthy_bytes += unsent_bytes
-            # What it does not hold of its share is kept for it.
+            # The unused part of its share is kept for it.
             taken += max(share, healthy_bytes)
             if healthy_bytes < share:
                 little = min(little, share - healthy_bytes)
@@ -179,17 +179,17 @@ class BackPressure:
             loads.append(_Load(assignment, in_flight - parked, parked, has_its_share))
             self._some_hold_few = self._some_hold_few or in_flight - parked < self.max_in_flight // 2
         self.in_flight = messages
-        # Half the limit again before resuming, so that a partition does not flap.
+        # Resume at half the limit, so that a partition does not flap.
         self._bytes_full = taken >= max(1, self.max_in_flight_bytes // (2 if self._bytes_full else 1))
         if self._bytes_full:
-            # Only those that hold little fetch now, and no more of them than their shares hold, by what is in flight.
+            # Only partitions below their share fetch now. The limit is what fits into a share, by the mean size.
             self.fetch_limit = max(1, min(self.fetch_limit, little * messages // max(1, bytes_of_all)))
         most_parked = self.max_in_flight_bytes // PARKED_SHARE
         self._parked_full = parked_bytes_of_all >= max(1, most_parked // (2 if self._parked_full else 1))
         return loads
 
     def _apply_to(self, client: ConsumerClient, load: _Load, now: float) -> bool:
-        """Pause or resume one partition if that is due; return whether it lets the caller fetch now."""
+        """Pause or resume one partition if needed; return whether the caller may fetch."""
         assignment, wanted, may_fetch = load.assignment, self._reason(load, now), True
         since = now if assignment.full_since is None else assignment.full_since
         assignment.full_since = None if wanted is None else since
@@ -206,7 +206,7 @@ class BackPressure:
         return may_fetch
 
     def _reason(self, load: _Load, now: float, over: int = 1) -> PauseReason | None:
-        """Return the limit that a partition is at; of messages it may hold `over` times as many."""
+        """Return the limit that a partition has reached, or None. `over` multiplies the limit of messages."""
         assignment, parked = load.assignment, load.parked
         if load.messages >= over * _limit(self.max_in_flight, assignment, PauseReason.IN_FLIGHT):
             return PauseReason.IN_FLIGHT
@@ -219,9 +219,9 @@ class BackPressure:
         return PauseReason.BYTES if self._bytes_full and load.has_its_share else None
 
     def pause_new(self, client: ConsumerClient, assignments: Sequence[Assignment]) -> None:
-        """Pause those new assignments that the app has paused.
+        """Pause new assignments of topics that the app has paused.
 
-        And all where the bytes are full, or each would bring a fetch beyond them (I5).
+        If the bytes are full, pause all new ones: each would bring a fetch beyond the limit (I5).
         """
         for assignment in assignments:
             if self._app_pause(assignment) is not None:
@@ -230,7 +230,7 @@ class BackPressure:
                 self.set_pause(client, assignment, PauseReason.BYTES)
 
     def set_pause(self, client: ConsumerClient, assignment: Assignment, reason: PauseReason | None) -> None:
-        """Pause one partition for a named reason; with None resume it. What fails is tried again at the next call."""
+        """Pause a partition for a reason, or resume it with None. After an error the next call tries again."""
         place = [TopicPartition(assignment.topic, assignment.partition)]
         try:
             if reason is None:
@@ -247,15 +247,15 @@ class BackPressure:
 
 
 def _limit(limit: int, assignment: Assignment, reason: PauseReason) -> int:
-    """Return a limit as it counts now: half of it for a partition that is paused because of it."""
+    """Return the current limit: half of it for a partition that is paused because of it."""
     return max(1, limit // (2 if assignment.paused is reason else 1))
 
 
 def _map_room(assignment: Assignment, in_flight: int, now: float, fetch_size: int) -> int:
-    """Return how many messages may be taken in so that the map of what is done above the watermark fits into a commit.
+    """Return how many messages may be taken in so that the offset map always fits into the commit metadata.
 
-    It must fit at every moment until they are done, whatever is done of them first: a map that is cut costs a replay of
-    what was cut.
+    The map of what is done above the watermark must fit in whatever order they become done: what is cut from a map is
+    handled again.
     """
     tracker = assignment.tracker
     position = tracker.position
@@ -266,6 +266,6 @@ def _map_room(assignment: Assignment, in_flight: int, now: float, fetch_size: in
         assignment.map_look = now + _MAP_LOOK_S
         free = MAX_METADATA_CHARS - len(tracker.commit_point().metadata)
         assignment.map_end = position + int(free / _MAP_COST) - in_flight
-    # What was in flight at that measurement was counted as open; what came since is counted by its offsets. In a log
-    # with holes messages span more offsets than they are: not as many as `dense` may be taken at once.
+    # That measurement counted the messages in flight as open; later ones count by their offsets. In a log with holes,
+    # messages span more offsets than their number: so not all of `dense` may be taken at once.
     return max(min(dense, _MAP_ONCE), assignment.map_end - position)

@@ -1,23 +1,22 @@
-"""Commits: what is sent to the group, when, and what happens when that fails. The poll thread's.
+"""Commits: sends commit points to the group on the poll thread, and repeats the commits that fail.
 
-There are two ways: the consumer's client commits, or the outbox does so with what goes to other topics, in Kafka
-transactions.
+There are two implementations. Either the consumer's client commits, or the outbox commits in Kafka transactions,
+together with the messages for other topics.
 
-The client's own position lies past markers and aborted ranges, which no message shows. It also lies past messages that
-the client has counted but not handed over yet, as when a rebalance callback runs in the middle of `consume`. So it is
-read only between fetches, when all that came out was tracked: never in a callback, and never after a fetch that failed
-half-way.
+The client's position lies past markers and aborted ranges, which no message shows. It also lies past messages that the
+client has counted but not returned yet, for example when a rebalance callback runs in the middle of `consume`. So it is
+read only between fetches, when every returned message is tracked: never in a callback, never after a failed fetch.
 
-A commit point is computed once and is one value with its offset map. A commit that fails is counted, logged and soon
-made again, whatever the interval is: it never ends the poll thread. One that is refused because the group rebalances is
-no failure: it is made again in the new generation, unless the partition has moved.
+A commit point and its offset map are computed together, as one value. A failed commit is counted, logged and soon
+repeated, whatever the interval is. It never ends the poll thread. A commit that is refused because the group rebalances
+is no failure: it is repeated in the new generation, unless the partition has moved.
 
-One commit is under way at a time. The client repeats a commit whose broker went away, and a repeated older commit that
-arrives after a newer one takes the group back, with success reported for both. Where an answer stays out too long the
-next is sent without it; when all answers are there, the commit points are sent once more.
+One commit is in flight at a time. The client repeats a commit if its broker goes away. A repeated older commit that
+arrives after a newer one takes the group back, and both report success. If an answer takes too long, the next commit is
+sent without it. Once all answers are there, the commit points are sent again.
 
-A broker may be set to take less metadata than Kafka does by default. Then commits would fail for ever, so they are made
-again at once without maps.
+A broker may accept less metadata than Kafka's default. Every commit would fail then, so the commit is repeated at once
+without its map.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _log = rationed(__name__)
 
 
 class Commits(ABC):
-    """Commits the assignments' watermarks every `interval_s` seconds, which any thread may change."""
+    """Commits the watermarks of the assignments every `interval_s` seconds. Any thread may change the interval."""
 
     def __init__(self, engine: Engine, refusals: Refusals) -> None:
         self.interval_s = engine.settings.commit_interval
@@ -51,7 +50,7 @@ class Commits(ABC):
         self._next = 0.0
 
     def tick(self, client: ConsumerClient, now: float) -> None:
-        """Commit what has changed, when it is time, without waiting for the answer."""
+        """Commit what has changed if the interval is over, without waiting for the answer."""
         if now >= self._next:
             self._next = now + self.interval_s
             self._advance_idle(client)
@@ -59,27 +58,27 @@ class Commits(ABC):
 
     @abstractmethod
     def _commit(self, client: ConsumerClient, assignments: Sequence[Assignment], now: float) -> Collection[Assignment]:
-        """Have what has changed committed; return of which assignments that is."""
+        """Commit what has changed; return the assignments concerned."""
 
     @abstractmethod
     def commit_drained(self, client: ConsumerClient, now: float) -> bool:
         """Commit what has changed at the end of a drain; return whether the group has all of it.
 
-        To be asked again between polls.
+        The caller repeats the call between polls.
         """
 
     @abstractmethod
     def commit_revoked(self, client: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
-        """Commit what has changed of revoked partitions, from within a rebalance callback, in at most `wait_s`."""
+        """Commit what has changed in revoked partitions, within a rebalance callback, in at most `wait_s` seconds."""
 
     def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:  # noqa: B027 - a hook
-        """Take the answer to a commit that was not waited for. The client calls it from within poll."""
+        """Handle the answer to an asynchronous commit. The client calls it from within `poll`."""
 
     def forget_answers(self) -> None:  # noqa: B027 - a hook
-        """Wait for no answer any more: the client that sent the commits has ended, with all its partitions."""
+        """Stop waiting for answers: the client that sent the commits has ended, with all its partitions."""
 
     def _advance_idle(self, client: ConsumerClient) -> None:
-        """Move past markers and aborted ranges at the tail: only the client's position shows them."""
+        """Advance past markers and aborted ranges at the tail. Only the client's position shows them."""
         idle = [
             assignment
             for assignment in self._assignments.all()
@@ -93,43 +92,43 @@ class Commits(ABC):
             _log.debug("positions are not known now: %s", reason(error))
             return
         for assignment, position in zip(idle, positions, strict=True):
-            # All that was fetched is tracked, and nothing is fetched meanwhile: this is the thread that fetches.
+            # All fetched messages are tracked, and this thread is the one that fetches.
             if position.error is None and position.offset > assignment.tracker.position:
                 assignment.tracker.advance(position.offset)
 
 
-#: Seconds to wait for the answer to a commit before the next is sent all the same: longer than a group takes to move to
-#: another broker, with a session of 9 s.
+#: Seconds to wait for the answer to a commit before the next one is sent: longer than a group takes to move to another
+#: broker, with a session of 9 s.
 _ANSWER_S = 20.0
-#: Seconds until a commit that failed is made again, where the interval is longer; and between two log lines about it.
+#: Seconds until a failed commit is repeated, if the interval is longer; and between two log lines about it.
 _RETRY_S = 0.5
 _LOG_AGAIN_S = 10.0
 
 
 class ConsumerCommits(Commits):
-    """Has the consumer's client commit."""
+    """Commits through the consumer's client."""
 
     def __init__(self, engine: Engine, refusals: Refusals) -> None:
         super().__init__(engine, refusals)
-        # Commits without an answer yet, when the last was sent, and whether the broker may take an earlier one behind
-        # it: two were under way at once, or the client gave one up that it had sent.
+        # Commits without an answer, and the time of the last one. `_overtaken`: the broker may take an earlier commit
+        # after the last one, because two were in flight at once or the client gave up a commit that it had sent.
         self._under_way = 0
         self._sent_at = self._clock.monotonic()
         self._overtaken = False
-        # When the next may be made after one that failed.
+        # Earliest time of the next commit after a failed one.
         self._again_at = 0.0
-        # Characters of an offset map that the broker is believed to take: 0 once it has refused one.
+        # Characters of an offset map that the broker presumably accepts: 0 once it has refused a map.
         self._map_chars = MAX_METADATA_CHARS
 
     def tick(self, client: ConsumerClient, now: float) -> None:
-        """As `Commits` says, one at a time."""
+        """Commit as the base class does, one commit at a time."""
         if not self._under_way or now - self._sent_at >= _ANSWER_S:
             super().tick(client, now)
 
     def commit_drained(self, client: ConsumerClient, now: float) -> bool:
-        """As `Commits` says.
+        """Commit at the end of a drain.
 
-        Polls bring the answers: waiting for one in the client would know no bound while the coordinator is away.
+        Polls bring the answers: a synchronous commit has no time limit while the coordinator is away.
         """
         if not self._under_way and now >= self._again_at:
             self._advance_idle(client)
@@ -137,42 +136,48 @@ class ConsumerCommits(Commits):
         return not self._under_way and all(assignment.acknowledged for assignment in self._assignments.all())
 
     def commit_revoked(self, client: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
-        """As `Commits` says.
+        """Commit revoked partitions, and wait up to `wait_s` until the group has taken or refused the commit.
 
-        A commit that is waited for in the client knows no bound while the coordinator is away: as long as a session, or
-        a request. Its answer would come from `poll`, which here would hand over messages as well. So the group is asked
-        for its offsets instead, a question that ends in time, which the coordinator answers after the commit, for both
-        go one way. The commit goes out before the group hears of the revocation in any case: the client sends in
-        order. It is waited `wait_s` seconds until the group is known to have taken or refused it.
+        A synchronous commit has no time limit while the coordinator is away: it takes as long as a session, or a
+        request. The answer to an asynchronous one comes from `poll`, which here would return messages as well. So the
+        group's offsets are requested instead, a request with a time limit. The coordinator answers it after the commit,
+        because both use one connection. In any case the commit reaches the group before the revocation does: the
+        client sends in order.
         """
         sent = self._commit(client, assignments, self._clock.monotonic())
         try:
             if sent:
-                client.committed([TopicPartition(each.topic, each.partition) for each in sent], wait_s)
+                places = [TopicPartition(assignment.topic, assignment.partition) for assignment in sent]
+                client.committed(places, wait_s)
         except KafkaException as error:
             _log.warning(
-                "the group is not known to have the commit of %s, which were revoked, within %.1f s: %s; where it does "
-                "not arrive, the next owner handles again what was done since the commit before",
+                "the group is not known to have the commit of %s, which were revoked, within %.1f s: %s; if it does "
+                "not arrive, the next owner handles again what was done since the previous commit",
                 ", ".join(map(str, sent)),
                 wait_s,
                 reason(error),
             )
 
     def _commit(self, client: ConsumerClient, assignments: Sequence[Assignment], now: float) -> Collection[Assignment]:
-        """As `Commits` says."""
+        """Commit as `Commits` says."""
         sent: list[Assignment] = []
         self._engine.complete_finished()
         for assignment in assignments:
             if not assignment.known:
-                # The group may stand anywhere; 0 would take it back to the beginning of the log.
+                # The group may be at any offset; 0 would take it back to the beginning of the log.
                 continue
             point = assignment.tracker.commit_point(self._map_chars)
             if point != assignment.committed or not assignment.acknowledged:
                 assignment.committed, assignment.acknowledged = point, False
                 sent.append(assignment)
         points = [
-            TopicPartition(each.topic, each.partition, each.committed.offset, metadata=each.committed.metadata)
-            for each in sent
+            TopicPartition(
+                assignment.topic,
+                assignment.partition,
+                assignment.committed.offset,
+                metadata=assignment.committed.metadata,
+            )
+            for assignment in sent
         ]
         self._send(client, points, now)
         return sent
@@ -189,7 +194,7 @@ class ConsumerCommits(Commits):
             self._note_failure(error.args[0], points)
 
     def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """As `Commits` says."""
+        """Count the answer, and mark the assignments that the group has or that must be committed again."""
         self._under_way = max(0, self._under_way - 1)
         refused = [partition for partition in partitions if error is not None or partition.error is not None]
         why = error or next((partition.error for partition in refused), None)
@@ -201,7 +206,7 @@ class ConsumerCommits(Commits):
             self._report(partitions, None)
         for partition in partitions:
             assignment = self._assignments.get(partition.topic, partition.partition)
-            # An answer to an earlier commit does not answer the last one.
+            # The answer to an earlier commit does not answer the last one.
             if partition not in refused and assignment and assignment.committed.offset == partition.offset:
                 assignment.acknowledged = True
         if error is not None and error.code() == KafkaError._TIMED_OUT:  # noqa: SLF001 - the client library's public constants look so
@@ -212,7 +217,7 @@ class ConsumerCommits(Commits):
                 assignment.acknowledged = not assignment.known
 
     def forget_answers(self) -> None:
-        """As `Commits` says."""
+        """Stop waiting for answers."""
         self._under_way = 0
         self._overtaken = False
 
@@ -232,7 +237,7 @@ class ConsumerCommits(Commits):
         self._again_at = now + min(_RETRY_S, self.interval_s)
         self._next = min(self._next, self._again_at)
         if is_rebalancing(error):
-            _log.info("the group rebalances: the commit of %s is made again by whoever has them then: %s", places, why)
+            _log.info("the group rebalances: the next owner of %s repeats the commit: %s", places, why)
             return
         self._engine.counts.failed_commits += 1
         self._report(partitions, why)
@@ -250,7 +255,7 @@ class ConsumerCommits(Commits):
             )
 
     def _leave_maps_out(self) -> None:
-        """Commit again at once, and from now on, without maps: the broker does not take one."""
+        """Commit again at once, and from now on, without maps: the broker refuses them."""
         self._next = self._again_at = 0.0
         if not self._map_chars:
             return
@@ -262,19 +267,19 @@ class ConsumerCommits(Commits):
         )
 
 
-#: Seconds between two looks whether the outbox has committed.
+#: Seconds between two checks whether the outbox has committed.
 _OUTBOX_POLL_S = 0.005
 
 
 class TransactionalCommits(Commits):
-    """Has the outbox commit."""
+    """Commits through the outbox."""
 
     def __init__(self, engine: Engine, refusals: Refusals, outbox: TransactionalOutbox) -> None:
         super().__init__(engine, refusals)
         self._outbox = outbox
 
-    def _commit(self, client: ConsumerClient, assignments: Sequence[Assignment], now: float) -> Collection[Assignment]:  # noqa: ARG002 - the outbox has a pace of its own
-        """As `Commits` says."""
+    def _commit(self, client: ConsumerClient, assignments: Sequence[Assignment], now: float) -> Collection[Assignment]:  # noqa: ARG002 - the outbox has its own pace
+        """Let the outbox commit as soon as possible if something has changed."""
         if self._engine.counts.commits != self._outbox.transactions:
             self._engine.counts.commits = self._outbox.transactions
             self._refusals.taken()
@@ -284,16 +289,15 @@ class TransactionalCommits(Commits):
         return changed
 
     def commit_drained(self, client: ConsumerClient, now: float) -> bool:
-        """As `Commits` says."""
+        """Commit at the end of a drain, with all results that wait."""
         self._advance_idle(client)
         return not self._commit(client, self._assignments.all(), now) and not self._outbox.waiting
 
     def commit_revoked(self, client: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
-        """As `Commits` says.
+        """Commit revoked partitions, and wait for finished messages whose results are not sent yet.
 
-        What handlers finished and what is not sent yet is waited for as well: its offsets are done by then. What is not
-        committed in time is given up: the positions of this generation are refused from now on, and the next
-        owner waits for a transaction that is still open.
+        Their offsets are done by then. What is not committed in time is given up: Kafka refuses the positions of this
+        generation from now on, and the next owner waits for a transaction that is still open.
         """
         end = self._clock.monotonic() + wait_s
         while (now := self._clock.monotonic()) < end and not self._outbox.has_failed:

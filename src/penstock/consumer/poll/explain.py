@@ -1,4 +1,4 @@
-"""Why a partition does not move: what holds its watermark, where that message is, and since when."""
+"""Explanations: why a partition does not move. Which message holds its watermark, where it is, and since when."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from penstock.consumer.poll.topics import Topics
 from penstock.options import ClientConfig
 from penstock.routing import KeyState
 
-#: An assignment and an offset of it.
+#: An assignment and one of its offsets.
 Place = tuple[Assignment, int]
 
 
 def no_partition(config: ClientConfig) -> str:
-    """Return why a member with this configuration has no partition, where its group did not refuse it."""
+    """Return why a member with this configuration has no partition, if its group did not refuse it."""
     session = "the brokers' group.consumer.session.timeout.ms, 45000 by default"
     if "session.timeout.ms" in config:
         session = f"session.timeout.ms={config['session.timeout.ms']}"
@@ -36,12 +36,12 @@ def no_partition(config: ClientConfig) -> str:
     )
 
 
-#: The state of a partition of which it is not known where the group stands.
+#: The state of a partition if the group's position is not known.
 UNKNOWN = "position not known yet"
-#: The state of a message that waits for a call which another message began.
+#: The state of a message that waits for the handler call of another message.
 BEHIND_CALL = "behind a call"
 _SAME_KEY = "an earlier call of the same key"
-#: What is added for a key that its handler holds.
+#: The detail of a key that its handler holds.
 _HELD = "its tries are exhausted, and its handler holds it; remove the cause and start the app again"
 
 
@@ -49,32 +49,32 @@ _HELD = "its tries are exhausted, and its handler holds it; remove the cause and
 class Explanation(PartitionStatistics):
     """One assigned partition at one moment.
 
-    The counts are those of its statistics. `partition` is -1 where the group does not take this member, and `paused`
-    says why.
+    The counts are those of its statistics. If this member has no partition, `partition` is -1 and `paused` is the
+    reason.
 
     Attributes:
         handler: name of its handler.
         gaps: ranges of offsets done above the watermark.
-        blocking_offset: the offset that holds the watermark, or None where nothing is in flight.
-        state: where that message is: "idle", "in handler", "parked", "put off" (a deferred completion is out),
-            "held" (its tries are exhausted, by `on_failure="hold"`),
-            "dead letter" (on its way to another topic), "queued", "behind its key", "behind a call" (an earlier one of
-            its key or lane has not returned), "held by rate", or "shut out" where
-            the group does not take this member and "no partition" where it gives it none; "no topic" of a pattern
-            that no topic matches, which stands for the topic, and of a topic that matches and cannot be consumed;
-            "position not known yet" where the group has no offset, or none was fetched, and no message came.
-        key: what the messages that wait for it have in common with it; bytes for a key. Not part of `repr` or `str`.
+        blocking_offset: the offset that holds the watermark, or None if nothing is in flight.
+        state: the state of that message: "idle", "in handler", "parked", "queued", "behind its key", "held by rate",
+            "put off" (its deferred completion is open), "held" (its tries are exhausted, and `on_failure="hold"`),
+            "dead letter" or "publishing" (on its way to another topic), "behind a call" (an earlier call of its key or
+            lane has not returned). Or of the partition: "position not known yet" (the group has no offset, or it was
+            not received, and no message came), "shut out" (the group refuses this member), "no partition" (the group
+            gives it none), "no topic" (no topic matches the pattern that stands for the topic, or a topic matches and
+            cannot be consumed).
+        key: the common key of that message and those that wait for it; bytes for a key. Not part of `repr` or `str`.
         attempt: how often it was tried before.
-        age: seconds in the handler, or of the call that it waits for, or since its first try when it is parked; None
-            elsewhere.
-        due_in: seconds until its next try, when it is parked; None where there is none by the clock.
-        rate: messages/s that its handler may begin, when that is what it waits for.
-        worker: name of the thread or task that has it, or the call that it waits for.
-        detail: what else it waits for: for a dead letter, the topic and the broker's words; for a message behind
-            a parked one of its key, the place of that, in whatever topic.
-        trouble: what is wrong with the topic: it does not exist, no broker answers, another's open transaction is in
-            the way, or which right is missing and what gives it; or None.
-        over_time_limit: how often its handler was over its time limit with it, a call under way included.
+        age: seconds in the handler, or of the call that it waits for, or since the first try of a parked message; else
+            None.
+        due_in: seconds until the next try of a parked message; None if no time is set.
+        rate: messages/s of its handler, if the message waits for the rate.
+        worker: name of the thread or task that handles it, or of the call that it waits for.
+        detail: what else it waits for: for a dead letter, the topic and the broker's error; for a message behind a
+            parked one of its key, the topic, partition and offset of that one.
+        trouble: what is wrong with the topic, or None: it does not exist, no broker answers, the open transaction of
+            another producer is in the way, or a right is missing, with the command that grants it.
+        over_time_limit: how often its handler was over the time limit with it, a running call included.
     """
 
     handler: str
@@ -106,7 +106,7 @@ class Explanation(PartitionStatistics):
         return text if self.blocking_offset is None else f"{text}; held by {self.holder()}"
 
     def holder(self) -> str:
-        """Return what holds the watermark, where something does."""
+        """Return the message that holds the watermark, in words."""
         text = f"offset {self.blocking_offset}, {self.state}"
         if self.state == BEHIND_CALL:
             return f"offset {self.blocking_offset}, queued {self.detail}"
@@ -128,7 +128,7 @@ class Explanation(PartitionStatistics):
 
 
 class Explainer:
-    """Explains what an engine that runs is at. Any thread; an answer is of about one moment, from live state."""
+    """Explains the state of a running engine. Any thread. An answer is about one moment, from live state."""
 
     def __init__(
         self, engine: Engine, topics: Topics, refusals: Refusals, positions: Positions, app_pauses: AppPauses
@@ -138,11 +138,11 @@ class Explainer:
         self._refusals = refusals
         self._positions = positions
         self._app_pauses = app_pauses
-        #: Why this member may have no partition, in words. Empty until it is connected: nothing is explained then.
+        #: Why this member may have no partition, in words. Empty before it is connected: nothing is explained then.
         self.no_partition = ""
 
     def explain(self, *, is_leaving: bool) -> list[Explanation]:
-        """Return why each assigned partition does not move, or each topic where this member has none."""
+        """Explain each assigned partition, or each topic if this member has no partition."""
         if not self.no_partition:
             return []
         topics, assigned = self._topics, self._engine.assignments.all()
@@ -176,21 +176,23 @@ class Explainer:
         for assignment in assignments:
             counts = partition_statistics(assignment)
             place = (assignment, counts.watermark)
-            # Not `asdict`, which copies deeply: that was most of what a report of many partitions cost.
-            said = found[place] = {name: getattr(counts, name) for name in PartitionStatistics.__slots__}
-            said |= {"handler": assignment.route.handler.name, "gaps": len(assignment.tracker.gaps())}
+            # `asdict` copies deeply: that was most of the cost of a report with many partitions.
+            values = found[place] = {name: getattr(counts, name) for name in PartitionStatistics.__slots__}
+            values |= {"handler": assignment.route.handler.name, "gaps": len(assignment.tracker.gaps())}
             if counts.in_flight:
-                said |= {
+                values |= {
                     "blocking_offset": counts.watermark,
                     **_blocking(place, calls.get(place), heads.get(place), now),
                 }
-                said |= self._on_its_way_out(place)
+                values |= self._on_its_way_out(place)
             elif not assignment.known:
-                said["state"] = UNKNOWN
-        queued = {place for place, said in found.items() if said.get("state") == "queued"}
+                values["state"] = UNKNOWN
+        queued = {place for place, values in found.items() if values.get("state") == "queued"}
         for place, behind in [*_behind_calls(slots, queued, now), *self._behind_keys(queued)]:
             found[place] |= behind
-        return [Explanation(**{**said, **self._around(assignment)}) for (assignment, _), said in found.items()]
+        return [
+            Explanation(**{**values, **self._partition_state(assignment)}) for (assignment, _), values in found.items()
+        ]
 
     def _on_its_way_out(self, place: Place) -> dict[str, Any]:
         if (words := self._engine.dead_letter_publisher.states.get(place)) is not None:
@@ -199,9 +201,9 @@ class Explainer:
         return {} if words is None else {"state": "publishing", "detail": words}
 
     def _behind_keys(self, wanted: Collection[Place]) -> Iterator[tuple[Place, dict[str, Any]]]:
-        """Yield those of these messages that wait behind the head of a parked key.
+        """Yield those of the `wanted` messages that wait behind the head of a parked key.
 
-        All that waits is searched for them.
+        It searches all waiting messages.
         """
         publishing = self._engine.dead_letter_publisher.states
         for _, _, parked, (fetch, _, record) in parked_heads(self._engine.scheduler) if wanted else ():
@@ -211,32 +213,32 @@ class Explainer:
                 detail += ", which its handler holds"
             if (words := publishing.get((fetch.assignment, record.offset()))) is not None:
                 detail += f", of which {words}"
-            # A copy, made in one step: the holder of the lane changes it meanwhile.
+            # A copy, made in one step: the lane's holder changes it meanwhile.
             for behind, _, waiting in parked.waiting.copy():
                 place = (behind.assignment, waiting.offset())
                 if place in wanted:
                     yield place, {"state": "behind its key", "detail": detail}
 
-    def _around(self, assignment: Assignment) -> dict[str, Any]:
-        """Return what holds a partition whatever its messages do: the app's own pause, and trouble with its topic."""
-        said: dict[str, Any] = {}
+    def _partition_state(self, assignment: Assignment) -> dict[str, Any]:
+        """Return the state of a partition apart from its messages: the app's pause, and trouble with its topic."""
+        values: dict[str, Any] = {}
         if (pause := self._app_pauses.of(assignment)) is not None:
             when = datetime.fromtimestamp(pause.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            said = {"paused": f"{PauseReason.APP} since {when}; {pause.ended_by} lets it go on", "lag": None}
+            values = {"paused": f"{PauseReason.APP} since {when}; {pause.ended_by} lets it go on", "lag": None}
         elif assignment.paused is PauseReason.APP:
-            # It was resumed; the poll thread tells the client in its next step.
-            said = {"paused": None}
+            # The app has resumed it; the poll thread tells the client in its next step.
+            values = {"paused": None}
         trouble = self._topics.trouble(assignment.topic)
         if trouble is not None:
-            # What the client last knew of the end of the log means nothing then.
-            said["lag"] = None
-        return {**said, "trouble": self._refusals.of_group() or trouble or self._positions.trouble(assignment)}
+            # The client's last known end of the log is void then.
+            values["lag"] = None
+        return {**values, "trouble": self._refusals.of_group() or trouble or self._positions.trouble(assignment)}
 
 
 def _blocking(
     place: Place, slot: ExecutionSlot | None, parked: tuple[Hashable, ConsumerParked, Item] | None, now: float
 ) -> dict[str, Any]:
-    """Return where the message is that holds a partition, if it is in its handler or parked, or waits for its rate."""
+    """Return the state of a message that holds a partition: in its handler, parked, held by rate, or queued."""
     route = place[0].route
     if slot is not None:
         record, age = slot.record, max(0.0, now - slot.started)
@@ -259,16 +261,16 @@ def _blocking(
 
 def _parked(key: Hashable, parked: ConsumerParked, head: Item, now: float) -> dict[str, Any]:
     shown = parked_message(key, parked, head, now)
-    said: dict[str, Any] = {name: getattr(shown, name) for name in ("state", "key", "attempt", "age", "due_in")}
-    said["over_time_limit"] = parked.over_time_limit
+    values: dict[str, Any] = {name: getattr(shown, name) for name in ("state", "key", "attempt", "age", "due_in")}
+    values["over_time_limit"] = parked.over_time_limit
     if parked.awaits_token:
-        said["rate"] = head[0].assignment.route.token_bucket.rate
+        values["rate"] = head[0].assignment.route.token_bucket.rate
     if parked.state is KeyState.HELD:
-        said["detail"] = _HELD
+        values["detail"] = _HELD
     call = parked.call
     if isinstance(call, AbandonedCall) and parked.is_blocked and parked.state is KeyState.WAITING:
-        said |= {"due_in": None, **_behind(_SAME_KEY, call.handler, call.worker, now - call.since)}
-    return said
+        values |= {"due_in": None, **_behind(_SAME_KEY, call.handler, call.worker, now - call.since)}
+    return values
 
 
 def _behind(whose: str, handler: str, worker: str, age: float) -> dict[str, Any]:
@@ -281,14 +283,14 @@ def _behind(whose: str, handler: str, worker: str, age: float) -> dict[str, Any]
 def _behind_calls(
     slots: Iterable[ExecutionSlot], wanted: Collection[Place], now: float
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Yield those of these messages that wait in their lanes for a call, each the lowest in flight of its partition.
+    """Yield those of the `wanted` messages that wait in their lanes for a call. Each is the watermark of its partition.
 
-    Also for one of a former incarnation of a partition, which nothing else shows: after a rebalance its handler goes
-    on.
+    The call may belong to a former incarnation of a partition: after a rebalance its handler goes on, and nothing else
+    shows it.
     """
     for slot, fetch, record in under_way(slots) if wanted else ():
         route, since, lane = fetch.assignment.route, slot.started, slot.lane
-        # A copy, made in one step: the fetcher appends and the holder takes meanwhile.
+        # A copy, made in one step: the fetcher appends and the lane's holder takes meanwhile.
         for run in lane.runs.copy() if lane is not None else ():
             if run.next >= len(run.records):
                 continue

@@ -1,10 +1,10 @@
-"""The fetcher: it takes from the client what is there, as much as back-pressure allows, and puts it on lanes.
+"""The fetcher: takes messages from the client, as many as back-pressure allows, and puts them on lanes.
 
-It runs on the poll thread, and putting messages on lanes is most of what that thread does. So the loops are written for
-speed: one call a partition to the tracker, one a lane to the scheduler, and a handful of calls into C for each message.
+It runs on the poll thread, and most of that thread's work is here. So the loops are written for speed: one call per
+partition to the tracker, one call per lane to the scheduler, and few calls into C per message.
 
-Users' `key=` functions are called here too: a lane cannot be chosen before the key is known. They are to be quick. The
-engine's `poll_slot` shows any thread, as a worker's does, at which message one of them is and since when; one that
+Users' `key=` functions are called here too, because the key chooses the lane. They must be quick. The engine's
+`poll_slot` shows the message of such a call and its start to any thread, as a worker's slot does. A key function that
 keeps the poll thread from its commits is logged.
 """
 
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Seconds to wait before asking again when everything is full for a moment.
+#: Seconds to wait before the next try if everything is full.
 SATURATED_S = 0.002
-#: Messages that the client hands over in one call. It makes their objects with Python's lock held, 0.7 µs each: a whole
+#: Messages that the client returns in one call. It makes their objects with Python's lock held, 0.7 µs each: a whole
 #: fetch in one call would keep all handlers from returning for 7 ms.
 _PIECE = 500
-#: Messages in a batch that are worth a step of their own.
+#: Messages in a batch that justify a step of their own.
 _MUCH = 500
-#: Seconds within which what comes is taken together, unless much is there: at most, and as a part of the interval of
-#: transactions. Each batch wakes the poll thread and workers; where its results wait for a transaction anyway, fewer
-#: and larger ones cost a third less.
+#: Small batches are gathered for this time in seconds: the maximum, and the part of the transaction interval. Each
+#: batch wakes the poll thread and workers. If its results wait for a transaction anyway, fewer and larger batches cost
+#: a third less.
 _MOST_GATHERED_S = 0.005
 _GATHERED_PART = 1 / 20
 
 
 class Fetcher:
-    """On the poll thread only."""
+    """Fetches messages. On the poll thread only."""
 
     def __init__(
         self,
@@ -72,24 +72,24 @@ class Fetcher:
         self.collection_threshold = CollectionThreshold()
         self._taken_at = float("-inf")
         self._took_much = False
-        # The topic of all messages, or nothing where there are several, or patterns will find more. Asking each costs a
-        # tenth of the routing.
+        # The topic of all messages; empty if there are several, or if patterns may find more. To ask each message costs
+        # a tenth of the routing.
         topics = () if engine.patterns else tuple(engine.routes)
         self._only_topic = topics[0] if len(topics) == 1 else ""
-        # Seconds that the keys of one fetch may take before that is logged: the poll thread cannot commit meanwhile.
+        # Seconds that the keys of one fetch may take before a log line: the poll thread cannot commit meanwhile.
         self._slow_keys_s = engine.settings.commit_interval
-        # The arrival of the next message: they are counted from 1, for 0 is older than all.
+        # The arrival number of the next message. It starts at 1, because 0 is older than all.
         self._arrival = 1
         self._now = 0.0
-        # Numbers from 0 on, which runs of all fetches share: they would be an object for each message in flight.
+        # The numbers from 0, shared by the runs of all fetches: else each message in flight would have its own object.
         self._indexes: list[int] = []
-        # Messages by topic and partition since they were taken.
+        # Messages per topic and partition since the last report to telemetry.
         self._counts: dict[str, dict[int, int]] = {}
 
     def fetch(self, poll_timeout: Callable[[float], float]) -> None:
-        """Take what is there; wait for a first message where nothing is.
+        """Fetch what is available; if there is nothing, wait for a first message.
 
-        `poll_timeout` returns for how many seconds, given the time on the engine's clock.
+        `poll_timeout` returns the seconds to wait, given the time on the engine's clock.
         """
         client = self._membership.client
         begun = self._clock.monotonic()
@@ -106,7 +106,7 @@ class Fetcher:
                 self._take([first], client, most, begun)
 
     def _take(self, batch: list[ClientMessage], client: ConsumerClient, most: int, begun: float) -> bool:
-        """Route a batch with what else is there; return whether there was anything."""
+        """Route `batch` with everything else that is available; return whether there was anything."""
         while len(batch) < most:
             piece = client.consume(min(_PIECE, most - len(batch)), 0)
             batch += piece
@@ -125,10 +125,10 @@ class Fetcher:
         return bool(batch)
 
     def route(self, batch: list[ClientMessage]) -> None:
-        """Put messages on their lanes, and see to the errors among them: one that ends the consumer is raised."""
+        """Put messages on their lanes and handle the errors among them. An error that ends the consumer is raised."""
         errors: list[tuple[KafkaError, str | None, int | None]] = []
-        # In C: a step of the interpreter for each message would be a fiftieth of its way. An error is true; compared
-        # with None it raises, for `KafkaError` takes what it is compared with for a number.
+        # In C: an interpreter step per message would be a fiftieth of its cost. An error is true. Compared with None
+        # it raises, because `KafkaError` takes its operand for a number.
         if any(map(type(batch[0]).error, batch)):
             errors = [
                 (error, message.topic(), message.partition())
@@ -145,11 +145,11 @@ class Fetcher:
                 self._membership.client_ended()
 
     def put_on_lanes(self, batch: Sequence[Record], now: float) -> None:
-        """Track a batch of messages without errors, put them on their lanes and wake workers."""
+        """Track messages without errors, put them on their lanes and wake workers."""
         self._now, engine = now, self._engine
         touched: dict[int, ConsumerLane] = {}
         at = 0
-        # A batch holds long stretches of one partition; their ends are found in C.
+        # A batch has long stretches of one partition. `groupby` finds their ends in C.
         for place, same in groupby(self._places(batch)):
             records = batch[at : at + len(list(same))]
             at += len(records)
@@ -168,7 +168,7 @@ class Fetcher:
         engine.wake(engine.scheduler.ready(touched.values()))
 
     def _places(self, batch: Sequence[Record]) -> list[int] | list[tuple[str, int]]:
-        """Return where each message comes from; its partition alone where there is one topic only."""
+        """Return the origin of each message; only its partition if there is one topic."""
         if self._only_topic:
             return column(batch, "partition")
         return [(record.topic(), record.partition()) for record in batch]
@@ -185,7 +185,7 @@ class Fetcher:
         block = assignment.tracker.register(offsets, total_size_in_bytes(records, assignment))
         self._engine.counts.restored += len(offsets) - block.left
         fetch = Fetch(assignment, block, self._now)
-        # Without those that a former owner had done.
+        # Messages that a former owner had done are left out.
         todo = None if block.left == len(offsets) else block.done
         ordering, lanes = assignment.route.ordering, assignment.route.lanes
         if ordering.calls_function:
@@ -212,7 +212,7 @@ class Fetcher:
             touched[lane.number] = lane
 
     def _ask_keys(self, fetch: Fetch, records: Sequence[Record]) -> None:
-        """Have a user's function say what stands for the keys of a fetch, and log that where it takes its time."""
+        """Call the user's key function for a fetch, and log if it is slow."""
         slot, now = self._engine.poll_slot, self._clock.monotonic
         slot.thread_id = threading.get_ident()
         slot.fetch, slot.started = fetch, now()
@@ -220,7 +220,7 @@ class Fetcher:
         took_s = now() - slot.started
         slot.leave()
         if took_s > self._slow_keys_s:
-            # Once more only where it is much slower.
+            # The next log line comes only if it is much slower.
             self._slow_keys_s = 2 * took_s
             _log.warning(
                 "the key function of %s took %.1f s for %d messages of %s, and the poll thread, which calls it, cannot "
@@ -233,7 +233,7 @@ class Fetcher:
             )
 
     def _went_back(self, former: Assignment, offset: int) -> Assignment:
-        """Follow a log that went back (truncated, or reset by policy): a new incarnation starts at `offset`."""
+        """Start a new incarnation at `offset`: the log went back (truncated, or reset by policy)."""
         _log.warning(
             "%s went back from offset %d to %d (log truncated, recreated or reset); handling goes on from there",
             former,
@@ -244,9 +244,9 @@ class Fetcher:
 
 
 def _rising(records: Sequence[Record]) -> Iterator[tuple[Sequence[Record], Sequence[int]]]:
-    """Yield stretches whose offsets rise, with these: one, save where the log went back between two fetches."""
+    """Yield stretches with rising offsets, and the offsets. More than one only if the log went back between fetches."""
     offsets: list[int] = column(records, "offset")
-    if offsets == sorted(offsets):  # in C; what follows is for one batch in the life of a log
+    if offsets == sorted(offsets):  # in C; the rest is for one batch in the life of a log
         yield records, offsets
         return
     begin = 0

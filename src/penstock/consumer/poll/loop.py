@@ -1,8 +1,8 @@
 """The poll loop: one thread owns the Kafka consumer. It alone polls, commits, pauses and serves rebalances.
 
-It never waits for a handler, save within the budget of a revocation, so the poll interval is met whatever handlers do.
-It goes on polling while it drains: what was taken in is finished, committed, and only then the group is left. `run` is
-the body of that thread; a simulation takes the same steps one by one.
+The poll thread waits for a handler only within the time budget of a revocation. So it meets the poll interval whatever
+handlers do. While it drains it goes on polling: it finishes and commits the messages in flight, then leaves the group.
+`run` is the body of the thread. A simulation takes the same steps one by one.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _log = logging.getLogger(__name__)
 
 #: Seconds to wait for a message before timers and commits are served again.
 _POLL_S = 0.05
-#: The same where handlers are at work that return messages.
+#: The same while handlers run whose results are published.
 _BUSY_POLL_S = 0.005
-#: Seconds without a partition after which it is logged why that may be.
+#: Seconds without a partition before the possible reason is logged.
 _NO_PARTITION_LOG_AFTER_S = 5.0
-#: Seconds between two log lines about why a drain is not over.
+#: Seconds between two log lines about a drain that is not over.
 _LOG_AGAIN_S = 5.0
-#: Seconds that what was submitted may take to be acknowledged before the group is left.
+#: Seconds that brokers have to acknowledge submitted messages before the member leaves the group.
 _FLUSH_S = 1.0
 
 
 class PollLoop:
-    """Fetches for an engine and commits what is done. On one thread, save where it says otherwise."""
+    """Fetches for an engine and commits what is done. On the poll thread, except where stated."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -67,14 +67,14 @@ class PollLoop:
             engine.outbox.generation = self.membership.generation
             engine.outbox.note_refusal = partial(self.refusals.note_missing_right, topic=None)
         self.fetcher = Fetcher(engine, self.membership, self.back_pressure, self.refusals, self.positions)
-        #: Whether a drain ended with nothing left, and how many messages were in flight where it was cut short. Written
-        #: before the group is left; any thread reads them.
+        #: Whether the drain finished everything; and the messages in flight if it was cut short. Written before the
+        #: member leaves the group. Any thread may read them.
         self.drained = False
         self.unfinished = 0
-        # Whether lanes wait while workers are idle: then the next step comes soon.
+        # Whether lanes wait while workers are idle: the next step then comes soon.
         self._workers_wanted = False
-        # When it is logged that no partition is assigned, on the engine's clock; None where that was logged. And when,
-        # again, why a drain is not over.
+        # Times on the engine's clock: of the log line about a missing partition (None once it was logged), and of the
+        # next log line about the drain.
         self._log_waiting_at: float | None = self._clock.monotonic() + _NO_PARTITION_LOG_AFTER_S
         self._log_drain_at = 0.0
 
@@ -85,7 +85,7 @@ class PollLoop:
         producing = settings.config
         if not settings.exactly_once:
             producing = settings.producer_config()
-            # Dropped at once: a setting that the client refuses ends the start, and not the first result.
+            # Closed at once: it makes the start fail, instead of the first result, if the client refuses a setting.
             cluster.producer(producing)
         engine.outbox.connect(cluster, producing)
         if engine.telemetry is not None:
@@ -104,13 +104,13 @@ class PollLoop:
             self.begin_drain()
             while not self.drain_step(self.stop_request.end_by):
                 pass
-        except:  # noqa: E722 - see `raised`; waiters must hear of it
+        except:  # noqa: E722 - see `raised`; waiters must get the error
             self.stop_request.fail(raised())
         finally:
             self.leave()
 
     def step(self) -> None:
-        """Do what is due, and take a batch in."""
+        """Do the due work, then fetch a batch."""
         self._do_due_work()
         now = self._clock.monotonic()
         if self.topics.search(now):
@@ -119,7 +119,7 @@ class PollLoop:
         self.fetcher.fetch(self._poll_timeout)
 
     def _log_waiting(self, now: float) -> None:
-        """Log for what this member waits, once, where it has no partition for a while and was not refused."""
+        """Log once why this member may have no partition, if it has had none for a while and was not refused."""
         if self._engine.assignments.all():
             self._log_waiting_at = now + _NO_PARTITION_LOG_AFTER_S
         elif self._log_waiting_at is not None and now >= self._log_waiting_at and self._engine.routes.topics:
@@ -142,9 +142,9 @@ class PollLoop:
         self.watchdog.check(now)
 
     def _poll_timeout(self, now: float) -> float:
-        """Return the seconds that may be spent waiting for a message."""
+        """Return how many seconds to wait for a message."""
         engine, outbox = self._engine, self._engine.outbox
-        # What handlers return is sent by this thread.
+        # This thread sends the handlers' results.
         if self._workers_wanted or (sends_in := outbox.due_in()) <= 0:
             return SATURATED_S
         if outbox.needs_serving and self._in_flight():
@@ -158,7 +158,7 @@ class PollLoop:
         return sum(assignment.tracker.in_flight for assignment in self._engine.assignments.all())
 
     def begin_drain(self) -> float:
-        """Have batches that are not full served too; return when the drain must end, on the engine's clock."""
+        """Start the drain: batches need not be full any longer. Return its deadline on the engine's clock."""
         self.stop_request.drain()
         self._engine.processor.drain()
         now, end_by = self._clock.monotonic(), self.stop_request.end_by
@@ -172,9 +172,9 @@ class PollLoop:
         return end_by
 
     def drain_step(self, deadline: float) -> bool:
-        """Go on draining, and keep polling, so that the group keeps this member. Returns whether it is over."""
+        """Drain, and poll so that the group keeps this member. Return whether the drain is over."""
         for assignment in self._engine.assignments.all():
-            # New assignments come while it lasts.
+            # Assignments may arrive during the drain.
             if assignment.paused is not PauseReason.STOPPING:
                 self.back_pressure.set_pause(self.membership.client, assignment, PauseReason.STOPPING)
         self._do_due_work()
@@ -183,12 +183,12 @@ class PollLoop:
             return True
         message = client.poll(SATURATED_S)
         if message is not None:
-            # Fetched before the pause took hold. It is out of the client, so it must be tracked.
+            # Fetched before the pause took effect. The client has handed it out, so it must be tracked.
             self.fetcher.route([message])
         return False
 
     def _is_drained(self, client: ConsumerClient, deadline: float) -> bool:
-        """Commit and return True once nothing is left to wait for, or the time is over. Else log why, now and then."""
+        """Return whether everything is done and committed, or the time is over. Else log the reason now and then."""
         group, in_flight, now = self._engine.group, self._in_flight(), self._clock.monotonic()
         waits = self._waits_for(now, deadline)
         time_is_over = now >= deadline or self.stop_request.leaves_now
@@ -216,12 +216,12 @@ class PollLoop:
         return False
 
     def _waits_for(self, now: float, deadline: float) -> list[str]:
-        """Return what the drain waits for, in words."""
-        # Lanes before and after all else: what a handler leaves behind (a retry, a completion, a dead letter) is there
-        # before its lane is given back, and what brings a lane back does so before it is gone.
+        """Return the reasons why the drain is not over, in words."""
+        # Lanes are checked before and after everything else. A handler leaves its retry, completion or dead letter
+        # before its lane is given back. Whatever brings a lane back does so before it disappears itself.
         engine, scheduler = self._engine, self._engine.scheduler
         idle = scheduler.idle
-        # Copies, made in one step: holders of lanes change the dictionaries meanwhile.
+        # Copies, each made in one step: lane holders change the dictionaries meanwhile.
         parked = (key for lane in scheduler.lanes if lane.parked for key in list(lane.parked.values()))
         reasons = {
             "completions are put off": engine.processor.deferred,
@@ -240,7 +240,7 @@ class PollLoop:
         return at_work + [why for why, holds in reasons.items() if holds]
 
     def leave(self) -> None:
-        """Write what was submitted, commit, leave the group. The last thing this thread does."""
+        """Write submitted messages, commit, and leave the group. The last act of the poll thread."""
         self.membership.leaving.set()
         self.stop_request.leave()
         self.fetcher.collection_threshold.restore()
@@ -250,9 +250,9 @@ class PollLoop:
         except:  # noqa: E722 - as in `run`
             self.stop_request.fail(raised())
         finally:
-            # Not before: what handlers finish in the revocation is sent and committed.
+            # Last: results of handlers that finish during the revocation are sent and committed.
             self._engine.outbox.close()
 
     def explain(self) -> list[Explanation]:
-        """Return why each assigned partition does not move, or each topic where this member has none. Any thread."""
+        """Explain each assigned partition, or each topic if this member has no partition. Any thread."""
         return self._explainer.explain(is_leaving=self.membership.leaving.is_set())

@@ -1,9 +1,9 @@
 """Membership: the client that is this process's member of the group. It joins, takes partitions, and leaves.
 
-The client calls back from within poll when partitions come, go and are lost, so that runs on the poll thread. A
-revocation has one time budget for all its steps: stop handing out, wait for running handlers, commit in the callback,
-drop the assignments. A commit that is not answered within what is left of it is left to the client: nothing is lost, at
-worst work is done again.
+The client calls back from within `poll`, on the poll thread, when partitions are assigned, revoked or lost. All steps
+of a revocation share one time budget: stop handing out, wait for running handlers, commit in the callback, drop the
+assignments. If the commit is not answered within the rest of the budget, the client goes on with it. Nothing is lost:
+at worst, work is repeated.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from penstock.offsets import decode, owner_of
 
 _log = logging.getLogger(__name__)
 
-#: Seconds until a new client takes the place of one that has ended.
+#: Seconds before a new client replaces one that has ended.
 _RENEW_INTERVAL_S = 5.0
-#: Seconds until a member joins again that could not.
+#: Seconds before the next try to join.
 _JOIN_AGAIN_S = 1.0
 #: Seconds between two checks of the running handlers, in a revocation.
 _HANDLERS_POLL_S = 0.005
-#: Seconds that the commit of a revocation has in any case, also where running handlers have used the budget up.
+#: Seconds that the commit of a revocation always has, even if running handlers have used up the budget.
 _COMMIT_S = 0.5
-#: Seconds that leaving by name may take beyond the revocation, and between two looks.
+#: Seconds that leaving by name may take beyond the revocation, and seconds between two polls.
 _UNSUBSCRIBE_S = 1.0
 _POLL_S = 0.02
-#: Seconds that a stop may take beyond the time that running handlers have.
+#: Seconds that a stop may take beyond the time of the running handlers.
 _LEAVE_BUDGET_S = 5.0
 
 
 class Membership:
-    """On the poll thread only, save where it says otherwise."""
+    """On the poll thread only, except where stated."""
 
-    #: The client that is the member now. Made by `connect`.
+    #: The current client. Made by `connect`.
     client: ConsumerClient
     _make_client: Callable[[], ConsumerClient]
-    # Whether the member is named for its restarts within a run alone: where it stops, nobody comes back for its name.
+    # Whether the member has a name only for restarts within this run: after a stop, no process comes back for the name.
     _leaves_its_name: bool
 
     def __init__(
@@ -71,15 +71,15 @@ class Membership:
         self._positions = positions
         self._refusals = refusals
         self._watchdog = watchdog
-        # The group's metadata as it last was while this member had an id.
+        # The group's metadata, as last seen while this member had an id.
         self._generation: Any = None
-        #: Set when nothing is left to do but to leave the group.
+        #: Set when only leaving the group is left to do.
         self.leaving = threading.Event()
-        # Whether the client has ended, and when a new one takes its place, or it is tried again to join, on the
-        # engine's clock; None where that is not to be done.
+        # Whether the client has ended; and when a new client replaces it or the next try to join is made, on the
+        # engine's clock. None if neither is planned.
         self._has_ended = False
         self._join_at: float | None = None
-        # Whether it was logged that nobody waits for the end of leaving. By the thread that waits for it.
+        # Whether a log line said that leaving takes too long. Used by the thread that waits for the end.
         self._abandoned = False
 
     def connect(self, cluster: Cluster, config: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Membership:
         self.client = self._make_client()
 
     def join(self) -> None:
-        """Ask to join the group, as soon as there is a topic to consume and brokers know it."""
+        """Join the group if there is a topic to consume and brokers know it; else plan another try."""
         self._join_at = None
         topics = self._engine.routes.topics
         try:
@@ -102,28 +102,28 @@ class Membership:
             _log.warning("group %s is not joined yet: %s; that is tried again", self._engine.group, reason(error))
 
     def change_topics(self) -> None:
-        """Consume the topics that there are now instead of those before; what is in both stays where it is."""
+        """Subscribe to the topics that are consumed now. The partitions of unchanged topics stay assigned."""
         if self._has_ended:
-            return  # the client that follows joins with them
+            return  # the next client joins with them
         try:
             if not self._engine.routes.topics:
                 self.client.unsubscribe()
             self.join()
         except KafkaException as error:
-            # It has ended: `poll` says so, and why.
+            # The client has ended: `poll` reports that, and why.
             _log.warning("the topics of group %s could not be subscribed to: %s", self._engine.group, reason(error))
 
     def client_ended(self) -> None:
-        """Give up what a client had that has ended: nothing of that can be committed any more."""
+        """Give up the partitions of a client that has ended: no more of them can be committed."""
         if self._has_ended:
             return
         self._has_ended, self._join_at = True, self._clock.monotonic() + _RENEW_INTERVAL_S
-        assigned = [TopicPartition(each.topic, each.partition) for each in self._engine.assignments.all()]
+        assigned = [TopicPartition(place.topic, place.partition) for place in self._engine.assignments.all()]
         if assigned:
             self.on_lost(self.client, assigned)
 
     def check(self, now: float) -> None:
-        """Join where that could not be done before, and with a new client where the last has ended."""
+        """Join if a try is due, with a new client if the last one has ended."""
         if self._join_at is not None and now >= self._join_at:
             if self._has_ended:
                 self.client = self._make_client()
@@ -132,11 +132,11 @@ class Membership:
             self.join()
 
     def generation(self) -> Any:
-        """Return the group's metadata, for positions that are committed in a transaction; None before it has an id.
+        """Return the group's metadata, for positions that a transaction commits; None before this member has an id.
 
-        A member that was put out has no id, and Kafka fences no positions that name no member. So what it last was is
-        returned then: it is refused. An id is never given twice; where it is the same after as before, it is the
-        metadata's.
+        A member that the group has removed has no id, and Kafka does not fence positions without a member. So the last
+        metadata with an id is returned then, and Kafka refuses it. An id is never reused: if it is the same before and
+        after, it belongs to the metadata.
         """
         member = self.client.memberid()
         metadata = self.client.consumer_group_metadata()
@@ -145,16 +145,16 @@ class Membership:
         return self._generation
 
     def on_assign(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        """Take partitions over from where the group stands."""
-        # Also where nothing is new.
+        """Take partitions over, from the group's offsets."""
+        # Also if no partition is new.
         self._refusals.taken()
         if not partitions:
             return
         committed, begun = self._positions.find(client, partitions)
         made = [self._assignment(partition) for partition in committed]
         for partition, assignment in zip(committed, made, strict=True):
-            # Where such a partition begins is committed before anything of it is done: whoever comes after this member
-            # may take the topic for an old one, or find another end.
+            # The start is committed before any message is done: a later owner may take the topic for an old one, or
+            # find another end.
             assignment.acknowledged = partition.offset < 0 or partition not in begun
             self._engine.assignments.put(assignment)
         client.incremental_assign(
@@ -165,7 +165,7 @@ class Membership:
         _log.info("assigned: %s", names(partitions))
 
     def _assignment(self, committed: TopicPartition) -> Assignment:
-        # Below 0: the group has none, or was not heard of.
+        # Below 0: the group has no offset, or did not answer.
         start = committed.offset if committed.offset >= 0 else None
         owner = owner_of(self._engine.group, committed.topic, committed.partition)
         return Assignment(
@@ -178,7 +178,7 @@ class Membership:
         )
 
     def on_revoke(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        """Give partitions back with all that is done committed."""
+        """Give partitions back, with everything that is done committed."""
         if not partitions:
             return
         revoked = self._deactivate(partitions)
@@ -202,8 +202,8 @@ class Membership:
         return self._engine.assignments.deactivate((place.topic, place.partition) for place in partitions)
 
     def _busy(self, assignments: Sequence[Assignment]) -> list[str]:
-        """Return the names of what holds messages of these assignments: slots, completions, the outbox."""
-        # Done here in a revocation: nobody else would learn of what brokers acknowledge meanwhile.
+        """Return the names of the slots, completions and outbox that hold messages of these assignments."""
+        # The poll loop stands still in a revocation, so this does its work: time limits and answers of brokers.
         engine, outbox = self._engine, self._engine.outbox
         self._watchdog.check(self._clock.monotonic())
         engine.complete_finished()
@@ -213,8 +213,8 @@ class Membership:
         return [*busy, "the outbox"] if outbox.has_any_of(assignments) else busy
 
     def _left(self, begun: float) -> float:
-        """Return the seconds left of the budget of a revocation."""
-        # Asked each time: a signal may cut the time short meanwhile. A drain that has used up its own leaves none.
+        """Return the seconds left of a revocation's budget."""
+        # Computed each time: a signal may shorten it. A drain that has used up its own time leaves none.
         end_by = min(begun + self._engine.settings.revoke_timeout, self._engine.stop_request.end_by)
         return end_by - self._clock.monotonic()
 
@@ -229,43 +229,43 @@ class Membership:
     ) -> None:
         self._engine.assignments.remove(assignments)
         self._engine.processor.wake_all()
-        # A pause outlives the assignment in the client: when the partition comes back it would stay paused for ever.
-        paused = [TopicPartition(each.topic, each.partition) for each in assignments if each.paused is not None]
+        # The client keeps a pause after the assignment ends: the partition would come back paused for ever.
+        paused = [TopicPartition(place.topic, place.partition) for place in assignments if place.paused is not None]
         for step, dropped in ((client.resume, paused), (client.incremental_unassign, partitions)):
             try:
                 if dropped:
                     step(dropped)
             except KafkaException as error:
-                # The client has dropped them itself, as it does when the group is left.
+                # The client has dropped them itself, as it does when it leaves the group.
                 _log.debug("not assigned any more: %s", reason(error))
 
     def leave(self) -> None:
-        """Leave the group and close the client, which waits for an absent coordinator and knows no bound but its own.
+        """Leave the group and close the client. Closing waits for an absent coordinator, with the client's own limit.
 
-        Closing revokes: running handlers are waited for, and all that is done is committed there.
+        Closing also revokes: it waits for running handlers and commits everything that is done.
         """
         for step in (self._give_name_up, self.client.close) if self._leaves_its_name else (self.client.close,):
             try:
                 step()
             except (KafkaException, RuntimeError, SystemError) as error:
-                # SystemError: the library mixes up what it raises (2.16.1, seen once while its broker was killed;
-                # confluentinc/confluent-kafka-python#865 is near).
+                # SystemError: the library raises the wrong error (2.16.1, seen once while its broker was killed;
+                # confluentinc/confluent-kafka-python#865 is similar).
                 why = reason(error) if isinstance(error, KafkaException) else str(error)
                 _log.warning("leaving the group: %s; what was not committed is handled again", why)
 
     def _give_name_up(self) -> None:
-        """Leave the group while the client is open: closing a named member keeps its partitions for it (KIP-345)."""
+        """Leave the group before the client closes: a closed named member keeps its partitions (KIP-345)."""
         self.client.unsubscribe()
         revocation_s = self._engine.settings.revoke_timeout if self._engine.assignments.all() else 0.0
         end = self._clock.monotonic() + revocation_s + _UNSUBSCRIBE_S
-        # The request to leave goes out once the partitions are given back, which `poll` does; then the id is gone.
+        # `poll` gives the partitions back, then the client sends the request to leave. The id is gone after that.
         while self.client.memberid() and self._clock.monotonic() < end:
             self.client.poll(_POLL_S)
 
     def leaving_takes_too_long(self) -> bool:
-        """Tell whether leaving takes so long that nobody should wait for it. By the thread that waits; logged once.
+        """Tell whether leaving takes too long to wait for. For the thread that waits; logged once.
 
-        The drain ends in time by itself, save where a call of the client hangs: then leaving never begins.
+        The drain has a time limit. But if a call of the client hangs, leaving never begins.
         """
         if self._clock.monotonic() < self._engine.stop_request.end_by + _LEAVE_BUDGET_S:
             return False

@@ -1,13 +1,13 @@
-"""Positions: where partitions begin that come to this member, and go on that have lost their place; and logs' ends.
+"""Positions: start offsets of assigned partitions, recovery of lost positions, and the ends of the logs.
 
-A position is lost where it is not in the log, or is of a topic that was deleted and created again. Left to itself the
-client would go by `auto.offset.reset` in silence: with `latest` past all that is left of a log whose beginning was
-deleted. So it only reports them (`auto.offset.reset=error`), and waits to be sent somewhere.
+A position is lost if the log does not contain it, or if its topic was deleted and created again. By default the client
+then applies `auto.offset.reset` silently: with `latest` it skips everything left of a log whose beginning was deleted.
+Therefore the client only reports lost positions (`auto.offset.reset=error`), and this module decides.
 
-The ends are those that the client last heard of: no request is made. Under read_committed a log ends where the oldest
-open transaction begins. Such a partition looks idle while its lag grows, and nothing in this process is the cause. So
-where a partition has lag, nothing in flight, and does not move, brokers are asked where its readable end is. Whose
-transaction it is the client library cannot ask; Kafka's own tool can.
+The log ends are the client's last known values, without a request. Under read_committed a log ends where the oldest
+open transaction begins. Such a partition looks idle while its lag grows, and the cause is in another process. So if a
+partition has lag, nothing in flight, and does not move, brokers are asked for its readable end. The client library
+cannot name the owner of the transaction; Kafka's own tool can.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from penstock.errors import PenstockError
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that the request for the group's committed offsets may take.
+#: Time limit in seconds for the group's committed offsets.
 _COMMITTED_TIMEOUT_S = 10.0
-#: Seconds that finding the first offsets of new topics may take.
+#: Time limit in seconds for the first offsets of new topics.
 _FIRST_TIMEOUT_S = 5.0
-#: Seconds that a question about a lost position may keep the poll thread, and between two tries.
+#: Seconds that a request about a lost position may block the poll thread, and seconds between two tries.
 _ANSWER_S = 2.0
 _RETRY_DELAY_S = 1.0
-#: Seconds between two looks at each partition, and how many may be looked at in a second: one costs some µs. Commits
-#: have a pace of their own, which may be an hour.
+#: Seconds between two readings of a partition's end, and readings per second at most: one costs some µs. Commits have
+#: their own interval, which may be an hour.
 _ENDS_EVERY_S = 1.0
 _MOST_PER_S = 1000
-#: Seconds between two questions, and partitions that are asked about at a time.
+#: Seconds between two requests for readable ends, and the most partitions in one request.
 _ASK_EVERY_S = 3.0
 _MOST_ASKED = 100
 
@@ -50,33 +50,34 @@ Place = tuple[str, int]
 
 
 class Positions:
-    """Finds them. On the poll thread only, save `trouble`."""
+    """Finds positions. On the poll thread only, except `trouble`."""
 
     #: Asks brokers where partitions end for readers of committed messages. Set before the start.
     ask: Callable[[Sequence[Place]], Answer[Mapping[Place, int]]]
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # Where partitions begin that the group has no offset of, as a logical offset; None where nowhere.
+        # Where a partition without a group offset begins, as a logical offset; None if the consumer must fail.
         self._reset = engine.settings.offset_reset
-        # Partitions to be sent on, and whether the topic was created again; and when that is tried.
+        # Partitions with a lost position, each with whether its topic was created again; and the time of the next try.
         self._lost: dict[Assignment, bool] = {}
         self._next = 0.0
-        # When the ends are noted, and when it is asked for the readable ones.
+        # Times of the next reading of the ends, and of the next request for readable ends.
         self._note_at = self._ask_at = 0.0
-        # The question under way, and the position of each partition that it is about.
+        # The request that waits for its answer, and the position of each partition in it.
         self._asked: tuple[Answer[Mapping[Place, int]], Mapping[Assignment, int]] | None = None
-        # The position of each that waits, and where the transaction begins. Replaced as a whole: any thread reads it.
+        # Partitions behind an open transaction: the position, and where the transaction begins. Replaced as a whole, so
+        # any thread may read it.
         self._open: Mapping[Assignment, tuple[int, int]] = {}
 
     def find(
         self, client: ConsumerClient, partitions: list[TopicPartition]
     ) -> tuple[list[TopicPartition], list[TopicPartition]]:
-        """Return the group's offsets, and those of them that are where a partition begins, for the group has none.
+        """Return the group's offsets, and the subset that was chosen here because the group had none.
 
-        They may stay out for long: a transaction of the former owner is open, or the group's coordinator is away. With
-        `exactly_once` they are waited for: without its map, results that are visible would be written again. None at
-        all where a stop was asked for before they were known.
+        The answer may take long: a transaction of the former owner is open, or the group's coordinator is away. With
+        `exactly_once` the call waits for it: without the offset map, visible results would be written again. It returns
+        nothing if a stop is requested first.
         """
         while True:
             try:
@@ -85,7 +86,7 @@ class Positions:
                 if not trouble:
                     return found, self._begin(client, [partition for partition in found if partition.offset < 0])
             except KafkaException as error:
-                # Without the map only work is repeated; without the offset the client asks for it itself.
+                # Without the map, only work is repeated. Without the offset, the client requests it itself.
                 found = [TopicPartition(partition.topic, partition.partition) for partition in partitions]
                 trouble = reason(error)
             if not self._engine.settings.exactly_once:
@@ -96,9 +97,9 @@ class Positions:
                 return [], []
 
     def _begin(self, client: ConsumerClient, without: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """Say where partitions begin that the group has no offset of; return those of which that is to be committed.
+        """Choose the start of partitions without a group offset; return the partitions whose start must be committed.
 
-        `KafkaException` where the group's coordinator did not answer.
+        Raises `KafkaException` if the group's coordinator does not answer.
         """
         at_first = [other for other in without if self._engine.routes.begins_at_first(other.topic)]
         if at_first:
@@ -112,7 +113,7 @@ class Positions:
             other.offset = OFFSET_INVALID if self._reset is None else self._reset
         for other in at_first:
             other.offset = OFFSET_BEGINNING
-        # An end is another at each look, and who begins there later than it was meant to has lost what came between.
+        # The end moves. A member that starts later at the new end loses the messages in between.
         begun = at_first + [other for other in others if other.offset == OFFSET_END]
         end = self._engine.clock.monotonic() + _FIRST_TIMEOUT_S
         for other in begun:
@@ -126,9 +127,10 @@ class Positions:
         return begun
 
     def _added(self, client: ConsumerClient, without: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """Return those that a topic got since the group began to read it: they are above all that it has offsets of.
+        """Return the partitions that were added to a topic after the group began to read it.
 
-        What is written to one before a member has it is not to be passed over.
+        Their numbers are above all partitions with a group offset. Messages that were written to them before a member
+        has them must not be skipped.
         """
         if self._reset != OFFSET_END:
             return []
@@ -139,7 +141,7 @@ class Positions:
         return [place for place in without if place.partition > known.get(place.topic, place.partition)]
 
     def note_lost(self, error: KafkaError, topic: str, partition: int) -> None:
-        """Note that the client does not know where to read on; `PenstockError` where no other place is allowed."""
+        """Note that the client has lost a position; raise `PenstockError` if `auto.offset.reset` forbids another."""
         if self._reset is None:
             raise PenstockError(
                 f"the group's offset is not in the log and auto.offset.reset forbids another: {reason(error)}; "
@@ -150,9 +152,9 @@ class Positions:
             self._lost.setdefault(assignment, False)
 
     def restart(self, client: ConsumerClient, recreated: Sequence[str], now: float) -> None:
-        """Send the client to where lost partitions go on, and those of topics that were created again.
+        """Move the client to the new positions of lost partitions, and of topics that were created again.
 
-        Raises `PenstockError` where `auto.offset.reset` forbids to begin again with such a topic.
+        Raises `PenstockError` if `auto.offset.reset` forbids to start such a topic again.
         """
         if recreated:
             assignments = self._engine.assignments.all()
@@ -170,8 +172,8 @@ class Positions:
         place = TopicPartition(assignment.topic, assignment.partition)
         try:
             self._go_on(client, assignment, place, is_recreated=is_recreated)
-            # It stands still: `seek` is refused (librdkafka 2.16).
-            with suppress(KafkaException):  # the last try may have come as far as this
+            # Assigned again: the client refuses `seek` on a partition that stands still (librdkafka 2.16).
+            with suppress(KafkaException):  # an earlier try may have unassigned it
                 client.incremental_unassign([TopicPartition(assignment.topic, assignment.partition)])
             client.incremental_assign([place])
         except KafkaException as error:
@@ -188,7 +190,7 @@ class Positions:
     def _go_on(
         self, client: ConsumerClient, assignment: Assignment, place: TopicPartition, *, is_recreated: bool
     ) -> None:
-        """Find out where a partition goes on that has lost its position."""
+        """Set `place` to the offset from which a partition with a lost position goes on."""
         position, what = assignment.tracker.position, f"topic {place.topic} was deleted and created again"
         if not is_recreated:
             if not assignment.known and (position := client.committed([place], _ANSWER_S)[0].offset) < 0:
@@ -208,7 +210,7 @@ class Positions:
             if position <= end:
                 return
             what = f"its log ends at {end} (truncated, or created again)"
-        # One that a pattern matches is a new topic.
+        # A topic that a pattern matches counts as new.
         reset = self._reset if place.topic in self._engine.patterns.named else OFFSET_BEGINNING
         if reset is None:
             raise PenstockError(
@@ -226,7 +228,7 @@ class Positions:
         )
 
     def note_ends(self, client: ConsumerClient, now: float) -> None:
-        """Note the ends, and take an answer that came; ask again when it is time and a partition waits."""
+        """Note the log ends and the answer about readable ends; request readable ends again if a partition waits."""
         assignments = self._engine.assignments.all() if now >= self._note_at else ()
         if assignments:
             self._note_at = now + max(_ENDS_EVERY_S, len(assignments) / _MOST_PER_S)
@@ -247,7 +249,7 @@ class Positions:
         try:
             ends = answer.answer()
         except (KafkaException, NotAnsweredError):
-            # What is wrong with brokers is shown elsewhere; it is asked again.
+            # Broker errors are reported elsewhere; the request is repeated.
             ends = {}
         if ends is None:
             return
@@ -256,17 +258,17 @@ class Positions:
             assignment: (position, ends[place])
             for assignment, position in asked.items()
             if (place := (assignment.topic, assignment.partition)) in ends
-            # Where no position is known nothing came at all, though there is something.
+            # Without a known position: nothing has arrived, although the log has messages.
             and ends[place] <= (position if assignment.known else (assignment.end or 0) - 1)
         }
 
     def trouble(self, assignment: Assignment) -> str | None:
-        """Return that a partition waits for an open transaction, or None. Any thread."""
+        """Return the text about the open transaction that a partition waits for, or None. Any thread."""
         position, begins = self._open.get(assignment, (None, 0))
         if position is None or _position(assignment) != position or not _waits(assignment):
             return None
         return (
-            f"a transaction that another producer began is open at offset {begins}: what is behind it cannot be read "
+            f"a transaction that another producer began is open at offset {begins}: the messages behind it are hidden "
             "until it is committed or aborted, or its transaction.timeout.ms ends it; to find the producer: "
             f"kafka-transactions.sh describe-producers --topic {assignment.topic} --partition {assignment.partition}"
         )
@@ -277,7 +279,7 @@ def _position(assignment: Assignment) -> int:
 
 
 def _waits(assignment: Assignment) -> bool:
-    """Tell whether a partition has lag and nothing in flight, and may be fetched from."""
+    """Tell whether a partition has lag, nothing in flight, and no pause."""
     tracker, end = assignment.tracker, assignment.end
     return (
         assignment.active
@@ -289,5 +291,5 @@ def _waits(assignment: Assignment) -> bool:
 
 
 def names(partitions: Sequence[TopicPartition]) -> str:
-    """Return partitions in words."""
+    """Return the names of partitions for a log line."""
     return ", ".join(f"{partition.topic}:{partition.partition}" for partition in partitions)

@@ -1,8 +1,8 @@
-"""What brokers refuse a member of a group, and the errors that the client hands over among the messages.
+"""Refusals: rights that brokers deny a member of a group, and client errors that arrive among the messages.
 
-Brokers are asked what a consumer may do before it starts (`topics.py`). While it runs, it says what they refuse for
-want of a right, with the command that grants it. The client goes on by itself once the right is granted. Writes that
-are refused are shown with the messages that wait for them, by `DeadLetterPublisher` and `HandlerResults`.
+`topics.py` checks the rights before the start. While the consumer runs, this module logs each missing right with the
+command that grants it. The client goes on by itself once the right is granted. Refused writes are shown with the
+messages that wait for them, by `DeadLetterPublisher` and `HandlerResults`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from penstock.errors import PenstockError
 
 _log = rationed(__name__)
 
-#: Seconds between two log lines about the same refusal, and for which one by the group holds that may have passed.
+#: Seconds between two log lines about one refusal; also how long a refusal by the group counts if it may have passed.
 _LOG_AGAIN_S = 60.0
 
-#: Errors that the client recovers from by itself; they are logged at debug level.
+#: Errors from which the client recovers by itself. They are logged at debug level.
 _TRANSIENT = frozenset({KafkaError._PARTITION_EOF, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})  # noqa: SLF001 - the client library's names of its local errors
-#: What a broker says where group.protocol=consumer is switched off.
+#: The broker's text if group.protocol=consumer is switched off.
 _NO_VERSION = KafkaError(KafkaError.UNSUPPORTED_VERSION).str()
-#: How the client begins the text of an error that ended it, by what it was.
+#: The first words of the error that ended a client, by its cause.
 _ENDED_BY = {
     code: f"Fatal error: {KafkaError(code).str()}"
     for code in (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.TOPIC_AUTHORIZATION_FAILED)
@@ -35,24 +35,24 @@ _ENDED_BY = {
 
 
 class Refusals:
-    """On the poll thread only, save `of_group`."""
+    """On the poll thread only, except `of_group`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # Why the group does not take this member or its commits, and until when that is believed. Replaced as a whole.
+        # The refusal by the group, and until when it counts. Replaced as a whole.
         self._of_group: tuple[str, float] | None = None
 
     def of_group(self) -> str | None:
-        """Return why the group does not take this member or its commits; None once it has taken one. Any thread."""
+        """Return why the group refuses this member or its commits, or None. Any thread."""
         found = self._of_group
         return found[0] if found is not None and self._engine.clock.monotonic() < found[1] else None
 
     def taken(self) -> None:
-        """Note that the group has taken this member, or a commit."""
+        """Note that the group has accepted this member or a commit."""
         self._of_group = None
 
     def note_missing_right(self, error: KafkaError, topic: str | None) -> None:
-        """Take a refusal and log what is missing; it may be of the group, whatever the topic is."""
+        """Log the missing right of a refusal. It may be a right on the group, even if a topic is given."""
         engine = self._engine
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and topic:
             text = self.of_topic(topic)
@@ -64,16 +64,16 @@ class Refusals:
         _log.error("%s; it goes on by itself once it is given", text, extra=extra)
 
     def of_topic(self, topic: str) -> str:
-        """Return what is missing to read a topic, and what grants it."""
+        """Return the missing right to read a topic, and the command that grants it."""
         what = f"topic {topic} cannot be read, so that nothing more of it is handled"
         return missing_right_text(what, [topic_right(Operation.READ, topic)], self._engine.principal)
 
     def take(self, error: KafkaError, topic: str | None) -> bool:
-        """Take an error of the client; return whether it has ended the client, which a new one can follow.
+        """Handle an error of the client; return whether the client has ended and needs a successor.
 
-        Raises `PenstockError` where it ends the consumer.
+        Raises `PenstockError` if the consumer ends.
         """
-        # For a fenced static member it comes in a message whose error is not marked fatal.
+        # The error of a fenced static member comes in a message, and is not marked fatal.
         is_fatal = error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 - as above
         if is_fatal:
             error = self._require_successor(error)
@@ -97,10 +97,10 @@ class Refusals:
 
     @staticmethod
     def _require_successor(error: KafkaError) -> KafkaError:
-        """Return for want of which right a client has ended; `PenstockError` where the consumer ends with it."""
+        """Return the missing right that ended a client; raise `PenstockError` if no new client can help."""
         for code, text in _ENDED_BY.items():
-            # A client of the protocol "consumer" takes a refused heartbeat for its end (librdkafka 2.16). The code
-            # behind it stands in the text alone.
+            # With the protocol "consumer", a client ends at a refused heartbeat (librdkafka 2.16). Only its text has
+            # the code of the cause.
             if error.code() == code or error.str().startswith(text):
                 return KafkaError(code)
         remedy = "start the consumer again"

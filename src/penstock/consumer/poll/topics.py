@@ -1,20 +1,23 @@
-"""The topics of a consumer: what must hold before it joins its group, and what becomes of them while it runs.
+"""Topics: checks them before the consumer joins its group, then searches for new topics and watches the known ones.
 
-At the start topics exist, or are created, and permissions are given. While it runs, topics that the handlers' patterns
-match are searched for. penstock asks for the list of topics itself and subscribes to the names, where a client could
-subscribe to `^pattern`. The client's own way has two dialects of expressions, librdkafka's and, with
-`group.protocol=consumer`, the broker's RE2/J; users write Python's. It would hand over partitions of topics that nobody
-has looked at: of retry topics and dead letters that the pattern happens to match, of a topic whose own retry and
-dead-letter topics are not there yet and whose rights and id are not watched. And it offers no say in where a new topic
-begins. Subscribing again to a list of names costs a cooperative rebalance that leaves everything else where it is, with
-both protocols, and members that hear of a topic at different times merely take partitions of it at different times. The
-question, and what has to be prepared for a topic, may wait for brokers, so both are done on a thread of their own; what
-was found is applied on the poll thread.
+At the start, every topic exists or is created, and every permission is given. While the consumer runs, it searches for
+topics that match the handlers' patterns. penstock lists the topics itself and subscribes to names. It does not let the
+client subscribe to `^pattern`, for these reasons:
 
-Topics are watched: the client reads a recreated topic from its position in the old one, silently, where no metadata
-showed it absent in between. What the new one holds below that would be lost and committed. Topic ids differ
-(KIP-516), and the client does not compare them (librdkafka 2.16), so the brokers are asked every few seconds. The same
-answers show whether a topic is absent, and whether brokers answer at all.
+- There are two dialects of expressions: librdkafka's and, with `group.protocol=consumer`, the broker's RE2/J. Users
+  write Python's.
+- The client would assign partitions of topics that were never checked: retry topics and dead letters that happen to
+  match, and topics without their own retry and dead-letter topics, whose rights and id are not watched.
+- The start of a new topic could not be chosen.
+
+Each new list of names costs a cooperative rebalance that leaves everything else in place, with both protocols. Members
+that hear of a topic at different times only take its partitions at different times. The search and the preparation of a
+topic may wait for brokers, so they have a thread of their own. The poll thread applies the results.
+
+Known topics are watched, because the client silently reads a recreated topic from the position in the old one, unless
+metadata showed the topic as absent in between. The messages below that position would be lost, and committed. The topic
+id differs (KIP-516), but the client does not compare ids (librdkafka 2.16). So the brokers are asked every few seconds.
+The answers also show whether a topic is absent, and whether brokers answer at all.
 """
 
 from __future__ import annotations
@@ -40,15 +43,15 @@ from penstock.errors import BrokerConnectionError, PenstockError
 
 _log = logging.getLogger(__name__)
 
-#: Bytes that the headers of a dead letter may take, in addition to those of its message.
+#: Bytes allowed for the headers that a dead letter adds to its message.
 _HEADERS_BYTES = 65_536
 
-#: Topics for dead letters and retries, each with those whose messages it takes.
+#: Topics for dead letters and retries, each with its source topics.
 OutputTopics = Mapping[str, tuple[str, ...]]
 
 
 def output_topics(group: str, handlers: Mapping[str, Handler]) -> OutputTopics:
-    """Return the topics for dead letters and retries, each with those whose messages it takes."""
+    """Return the topics for dead letters and retries, each with its source topics."""
     outputs: dict[str, tuple[str, ...]] = {}
     for topic, handler in handlers.items():
         if handler.on_failure is OnFailure.DEAD_LETTER:
@@ -59,12 +62,12 @@ def output_topics(group: str, handlers: Mapping[str, Handler]) -> OutputTopics:
 
 
 def result_topics(handlers: Iterable[Handler]) -> set[str]:
-    """Return the topics that handlers name for what they return."""
+    """Return the topics that handlers name for their results."""
     return {handler.to for handler in handlers if handler.to is not None}
 
 
 def _rights(group: str, consumed: Iterable[str], handlers: Mapping[str, Handler]) -> list[Right]:
-    """Return what brokers must allow a consumer whose topics are there."""
+    """Return the rights of a consumer whose topics exist."""
     written = dict.fromkeys([*output_topics(group, handlers), *sorted(result_topics(handlers.values()))])
     return [
         group_right(group),
@@ -75,27 +78,32 @@ def _rights(group: str, consumed: Iterable[str], handlers: Mapping[str, Handler]
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a consumer asks of a cluster."""
+    """What a consumer needs from a cluster."""
 
     #: Topics that it reads.
     consumed: tuple[str, ...]
-    #: Topics that its handlers name for what they return.
+    #: Topics that its handlers name for their results.
     results: tuple[str, ...]
-    #: Topics for dead letters and retries, each with those that it takes messages of; its start makes them.
+    #: Topics for dead letters and retries, each with its source topics. The start creates them.
     outputs: Mapping[str, tuple[str, ...]]
-    #: Those of them that are for retries.
+    #: The retry topics among them.
     retries: tuple[str, ...]
-    #: The least that brokers must allow, Create for what is to be made included.
+    #: The least rights, including Create for topics that must be created.
     rights: tuple[Right, ...]
 
 
 def needs_of(
-    group: str, consumed: Iterable[str], handlers: Mapping[str, Handler], there: Collection[str], *, exactly_once: bool
+    group: str,
+    consumed: Iterable[str],
+    handlers: Mapping[str, Handler],
+    existing: Collection[str],
+    *,
+    exactly_once: bool,
 ) -> Needs:
-    """Return what a consumer asks of a cluster where the topics `there` are."""
+    """Return what a consumer needs from a cluster that has the `existing` topics."""
     consumed, outputs = tuple(consumed), output_topics(group, handlers)
     rights = _rights(group, consumed, handlers)
-    rights += [topic_right(Operation.CREATE, name) for name in outputs if name not in there]
+    rights += [topic_right(Operation.CREATE, name) for name in outputs if name not in existing]
     if exactly_once:
         rights.append(transactional_right(transactional_ids(group)))
     read = tuple(name for name in consumed if name not in outputs)
@@ -105,14 +113,14 @@ def needs_of(
 
 
 def create_outputs(cluster: Cluster, partitions: Mapping[str, int], outputs: OutputTopics) -> None:
-    """Create the topics for dead letters and retries that are absent; `MissingRightError` where that is refused."""
+    """Create absent topics for dead letters and retries; raise `MissingRightError` if brokers refuse."""
     if outputs:
         limits = cluster.message_limits({topic for sources in outputs.values() for topic in sources})
         cluster.ensure_topics(_spec(name, sources, partitions, limits) for name, sources in outputs.items())
 
 
 def _spec(name: str, sources: Sequence[str], partitions: Mapping[str, int], limits: Mapping[str, int]) -> TopicSpec:
-    """Return a topic that takes what its sources take, with our headers added."""
+    """Return a topic that accepts the messages of its sources, with our headers added."""
     known = [limits[topic] for topic in sources if topic in limits]
     config = {"max.message.bytes": str(max(known) + _HEADERS_BYTES)} if known else {}
     of = f"of {', '.join(sources)}"
@@ -124,24 +132,24 @@ def _spec(name: str, sources: Sequence[str], partitions: Mapping[str, int], limi
     return TopicSpec(name, max(partitions[topic] for topic in sources), config, rename=rename)
 
 
-#: Seconds between two questions about the topics that are consumed.
+#: Seconds between two requests for the ids of the consumed topics.
 WATCH_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a search has brought."""
+    """The result of a search."""
 
-    #: How many partitions each topic of the cluster has.
+    #: The number of partitions of each topic of the cluster.
     partitions: Mapping[str, int]
-    #: Topics that patterns match and that are not consumed yet.
+    #: Topics that match a pattern and are not consumed yet.
     matches: Mapping[str, Handler]
-    #: Those of them that cannot be consumed, and why. All that the others need is there.
+    #: Matches that cannot be consumed, each with the reason. The other matches have all topics they need.
     failures: Mapping[str, str]
 
 
 class Topics:
-    """On the poll thread once that runs, save where it says otherwise."""
+    """On the poll thread once it runs, except where stated."""
 
     _cluster: Cluster
 
@@ -149,28 +157,28 @@ class Topics:
         self._engine = engine
         self._routes = engine.routes
         self._refusals = refusals
-        # Seconds between two searches; None for none after the start.
+        # Seconds between two searches; None if only the start searches.
         self._every_s = engine.settings.topic_search_interval
-        #: Why topics that a pattern matches are not consumed. Replaced as a whole: any thread may read it.
+        #: Matches that cannot be consumed, each with the reason. Replaced as a whole: any thread may read it.
         self.failures: Mapping[str, str] = {}
-        # The search and the question under way, and when the next are due.
+        # The running search and the running request for topic ids, and when the next ones are due.
         self._search: Answer[_Found] | None = None
         self._search_at = 0.0
         self._asked: Answer[TopicIds] | None = None
         self._ask_at = 0.0
-        # By the last answer: the ids of topics, what is wrong with some, in words, and which do not exist. The words
-        # are replaced as a whole, so that any thread may read them.
+        # From the last answer: topic ids, the trouble of topics in words, and topics that do not exist. The words are
+        # replaced as a whole, so any thread may read them.
         self._ids: dict[str, str] = {}
         self._troubles: Mapping[str, str] = {}
         self._absent: frozenset[str] = frozenset()
 
     def begin(self, cluster: Cluster) -> None:
-        """Check the topics and rights at the start, make the topics that are absent, and take those that are there.
+        """Check topics and rights at the start, create absent output topics, and route the topics that match patterns.
 
-        A topic that a pattern matches and that cannot be consumed yet, as where its dead letters have no topic, does
-        not keep the others from it: else a topic that somebody makes would end the app at its next start.
+        A match that cannot be consumed yet, for example because its dead-letter topic cannot be created, does not stop
+        the others. Otherwise a new topic could make the next start of the app fail.
 
-        Raises `TopicNotFoundError` and `MissingRightError`, which name all that is missing, and
+        Raises `TopicNotFoundError` and `MissingRightError`, which name everything that is missing, and
         `BrokerConnectionError`.
         """
         self._cluster, engine = cluster, self._engine
@@ -178,11 +186,11 @@ class Topics:
         partitions, outputs = cluster.require_topics(handlers), output_topics(group, handlers)
         if any(handler.retry_delays for handler in handlers.values()):
             self._routes.add_former_delays(cluster.topics())
-        # First: else those that are missing would be met one by one, and topics made for a group that cannot start.
+        # Before topics are created: the error names all missing rights at once, and a refused group creates nothing.
         unknown = self._require(_rights(group, self._routes.topics, handlers))
         create_outputs(cluster, partitions, outputs)
         if unknown:
-            # About topics that were just created.
+            # These rights are about topics that now exist.
             self._require(unknown)
         cluster.require_topics(result_topics(engine.all_handlers) - outputs.keys())
         if not engine.patterns:
@@ -193,7 +201,7 @@ class Topics:
             _log.warning("no topic matches the pattern %r of handler %s yet; %s", pattern, handler.name, self.when())
 
     def _require(self, rights: Sequence[Right]) -> Sequence[Right]:
-        """Raise `MissingRightError` that names all rights which are missing; return those brokers say nothing of."""
+        """Raise `MissingRightError` with all missing rights; return the rights that brokers say nothing about."""
         engine = self._engine
         try:
             found = self._cluster.ask_rights(rights).wait()
@@ -205,7 +213,7 @@ class Topics:
         return found.unknown
 
     def search(self, now: float) -> bool:
-        """Apply what was found, and search again when it is time; return whether other topics are consumed now."""
+        """Apply the result of a search, and start the next if it is due; return whether other topics are consumed."""
         if not self._engine.patterns or self._every_s is None:
             return False
         try:
@@ -227,18 +235,18 @@ class Topics:
         new = self._take(found)
         self._routes.new.update(new)
         for topic in gone:
-            # It is another one when it comes back.
+            # If the topic is created again, it has a new id.
             self._ids.pop(topic, None)
         return bool(new or gone)
 
     def _look(self, known: frozenset[str]) -> _Found:
-        """Search for topics beside those that are known, and prepare what they need. Any thread; may wait."""
+        """Search for topics besides the known ones, and create what they need. Any thread; may wait."""
         partitions = self._cluster.topics()
         matches = self._engine.patterns.matches(topic for topic in partitions if topic not in known)
         return _Found(partitions, matches, self._prepare(matches, partitions))
 
     def _prepare(self, handlers: Mapping[str, Handler], partitions: Mapping[str, int]) -> dict[str, str]:
-        """Create the topics for dead letters and retries that are absent; return which topics cannot have them."""
+        """Create absent topics for dead letters and retries; return the topics without them, each with the reason."""
         group, named = self._engine.group, self._engine.patterns.named
         try:
             for topic, handler in handlers.items():
@@ -249,14 +257,14 @@ class Topics:
         except PenstockError as error:
             if len(handlers) == 1:
                 return dict.fromkeys(handlers, str(error))
-            # One of them cannot: the others can.
+            # Only some of them fail: try each separately.
             each = [self._prepare({topic: handler}, partitions) for topic, handler in handlers.items()]
             return {topic: why for failures in each for topic, why in failures.items()}
         return {}
 
     def _take(self, found: _Found) -> list[str]:
-        """Consume what was found; return the topics that are consumed from now on."""
-        ready = {topic: each for topic, each in found.matches.items() if topic not in found.failures}
+        """Consume the topics that were found; return those that are new."""
+        ready = {topic: handler for topic, handler in found.matches.items() if topic not in found.failures}
         for topic, handler in ready.items():
             self._routes.add(topic, handler)
             _log.info("topic %s is consumed by handler %s, whose pattern it matches", topic, handler.name)
@@ -272,13 +280,13 @@ class Topics:
         return list(ready)
 
     def _gone(self, found: _Found) -> set[str]:
-        """Return the topics that a pattern had matched and that exist no more."""
-        # Of two answers that agree: a broker that lags behind lists a topic late, and the list leaves out what this
-        # client may not see. Asked by name, brokers distinguish that.
+        """Return the topics that matched a pattern and no longer exist."""
+        # Two answers must agree: a broker that lags behind lists a topic late, and the list leaves out topics that this
+        # client may not see. An answer by name distinguishes these cases.
         matched = self._routes.handlers.keys() - self._engine.patterns.named.keys()
         gone = {topic for topic in matched if topic in self._absent and topic not in found.partitions}
         for topic in gone:
-            _log.warning("topic %s was deleted: it is let go, and taken up again where it is made again", topic)
+            _log.warning("topic %s was deleted: it is no longer consumed until it is created again", topic)
         return gone
 
     def without_topic(self) -> dict[str, Handler]:
@@ -287,13 +295,13 @@ class Topics:
         return self._engine.patterns.without_topic(found | self.failures.keys())
 
     def when(self) -> str:
-        """Say when topics are searched for."""
+        """Return the sentence about the next search."""
         return (
             "topics are not searched for again" if self._every_s is None else f"it is tried every {self._every_s:g} s"
         )
 
     def check(self, now: float) -> Sequence[str]:
-        """Return the topics that were found to be recreated; ask again when it is time."""
+        """Return the topics that were recreated; send the next request for topic ids if it is due."""
         recreated: Sequence[str] = ()
         try:
             if self._asked is not None:
@@ -319,5 +327,5 @@ class Topics:
         return [topic for topic, topic_id in found.ids.items() if known.get(topic, topic_id) != topic_id]
 
     def trouble(self, topic: str) -> str | None:
-        """Return what is wrong with a topic, or None. Any thread."""
+        """Return the trouble of a topic, or None. Any thread."""
         return self._troubles.get(topic)

@@ -1,16 +1,16 @@
-"""The watchdog: it looks at the calls of handlers under way, reports those that take long, and ends those that may not.
+"""The watchdog: reports handler calls that take long, and interrupts or abandons those that take too long.
 
-It runs on the poll thread. Calls that do not come back are reported with their stacks, once a second at most, and so is
-an event loop that is blocked. Where handlers have a time limit, or somebody wants a message to be given up, it looks at
-each step: a call over its limit is interrupted through the executor (`handlers/call_guard.py` says how). It counts from
-when the call was first seen, so it is never interrupted too early, and up to a step of the poll loop too late. An
-`async def` with a limit cancels itself; here it is cancelled by request only.
+It runs on the poll thread. Stuck calls are logged with their stacks, at most once a second, and so is a blocked event
+loop. If handlers have a time limit, or an operator wants a message given up, it checks in every step of the poll loop.
+It interrupts a call over its limit through the executor (`handlers/call_guard.py` explains how). The limit counts from
+the time when the call was first seen: an interrupt is never too early, and at most a step of the poll loop too late. An
+`async def` handler with a limit cancels itself; the watchdog cancels it only on request.
 
-A call that was interrupted and does not return, for its thread waits within C, or its task goes on where it was
-cancelled, is abandoned `GRACE_S` later. Its message fails for good, and is given up as its handler says or as somebody
-has asked. Its offset is done then, so it does not come again. Its key is blocked until the call returns
-(`ParkedKey.call`). Another thread or task takes the place of its own. Each of those stays, with what it holds, as long
-as the process: where half of the places have gone so, the process is to be started again.
+An interrupted call may not return, because its thread waits in C or its task catches the cancellation. The watchdog
+abandons it `GRACE_S` later. Its message fails for good, and is given up as its handler says or as the operator has
+asked. Its offset is done then, so the message does not come again. Its key is blocked until the call returns
+(`ParkedKey.call`). Another thread or task replaces the one of the call. An abandoned one stays, with everything that it
+holds, as long as the process. If half of them are abandoned, the process must be started again.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _INTERVAL_S = 1.0
 _MAX_FRAMES = 12
 #: Seconds that an interrupted handler has to return.
 GRACE_S = 5.0
-#: Seconds for which an event loop has not come round, and counts as blocked.
+#: Seconds of silence after which the event loop counts as blocked.
 _LOOP_BLOCKED_S = 1.0
 
 
 class Watchdog:
-    """Watches the slots of an engine. On the poll thread only, save where it says otherwise."""
+    """Watches the slots of an engine. On the poll thread only, except where stated."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -50,7 +50,7 @@ class Watchdog:
         # Whether a plain handler may have a time limit.
         limits = (engine.settings.time_limit, *(handler.time_limit for handler in engine.all_handlers))
         self._has_limits = engine.lane_plan.has_threads and any(limit is not None for limit in limits)
-        #: When the poll thread last came by, on the engine's clock; None before its first turn. Any thread reads it.
+        #: Last step of the poll thread, on the engine's clock; None before the first. Any thread reads it.
         self.turned_at: float | None = None
         self._next = 0.0
         self._watched: dict[ExecutionSlot, SeenCall] = {}
@@ -58,7 +58,7 @@ class Watchdog:
         self._loop_reported = False
 
     def check(self, now: float) -> None:
-        """Report, interrupt and abandon what is due."""
+        """Report, interrupt and abandon the calls that are due."""
         self.turned_at = now
         engine = self._engine
         if engine.abandoned:
@@ -67,14 +67,14 @@ class Watchdog:
         if is_time:
             self._next = now + min(_INTERVAL_S, self._stall_after / 2)
             self._check_loop()
-        # A request may be taken back and come again: how long its call has had to return stays known.
+        # A request may be withdrawn and repeated: the time since the interrupt stays known.
         looks_at_all = is_time or bool(engine.processor.give_ups) or self._has_interrupted
         if not (looks_at_all or self._has_limits):
             return
         former = self._watched
         if looks_at_all:
             self._watched = {}
-        # Tasks may be thousands, and their limits are their own.
+        # Tasks may be thousands, and they have their own time limits.
         slots = (slot for slot in engine.slots() if looks_at_all or slot.kind is Kind.THREAD)
         for slot, fetch, record in under_way(slots):
             call = former.get(slot)
@@ -87,7 +87,7 @@ class Watchdog:
         self._has_interrupted = any(call.interrupted_at is not None for call in self._watched.values())
 
     def _report_stall(self, call: SeenCall, fetch: Fetch, now: float) -> None:
-        """Report a call that takes long, and again each time that has doubled."""
+        """Report a call that takes long, and again each time its age has doubled."""
         age = now - call.started
         if age < max(self._stall_after, 2 * call.reported_s):
             return
@@ -117,17 +117,17 @@ class Watchdog:
         self._loop_reported = blocked
 
     def _check_call(self, call: SeenCall, fetch: Fetch, now: float) -> None:
-        """Interrupt a call that is over its limit, or whose message is to be given up; later abandon it."""
+        """Interrupt a call that is over its limit or whose message is to be given up; abandon it later."""
         engine, route, slot = self._engine, fetch.assignment.route, call.slot
         where = (fetch.assignment.topic, fetch.assignment.partition, call.record.offset())
         place, name, limit = f"{fetch.assignment}@{where[2]}", route.handler.name, route.time_limit
-        # Of this incarnation of its partition or another. A copy, made in one step: others ask and take meanwhile.
+        # Any incarnation of the partition counts. A copy, made in one step: other threads add and remove requests.
         if any((wanted.topic, wanted.partition, offset) == where for wanted, offset in list(engine.processor.give_ups)):
             why = "is to be given up"
         elif limit is not None and now - call.since >= limit:
             why = f"is over its time limit of {limit:g} s"
             if slot.kind is Kind.TASK and call.interrupted_at is None:
-                call.interrupted_at = now  # by itself
+                call.interrupted_at = now  # the task cancels itself
         else:
             return
         if call.interrupted_at is None:
@@ -136,7 +136,7 @@ class Watchdog:
                 _log.warning("%s in %s on %s %s: it is interrupted", place, name, slot.name, why)
             return
         if slot.kind is Kind.TASK and engine.executor.loop_lag().seconds > _LOOP_BLOCKED_S:
-            # No task could end meanwhile, nor could one be abandoned: each try of that would hold the poll thread up.
+            # On a blocked loop no task can end or be abandoned, and each try would hold up the poll thread.
             call.interrupted_at = now
             return
         room, left = engine.executor.room(slot.kind), sum(other.kind is slot.kind for other in engine.abandoned)
@@ -178,17 +178,17 @@ def _stack_text(slot: ExecutionSlot) -> str:
 
 
 def stack_of(slot: ExecutionSlot) -> Sequence[str]:
-    """Return the stack of a handler as it is now, the call last; empty where it cannot be had."""
+    """Return the current stack of a handler, the call last; empty if it is not available."""
     if slot.kind is Kind.THREAD:
         return stack_of_thread(slot.thread_id)
     return () if slot.task is None else stack_of_task(slot.task)
 
 
 def stack_of_task(task: Task[None]) -> list[str]:
-    """Return the stack of a task as it is now, the call last."""
+    """Return the current stack of a task, the call last."""
     frames = task.get_stack(limit=_MAX_FRAMES)
     inner: object = task.get_coro()
-    # A suspended task shows its outermost frame only; what it awaits hangs on the coroutine.
+    # A suspended task shows its outermost frame only; the awaited frames hang on the coroutine.
     while (inner := getattr(inner, "cr_await", None)) is not None:
         frame = getattr(inner, "cr_frame", None)
         if frame is not None:
@@ -197,6 +197,6 @@ def stack_of_task(task: Task[None]) -> list[str]:
 
 
 def stack_of_thread(thread: int | None) -> list[str]:
-    """Return the stack of a thread as it is now, the call last; empty where there is none."""
+    """Return the current stack of a thread, the call last; empty if the thread has ended."""
     frame = None if thread is None else sys._current_frames().get(thread)  # noqa: SLF001 - the documented way to a stack
     return [] if frame is None else traceback.format_stack(frame, limit=_MAX_FRAMES)
