@@ -1,4 +1,4 @@
-"""What reports show of a consumer in addition to counts: parked keys, lanes, latencies, dead letters."""
+"""The details of a consumer for reports, in addition to counts: parked keys, lanes, latencies, dead letters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.consumer.outbox.dead_letters import DeadLetterReason
 from penstock.message import Record
 from penstock.routing import KeyState, Scheduler
 
-#: The state of a message that is the head of a parked key, by the state of that; "put off" where another thread has it.
+#: The state of the head of a parked key as reports show it; "put off" if another thread has the head.
 _STATES = {
     KeyState.WAITING: "parked",
     KeyState.UNSCHEDULED: "parked",
@@ -32,10 +32,10 @@ class ParkedMessage:
 
     Attributes:
         state: as `Explanation.state`.
-        key: what its messages have in common; not part of `repr`.
+        key: the common key of its messages; not part of `repr`.
         attempt: how often it was tried.
         age: seconds since its first try, or None.
-        due_in: seconds until its next try; None where there is none by the clock.
+        due_in: seconds until its next try; None if no time is set.
     """
 
     topic: str
@@ -52,21 +52,21 @@ class ParkedMessage:
 def parked_heads(scheduler: Scheduler[Fetch, Record]) -> Iterator[ParkedHead]:
     """Yield all parked keys with their heads. Any thread."""
     for lane in scheduler.lanes:
-        # A copy, made in one step: the holder changes the dictionary meanwhile. A list of items is not, for the
-        # collector may run at any tuple of it.
+        # A copy, made in one step: the lane's holder changes the dictionary meanwhile. A list of its items is not made
+        # in one step: the garbage collector may run at any tuple of it.
         for key, parked in lane.parked.copy().items() if lane.parked else ():
-            # A batch that failed stands under the keys of all its messages.
+            # A batch that failed is parked under the keys of all its messages: yield it once.
             if key not in parked.keys[:1]:
                 continue
             try:
                 head = parked.waiting[0]
             except IndexError:
-                continue  # its holder has just taken the last
+                continue  # the lane's holder has just taken the last one
             yield lane, key, parked, head
 
 
 def parked_message(key: Hashable, parked: ConsumerParked, head: Item, now: float) -> ParkedMessage:
-    """Return what is shown of a parked key. Any thread."""
+    """Return the report of a parked key. Any thread."""
     assignment = head[0].assignment
     return ParkedMessage(
         assignment.topic,
@@ -81,7 +81,7 @@ def parked_message(key: Hashable, parked: ConsumerParked, head: Item, now: float
     )
 
 
-#: Buckets of one handler; neighbouring lanes share one where there are more lanes.
+#: Buckets per handler. If there are more lanes, neighbouring lanes share a bucket.
 BUCKETS = 64
 
 
@@ -129,12 +129,12 @@ def details_of(
 
 
 def lane_depths(scheduler: Scheduler[Fetch, Record], now: float) -> dict[str, dict[str, list[float]]]:
-    """Return depth and age by handler. Any thread; parked messages are not in it, for they do not wait for a worker."""
+    """Return depth and age by handler, without parked messages: they do not wait for a worker. Any thread."""
     lanes = scheduler.lanes
     buckets = min(BUCKETS, len(lanes))
     found: dict[str, dict[str, list[float]]] = {}
     for number, lane in enumerate(lanes):
-        # Copies, each made in one step: the fetcher appends and the holder takes meanwhile.
+        # Copies, each made in one step: the fetcher appends and the lane's holder takes meanwhile.
         runs = lane.runs.copy()
         for aside in lane.aside.copy().values() if lane.aside else ():
             runs += aside.runs.copy()
@@ -142,7 +142,7 @@ def lane_depths(scheduler: Scheduler[Fetch, Record], now: float) -> dict[str, di
         for run in runs:
             assignment = run.owner.assignment
             if not assignment.active:
-                # Of a former incarnation of its partition: it goes when its lane is served.
+                # Of a former incarnation of its partition: it is dropped when its lane is served.
                 continue
             depths = found.setdefault(assignment.route.handler.name, {"depth": [0] * buckets, "age": [0.0] * buckets})
             depths["depth"][bucket] += max(0, len(run.records) - run.next)

@@ -1,8 +1,8 @@
-"""The explain server: a running app answers `penstock explain` on a Unix socket in a folder of the user's.
+"""The explain server: a running app answers `penstock explain` on a Unix socket in a private folder of the user.
 
-Only the same user on the same machine gets in: the folder is his alone. Whoever connects gets the answer of that moment
-as JSON, and the connection is closed; a request has no content, so there is nothing to check. An app that cannot serve
-logs it and runs on.
+Only the same user on the same machine can connect, because the folder belongs to that user alone. Each connection gets
+the current answer as JSON and is closed. A request has no content, so there is nothing to validate. An app that cannot
+serve logs that and runs on.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 
-#: Seconds for the whole of an answer.
+#: Time limit in seconds for a whole answer.
 _TIMEOUT_S = 5.0
-#: Seconds between two checks whether the app has ended, which waits for one.
+#: Seconds between two checks whether the app has ended. The end of the app waits for one check.
 _STOP_POLL_S = 0.1
 _SUFFIX = ".sock"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one process, by its id, answered; None where that did not come in time."""
+    """The answer of one process, by its id; None if it did not come in time."""
 
     process: int
     content: dict[str, Any] | None
 
 
 def folder() -> Path:
-    """Return the folder of the sockets, which may not exist: in XDG_RUNTIME_DIR, or else where temporary files go."""
+    """Return the folder of the sockets, which may not exist: in XDG_RUNTIME_DIR, else with the temporary files."""
     return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"penstock-{os.getuid()}"
 
 
 @contextmanager
 def explain_server(answer: Callable[[], dict[str, Any]]) -> Iterator[None]:
-    """Serve explanations while the block runs; `answer` is called for each connection, on a thread of that."""
+    """Serve explanations while the block runs. Each connection calls `answer`, on its own thread."""
     try:
         server = _Server(_own_folder() / f"{os.getpid()}-{secrets.token_hex(2)}{_SUFFIX}", answer)
     except OSError as error:
@@ -70,14 +70,14 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     def __init__(self, path: Path, answer: Callable[[], dict[str, Any]]) -> None:
         self.path = path
         self.answer = answer
-        # Clients find it by its name, and are then answered: it gets the name once it listens.
+        # A client that finds the name expects an answer, so the socket gets its name once it listens.
         unnamed = path.with_suffix(".new")
         unnamed.unlink(missing_ok=True)
         super().__init__(str(unnamed), _Request)
-        unnamed.replace(path)  # also of a process that had this id before, and did not end in order
+        unnamed.replace(path)  # a former process with this id may have left its socket
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's names
-        # The client has gone away, or the answer could not be made; the app runs on.
+        # The client has gone away, or making the answer failed. The app runs on.
         _log.warning("`penstock explain` got no answer from this process", exc_info=True)
 
 
@@ -90,9 +90,9 @@ class _Request(socketserver.StreamRequestHandler):
 
 
 def _own_folder() -> Path:
-    """Return the folder, made where it is missing.
+    """Return the folder, created if missing.
 
-    Raises `OSError` where it cannot be made, or others may write there: who made it could answer in this app's place.
+    Raises `OSError` if it cannot be created, or if other users may write to it: they could answer instead of this app.
     """
     path = folder()
     path.mkdir(mode=0o700, exist_ok=True)
@@ -103,7 +103,7 @@ def _own_folder() -> Path:
 
 
 def ask_all() -> list[Answer]:
-    """Return the answers of all apps of this user, in the order of their processes. Files of ended ones are removed."""
+    """Return the answers of all apps of this user, ordered by process. Remove the sockets of ended processes."""
     answers = []
     for path in sorted(folder().glob(f"*{_SUFFIX}"), key=lambda file: (len(file.name), file.name)):
         process = int(path.stem.partition("-")[0])

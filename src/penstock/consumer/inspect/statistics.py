@@ -1,7 +1,7 @@
-"""The statistics of a consumer, and whether it lives: frozen values, taken from live state.
+"""Statistics and liveness of a consumer: frozen values, taken from live state.
 
-It lives if its poll thread turns, its event loop does, and no message is in a handler for too long. What is too long is
-for whoever asks, such as `/healthz`: here are only the times.
+A consumer is alive if its poll thread and its event loop go on, and no message is in a handler for too long. Here are
+only the times. Their limits are up to the caller, such as `/healthz`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class PartitionStatistics:
     """One assigned partition.
 
     Attributes:
-        watermark: lowest offset not done: what is committed at the next tick; 0 while no position is known.
-        position: next offset to fetch; 0 while it is not known.
+        watermark: the lowest offset that is not done; the next commit commits it. 0 while no position is known.
+        position: the next offset to fetch; 0 while it is not known.
         in_flight: messages taken in and not done.
-        parked: how many of them are set aside, as `max_parked` counts them.
-        bytes_in_flight: bytes of those in flight.
-        lag: offsets from the watermark to the end of the log, or None while one of them is not known.
+        parked: the messages among them that are set aside.
+        bytes_in_flight: bytes of the messages in flight.
+        lag: offsets from the watermark to the end of the log; None while either is not known.
         paused: why the partition is paused, or None.
     """
 
@@ -44,35 +44,36 @@ class PartitionStatistics:
 class ConsumerStatistics:
     """A consumer at one moment. Counts are since its start.
 
-    While no partition is taken away, `received = restored + handled + filtered + dropped + dead_letters + retry_topic +
-    in_flight`, save for what moves at that moment: a message is done before it is counted as such. What was in flight
-    of a partition that was taken away is received by its next owner.
+    While no partition is revoked, `received = restored + handled + filtered + dropped + dead_letters + retry_topic +
+    in_flight`, except for messages that move at that moment: a message is done before it is counted as such. The next
+    owner of a revoked partition receives its messages in flight.
 
     Attributes:
         received: messages taken in.
-        restored: those of them that a former owner had done, so that they were skipped.
+        restored: messages among them that were skipped, because a former owner had done them.
         handled: messages whose handler returned.
         failed: calls of a handler that raised.
-        over_time_limit: how many of them were over the time limit.
-        abandoned_calls: calls under way that were given up with their thread or task, for they do not return: an alarm.
-        oldest_call: seconds since the oldest call under way began; 0 where there is none.
+        over_time_limit: the calls among them that were over the time limit.
+        abandoned_calls: running calls that were given up with their thread or task, because they do not return: an
+            alarm.
+        oldest_call: seconds since the start of the oldest running call; 0 without one.
         retried: calls of a handler that were not the first for their message.
         dead_letters: messages written to a dead-letter topic.
-        dead_letter_failures: dead letters that could not be written, each time it was tried.
+        dead_letter_failures: failed tries to write a dead letter.
         retry_topic: messages written to a retry topic.
-        published: messages written that handlers returned.
+        published: results of handlers that were written.
         dropped: messages given up by the handler's choice.
         filtered: messages that a handler's filter refused.
         in_flight: messages taken in and not done.
         parked_keys: keys whose head message waits.
-        held_keys: how many of them their handler holds for good, by `on_failure="hold"`: an alarm.
-        deferred: completions that are put off.
-        stalls: messages that were reported for being in a handler for too long.
-        commits: commits the group took.
-        failed_commits: commits that failed and were made again; none that a rebalance refused.
+        held_keys: the keys among them that their handler holds for good, by `on_failure="hold"`: an alarm.
+        deferred: open deferred completions.
+        stalls: reports of messages that were in a handler for too long.
+        commits: commits that the group accepted.
+        failed_commits: commits that failed and were repeated, without those that a rebalance refused.
         pauses: how often a partition was paused, by reason.
         assigned: partitions assigned; `revoked` and `lost` count partitions too.
-        stale: messages that arrived for a partition this process had no more; its next owner gets them.
+        stale: messages for a partition that this process no longer had; its next owner gets them.
         busy_workers: threads and tasks with a message in a handler.
         ready_lanes: lanes that wait for a worker.
         partitions: the partitions assigned now.
@@ -111,12 +112,12 @@ class ConsumerStatistics:
     partitions: tuple[PartitionStatistics, ...]
 
     def counts(self) -> dict[str, Any]:
-        """Return all but the partitions, as JSON has it."""
+        """Return all counts without the partitions, ready for JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "partitions"}
 
 
 def partition_statistics(assignment: Assignment) -> PartitionStatistics:
-    """Return the counts of a partition at this moment. Any thread."""
+    """Return the current counts of a partition. Any thread."""
     tracker = assignment.tracker
     watermark = tracker.watermark
     return PartitionStatistics(
@@ -132,13 +133,13 @@ def partition_statistics(assignment: Assignment) -> PartitionStatistics:
     )
 
 
-#: Seconds in which the poll thread turns whatever brokers do, the waits of a revocation left out.
+#: The longest step of the poll thread in seconds, whatever brokers do, without the waits of a revocation.
 LOOP_BUDGET_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class InHandler:
-    """A message in a user's function: whose, where, and for how many seconds."""
+    """A message in a user's function: which one, where, and for how many seconds."""
 
     place: str
     handler: str
@@ -154,10 +155,10 @@ class Liveness:
     """A consumer's threads at one moment.
 
     Attributes:
-        turned_s: seconds since the poll thread came round, or None while that is not to be expected: before its first
-            turn, and from when it leaves the group.
-        turn_limit_s: seconds after which it cannot be waiting for anything that has an end.
-        loop_blocked_s: seconds for which the event loop has not come round; 0 where there is none.
+        turned_s: seconds since the last step of the poll thread; None before its first step and while it leaves the
+            group.
+        turn_limit_s: seconds of a step after which the poll thread must be stuck.
+        loop_blocked_s: seconds since the last sign of life of the event loop; 0 without a loop.
         longest: the message that has been in a handler for longest, or None.
     """
 
@@ -170,15 +171,15 @@ class Liveness:
 def under_way(slots: Iterable[ExecutionSlot]) -> Iterator[tuple[ExecutionSlot, Fetch, Record]]:
     """Yield the messages that are in users' functions, each with its slot. Any thread."""
     for slot in slots:
-        # A slot writes `started` and then `record`, and goes on meanwhile: where `started` is the same after `record`
-        # was read, they are of one message.
+        # A slot writes `started` and then `record`, and goes on meanwhile. If `started` is unchanged after `record` was
+        # read, both are of one message.
         started, record, fetch = slot.started, slot.record, slot.fetch
         if record is not None and fetch is not None and slot.started == started:
             yield slot, fetch, record
 
 
 def in_handler(slot: ExecutionSlot, fetch: Fetch, record: Record, now: float) -> InHandler:
-    """Return what is said of a message in a user's function."""
+    """Return the report of a message in a user's function."""
     place = f"{fetch.assignment}@{record.offset()}"
     return InHandler(place, fetch.assignment.route.handler.name, slot.name, max(0.0, now - slot.started))
 

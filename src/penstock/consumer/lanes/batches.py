@@ -1,8 +1,8 @@
-"""Batches: what is handed over in one call, and is no slice: messages that were set aside, and parked ones.
+"""Batches: messages that a handler gets in one call. They were set aside or parked; new ones go in slices instead.
 
-A handler that takes no batches is given batches of one, as the message itself. A batch has messages of one handler, of
-any partitions of its topics. Before it is handed over, the holder shows in its slot what it is of, and then leaves out
-what is of an inactive assignment: see the argument in `penstock.consumer.lanes.processor`.
+A handler without batches gets a batch of one, as the message itself. A batch has messages of one handler, of any
+partitions of its topics. Before it is handed over, the lane's holder shows the fetches of the batch in its slot, and
+then leaves out messages of inactive assignments. `penstock.consumer.lanes.processor` gives the argument.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from penstock.consumer.outbox.outbox import HandlerResults, Tries
 from penstock.errors import BatchError, PenstockError
 from penstock.message import FetchedMessage, Message, Record
 
-#: A message must wait for those of its key that are in the batch being gathered.
+#: The message must wait for messages of its key in the batch that is being gathered.
 AFTER_BATCH = RateLimited()
 
 
 class Batch:
-    """Messages in the order in which they are handed over.
+    """Messages in the order of their hand-over.
 
-    Kept by stretches: as a rule a batch is made of them and completed by them, with no step for a message alone.
+    Kept as stretches: as a rule a batch is built and completed by stretches, without a step per message.
     """
 
     __slots__ = ("messages", "records", "stretches")
 
     def __init__(self) -> None:
-        #: What the handler is given. It may change the list.
+        #: The argument of the handler, which may change the list.
         self.messages: list[Message] = []
         self.records: list[Record] = []
-        #: Messages in a row that were fetched together: the fetch, and their places in its block.
+        #: Consecutive messages of one fetch: the fetch, and their places in its block.
         self.stretches: list[tuple[Fetch, list[int]]] = []
 
     def add(self, item: Item, message: Message) -> None:
@@ -65,7 +65,7 @@ class Batch:
                 yield fetch, index, next(records)
 
     def claim(self, slot: ExecutionSlot) -> Batch:
-        """Show in the slot what the batch is of; return the messages of what is active then."""
+        """Show the fetches of the batch in the slot; return the batch without messages of inactive assignments."""
         slot.fetches = fetches = [fetch for fetch, _ in self.stretches]
         if all(fetch.assignment.active for fetch in fetches):
             return self
@@ -77,9 +77,9 @@ class Batch:
 
 
 class Batches:
-    """Gathers new messages, hands batches over, and acts on what came of them.
+    """Gathers new messages, hands batches over, and applies their outcomes.
 
-    Thread-safe: each call is for a lane that the caller holds.
+    Thread-safe: the caller of every method holds the lane.
     """
 
     def __init__(self, clock: Clock, parking: Parking, results: HandlerResults) -> None:
@@ -88,7 +88,7 @@ class Batches:
         self._submit = results.submit
 
     def process(self, lane: ConsumerLane, aside: ConsumerAside, slot: ExecutionSlot) -> Generator[Work, Outcome, bool]:
-        """Hand over a batch of runs that were set aside. Returns whether no token is left."""
+        """Hand over a batch of runs set aside. Return whether it ended because no token is left."""
         batch, runs = Batch(), aside.runs
         most = runs[0].owner.assignment.route.batch
         halt: RateLimited | None = None
@@ -108,11 +108,11 @@ class Batches:
         return halt is not None and halt is not AFTER_BATCH
 
     def _take(self, lane: ConsumerLane, run: ConsumerRun, batch: Batch, slot: ExecutionSlot) -> RateLimited | None:
-        """Add messages of a run to a batch until it is full; returns why the next has to wait, or None."""
+        """Add messages of a run to a batch until it is full. Return the reason why the next one must wait, or None."""
         route = run.owner.assignment.route
         if not (route.gated or route.filters or lane.parked or run.owner.has_unkeyed):
             _take_stretch(run, route, batch, slot)
-        # What is left is looked at by itself: all of it, or what cannot be decoded, which is said again then.
+        # The rest, message by message: all of it, or from the first that cannot be decoded, whose error comes again.
         while run.next < len(run.records) and len(batch.records) < route.batch:
             item = (run.owner, run.indexes[run.next], run.records[run.next])
             slot.record = item[2]
@@ -127,12 +127,12 @@ class Batches:
     def _admit(
         self, lane: ConsumerLane, item: Item, batch: Batch, slot: ExecutionSlot, *, arrival: int
     ) -> Message | RateLimited | None:
-        """Return what to hand over of a message, or None where it was refused, or is parked now.
+        """Return the message to hand over, or the reason to wait, or None if the filter refused it or it is parked now.
 
-        A key of the batch is not parked: should its messages fail there, they come before this one.
+        A key of the batch is not parked here: if its messages in the batch fail, they come before this one.
         """
         record, route, now = item[2], item[0].assignment.route, slot.started
-        # Before its key: of what the filter refuses nothing is expected.
+        # Before the key: a message that the filter refuses may have no valid key.
         passes = route.screen(record)
         if not passes:
             filtered(item, slot)
@@ -163,9 +163,10 @@ class Batches:
     def hand_over(
         self, lane: ConsumerLane, batch: Batch, slot: ExecutionSlot, parked: ConsumerParked | None = None
     ) -> Generator[Work, Outcome, None]:
-        """Hand over what is active of a batch, and act on what came of it; `parked` has its messages at the front.
+        """Hand over a batch and apply its outcome. With `parked`, its messages are the first that wait there.
 
-        Of what is parked nothing is handed over where some is inactive: the caller looks at it again.
+        Messages of inactive assignments are left out. A parked batch with one of them is not handed over: the caller
+        looks at it again.
         """
         claimed = batch.claim(slot)
         if not claimed.records or (claimed is not batch and parked is not None):
@@ -201,7 +202,7 @@ class Batches:
         slot: ExecutionSlot,
         parked: ConsumerParked | None,
     ) -> None:
-        """Complete messages that a handler is done with, once what it returned is written."""
+        """Complete messages that a handler has finished, once their results are written."""
         tries = None if parked is None else [Tries(parked.attempts, parked.since)] * len(items)
         if outcome is None:
             done(items, slot)
@@ -225,9 +226,10 @@ class Batches:
         slot: ExecutionSlot,
         parked: ConsumerParked | None,
     ) -> None:
-        """Complete what is done; of each key, what is behind the first that failed waits for it.
+        """Complete the finished messages. The others of each key wait from its first failure on.
 
-        What failed as a whole stays together, unless each message of it is given up: its call, or what it returned.
+        A batch that failed as a whole stays together, unless all its messages are given up: its call was abandoned, or
+        its results are invalid.
         """
         keys, failed, parking = [key_of(item) for item in items], _failures(outcome, items), self._parking
         is_whole = len(failed) == len(items) > 1 and all(error is outcome for error in failed.values())
@@ -241,7 +243,7 @@ class Batches:
         finished, stuck = _by_keys(keys, failed)
         done([items[place] for place in finished], slot)
         if parked is not None:
-            # Of each key, what is done comes before what is not.
+            # In each key, finished messages come before the others.
             if len(items) > 1 or len(parked.keys) > 1:
                 parking.split(parked)
             for place in finished:
@@ -258,12 +260,12 @@ class Batches:
 
 
 def _take_stretch(run: ConsumerRun, route: Route, batch: Batch, slot: ExecutionSlot) -> None:
-    """Add messages to a batch that nothing holds back or filters, up to what cannot be decoded."""
+    """Add messages without limits or filters to a batch, up to the first that cannot be decoded."""
     prepare, first = route.prepare, run.next
     messages: list[Message] = []
     try:
         for record in run.records[first : first + route.batch - len(batch.records)]:
-            if prepare is Message:  # nothing of the user's that may hang or fail
+            if prepare is Message:  # no user code that may hang or fail
                 message = FetchedMessage()
                 message._record = record  # noqa: SLF001 - see there
                 messages.append(message)
@@ -280,7 +282,7 @@ def _take_stretch(run: ConsumerRun, route: Route, batch: Batch, slot: ExecutionS
 
 
 def _failures(outcome: Unfinished, items: Sequence[Item]) -> Mapping[int, Unfinished]:
-    """Return which of a batch are not done, by their places, and with what."""
+    """Return the places in the batch that are not done, each with its outcome."""
     everything: dict[int, Unfinished] = dict.fromkeys(range(len(items)), outcome)
     if isinstance(outcome, DeferredCompletion) or not isinstance(outcome.error, BatchError):
         return everything
@@ -291,12 +293,12 @@ def _failures(outcome: Unfinished, items: Sequence[Item]) -> Mapping[int, Unfini
         for place, its in outcome.error.failed.items()
         if isinstance(place, int) and 0 <= place < len(items)
     }
-    # Names one that is not there: it is not known what it meant, nor what is done, so nothing is.
+    # If a named place does not exist, nothing is certain, so no message counts as done.
     return named if len(named) == len(outcome.error.failed) > 0 else everything
 
 
 def _by_keys(keys: Sequence[Hashable], failed: Container[int]) -> tuple[list[int], dict[Hashable, list[int]]]:
-    """Return the places of what is done, and of each key with a failed message that of it and of those behind it."""
+    """Return the finished places; and by key, the places from its first failed message on."""
     finished: list[int] = []
     stuck: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):
@@ -308,13 +310,13 @@ def _by_keys(keys: Sequence[Hashable], failed: Container[int]) -> tuple[list[int
 
 
 def complete(fetch: Fetch, indexes: Sequence[int], slot: ExecutionSlot) -> None:
-    """Complete messages of one fetch that a handler is done with."""
+    """Complete messages of one fetch that a handler has finished."""
     fetch.assignment.tracker.complete(fetch.block, indexes)
     slot.handled += len(indexes)
 
 
 def done(items: Iterable[Item], slot: ExecutionSlot) -> None:
-    """Complete messages that a handler is done with."""
+    """Complete messages that a handler has finished."""
     for fetch, same in groupby(items, key=itemgetter(0)):
         complete(fetch, [index for _, index, _ in same], slot)
 

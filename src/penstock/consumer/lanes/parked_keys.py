@@ -1,4 +1,4 @@
-"""Parked keys: the head of one that was woken is tried, and what waits behind it comes next."""
+"""Parked keys: tries the head of a woken key, then the messages behind it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.routing.lanes import WAITING, KeyState
 
 
 class ParkedKeys:
-    """Thread-safe: each call is for a lane that the caller holds."""
+    """Thread-safe: the caller of every method holds the lane."""
 
     def __init__(self, clock: Clock, parking: Parking, set_aside: SetAside, batches: Batches) -> None:
         self._now = clock.monotonic
@@ -28,7 +28,7 @@ class ParkedKeys:
         self._batches = batches
 
     def process(self, parked: ConsumerParked, slot: ExecutionSlot) -> Generator[Work, Outcome, bool]:
-        """Try the head, and on success what waits behind it. Returns False when the lane is to be given back."""
+        """Try the head, and on success the messages behind it. Return False if the lane must be given back."""
         while parked.waiting:
             item = fetch, _, _ = parked.waiting[0]
             slot.fetch = fetch
@@ -37,7 +37,7 @@ class ParkedKeys:
                     continue
                 return True
             now = self._now()
-            # A head that waits for its first try waits for a limit, which may have changed.
+            # A head before its first try waits for a limit. The limit may have changed.
             not_due = parked.keys[0] if isinstance(parked.keys[0], NotDue) else None
             if now < parked.due_at and (parked.attempts or not_due is not None):
                 return True
@@ -61,10 +61,10 @@ class ParkedKeys:
         return True
 
     def _goes_on(self, parked: ConsumerParked, slot: ExecutionSlot) -> bool:
-        """Act on a head that does not wait, or whose assignment is gone; return whether the key goes on."""
+        """Handle a head that does not wait, or whose assignment is gone; return whether the key goes on."""
         if parked.is_out:
-            # Also where its assignment is gone: who resolves it must find this head, and the key is not handled twice
-            # at once.
+            # Also if its assignment is gone: the thread that resolves it must find this head, and the key must not be
+            # handled twice at once.
             return False
         if parked.is_finished or not parked.waiting[0][0].assignment.active:
             slot.handled += parked.state is KeyState.HANDLED
@@ -78,15 +78,15 @@ class ParkedKeys:
                 self._parking.fail_head(parked, failure_of(error), slot)
             return True
         if parked.state is WAITING and parked.call is not None and parked.call.place == place_of(parked.waiting[0][2]):
-            # Its partition went and came back: what was given up is not tried once more.
+            # The partition was revoked and assigned again. The message was given up: it is not tried again.
             self._parking.fail_head(parked, Failed(HandlerTimeLimitError(), permanent=True), slot)
             return True
         return False
 
     def _gather(self, parked: ConsumerParked, slot: ExecutionSlot) -> tuple[Batch, Answer | None]:
-        """Return what may be handed over now, from the head on; and why the next may not, or None where it is refused.
+        """Return the messages to hand over, and why the next one cannot be: None if the filter refuses it.
 
-        That is decided when the next is the head.
+        The caller needs the reason only for an empty batch. Else it is found again when that message is the head.
         """
         batch, answer = Batch(), None
         head = parked.waiting[0][0].assignment
@@ -94,7 +94,7 @@ class ParkedKeys:
         name = self._set_aside.name_of(head)
         for item in islice(parked.waiting, most):
             assignment = item[0].assignment
-            # The head in any case: what became inactive since is left out when it is handed over.
+            # The head is always taken. Inactive messages are left out at the hand-over.
             if batch.records and (not assignment.active or self._set_aside.name_of(assignment) is not name):
                 break
             slot.record = item[2]
@@ -106,9 +106,9 @@ class ParkedKeys:
         return batch, answer
 
     def _put_off(self, parked: ConsumerParked, why: Answer, slot: ExecutionSlot) -> bool:
-        """Act on a head that may not be handed over now; return whether the key goes on."""
+        """Handle a head that cannot be handed over now; return whether the key goes on."""
         if len(parked.keys) > 1 and (isinstance(why, Failed) or (isinstance(why, float) and not parked.portions)):
-            # It is of one of the keys alone; only a batch that failed waits together.
+            # The reason is about one key. Only a batch that failed waits together.
             self._parking.split(parked)
             return True
         if isinstance(why, Failed):
@@ -131,7 +131,7 @@ def _note_try(parked: ConsumerParked, slot: ExecutionSlot) -> None:
 
 
 def _join_own_key(parked: ConsumerParked, not_due: NotDue) -> bool:
-    """Park a message of a retry topic under its own key, now that it is due; return whether it is the head there."""
+    """Park a due retry-topic message under its own key; return whether it is the head there."""
     parked_keys = parked.lane.parked
     del parked_keys[not_due]
     own = parked_keys.setdefault(not_due.key, parked)
@@ -143,14 +143,14 @@ def _join_own_key(parked: ConsumerParked, not_due: NotDue) -> bool:
 
 
 def _readmit(route: Route, item: Item, now: float, attempts: int) -> Answer | None:
-    """Return what to hand over for a message of a parked key, why not now, or None where it is refused.
+    """Return the message to hand over from a parked key, or the reason to wait, or None if the filter refuses it.
 
-    `attempts` is how often it was tried since it was fetched.
+    `attempts`: its tries since it was fetched.
     """
     record = item[2]
     if not route.gated and not route.filters:
         return route.message(record, attempts)
-    # At each try: the failure may have been the filter's own, and then nothing has let the message pass yet.
+    # At each try: the failure may have been the filter's own, so the filter has not passed the message yet.
     passes = route.screen(record)
     if not passes:
         return None

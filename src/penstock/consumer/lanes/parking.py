@@ -1,11 +1,11 @@
-"""Parking: what becomes of messages that did not get done at once.
+"""Parking: messages that wait for a retry, a completion or a dead letter.
 
-A failed message waits for its retry, a deferred one for its completion, an exhausted one for the broker to take it
-elsewhere; whatever comes of its key meanwhile waits behind it. Each call is for a lane that the caller holds.
+A failed message waits for its retry time, a deferred one for its completion, an exhausted one until a broker has its
+dead letter or retry message. Later messages of its key wait behind it. The caller of every method holds the lane.
 
-A batch that failed as a whole is parked as a whole, under the keys of all its messages, and tried again as it was, for
-it may have been the database. When its policy gives it up it is split by keys, and each of its messages is tried alone,
-so that none is given up for the failure of another.
+A batch that fails as a whole is parked as a whole, under the keys of all its messages, and retried unchanged, because
+the database may have been the cause. When its policy gives it up, it is split by keys and each message is tried alone.
+So no message is given up because another one failed.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from penstock.routing import KeyState
 
 _log = logging.getLogger(__name__)
 
-#: Where a head is in its lane, and may be given up.
+#: States in which a head is in its lane and may be given up.
 GIVEABLE = frozenset({KeyState.WAITING, KeyState.UNSCHEDULED, KeyState.HELD})
 
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """Under which a message of a retry topic is parked until its time: it holds no key meanwhile."""
+    """The key of a retry-topic message until its retry time. It blocks no other message."""
 
-    #: The key under which it waits afterwards.
+    #: The message's own key, under which it waits afterwards.
     key: Hashable = field(repr=False)
     #: Topic, partition and offset.
     place: tuple[str, int, int]
@@ -63,7 +63,7 @@ def place_of(record: Record) -> tuple[str, int, int]:
 
 
 def key_of(item: Item) -> Hashable:
-    """Return what a message has in common with those that wait for it; its place where its key could not be had."""
+    """Return the key that a message shares with others; its place if the key cannot be determined."""
     try:
         return require_key(item)
     except PenstockError:
@@ -72,25 +72,25 @@ def key_of(item: Item) -> Hashable:
 
 @dataclass(slots=True, eq=False)
 class GiveUp:
-    """A request: somebody wants the message that holds a partition in a dead-letter topic, now.
+    """A request to write the message that holds a partition to a dead-letter topic now.
 
-    Any thread asks, and wakes the key of the message afterwards; only the holder of its lane acts. The `outcome`
-    decides who comes first: the holder has it running, or who asked has cancelled it. So the request is carried out
-    once or never, and who asked knows which.
+    Any thread adds a request, and then wakes the key of the message. Only the lane's holder acts on it. The `outcome`
+    decides a race: either the holder sets it running, or the requester cancels it. So the request is executed once or
+    never, and the requester knows which.
     """
 
     place: tuple[Assignment, int]
     topic: str
-    #: Running when the message is on its way; then why the topic has it not, or None where it has.
+    #: Running while the message is sent. Its result is None if the topic has the message, else the reason why not.
     outcome: Future[str | None] = field(default_factory=Future)
 
 
-#: The requests that nobody has acted on yet. Any thread: operations of a `dict` are atomic.
+#: Requests that wait for the lane's holder. Any thread: operations of a `dict` are atomic.
 GiveUps = dict[tuple[Assignment, int], GiveUp]
 
 
 class Parking:
-    """Parks keys and decides what becomes of their heads. Thread-safe: each call is for a lane that is held."""
+    """Parks keys and decides about their heads. Thread-safe: the caller of every method holds the lane."""
 
     def __init__(
         self,
@@ -106,40 +106,40 @@ class Parking:
         self._publisher = publisher
         self._wake = wake
         self._fail = fail
-        #: Completions that are out, with what they belong to. Any thread: operations of a `dict` are atomic.
+        #: Open completions, each with the fetch of its message. Any thread: operations of a `dict` are atomic.
         self.deferred: dict[DeferredCompletion, Fetch] = {}
         self.give_ups: GiveUps = {}
 
     def park(self, lane: ConsumerLane, keys: Sequence[Hashable], items: Sequence[Item]) -> ConsumerParked:
-        """Park a message under its key, or a batch under the keys of all its messages; none of them is parked."""
+        """Park a message under its key, or a batch under the keys of all its messages. None of the keys is parked."""
         parked = lane.park(*keys)
         for item in items:
             self.append(parked, item)
         return parked
 
     def append(self, parked: ConsumerParked, item: Item) -> None:
-        """Let a message of a parked key wait behind its head."""
+        """Put a message behind the head of its parked key."""
         parked.waiting.append(item)
         item[0].assignment.tracker.park(1, size_in_bytes(item[2]))
         if self.give_ups or parked.is_blocked:
-            # It may be asked for already, or be the message of the call that blocks it, once more.
+            # A request may exist for this message, or its own abandoned call blocks the key (it is fetched again).
             parked.lane.due.append(parked)
 
     def wait_until(self, parked: ConsumerParked, due_at: float) -> None:
-        """Let the head wait for a time."""
+        """Set the retry time of the head."""
         parked.due_at = due_at
         self._timers.add(due_at, partial(self._wake, parked))
 
     @staticmethod
     def release(parked: ConsumerParked) -> None:
-        """Park a key no more behind which nothing waits, unless a call for it goes on."""
+        """Remove a parked key that has no waiting message, unless an abandoned call for it is running."""
         for key in () if parked.is_blocked else parked.keys:
-            # It may be another's, where this was split.
+            # After a split, the key may belong to another entry.
             if parked.lane.parked.get(key) is parked:
                 del parked.lane.parked[key]
 
     def next_head(self, parked: ConsumerParked, slot: ExecutionSlot) -> None:
-        """Go on to the message behind a head that is done with."""
+        """Go on to the message behind a finished head."""
         fetch, _, record = parked.waiting[0]
         if not parked.is_finished:
             fetch.assignment.tracker.park(-1, -size_in_bytes(record))
@@ -147,9 +147,9 @@ class Parking:
         slot.record = None
 
     def split(self, parked: ConsumerParked, *, alone: bool = False) -> None:
-        """Part what is parked as a batch into its keys, each with the tries of the batch.
+        """Split a parked batch by keys. Each key keeps the tries of the batch.
 
-        `alone`: the messages of its call are tried by themselves, now.
+        `alone`: the messages of the last call are tried alone, now.
         """
         self.release(parked)
         lane, together = parked.lane, parked.portions[0] if parked.portions else 1
@@ -182,21 +182,21 @@ class Parking:
         *,
         tries: Tries | None = None,
     ) -> None:
-        """Park the key of a message that did not get done, by itself; `tries`: those before this one."""
+        """Park the key of a message that is not done. `tries`: the tries before this one."""
         parked = self.park(lane, (key,), (item,))
-        # Here, not in `fail_head`: that may be later, with a slot that began something else meanwhile.
+        # Not in `fail_head`: it may run later, when the slot has started another message.
         parked.attempts, parked.since = tries or (0, slot.started)
         self.settle_head(parked, outcome, slot)
 
     def settle_head(self, parked: ConsumerParked, outcome: Unfinished, slot: ExecutionSlot) -> None:
-        """Decide what becomes of a head that did not get done."""
+        """Handle a head that is not done."""
         if isinstance(outcome, DeferredCompletion):
             self.defer_head(parked, outcome, slot)
         else:
             self.fail_head(parked, outcome, slot)
 
     def defer_head(self, parked: ConsumerParked, completion: DeferredCompletion, slot: ExecutionSlot) -> None:
-        """Let a parked key wait for a completion. It may come from any thread, at any time."""
+        """Let a parked key wait for a completion, which any thread may give at any time."""
         item = fetch, _, _ = parked.waiting[0]
         if not completion._take():  # noqa: SLF001 - the engine's half of the class
             twice = PenstockError(
@@ -210,13 +210,13 @@ class Parking:
         def resolve(error: BaseException | None) -> None:
             if error is None:
                 self._complete(item)
-            # Before the key is woken: the holder reads its state only then.
+            # Before the key is woken: its holder then reads this state.
             parked.resolve(KeyState.HANDLED if error is None else KeyState.FAILED, error)
             self._wake(parked)
             if timer is not None:
-                # It refers to the message, which would stay in memory until the timeout, outside of every limit.
+                # The timer refers to the message, which would stay in memory until the timeout, outside of every limit.
                 self._timers.cancel(timer)
-            # Last: a drain that waits for deferred completions must see the offset done, and the woken lane.
+            # Last: a drain that waits for completions must see the offset done and the lane woken.
             self.deferred.pop(completion, None)
 
         self.deferred[completion] = fetch
@@ -226,24 +226,24 @@ class Parking:
         completion._attach(resolve)  # noqa: SLF001 - the engine's half of the class
 
     def fail_head(self, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot, *, together: int = 1) -> None:
-        """Decide what becomes of the failed head of a parked key; so many messages failed `together` with it."""
+        """Schedule the retry of a failed head, or give it up. `together`: the number of messages in the failed call."""
         error = failure.error
         self._note_failure(parked, failure, slot)
         former = parked.portions.popleft() if parked.portions else 0
         parked.portions.appendleft(together)
-        # Its call may have had fewer than the one before, as by a rate: those left out keep the tries of that one.
+        # The call may have had fewer messages than the one before (by a rate): the others keep the tries of that one.
         for item in islice(parked.waiting, together, former):
             parked.count_behind(item, parked.attempts - 1)
-        # What is left of a batch is judged without what was revoked meanwhile.
+        # Revoked messages are dropped before the rest of a batch is judged.
         while parked.portions[0] > 1 and not parked.waiting[0][0].assignment.active:
             self.next_head(parked, slot)
         fetch, _, record = parked.waiting[0]
         if not fetch.assignment.active:
-            # Nothing is judged: its next owner handles it again. Read after the key was parked: a revocation that
-            # comes later wakes it, and here the lane's holder does.
+            # The next owner handles it again. `active` is read after the key was parked: a later revocation wakes the
+            # key, for an earlier one this does.
             parked.lane.due.append(parked)
             return
-        if self.give_ups and self.give_up_if_asked(parked):
+        if self.give_ups and self.give_up_if_requested(parked):
             return
         now = self._now()
         place, name = position_of(record), fetch.assignment.route.handler.name
@@ -251,7 +251,7 @@ class Parking:
         if not failure.permanent:
             try:
                 delay = fetch.assignment.route.retry.delay_after(parked.attempts, now - parked.since, error)
-            except:  # noqa: E722 - see `raised`; the user's code decides there
+            except:  # noqa: E722 - see `raised`; the policy is the user's code
                 defect = raised()
                 self._stop(
                     parked,
@@ -264,12 +264,12 @@ class Parking:
             _log.info(
                 "%s failed in %s, try %d; again in %.3f s: %s", place, name, parked.attempts, delay, short_text(error)
             )
-            # By a policy whose wait has no end, the key waits until its partition goes.
+            # If the policy's wait is infinite, the key waits until its partition is revoked.
             parked.state = KeyState.UNSCHEDULED if math.isinf(delay) else KeyState.WAITING
             if parked.state is KeyState.WAITING:
                 self.wait_until(parked, now + delay)
         elif together > 1:
-            # Which message failed is not known yet: none is given up for the failure of another.
+            # The failed message is not known yet: none is given up because another one failed.
             _log.info("%s failed in a batch of %s as often as its policy tries; it is tried alone now", place, name)
             parked.state, parked.due_at = KeyState.WAITING, now
             self.split(parked, alone=True)
@@ -277,14 +277,14 @@ class Parking:
             self.give_up(parked, failure, slot)
 
     def _stop(self, parked: ConsumerParked, why: str, cause: BaseException) -> None:
-        """Stop the consumer because of a head, which stays."""
+        """Stop the consumer because of a head. The head stays parked."""
         parked.state = KeyState.STOPPING
         stop = PenstockError(why)
         stop.__cause__ = cause
         self._fail(stop)
 
     def _note_failure(self, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot) -> None:
-        """Count a failure; where its call goes on, have the key wait for that."""
+        """Count a failure. If its call was abandoned, block the key until the call returns."""
         slot.failed += 1
         parked.attempts += 1
         parked.failed_with = class_name(failure.error)
@@ -297,7 +297,7 @@ class Parking:
             failure.call.ended.add_done_callback(lambda _: self._wake(parked))
 
     def give_up(self, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot) -> None:
-        """Do with the head of a parked key what its handler chose for messages whose tries are exhausted."""
+        """Apply the handler's choice for exhausted messages to the head of a parked key."""
         fetch, _, record = parked.waiting[0]
         error, route, place = failure.error, fetch.assignment.route, position_of(record)
         handler = route.handler
@@ -337,43 +337,47 @@ class Parking:
                 error,
             )
 
-    def give_up_if_asked(self, parked: ConsumerParked) -> bool:
-        """Send the head of a parked key to its dead letters where somebody has asked for that; return whether.
+    def give_up_if_requested(self, parked: ConsumerParked) -> bool:
+        """Write the head of a parked key to its dead-letter topic if that was requested; return whether.
 
-        Whatever its handler chose for failures: this is for what that choice, or a long wait, holds a partition with.
-        What is parked as a batch is split for it, and each key looked at by itself.
+        The handler's choice for failures does not matter: the request is for a partition that this choice, or a long
+        wait, holds. A parked batch is split for it, and each key is checked separately.
         """
         if not parked.waiting or parked.state not in GIVEABLE:
             return False
         if len(parked.keys) > 1:
-            is_asked = any((fetch.assignment, record.offset()) in self.give_ups for fetch, _, record in parked.waiting)
-            if is_asked:
+            is_requested = any(
+                (fetch.assignment, record.offset()) in self.give_ups for fetch, _, record in parked.waiting
+            )
+            if is_requested:
                 self.split(parked)
-            return is_asked
+            return is_requested
         fetch, _, record = parked.waiting[0]
         assignment = fetch.assignment
-        asked = self.give_ups.pop((assignment, record.offset()), None) if assignment.active else None
-        if asked is None or not asked.outcome.set_running_or_notify_cancel():
+        request = self.give_ups.pop((assignment, record.offset()), None) if assignment.active else None
+        if request is None or not request.outcome.set_running_or_notify_cancel():
             return False
         place = f"{assignment}@{record.offset()}"
         if assignment.tracker.watermark != record.offset():
-            asked.outcome.set_result(f"{place} does not hold its partition: offset {assignment.tracker.watermark} does")
+            request.outcome.set_result(
+                f"{place} does not hold its partition: offset {assignment.tracker.watermark} does"
+            )
             return False
-        self._send(parked, GivenUpError(place, parked.tries, parked.failed_with), asked=asked)
+        self._send(parked, GivenUpError(place, parked.tries, parked.failed_with), request=request)
         return True
 
     def _send(
-        self, parked: ConsumerParked, error: BaseException, *, retry: int | None = None, asked: GiveUp | None = None
+        self, parked: ConsumerParked, error: BaseException, *, retry: int | None = None, request: GiveUp | None = None
     ) -> None:
-        """Have the head written to another topic; its key waits until a broker has it or refuses it."""
-        asked_at = None if asked is None else parked.state
+        """Write the head to another topic. Its key waits until a broker has it or refuses it."""
+        asked_at = None if request is None else parked.state
         parked.send_out(KeyState.SENDING)
 
         def settle(state: KeyState, error: BaseException | None = None, why_not: str | None = None) -> None:
             parked.resolve(state, error)
             self._wake(parked)
-            if asked is not None:
-                asked.outcome.set_result(why_not)
+            if request is not None:
+                request.outcome.set_result(why_not)
 
         self._publisher.publish(
             ExhaustedMessage(parked.waiting[0], error, parked.tries, retry, settle, asked_at=asked_at)
@@ -381,8 +385,8 @@ class Parking:
 
     @staticmethod
     def _complete(item: Item) -> None:
-        """Complete the head of a parked key; it counts as parked no more, though its lane sees it only later."""
+        """Complete the head of a parked key and stop counting it as parked, before the lane's holder sees it."""
         fetch, index, record = item
         fetch.assignment.tracker.complete(fetch.block, (index,))
-        # Else it would be subtracted from the bytes in flight twice until then, and too much be fetched (I5).
+        # Otherwise it would be subtracted twice from the bytes in flight, and too much would be fetched (I5).
         fetch.assignment.tracker.park(-1, -size_in_bytes(record))

@@ -1,9 +1,9 @@
-"""The plan of a consumer's lanes: groups of them, each for one kind of work, and the ready queue of every lane.
+"""The lane plan: groups of lanes, one for each kind of work, and the ready queue of every lane.
 
-A lane serves threads or the event loop, never both, so it stands in one queue for life. Handlers with keys of their own
-share the lanes of their kind. Batches are gathered from one lane, so each handler of batches has a few lanes to itself:
-how full its batches are does not depend on which other handlers there are. Handlers that name one `key_space` share
-lanes, for the messages of a key must meet in one.
+A lane serves threads or the event loop, never both, so it is in one queue for life. Handlers with keys of their own
+share the lanes of their kind. A batch comes from one lane, so each batch handler has a few lanes of its own: other
+handlers do not change how full its batches are. Handlers with the same `key_space` share lanes, because the messages of
+a key must meet in one lane.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from penstock.consumer.handlers.ordering import Order
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import ConfigurationError
 
-#: Lanes for each handler that may be under way on the event loop: fewer than for a thread, for there are many more.
+#: Lanes for each concurrent handler on the event loop: fewer than for a thread, because there are many more of them.
 _LANES_PER_TASK = 8
 
 
 class LanePlan:
-    """Derived from handlers and settings, and never changed. `most` is a limit for each group of lanes.
+    """Derived from handlers and settings; never changes. `most` limits each group of lanes.
 
     Raises `ConfigurationError` as `require_one_kind`.
     """
@@ -31,16 +31,16 @@ class LanePlan:
         kinds = {handler.kind for handler in handlers}
         self.has_threads, self.has_tasks = Kind.THREAD in kinds, Kind.TASK in kinds
         queues = settings.workers if settings.pinned and self.has_threads else 1
-        #: The ready queue of lanes whose work is for the event loop.
+        #: The ready queue of lanes for the event loop.
         self.task_queue = queues if self.has_threads else 0
-        #: The ready queue of each lane: one for all threads, one for each where lanes are pinned, and one for tasks.
+        #: The ready queue of each lane: one for all threads (or one per thread if lanes are pinned), and one for tasks.
         self.queues: list[int] = []
         self._batches: dict[Hashable, int] = {}
         for handler in handlers:
             if handler.batch > 1:
                 smallest = self._batches.get(handler.space, handler.batch)
                 self._batches[handler.space] = min(smallest, handler.batch)
-        # The first lane of each group, and how many it has.
+        # The first lane and the number of lanes of each group.
         self._groups: dict[Hashable, tuple[int, int]] = {}
         for handler in handlers:
             if (group := self._name_of(handler)) not in self._groups:
@@ -51,11 +51,11 @@ class LanePlan:
                 self.queues += pinned if handler.kind is Kind.THREAD else [self.task_queue] * count
 
     def group_of(self, handler: Handler) -> tuple[int, int]:
-        """Return the first lane of a handler, and how many it has."""
+        """Return the first lane and the number of lanes of a handler."""
         return self._groups[self._name_of(handler)]
 
     def lanes_of(self, lanes: Sequence[ConsumerLane], handler: Handler) -> Sequence[ConsumerLane]:
-        """Return the lanes of a handler, given all."""
+        """Return the lanes of a handler."""
         first, count = self.group_of(handler)
         return lanes[first : first + count]
 
@@ -70,13 +70,13 @@ class LanePlan:
         if batch is None:
             lanes = workers * settings.lanes_per_worker
             return lanes if handler.kind is Kind.THREAD else max(lanes, tasks * _LANES_PER_TASK)
-        # The fewer lanes, the fuller are batches. On the loop as many messages may be under way as without batches, in
-        # as many calls at least as threads would make.
+        # Fewer lanes give fuller batches. On the loop, as many messages may be handled at once as without batches, in
+        # at least as many calls as threads would make.
         return workers if handler.kind is Kind.THREAD else max(workers, tasks // batch)
 
 
 def require_one_kind(handlers: Collection[Handler]) -> None:
-    """Raise `ConfigurationError` where a plain function and an `async def` name one key space."""
+    """Raise `ConfigurationError` if a plain function and an `async def` share a key space."""
     first: dict[str, Handler] = {}
     for handler in handlers:
         if handler.key_space is None or handler.order is not Order.KEY:

@@ -1,19 +1,21 @@
-"""The lane processor: what the holder of a lane does with it, step by step, whoever calls the handlers.
+"""The lane processor: the steps of a lane's holder, independent of what calls the handlers.
 
-`LaneProcessor.process` is a generator. It yields what the handler in `slot.invoke` is to be given, is sent the outcome,
-and returns when the lane is to be given back. A worker thread calls the handler, a task on the event loop awaits it, a
-simulation does either when it likes: the rules are written once, here. So the generator itself never waits.
+`LaneProcessor.process` is a generator. It yields the work for the handler in `slot.invoke`, receives the outcome, and
+returns when the lane must be given back. A worker thread calls the handler, a task on the event loop awaits it, and a
+simulation does either at any time. So these rules exist once, and the generator itself never waits.
 
-New messages that no limit holds are yielded by the `Slice`, and completed by the slice, for a step of a generator and a
-look at the clock cost as much as a quick handler. How it is worked through stands there, in
-`penstock.consumer.lanes.slot`.
+New messages without a limit are yielded and completed in slices, because a step of a generator and a look at the clock
+cost as much as a quick handler. `Slice` in `penstock.consumer.lanes.slot` describes how a slice is handled.
 
-One generator at a time holds a lane (the scheduler guarantees it), so what it does to the lane's runs, parked keys and
-runs that were set aside needs no lock. Revocation: the poll thread sets `assignment.active = False` and then reads
-every slot's `fetch`, and `fetches` of a batch; the holder sets these first and then reads `active`. Whichever comes
-second sees the other, so a handler either is waited for or does not start. Offsets are completed before these are
-cleared, so who waited sees them done. Drain: the poll thread sets `draining` and then wakes all that is set aside; the
-holder sets runs aside first and then reads `draining`.
+The scheduler guarantees that one generator at a time holds a lane. So the lane's runs, parked keys and runs set aside
+need no lock.
+
+- Revocation: the poll thread sets `assignment.active = False` and then reads every slot's `fetch`, and `fetches` of a
+  batch. The holder sets these first and then reads `active`. The later of the two sees the other's write. So a handler
+  either is waited for or does not start. Offsets are completed before the slot is cleared, so a thread that waits for
+  the slot then sees them done.
+- Drain: the poll thread sets `draining` and then wakes all runs set aside. The holder sets runs aside first and then
+  reads `draining`.
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ from penstock.consumer.timers import Timers
 from penstock.message import Record
 from penstock.routing import ParkedKey, Scheduler
 
-#: Wakes all that waits in a lane.
+#: Wakes everything that waits in a lane.
 _ALL = object()
 
 
 class LaneProcessor:
-    """Processes lanes, each for a slice of `run_seconds`. Thread-safe: each call is for a lane that is held."""
+    """Processes lanes, each for `run_seconds`. Thread-safe: the caller of a method about a lane holds it."""
 
     def __init__(
         self,
@@ -67,45 +69,45 @@ class LaneProcessor:
         self.now = clock.monotonic
         self._run_seconds = run_seconds
         self.scheduler = scheduler
-        #: Has the lanes of these ready queues processed. Any thread.
+        #: Serves the lanes of these ready queues. Any thread.
         self.wake = wake
         self.fail = fail
         self._parking = Parking(clock, timers=timers, publisher=publisher, wake=self.wake_waiter, fail=fail)
-        #: Deferred completions that are out, with what they belong to. Any thread may read it.
+        #: Open deferred completions, each with the fetch of its message. Any thread may read it.
         self.deferred = self._parking.deferred
-        #: What is to be given up. Any thread.
+        #: Requests to give a message up. Any thread.
         self.give_ups = self._parking.give_ups
         self._submit = results.submit
         batches = Batches(clock, self._parking, results)
-        #: What waits for tokens, or for more of its batch.
+        #: Runs that wait for tokens, or for more of their batch.
         self.set_aside = SetAside(clock, timers, batches, wake=self.wake_waiter, one_partition=one_partition)
         self._parked_keys = ParkedKeys(clock, self._parking, self.set_aside, batches)
 
     def wake_waiter(self, waiter: ConsumerParked | ConsumerAside) -> None:
-        """Wake a parked key, or runs that were set aside. Any thread."""
+        """Wake a parked key or runs set aside. Any thread."""
         self.wake(self.scheduler.wake(waiter.lane, waiter))
 
     def drain(self) -> None:
-        """Have batches that are not full handed over at once from now on. Any thread."""
+        """Start to hand over batches that are not full. Any thread."""
         self.set_aside.draining = True
         self.wake_all(parked=False)
 
     def wake_all(self, *, parked: bool = True) -> None:
-        """Wake what waits in lanes: what is of dropped assignments goes, what waits for a limit asks again."""
+        """Wake everything that waits: dropped assignments are removed, and limits are checked again."""
         for lane in self.scheduler.lanes:
             if lane.aside or (parked and lane.parked):
                 self.wake(self.scheduler.wake(lane, _ALL))
 
     def process(self, lane: ConsumerLane, slot: ExecutionSlot) -> LaneProcessing:  # noqa: C901, PLR0912, PLR0915 - the main path in one piece, for speed
-        """Process a lane until it is empty, or the time slice is over: `slot.deadline`, which its executor may cut."""
+        """Process a lane until it is empty or its time slice ends: `slot.deadline`, which the executor may shorten."""
         now, runs, parked_keys = self.now, lane.runs, lane.parked
         slot.lane, slot.submit, slot.now = lane, self._submit, now
         time = began = now()
         slot.deadline = began + self._run_seconds * slot.slices
-        # A worker that owes time to runs takes those that it finds.
+        # A worker that owes time to runs serves runs if there are any.
         if lane.due and lane.serves_due and not (slot.owed_s and runs):
             goes_on = yield from self._process_woken(lane, slot)
-            # Runs that waited meanwhile get as much time before what is woken next, in this lane and from this worker.
+            # Runs that waited get as much time before the next woken key, in this lane and from this worker.
             time = now()
             lane.owed_s = slot.owed_s = time - began
             if not goes_on or time >= slot.deadline:
@@ -127,8 +129,8 @@ class LaneProcessor:
                 slot.enter(route)
                 entered = route
             began = time
-            # Of what a filter refuses nothing is expected: it is asked before the message's key is looked for. Where a
-            # limit was taken away since, what came first goes first.
+            # The filter comes before the message's key: a refused message may have no valid key. If a limit was just
+            # removed, the earlier messages still go first.
             if (
                 route.batch > 1
                 or route.gated
@@ -144,7 +146,7 @@ class LaneProcessor:
                 if not goes_on or time >= slot.deadline:
                     return
                 continue
-            # The main path, in this generator itself: delegating costs at each lane.
+            # The main path, inside this generator: delegating would cost at each lane.
             records = run.records
             place = run.next
             while place < len(records):
@@ -159,7 +161,7 @@ class LaneProcessor:
                         continue
                 taken = Slice(records[place:stop])
                 taken.assignment = assignment
-                # The run last: see `ExecutionSlot.complete_finished`.
+                # `run` is set last: see `ExecutionSlot.complete_finished`.
                 slot.started, slot.record, slot.slice, slot.run = time, taken[0], taken, run
                 outcome = yield taken
                 record, before, first = slot.record, time, place
@@ -172,7 +174,7 @@ class LaneProcessor:
                     item, unfinished = (fetch, run.indexes[place - 1], record), cast("Unfinished", outcome)
                     self._parking.park_unfinished(lane, key_of(item), item, unfinished, slot)
                     run.next = place
-                # What was parked now may be a key of what a filter is asked for first.
+                # A key may be parked now, and then the filter must be asked before the key.
                 if time >= slot.deadline or not assignment.active or (parked_keys and route.filters):
                     break
             if place == len(records):
@@ -183,7 +185,7 @@ class LaneProcessor:
                 return
 
     def _process_woken(self, lane: ConsumerLane, slot: ExecutionSlot) -> Generator[Work, Outcome, bool]:
-        """Process what was woken in a lane. Returns False when the lane is to be given back."""
+        """Process what was woken in a lane. Return False if the lane must be given back."""
         while lane.due:
             woken = lane.due.pop(0)
             if woken is _ALL:
@@ -192,7 +194,7 @@ class LaneProcessor:
             elif isinstance(woken, RefusedResults):
                 self._park_refused(lane, woken, slot)
             elif isinstance(woken, ParkedKey):
-                if self.give_ups and self._parking.give_up_if_asked(woken):
+                if self.give_ups and self._parking.give_up_if_requested(woken):
                     continue
                 if not (yield from self._parked_keys.process(woken, slot)):
                     return False
@@ -201,28 +203,28 @@ class LaneProcessor:
         return True
 
     def _park_refused(self, lane: ConsumerLane, refused: RefusedResults, slot: ExecutionSlot) -> None:
-        """Park a message whose results were refused, as one whose handler has failed."""
+        """Park a message whose results were refused, like a message whose handler failed."""
         item = fetch, _, _ = refused.item
         slot.fetch = fetch
         if not fetch.assignment.active:
             return
         key = key_of(item)
         if key in lane.parked:
-            # Its own failure is met again when it is handed over: what it stands behind comes first.
+            # Messages before it come first. It fails again when it is handed over.
             self._parking.append(lane.parked[key], item)
             return
         tries = refused.tries or Tries(0, self.now())
         self._parking.park_unfinished(lane, key, refused.item, failure_of(refused.error), slot, tries=tries)
 
     def _next_parked(self, lane: ConsumerLane, run: ConsumerRun, place: int, stop: int) -> int:
-        """Return the place of the first message from `place` on whose key is parked, `stop` at most."""
+        """Return the place of the first message from `place` on whose key is parked, at most `stop`."""
         for at in range(place, stop):
             if key_of((run.owner, run.indexes[at], run.records[at])) in lane.parked:
                 return at
         return stop
 
     def busy_with(self, slots: Iterable[ExecutionSlot], assignments: Sequence[Assignment]) -> list[str]:
-        """Return the names of the slots and completions that hold a message of one of these assignments."""
+        """Return the names of the slots and completions that hold a message of these assignments."""
         busy = [slot.name for slot in slots if slot.is_at(assignments)]
         busy += ["a deferred completion" for fetch in list(self.deferred.values()) if fetch.assignment in assignments]
         return busy

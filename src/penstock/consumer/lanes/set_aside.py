@@ -1,12 +1,12 @@
-"""Runs that were set aside: they wait for a token of their handler's rate, or for more of their batch.
+"""Runs set aside: they wait for a token of their handler's rate, or for more messages of their batch.
 
-A rate is one for all keys of a handler, and a batch is of any keys, so no key is parked: the runs step aside as they
-are, and later ones of their handler go behind. So a key keeps its order, and a throttled handler costs one waiter in
-its token bucket for each lane, however many messages wait. A rate holds no other handler: the lane goes on meanwhile.
-For more of a batch runs wait only while no other handler's stand behind them, which may have the same keys.
+A rate covers all keys of a handler, and a batch has any keys. So no key is parked: the runs step aside unchanged, and
+later runs of their handler queue behind them. A key keeps its order, and a throttled handler costs one waiter per lane
+in its token bucket, however many messages wait. A rate does not hold other handlers: their runs in the lane go on. Runs
+that wait for more of a batch stop waiting when runs of another handler stand behind them, which may have the same keys.
 
-Runs that are set aside always have somebody who wakes them, as soon as their lane is given back: the token bucket where
-`awaits_token` is set, a timer where they wait for more of their batch, or they stand in `lane.due`.
+Once their lane is given back, something always wakes runs set aside: the token bucket if `awaits_token` is set, a timer
+if they wait for more of their batch, or they are in `lane.due`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from penstock.routing import RunsAside
 
 
 class SetAside:
-    """Lets runs wait, and parked keys for tokens. Thread-safe: each call is for a lane that the caller holds.
+    """Lets runs wait, and parked keys for tokens. Thread-safe: the caller of every method holds the lane.
 
-    What waits together, under one name in `Lane.aside`, is of one handler. With `one_partition` batches are of one
-    partition, so it is of one assignment there.
+    Runs under one name in `Lane.aside` are of one handler. With `one_partition`, a batch has messages of one partition,
+    so runs of batches under one name are of one assignment.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class SetAside:
         self._batches = batches
         self._wake = wake
         self._one_partition = one_partition
-        #: Whether batches that are not full are processed at once: set when the consumer drains. Any thread.
+        #: Whether batches that are not full are handed over at once: set when the consumer drains. Any thread.
         self.draining = False
 
     def name_of(self, assignment: Assignment) -> Hashable:
-        """Return under what messages of an assignment are set aside; those of a batch have it in common."""
+        """Return the name under which messages of an assignment are set aside. All messages of a batch share it."""
         route = assignment.route
         return assignment if self._one_partition and route.batch > 1 else route.token_bucket
 
     def put(self, lane: ConsumerLane) -> ConsumerAside:
-        """Set runs at the front of a lane aside; returns them with what waited under their name before."""
+        """Set runs at the front of a lane aside. Return them with the earlier runs of their name."""
         name = self.name_of(lane.runs[0].owner.assignment)
         aside = lane.aside.get(name)
         if aside is None:
@@ -63,7 +63,7 @@ class SetAside:
         return aside
 
     def _add(self, aside: ConsumerAside) -> None:
-        """Add runs of a name that stand at the front of their lane: one at least, and what makes a batch full."""
+        """Add runs of the name at the front of the lane: at least one, and as many as fill a batch."""
         runs = aside.lane.runs
         while runs and self.name_of(assignment := runs[0].owner.assignment) is aside.name:
             run = runs.popleft()
@@ -73,11 +73,11 @@ class SetAside:
                 return
 
     def overtaken(self, lane: ConsumerLane) -> list[ConsumerAside]:
-        """Return runs that wait for more of their batch before those of another handler."""
+        """Return runs that wait for more of their batch while runs of another handler stand behind them."""
         return [aside for aside in lane.aside.values() if not aside.awaits_token and _is_overtaken(aside)]
 
     def process(self, aside: ConsumerAside, slot: ExecutionSlot) -> Generator[Work, Outcome, bool]:
-        """Process runs that were set aside, as far as tokens and full batches go. Returns False when time is over."""
+        """Process runs set aside, as far as tokens and full batches go. Return False if the time slice is over."""
         lane = aside.lane
         while aside.runs:
             fetch = slot.fetch = aside.runs[0].owner
@@ -93,7 +93,7 @@ class SetAside:
                     self._timers.add(until, partial(self._wake, aside))
                 return True
             if now >= slot.deadline:
-                # To the front of their lane, which is served by the age of the first.
+                # Back to the front of their lane. The scheduler orders lanes by the age of the first run.
                 lane.runs.extendleft(reversed(aside.runs))
                 aside.runs.clear()
                 aside.count = 0
@@ -103,25 +103,25 @@ class SetAside:
                 self.await_token(aside, route, run.arrival + run.indexes[run.next])
                 return True
         if not aside.awaits_token and lane.aside.get(aside.name) is aside:
-            # What wakes it still finds nothing.
+            # A later wake-up finds nothing to do.
             del lane.aside[aside.name]
         return True
 
     @staticmethod
     def drop_inactive(lane: ConsumerLane) -> None:
-        """Drop runs of inactive assignments: they would stay, counted by nobody, as long as nothing wakes them."""
+        """Drop runs of inactive assignments. Without this they would stay uncounted until something wakes them."""
         for aside in lane.aside.values():
             aside.runs = deque(run for run in aside.runs if run.owner.assignment.active)
             aside.count = sum(len(run.records) - run.next for run in aside.runs)
 
     def await_token(self, waiter: ConsumerAside | ConsumerParked, route: Route, arrival: int = 0) -> None:
-        """Let runs wait for a token, among those of all lanes by the age of their first message; before them, a key."""
+        """Let a waiter wait for a token: parked keys first, then runs by the age of their first message."""
         if waiter.awaits_token:
             return
         waiter.awaits_token = True
 
         def wake() -> None:
-            # First: the holder may ask for a token again as soon as it is woken.
+            # Before the wake-up: the holder may ask for a token again at once.
             waiter.awaits_token = False
             self._wake(waiter)
 
@@ -129,7 +129,7 @@ class SetAside:
 
 
 def _is_overtaken(aside: ConsumerAside) -> bool:
-    """Tell whether the runs of another handler stand behind what was set aside."""
+    """Tell whether runs of another handler stand behind the runs set aside."""
     runs, mine = aside.lane.runs, aside.runs
     if not runs or not mine:
         return False

@@ -1,12 +1,12 @@
-"""Tasks: `async def` handlers on one event loop, as many at once as `max_concurrency` says, under the same order rules.
+"""Tasks: `async def` handlers on one event loop, at most `max_concurrency` at once, under the same order rules.
 
-The loop runs on a thread of its own. All fields of the pool are that thread's, save where it says otherwise; others
-reach it through `call_soon_threadsafe`. A task serves lane after lane until none is ready, and ends.
+The loop has its own thread. That thread owns all fields of the pool, except where stated. Other threads reach it
+through `call_soon_threadsafe`. A task serves lane after lane until none is ready, then ends.
 
-A task for each message would cost more than the message. So one serves many, as long as they leave nothing behind: once
-a handler has changed a context variable, or was asked to cancel and went on, its task gives its lane back after that
-message, in the middle of a run too, and ends: what is next is a new task's. Each handler finds the context variables
-that the loop began with.
+A task per message would cost more than the message. So one task serves many messages, unless they leave something
+behind: once a handler has changed a context variable, or has caught a cancellation, its task gives its lane back after
+that message, even in the middle of a run, and ends. A new task takes the next message. Each handler sees the context
+variables with which the loop began.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ _log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-#: Time slices of a thread that a task has with a lane. There are many more tasks than threads, so a lane that is ready
-#: finds a free one sooner; and taking a lane costs more beside an `await` that costs little.
+#: Time slices of a thread that a task has with a lane. There are many more tasks than threads, so a ready lane finds a
+#: free one sooner; and taking a lane is expensive compared with a cheap `await`.
 _SLICES = 5
-#: Seconds the loop's thread may take to end; a handler that blocks the loop keeps it, and it is a daemon.
+#: Seconds the loop's thread may take to end. A handler that blocks the loop keeps the thread, which is a daemon.
 _JOIN_S = 5.0
-#: Seconds the loop's thread may take where handlers did not end though they were cancelled: they keep it still.
+#: The same if handlers did not end after their cancellation: they probably never will.
 _JOIN_STUCK_S = 0.1
-#: Seconds that handlers may take to end when they are cancelled, at least, and when the loop ends.
+#: Seconds, at least, that cancelled handlers may take to end when the loop ends.
 _CANCEL_BUDGET_S = 0.5
-#: What is gone through where there is no slice of records.
+#: The loop variable for work that is not a slice.
 _ALONE = (None,)
-#: Seconds that a loop which comes round takes for that.
+#: Seconds within which a loop that is not blocked takes a call over.
 _HAND_OVER_S = 0.2
-#: Seconds that handlers which never wait for anything may keep the loop from all that do.
+#: Seconds that handlers which never wait may keep the loop from the other handlers.
 _LOOP_TURN_S = 0.01
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop: uvloop's where it is installed (the extra `uvloop`), for it takes half the time."""
+    """Return an event loop: uvloop's if it is installed (the extra `uvloop`), which takes half the time."""
     try:
         import uvloop
     except ImportError:
@@ -79,49 +79,49 @@ class TaskPool:
         self._closing = closing
         self._loop = new_event_loop()
         self.thread = threading.Thread(target=self._main, name=f"penstock-loop-{name}", daemon=True)
-        #: How many tasks there may be. Any thread may write it through `resize`.
+        #: The most tasks at once. Any thread may change it through `resize`.
         self.limit = max_concurrency
         self._tasks: set[asyncio.Task[None]] = set()
-        # Those that were abandoned and have not ended.
+        # Abandoned tasks that have not ended.
         self._left: set[asyncio.Task[None]] = set()
         self._pump_scheduled = False
         self._round_at = 0.0
         self._ended = False
-        # Whether handlers did not end though they were cancelled. Written and read by who ends the pool.
+        # Whether handlers did not end after their cancellation. Used by the thread that ends the pool.
         self._stuck = False
         self._name = name
-        #: The context variables that every handler finds. Written before the first task is made.
+        #: The context variables of every handler. Written before the first task starts.
         self._context = contextvars.copy_context()
-        #: Slots of tasks: those in use and, for later tasks, those that are not. It only grows.
+        #: Slots of tasks, used and free. The list only grows.
         self.slots: list[ExecutionSlot] = []
         self._free: list[ExecutionSlot] = []
-        #: When the loop last came round; a loop that is blocked stays behind. Any thread reads it. Not by the loop's
-        #: own time: uvloop's stands still while the loop is blocked.
+        #: Last sign of life of the loop. Any thread reads it. Not by the loop's own clock: uvloop's stands still while
+        #: the loop is blocked.
         self.alive_at = time.monotonic()
 
     def loop_lag(self) -> LoopLag:
-        """Return for how long the loop has not come round. Any thread."""
+        """Return how long the loop has been silent. Any thread."""
         lag = time.monotonic() - self.alive_at if self.thread.is_alive() else 0.0
         return LoopLag(lag, self.thread.ident)
 
     def wake(self, queues: Sequence[int]) -> None:
-        """Have ready lanes served. Any thread."""
-        # One call is enough for all that became ready before it runs. Set before it, cleared before lanes are taken.
+        """Serve ready lanes. Any thread."""
+        # One call is enough for all lanes that become ready before it runs. `_pump` clears the flag first.
         if queues and not self._pump_scheduled:
             self._pump_scheduled = True
             self._call(self._pump)
 
     def resize(self, max_concurrency: int) -> None:
-        """Have at most so many handlers under way from now on; those too many end after the lane they are at."""
+        """Change the most handlers at once; surplus tasks end after their current lane."""
         self.limit = max_concurrency
         self._call(self._pump)
 
     def cancel(self, seen: SeenCall) -> bool:
-        """Cancel the task of a call, where that goes on; return whether there is one. Any thread."""
+        """Cancel the task of a call if the call is still running; return whether there is a task. Any thread."""
         task = seen.slot.task
 
         def cancel() -> None:
-            # On the loop's thread: where the record is still there, its task waits within the handler.
+            # On the loop's thread: if the record is unchanged, the task waits within the handler.
             if task is not None and task is seen.slot.task and seen.holds():
                 task.cancel()
 
@@ -129,10 +129,10 @@ class TaskPool:
         return task is not None
 
     def abandon(self, seen: SeenCall, failure: Failed) -> bool:
-        """Give a call up with its task: another goes on with this failure. On the poll thread.
+        """Abandon a call with its task: another task goes on with this failure. On the poll thread.
 
-        Returns whether the call was under way. What changes is the loop's, so that does it, and is waited for as long
-        as it takes to come round. Nothing is done by a loop that is blocked: no other could go on there.
+        Returns whether the call was running. The loop's thread does the change, within the time of a loop that is not
+        blocked. On a blocked loop nothing is done, because no other task could go on there.
         """
         done: Future[bool] = Future()
 
@@ -150,7 +150,7 @@ class TaskPool:
 
     def _hand_over(self, seen: SeenCall, failure: Failed) -> bool:
         slot = seen.slot
-        # Where the record is still there, the task waits within the handler.
+        # If the record is unchanged, the task waits within the handler.
         if slot.task is None or slot.lane is None or slot.processing is None or not seen.holds():
             return False
         former, call = slot.task, failure.call
@@ -163,13 +163,13 @@ class TaskPool:
                 call.ended.set_result(None)
 
         former.add_done_callback(ended)
-        # It may outlive the loop, which has been said.
+        # The task may outlive the loop. The watchdog has logged it already.
         former._log_destroy_pending = False  # type: ignore[attr-defined] # noqa: SLF001 - as `asyncio.gather` does
         self._begin(slot.lane, slot, (slot.processing, failure))
         return True
 
     def run(self, awaitable: Awaitable[ResultT]) -> Future[ResultT]:
-        """Run something else on the loop. Any thread but the loop's."""
+        """Run an awaitable on the loop. Any thread but the loop's."""
 
         async def wait() -> ResultT:
             return await awaitable
@@ -177,15 +177,15 @@ class TaskPool:
         return asyncio.run_coroutine_threadsafe(wait(), self._loop)
 
     def run_hook(self, awaitable: Awaitable[ResultT]) -> ResultT:
-        """Run a startup hook, or one of the end, and return its result. Any thread but the loop's.
+        """Run a hook of the start or the end and return its result. Any thread but the loop's.
 
-        `StoppedError` where handlers that did not end keep the loop from coming to its end within seconds.
+        Raises `StoppedError` if stuck handlers keep the loop and the hook does not end within seconds.
         """
         hook = self.run(awaitable)
         try:
             return hook.result(_JOIN_S if self._stuck else None)
         except TimeoutError:
-            if hook.done():  # its own
+            if hook.done():  # the hook's own error
                 raise
             raise StoppedError(
                 f"a lifespan of {self._name} did not end within {_JOIN_S:g} s: a handler keeps the event loop; have "
@@ -195,7 +195,7 @@ class TaskPool:
     def _call(self, function: Callable[[], object]) -> None:
         try:
             self._loop.call_soon_threadsafe(function)
-        except RuntimeError:  # the loop is closed: the consumer has ended
+        except RuntimeError:  # the loop is closed, the consumer has ended
             _log.debug("the event loop of %s has ended", self._name)
 
     def _main(self) -> None:
@@ -209,7 +209,7 @@ class TaskPool:
             self._processor.fail(raised())
         finally:
             try:
-                # What outlived its cancelling; or all, where an error has ended the loop.
+                # Tasks that outlived their cancellation; or all tasks, if an error has ended the loop.
                 self._loop.run_until_complete(self._end(_CANCEL_BUDGET_S))
                 self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             finally:
@@ -217,7 +217,7 @@ class TaskPool:
                 self._loop.close()
 
     async def _end(self, budget_s: float | None = None) -> None:
-        """Begin nothing more, cancel the handlers under way and wait for them."""
+        """Start no more tasks, cancel the running handlers and wait for them."""
         self._ended = True
         for task in (*self._tasks, *self._left):
             task.cancel()
@@ -229,7 +229,7 @@ class TaskPool:
         self._loop.call_later(0.1, self._beat)
 
     def _pump(self) -> None:
-        """Begin tasks for ready lanes, as many as may be."""
+        """Start tasks for ready lanes, up to the limit."""
         self._pump_scheduled = False
         while len(self._tasks) < self.limit and not self._ended and self._scheduler.waiting(self._queue):
             slot = self._free.pop() if self._free else self._new_slot()
@@ -240,9 +240,9 @@ class TaskPool:
             self._begin(lane, slot)
 
     def _begin(self, lane: ConsumerLane, slot: ExecutionSlot, begun: Begun | None = None) -> None:
-        """Begin a task; with `begun` it goes on with what another one has begun, by an outcome of the call there."""
+        """Start a task. With `begun` it continues the generator of an abandoned task, with an outcome for its call."""
         task = self._loop.create_task(self._serve_lanes(lane, slot, begun), context=self._context.copy())
-        # From then on what the slot has, and its lane, is this task's: one that was abandoned touches neither.
+        # From now on the slot and its lane belong to this task. An abandoned task touches neither.
         slot.task = task
         self._tasks.add(task)
         task.add_done_callback(partial(self._finished, lane, slot, begun))
@@ -256,20 +256,20 @@ class TaskPool:
     def _finished(self, lane: ConsumerLane, slot: ExecutionSlot, begun: Begun | None, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if task.cancelled() and slot.task is task and slot not in self._free and not self._ended:
-            # A handler cancelled it before it ran: it has neither processed its lane nor given it back.
+            # Another handler cancelled the task before it ran: the lane is neither processed nor given back.
             self._begin(lane, slot, begun)
             return
         if not task.cancelled() and (error := task.exception()) is not None:
             self._processor.fail(error)
         if not self._ended:
-            # One that left something behind took no next lane.
+            # A tainted task took no next lane.
             self._pump()
 
     async def _serve_lanes(self, lane: ConsumerLane | None, slot: ExecutionSlot, begun: Begun | None) -> None:  # noqa: C901, PLR0912, PLR0915 - in one piece: a call for each lane costs as much as the lane
         """Serve lane after lane until none is ready, or until a handler has left something behind."""
         take, give_back, start = self._scheduler.take, self._scheduler.give_back, self._processor.process
         clock, context, copied = time.monotonic, self._context, contextvars.copy_context
-        # Here, too: an eager task, which a lifespan may have chosen, runs before `_begin` knows it.
+        # Also here: an eager task, which a lifespan may have chosen, runs before `_begin` has its object.
         slot.task = task = cast("asyncio.Task[None]", asyncio.current_task())
         cancelling = task.cancelling
         is_tainted = False
@@ -300,15 +300,15 @@ class TaskPool:
                             except asyncio.CancelledError as error:
                                 if self._ended:
                                     raise
-                                # Raised by the handler itself, or by what it waits for: nobody cancelled this task.
+                                # The handler raised it, or something that it awaits: the pool did not cancel this task.
                                 outcome = Failed(error)
                             except:  # noqa: E722 - see `raised`; a handler may raise what it likes
                                 outcome = failure_of(raised())
                             if slot.task is not task:
                                 return
-                            # Equal contexts are one object inside as a rule, so this costs next to nothing.
+                            # Equal contexts usually are one object inside, so this is cheap.
                             if (copied() != context or cancelling()) and not self._ended:
-                                # The lane is given back after this message, and what is next is a new task's.
+                                # The lane is given back after this message; a new task takes the next one.
                                 is_tainted, slot.deadline = True, 0.0
                             if record is None or records is None:
                                 break
@@ -317,7 +317,7 @@ class TaskPool:
                                 outcome = None
                             if outcome is not None or len(records) == 1 or not records.assignment.active:
                                 break
-                            # Beside an `await` a look at the clock is nothing: there are too many slots for others to.
+                            # Cheap next to an `await`; and there are too many slots for the poll thread to watch them.
                             slot.started = clock()
                             if slot.started >= slot.deadline or (slot.results and slot.slice_size == 1):
                                 break
@@ -326,11 +326,11 @@ class TaskPool:
                 finally:
                     if slot.task is task:
                         slot.leave()
-                        # The lane may be ready again: this task looks next, and finds it or one that is older.
+                        # If the lane is ready again, this task finds it next, or an older one.
                         give_back(lane)
                 now = clock()
                 if now >= self._round_at and not is_tainted:
-                    # An `await` that waits for nothing does not go through the loop.
+                    # An `await` that does not wait does not go through the loop.
                     self._round_at = now + _LOOP_TURN_S
                     await asyncio.sleep(0)
                 ends = is_tainted or self._ended or len(self._tasks) > self.limit
@@ -340,9 +340,9 @@ class TaskPool:
                 self._free.append(slot)
 
     def end_handlers(self, timeout: float) -> list[str]:
-        """Begin nothing more, cancel the handlers under way and wait for them; return their slots' names."""
+        """Start no more tasks, cancel the running handlers and wait for them; return the names of their slots."""
         if not self.thread.is_alive():
-            # Never begun, or ended: by `close`, or by what a handler's own task raised.
+            # Never started, or ended: by `close`, or by an error of a handler's own task.
             return []
         under_way = [slot.name for slot in self.slots if slot.record is not None]
         try:

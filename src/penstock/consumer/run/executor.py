@@ -1,4 +1,4 @@
-"""The executor: what calls the handlers of a consumer. This one leaves that to whoever drives the engine by hand."""
+"""The executor: calls the handlers of a consumer. This base class calls none; the engine's driver does it by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall
 
 
 class LoopLag(NamedTuple):
-    """For how long an event loop has not come round; 0 where there is none. Its thread, for a look at the stack."""
+    """How long an event loop has been silent, 0 without one; and its thread, needed for its stack."""
 
     seconds: float
     thread_id: int | None
@@ -20,37 +20,37 @@ class LoopLag(NamedTuple):
 class Executor:
     """Takes ready lanes from the scheduler and calls handlers for what `LaneProcessor.process` yields. Thread-safe."""
 
-    #: Where messages may be in a handler: all slots there ever were, so that no count falls.
+    #: All slots there ever were, so that no count falls.
     slots: Sequence[ExecutionSlot] = ()
 
     def wake(self, queues: Sequence[int]) -> None:
-        """Have ready lanes served, given the ready queue of each lane that became ready."""
+        """Serve ready lanes, given the ready queue of each lane that became ready."""
 
     def wake_idle(self) -> bool:
-        """Wake idle workers where lanes wait and busy ones are stuck; return whether lanes wait and some are idle.
+        """Wake idle workers if lanes wait and busy workers are stuck; return whether lanes wait and workers sleep.
 
-        Called at each step of the poll thread: it is where slices that take too long are cut, too.
+        The poll thread calls it in each of its steps. It also cuts slices that take too long.
         """
         return False
 
     def room(self, _kind: Kind) -> int:
-        """Return how many calls may be under way at once, in threads or in tasks."""
+        """Return how many calls may run at once, in threads or in tasks."""
         return 0
 
     def interrupt(self, _seen: SeenCall) -> bool:
-        """Raise `HandlerTimeLimitError` in a call, or cancel its task; return whether that can be, and it goes on.
+        """Raise `HandlerTimeLimitError` in a call, or cancel its task; return whether that is possible.
 
         On the poll thread, as `abandon`.
         """
         return False
 
     def abandon(self, _seen: SeenCall, _failure: Failed) -> bool:
-        """Go on without a call that does not return, as if it had failed so; return whether that can be.
+        """Continue without a call that does not return, as if it had failed; return whether that is possible.
 
-        `failure.call` is notified when it returns.
+        `failure.call` is notified when the call returns.
         """
         return False
 
     def loop_lag(self) -> LoopLag:
-        """Return for how long the event loop has not come round."""
+        """Return how long the event loop has been silent."""
         return LoopLag(0.0, None)

@@ -1,6 +1,6 @@
 """Calls of plain handlers, in the thread that serves a lane: for a message, a batch, or a slice of messages.
 
-Handlers may raise what they like: it is a failure of that message.
+Whatever a handler raises is a failure of its message.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from penstock.consumer.lanes.slot import ExecutionSlot, LaneProcessing, Outcome,
 from penstock.errors import HandlerTimeLimitError, raised
 from penstock.message import FetchedMessage, Message, Record
 
-#: What processes a lane, and what came of the call that is under way.
+#: The generator of a lane, and the outcome of its running call.
 Begun = tuple[LaneProcessing, Outcome]
 
 
-#: A message was handled, and has left a context variable behind.
+#: A handler has finished its message, and left a context variable behind.
 _LEFT_BEHIND = object()
 
 
 def call(slot: ExecutionSlot, work: object) -> Outcome:
-    """Call a slot's handler for a message, a batch or the records of a slice; return what came of it, or of the last.
+    """Call a slot's handler for a message, a batch or the records of a slice; return the last outcome.
 
-    Raises `CallAbandonedError` where the thread has no slot any more.
+    Raises `CallAbandonedError` if the thread no longer has a slot.
 
-    What one message leaves in context variables the next does not find, as with tasks. A context for each would cost a
-    tenth of what an empty handler does. So the records of a slice share an empty one, until one of them has left
-    something in it.
+    A message does not see the context variables of the one before, as with tasks. A context per message would cost a
+    tenth of an empty handler. So the records of a slice share an empty context until one of them has changed it.
     """
     guard = slot.guard
     outcome: Any = _LEFT_BEHIND
@@ -50,7 +49,7 @@ def call(slot: ExecutionSlot, work: object) -> Outcome:
         if guard.is_interrupted:
             guard.settle()
     except HandlerTimeLimitError as error:
-        # It came when the handler had returned. Once: what follows is not interrupted.
+        # It arrived after the handler had returned. Only once: the rest is not interrupted.
         guard.is_calling = False
         guard.settle()
         outcome = Failed(error)
@@ -82,7 +81,7 @@ def _call_each(slot: ExecutionSlot, records: Slice, left: Iterator[Record], cont
                 message = prepare(record)
             if message is None:
                 refused.append(record.offset())
-            # `_call`, written out: it is most of what an empty handler costs.
+            # `_call`, inlined: it is most of the cost of an empty handler.
             elif (returned := invoke(message)) is not None:
                 if isinstance(returned, DeferredCompletion):
                     return returned
@@ -90,7 +89,7 @@ def _call_each(slot: ExecutionSlot, records: Slice, left: Iterator[Record], cont
                     results.append((record, made))
             if not assignment.active:
                 return None
-            # One that was cut ends here, and its thread may have no slot any more.
+            # A slice that was cut ends here, and the thread may no longer have a slot.
             if is_slow and len(records) > 1:
                 time = slot.now()
                 if results or time >= slot.deadline:
@@ -109,10 +108,10 @@ def serve(
     processor: LaneProcessor,
     begun: Begun | None = None,
 ) -> None:
-    """Process a lane that the caller holds, with handlers called in this thread, and give it back.
+    """Process a lane that the caller holds, with handler calls in this thread, and give it back.
 
-    With `begun` it goes on with what another thread has begun, by an outcome of the call that is under way there.
-    Raises `CallAbandonedError` where the thread has no lane any more.
+    With `begun` it continues the generator of another thread, with an outcome for the call that runs there.
+    Raises `CallAbandonedError` if the thread no longer has the lane.
     """
     processing, outcome = begun or (processor.process(lane, slot), None)
     slot.processing = processing

@@ -1,14 +1,15 @@
 """Worker threads: each takes a ready lane, calls the handler for what the lane processor yields, and gives it back.
 
-What raises in here is a defect of penstock, for what handlers raise is a failure of their message. It stops the
-consumer with that error rather than hold a lane for ever.
+What handlers raise is a failure of their message. An exception of this module is a defect of penstock: it stops the
+consumer, because otherwise it would hold a lane for ever.
 
-How many threads are woken matters more than how many there are. Python runs one thread at a time; where handlers
-return in microseconds, each further thread that is awake only contends with the others. So while handlers are quick one
-thread is kept awake and finds all the work; where they wait for something (by how long they take), as many are woken as
-there are ready lanes. The poll thread sees threads that are stuck while lanes wait, and wakes others (`wake_idle`). A
-thread that is awake needs no waking: it looks for a lane again after it has set `asleep`, and whoever makes a lane
-ready reads `asleep` after that, so one of the two sees the other.
+The number of awake threads matters more than the number of threads. Python runs one thread at a time. If handlers
+return in microseconds, each further awake thread only contends with the others. So while handlers are quick, one thread
+stays awake and finds all the work. If handlers wait for something, judged by their duration, one thread is woken per
+ready lane. The poll thread sees threads that are stuck while lanes wait, and wakes others (`wake_idle`).
+
+An awake thread needs no wake-up. It sets `asleep` and then looks for a lane again. The code that makes a lane ready
+does that first, and then reads `asleep`. So one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from penstock.consumer.run.handler_calls import Begun, serve
 from penstock.errors import raised
 from penstock.message import handler_thread
 
-#: The part of a slice, which is a millisecond: a handler that takes more, on the average, waits for something.
+#: Part of a slice's millisecond. A handler that takes more on average waits for something.
 _QUICK = 0.05
-#: Seconds in one message while lanes wait after which a thread counts as stuck.
+#: Seconds in one message after which a thread counts as stuck, while lanes wait.
 _STUCK_AFTER_S = 0.001
-#: Seconds after which a slice is cut: it was to take far less.
+#: Seconds after which a slice is cut: it was planned to take far less.
 _MAX_SLICE_S = 0.01
-#: Seconds that a thread which is not in a handler may take to end.
+#: Seconds that a thread outside a handler may take to end.
 _JOIN_S = 1.0
 #: The weight of the last lane in the average.
 _LAST = 0.2
@@ -45,7 +46,7 @@ _END = False
 
 
 class Worker:
-    """A worker: its slot, and the thread that has it now."""
+    """A worker: its slot, and the thread that serves it now."""
 
     def __init__(self, pool: WorkerPool, slot: ExecutionSlot, queue: int) -> None:
         self._pool = pool
@@ -53,20 +54,20 @@ class Worker:
         self.slot = slot
         self.thread = threading.Thread(target=self._main, name=slot.name, daemon=True)
         self.tokens: SimpleQueue[bool] = SimpleQueue()
-        #: Whether it waits, or is about to, for a token of its queue. Written by itself, and by who puts a token.
+        #: Whether it waits, or is about to wait, for a token. Written by the thread, and by the sender of a token.
         self.asleep = True
-        #: Whether it is to end after its lane.
+        #: Whether it must end after its lane.
         self.retired = False
 
     def take_over(self, lane: ConsumerLane, begun: Begun, call: AbandonedCall) -> None:
-        """Have another thread go on with the lane, while the call of a handler goes on in this one."""
+        """Continue the lane in a new thread. The old thread stays in its abandoned call."""
         self.slot.leave_to_abandoned_call()
         self.thread.name = call.worker
         self.asleep = False
         thread = threading.Thread(target=self._main, args=(lane, begun), name=self.slot.name, daemon=True)
         self.tokens.put(_END if self.retired else _WAKE)
         thread.start()
-        # Once it runs: the slot of a worker whose thread does not is for the next.
+        # After the start: `_grow` reuses the slot of a retired worker whose thread is not alive.
         self.thread = thread
 
     def _main(self, taken: ConsumerLane | None = None, begun: Begun | None = None) -> None:
@@ -81,12 +82,12 @@ class Worker:
                     lane = scheduler.take(self.queue, slot.owed_s)
                     if lane is None:
                         self.asleep = True
-                        # Again: a lane that became ready before that was written is seen by nobody else.
+                        # Look again: only this thread sees a lane that became ready before that write.
                         lane = scheduler.take(self.queue, slot.owed_s)
                         if lane is None:
                             break
                         self.asleep = False
-                    # Where the lane is ready again, this thread looks next, and finds it or one that is older.
+                    # If the lane is ready again, this thread finds it next, or an older one.
                     serve(lane, slot, pool.processor)
                     pool.note_pace(slot.slice_size)
         except CallAbandonedError as error:
@@ -98,7 +99,7 @@ class Worker:
 
 
 class WorkerPool:
-    """The worker threads of a consumer. Any thread may call anything."""
+    """The worker threads of a consumer. Any thread may call any method."""
 
     def __init__(
         self,
@@ -116,12 +117,12 @@ class WorkerPool:
         self.closing = closing
         self._lock = threading.Lock()
         self._started = False
-        #: Those that were too many; a later one takes the slot of one that has ended. Under the lock.
+        #: Surplus workers. A later worker takes the slot of one that has ended. Under the lock.
         self._retired: list[Worker] = []
-        #: The slots of all threads there ever were, for one that ends may still be in its last handler, and no count
-        #: may fall. It only grows, by `_grow`; any thread reads it, and sees a whole list.
+        #: The slots of all threads there ever were: an ending thread may be in its last handler, and no count may fall.
+        #: Only `_grow` replaces the list, by a longer one; any thread reads it.
         self.slots: list[ExecutionSlot] = []
-        # The part of a slice that a message takes, on the average. Any worker writes; a lost update does no harm.
+        # The part of a slice that a message takes, on average. Any worker writes it; a lost update does no harm.
         self._slow_share = 1.0
         self.workers: list[Worker] = []
         self._grow(workers)
@@ -149,7 +150,7 @@ class WorkerPool:
             worker.thread.start()
 
     def resize(self, count: int) -> None:
-        """Have so many threads from now on; those that are too many end after the lane they are at."""
+        """Change the number of threads; surplus threads end after their current lane."""
         with self._lock:
             if count > len(self.workers):
                 self._grow(count - len(self.workers))
@@ -159,17 +160,17 @@ class WorkerPool:
                 worker.retired = True
                 worker.tokens.put(_END)
             self._retired += gone
-            # The lanes that they were woken for are for the others now.
+            # The lanes of their wake-ups are for the other workers now.
             for worker in self.workers:
                 self._wake(worker)
 
     def abandon(self, seen: SeenCall, failure: Failed) -> bool:
-        """Give a call up with its thread: another goes on with this failure. On the poll thread.
+        """Abandon a call with its thread: a new thread goes on with this failure. On the poll thread.
 
-        Returns whether the call was under way.
+        Returns whether the call was running.
         """
         slot = seen.slot
-        # The thread is in a call: it changes neither.
+        # The thread is in the call, so it changes neither.
         lane, processing = slot.lane, slot.processing
         worker = next((worker for worker in (*self.workers, *self._retired) if worker.slot is slot), None)
         if worker is None or lane is None or processing is None or failure.call is None:
@@ -178,11 +179,11 @@ class WorkerPool:
         return slot.guard.abandon(seen.holds, failure.call, hand_over)
 
     def note_pace(self, slice_size: int) -> None:
-        """Note how many messages fit into a slice, by those of a lane: that says how long one took."""
+        """Note how many messages of a lane fit into a slice. It shows how long a message takes."""
         self._slow_share += (1 / slice_size - self._slow_share) * _LAST
 
     def wake(self, queues: Sequence[int]) -> None:
-        """Have ready lanes served, given the ready queue of each lane that became ready."""
+        """Serve ready lanes, given the ready queue of each lane that became ready."""
         if self.is_pinned:
             for queue in queues:
                 self._wake(self.workers[queue])
@@ -197,9 +198,9 @@ class WorkerPool:
         self._wake_some(wanted)
 
     def wake_idle(self) -> bool:
-        """Wake others where lanes wait and all who are awake are stuck. Returns whether lanes wait and some sleep.
+        """Wake threads if lanes wait and all awake threads are stuck; return whether lanes wait and threads sleep.
 
-        On the poll thread, at each of its steps; it cuts slices in which handlers have become slow, too.
+        The poll thread calls it in each of its steps. It also cuts slices in which handlers have become slow.
         """
         now = self.processor.now()
         for slot in self.slots:
@@ -210,7 +211,7 @@ class WorkerPool:
         awake = [worker.slot for worker in workers if not worker.asleep]
         some_sleep = len(awake) < len(workers)
         if some_sleep and not any(slot.record is None or slot.started > now - _STUCK_AFTER_S for slot in awake):
-            # Twice as many each time: a thousand lanes are not a thousand blocked handlers yet.
+            # The number doubles each time: a thousand waiting lanes do not prove a thousand blocked handlers.
             self._wake_some(min(self.scheduler.waiting(0), max(1, len(awake))))
         return some_sleep
 
@@ -228,7 +229,7 @@ class WorkerPool:
             worker.tokens.put(_WAKE)
 
     def stop(self, timeout: float) -> list[Worker]:
-        """End the threads; return those that are not back after `timeout` seconds, of users' code."""
+        """End the threads; return those that have not ended after `timeout` seconds in users' code."""
         workers = [worker for worker in self.workers if worker.thread.is_alive()]
         for worker in workers:
             worker.retired = True
@@ -237,7 +238,6 @@ class WorkerPool:
         for worker in workers:
             worker.thread.join(max(0.0, deadline - time.monotonic()))
             if worker.slot.record is None:
-                # One that is not in a handler ends as soon as it runs; unless it is in a filter or a resource that does
-                # not return.
+                # Outside a handler it ends as soon as it runs, unless a filter or a resource does not return.
                 worker.thread.join(_JOIN_S)
         return [worker for worker in workers if worker.thread.is_alive()]

@@ -21,7 +21,7 @@ ResultT = TypeVar("ResultT")
 
 
 class ThreadsAndTasks(Executor):
-    """Thread-safe. There are no worker threads where no handler is a plain function."""
+    """Thread-safe. Without plain functions among the handlers there are no worker threads."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class ThreadsAndTasks(Executor):
 
     @property
     def slots(self) -> list[ExecutionSlot]:  # type: ignore[override] # nobody sets it
-        """Where messages may be in a handler."""
+        """All slots, of threads and tasks."""
         return self.threads.slots if self.tasks is None else [*self.threads.slots, *self.tasks.slots]
 
     def room(self, kind: Kind) -> int:
-        """Return how many calls may be under way at once, in threads or in tasks."""
+        """Return how many calls may run at once, in threads or in tasks."""
         if kind is Kind.THREAD:
             return len(self.threads.workers)
         return 0 if self.tasks is None else self.tasks.limit
@@ -57,12 +57,12 @@ class ThreadsAndTasks(Executor):
         self.start_loop()
 
     def start_loop(self) -> None:
-        """Start the event loop alone, unless it runs."""
+        """Start the event loop alone, if it does not run yet."""
         if self.tasks is not None and self.tasks.thread.ident is None:
             self.tasks.thread.start()
 
     def resize(self, workers: int | None, max_concurrency: int | None) -> None:
-        """Change how many there are; `ConfigurationError` where that cannot change, and nothing is."""
+        """Change the number of threads and tasks. `ConfigurationError` if one cannot change: then neither does."""
         if workers is not None and self.threads.is_pinned:
             raise ConfigurationError(
                 "the number of workers cannot change while lanes are pinned: each worker owns the keys of its lane; "
@@ -78,34 +78,34 @@ class ThreadsAndTasks(Executor):
             self.tasks.resize(max_concurrency)
 
     def wake(self, queues: Sequence[int]) -> None:
-        """Have ready lanes served, given the ready queue of each lane that became ready."""
+        """Serve ready lanes, given the ready queue of each lane that became ready."""
         if self.tasks is not None:
             self.tasks.wake([queue for queue in queues if queue == self._task_queue])
             queues = [queue for queue in queues if queue != self._task_queue]
         self.threads.wake(queues)
 
     def wake_idle(self) -> bool:
-        """Wake idle threads where lanes wait and busy ones are stuck; return whether lanes wait and some are idle."""
+        """Wake idle threads if lanes wait and busy threads are stuck; return whether lanes wait and threads sleep."""
         return self._has_threads and self.threads.wake_idle()
 
     def interrupt(self, seen: SeenCall) -> bool:
-        """Interrupt the call of a thread, or cancel that of a task."""
+        """Interrupt a call in a thread, or cancel its task."""
         if seen.slot.task is None:
             return seen.slot.guard.interrupt(seen.holds, seen.slot.thread_id or 0)
         return self.tasks is not None and self.tasks.cancel(seen)
 
     def abandon(self, seen: SeenCall, failure: Failed) -> bool:
-        """Give a call up, with its thread or its task."""
+        """Abandon a call, with its thread or its task."""
         if seen.slot.task is None:
             return self.threads.abandon(seen, failure)
         return self.tasks is not None and self.tasks.abandon(seen, failure)
 
     def loop_lag(self) -> LoopLag:
-        """Return for how long the event loop has not come round."""
+        """Return how long the event loop has been silent."""
         return super().loop_lag() if self.tasks is None else self.tasks.loop_lag()
 
     def run_async(self, awaitable: Awaitable[ResultT]) -> ResultT:
-        """Run something on the event loop and return its result; `ConfigurationError` where there is no loop."""
+        """Run an awaitable on the event loop and return its result; `ConfigurationError` if there is no loop."""
         if self.tasks is None:
             if inspect.iscoroutine(awaitable):
                 awaitable.close()
@@ -116,12 +116,12 @@ class ThreadsAndTasks(Executor):
         return self.tasks.run_hook(awaitable)
 
     def stop(self, timeout: float) -> list[str]:
-        """End threads and handlers; return the names of those that were still in a handler after so many seconds."""
+        """End threads and tasks; return the names of those still in a handler after `timeout` seconds."""
         stuck = [worker.slot.name for worker in self.threads.stop(timeout)]
         return stuck if self.tasks is None else stuck + self.tasks.end_handlers(timeout)
 
     def close(self) -> None:
-        """End the event loop, which outlives `stop` for those who still run something on it."""
+        """End the event loop. It outlives `stop` for callers of `run_async`."""
         if self.tasks is not None:
             self.tasks.close()
 
