@@ -24,7 +24,7 @@ from penstock.consumer.poll.explain import Explanation
 from penstock.consumer.poll.loop import PollLoop
 from penstock.consumer.poll.topics import Needs, needs_of
 from penstock.consumer.poll.watchdog import stack_of
-from penstock.consumer.run.threads_and_tasks import ThreadsAndTasks
+from penstock.consumer.run.executor import ThreadsAndTasks
 from penstock.consumer.settings import UNCHANGED, UNCHANGED_SETTINGS, ConsumerSettings, LiveSettings, Unchanged
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.option_list import takes_options

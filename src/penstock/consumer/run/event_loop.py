@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 from penstock.consumer.assignments import ConsumerLane
 from penstock.consumer.handlers.handler import Kind
@@ -27,7 +27,6 @@ from penstock.consumer.handlers.results import DeferredCompletion, Results
 from penstock.consumer.handlers.route import Failed, failure_of
 from penstock.consumer.lanes.processor import LaneProcessor
 from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall, Slice
-from penstock.consumer.run.executor import LoopLag
 from penstock.consumer.run.handler_calls import Begun
 from penstock.errors import StoppedError, raised
 from penstock.message import handler_thread
@@ -60,6 +59,13 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+class LoopLag(NamedTuple):
+    """How long an event loop has been silent, 0 without one; and its thread, needed for its stack."""
+
+    seconds: float
+    thread_id: int | None
 
 
 class TaskPool:
@@ -188,8 +194,8 @@ class TaskPool:
             if hook.done():  # the hook's own error
                 raise
             raise StoppedError(
-                f"a lifespan of {self._name} did not end within {_JOIN_S:g} s: a handler keeps the event loop; have "
-                "handlers await what they wait for"
+                f"a lifespan of {self._name} did not end within {_JOIN_S:g} s: a handler keeps the event loop; make "
+                "handlers wait with `await`"
             ) from None
 
     def _call(self, function: Callable[[], object]) -> None:

@@ -29,7 +29,7 @@ from penstock.consumer.handlers.environment import MiddlewareSpec, WorkerResourc
 from penstock.consumer.handlers.functions import Context
 from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.outbox.dead_letters import DeadLetterLimit
-from penstock.consumer.run.threads_and_tasks import ThreadsAndTasks
+from penstock.consumer.run.executor import ThreadsAndTasks
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import PenstockError, SinkError
 from penstock.message import Record
