@@ -21,7 +21,7 @@ def of_topic(test: TestApp, topic: str) -> Explanation:
     ("answer", "says"),
     [
         (TopicIds({}, frozenset({"t"}), {"t": "no such topic"}), "the topic does not exist"),
-        (TopicIds({}, frozenset(), {"t": "timed out"}), "brokers do not tell of the topic: timed out"),
+        (TopicIds({}, frozenset(), {"t": "timed out"}), "brokers do not report the topic: timed out"),
     ],
     ids=["gone", "no broker"],
 )

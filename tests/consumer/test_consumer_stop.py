@@ -96,8 +96,8 @@ def test_a_drain_says_what_it_holds_why_it_is_not_over_and_what_it_leaves(caplog
     assert first == "orders stops: 2 messages are in flight, and have 30.0 s to be done"
     # Every few seconds, not at every turn.
     assert 2 <= len(middle) <= 6
-    assert all("2 messages are in flight (completions are put off)" in line for line in middle)
-    assert last.startswith("orders stops with 2 messages not done (completions are put off)")
+    assert all("2 messages are in flight (deferred completions are open)" in line for line in middle)
+    assert last.startswith("orders stops with 2 messages not done (deferred completions are open)")
 
 
 def test_what_waits_for_later_than_the_drain_is_not_work_left_undone(caplog: pytest.LogCaptureFixture) -> None:

@@ -180,7 +180,9 @@ class Batches:
         else:
             outcome = yield claimed.messages
             if isinstance(outcome, DeferredCompletion):
-                outcome = Failed(PenstockError("a batch handler cannot put its completion off; return when it is done"))
+                outcome = Failed(
+                    PenstockError("a batch handler cannot defer its completion; return when the batch is done")
+                )
         if parked is None:
             now, count = self._now(), len(claimed.records)
             slot.note_pace(now - slot.started, count)

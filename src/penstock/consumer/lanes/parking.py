@@ -221,7 +221,7 @@ class Parking:
 
         self.deferred[completion] = fetch
         if completion.timeout is not None:
-            late = TimeoutError(f"the completion was put off and did not come within {completion.timeout:g} s")
+            late = TimeoutError(f"the deferred completion did not come within {completion.timeout:g} s")
             timer = self._timers.add(self._now() + completion.timeout, partial(completion.fail, late))
         completion._attach(resolve)  # noqa: SLF001 - the engine's half of the class
 
@@ -270,7 +270,11 @@ class Parking:
                 self.wait_until(parked, now + delay)
         elif together > 1:
             # The failed message is not known yet: none is given up because another one failed.
-            _log.info("%s failed in a batch of %s as often as its policy tries; it is tried alone now", place, name)
+            _log.info(
+                "%s and its batch failed in %s as often as the retry policy allows; each message is tried alone now",
+                place,
+                name,
+            )
             parked.state, parked.due_at = KeyState.WAITING, now
             self.split(parked, alone=True)
         else:

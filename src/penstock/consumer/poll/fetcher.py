@@ -224,7 +224,7 @@ class Fetcher:
             self._slow_keys_s = 2 * took_s
             _log.warning(
                 "the key function of %s took %.1f s for %d messages of %s, and the poll thread, which calls it, cannot "
-                "commit meanwhile; look nothing up in it, or have the producer send the key in a header, for "
+                "commit meanwhile; do not look anything up in it, or have the producer send the key in a header, for "
                 "key='header:name'",
                 fetch.assignment.route.handler.name,
                 took_s,

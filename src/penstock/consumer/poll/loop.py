@@ -224,7 +224,7 @@ class PollLoop:
         # Copies, each made in one step: lane holders change the dictionaries meanwhile.
         parked = (key for lane in scheduler.lanes if lane.parked for key in list(lane.parked.values()))
         reasons = {
-            "completions are put off": engine.processor.deferred,
+            "deferred completions are open": engine.processor.deferred,
             "results, dead letters or messages for a retry topic are not written": engine.outbox.waiting,
             "dead letters or messages for a retry topic were refused, and are written again": (
                 engine.dead_letter_publisher.held

@@ -99,7 +99,7 @@ class Membership:
                 self.client.subscribe(topics, on_assign=self.on_assign, on_revoke=self.on_revoke, on_lost=self.on_lost)
         except TopicsNotKnownError as error:
             self._join_at = self._clock.monotonic() + _JOIN_AGAIN_S
-            _log.warning("group %s is not joined yet: %s; that is tried again", self._engine.group, reason(error))
+            _log.warning("group %s is not joined yet: %s; it tries again", self._engine.group, reason(error))
 
     def change_topics(self) -> None:
         """Subscribe to the topics that are consumed now. The partitions of unchanged topics stay assigned."""

@@ -92,7 +92,7 @@ class Positions:
             if not self._engine.settings.exactly_once:
                 _log.warning("the group's offsets are not known yet: %s; work above them may repeat", trouble)
                 return found, []
-            _log.warning("the group's offsets are not known yet: %s; they are asked for again", trouble)
+            _log.warning("the group's offsets are not known yet: %s; the request is repeated", trouble)
             if self._engine.stop_request.is_requested:
                 return [], []
 
@@ -103,9 +103,11 @@ class Positions:
         """
         at_first = [other for other in without if self._engine.routes.begins_at_first(other.topic)]
         if at_first:
-            _log.info("the group has no offset of %s, new topics or its own: they begin at the first", names(at_first))
+            _log.info(
+                "the group has no offset of %s, new topics or its own: they begin at the first message", names(at_first)
+            )
         if added := self._added(client, [other for other in without if other not in at_first]):
-            _log.warning("%s were added to topics that the group reads: they begin at the first", names(added))
+            _log.warning("%s were added to topics that the group reads: they begin at the first message", names(added))
             at_first += added
         if others := [other for other in without if other not in at_first]:
             _log.info("the group has no offset of %s: auto.offset.reset says where it begins", names(others))
@@ -201,8 +203,8 @@ class Positions:
             place.offset = max(position, start)
             if position < start:
                 _log.warning(
-                    "%s stood at offset %d, and its log begins at %d by now: what lay between was deleted, by "
-                    "retention or by hand, before it was handled; it goes on at the first message that is there",
+                    "%s stood at offset %d, but its log now begins at %d: the messages in between were deleted, by "
+                    "retention or by hand, before they were handled; it goes on at the first message of the log",
                     assignment,
                     position,
                     start,
@@ -219,8 +221,8 @@ class Positions:
             )
         place.offset = reset
         _log.warning(
-            "%s stood at offset %d, and %s: it begins again at its %s, and what was handled of the new log since is "
-            "handled again",
+            "%s stood at offset %d, and %s: it begins again at its %s, and messages of the new log that were handled "
+            "since are handled again",
             assignment,
             position,
             what,

@@ -61,11 +61,11 @@ class Refusals:
             text = missing_right_text(what, [group_right(engine.group)], engine.principal)
             self._of_group = text, inf
         extra = once_in(_LOG_AGAIN_S, text, engine.clock.monotonic())
-        _log.error("%s; it goes on by itself once it is given", text, extra=extra)
+        _log.error("%s; it goes on by itself once the permission is granted", text, extra=extra)
 
     def of_topic(self, topic: str) -> str:
         """Return the missing right to read a topic, and the command that grants it."""
-        what = f"topic {topic} cannot be read, so that nothing more of it is handled"
+        what = f"topic {topic} cannot be read, so its messages are no longer handled"
         return missing_right_text(what, [topic_right(Operation.READ, topic)], self._engine.principal)
 
     def take(self, error: KafkaError, topic: str | None) -> bool:

@@ -321,7 +321,7 @@ class Topics:
 
     def _compare(self, found: TopicIds) -> list[str]:
         known, self._ids, self._absent = self._ids, {**self._ids, **found.ids}, found.absent
-        troubles = {topic: f"brokers do not tell of the topic: {why}" for topic, why in found.failures.items()}
+        troubles = {topic: f"brokers do not report the topic: {why}" for topic, why in found.failures.items()}
         troubles |= dict.fromkeys(found.absent, "the topic does not exist")
         self._troubles = troubles | {topic: self._refusals.of_topic(topic) for topic in found.unreadable}
         return [topic for topic, topic_id in found.ids.items() if known.get(topic, topic_id) != topic_id]

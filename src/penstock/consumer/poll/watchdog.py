@@ -168,7 +168,7 @@ class Watchdog:
             blocked = WorkersBlockedError(
                 f"{left + 1} of {room} {what} of {engine.group} are in "
                 "handlers that do not return: start the process again; their messages are given up and do not come "
-                "again. Give what these handlers wait for a time-out of its own"
+                "again. Set a time-out on each call that these handlers wait for"
             )
             engine.stop_request.fail(blocked, drains=True)
 
