@@ -13,7 +13,7 @@ from stepped_engine import SteppedEngine
 from penstock.consumer import Kind, handler, retry
 from penstock.consumer.handlers.call_guard import CallGuard
 from penstock.consumer.handlers.results import Results
-from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Slice, complete_finished
+from penstock.consumer.lanes.slot import ExecutionSlot, Outcome, Slice
 from penstock.consumer.run.handler_calls import call
 from penstock.errors import BatchError, HandlerTimeLimitError
 from penstock.message import Message
@@ -131,7 +131,7 @@ def test_what_a_slice_has_done_counts_and_is_sent_while_a_handler_behind_it_hang
     def handle(message: Message) -> Outgoing | None:
         if message.value == b"6":
             for _ in range(2):
-                complete_finished([slot])
+                slot.complete_finished()
                 counts = (slot.handled, slot.filtered, stepped.engine.outbox.waiting)
                 seen.append((*counts, stepped.of("t").tracker.watermark))
         return Outgoing("results", message.value) if message.value in (b"2", b"8") else None

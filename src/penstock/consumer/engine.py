@@ -23,7 +23,7 @@ from penstock.consumer.handlers.route import Routes
 from penstock.consumer.inspect.statistics import ConsumerStatistics, longest_in_handler, partition_statistics
 from penstock.consumer.lanes.plan import LanePlan
 from penstock.consumer.lanes.processor import LaneProcessor
-from penstock.consumer.lanes.slot import ExecutionSlot, complete_finished
+from penstock.consumer.lanes.slot import ExecutionSlot
 from penstock.consumer.outbox.dead_letters import DeadLetterLimits, DeadLetterPublisher
 from penstock.consumer.outbox.outbox import HandlerResults, Outbox, RefusedResults, Submits
 from penstock.consumer.outbox.plain_outbox import PlainOutbox
@@ -159,7 +159,8 @@ class Engine:
 
     def complete_finished(self) -> None:
         """Complete what handlers finished of the runs they are still at, so that one that hangs keeps none of it."""
-        complete_finished(self.slots())
+        for slot in self.slots():
+            slot.complete_finished()
 
     def _handled(self) -> int:
         return self.results.handled + sum(slot.handled for slot in self.slots())

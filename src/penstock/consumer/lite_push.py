@@ -332,7 +332,11 @@ class LitePushConsumer:
         """Return the stacks of the handlers on these workers, or on all, by the name of each, the call last."""
         workers = None if workers is None else set(workers)
         busy = {slot.name: slot for slot in self._engine.slots() if slot.record is not None}
-        stacks = {name: "".join(stack_of(slot)) for name, slot in busy.items() if workers is None or name in workers}
+        stacks = {
+            name: "".join(stack_of(slot.thread_id, slot.task))
+            for name, slot in busy.items()
+            if workers is None or name in workers
+        }
         for call in self._engine.abandoned:
             if workers is None or call.worker in workers:
                 stacks[call.worker] = "".join(call.stack())

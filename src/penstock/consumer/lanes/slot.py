@@ -13,7 +13,7 @@ import threading
 import time
 from asyncio import Task
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerRun, Fetch, Item
@@ -285,13 +285,6 @@ def place_of(record: Record, run: ConsumerRun, first: int) -> int | None:
         if records[place] is record:
             return place
     return None
-
-
-def complete_finished(slots: Iterable[ExecutionSlot]) -> None:
-    """Complete finished messages of the current slices, so that a hanging handler does not hide them. Any thread."""
-    for slot in slots:
-        if slot.run is not None:
-            slot.complete_finished()
 
 
 #: The generator of a lane: it yields work for the handler and receives the outcome.

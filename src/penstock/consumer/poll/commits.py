@@ -22,6 +22,7 @@ without its map.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -161,6 +162,7 @@ class ConsumerCommits(Commits):
     def _commit(self, client: ConsumerClient, assignments: Sequence[Assignment], now: float) -> Collection[Assignment]:
         """Commit as `Commits` says."""
         sent: list[Assignment] = []
+        points: list[TopicPartition] = []
         self._engine.complete_finished()
         for assignment in assignments:
             if not assignment.known:
@@ -170,28 +172,17 @@ class ConsumerCommits(Commits):
             if point != assignment.committed or not assignment.acknowledged:
                 assignment.committed, assignment.acknowledged = point, False
                 sent.append(assignment)
-        points = [
-            TopicPartition(
-                assignment.topic,
-                assignment.partition,
-                assignment.committed.offset,
-                metadata=assignment.committed.metadata,
-            )
-            for assignment in sent
-        ]
-        self._send(client, points, now)
-        return sent
-
-    def _send(self, client: ConsumerClient, points: list[TopicPartition], now: float) -> None:
-        if not points:
-            return
+                place = assignment.topic, assignment.partition
+                points.append(TopicPartition(*place, point.offset, metadata=point.metadata))
         try:
-            client.commit(offsets=points, asynchronous=True)
-            self._overtaken = self._overtaken or self._under_way > 0
-            self._under_way += 1
-            self._sent_at = now
+            if points:
+                client.commit(offsets=points, asynchronous=True)
+                self._overtaken = self._overtaken or self._under_way > 0
+                self._under_way += 1
+                self._sent_at = now
         except KafkaException as error:
             self._note_failure(error.args[0], points)
+        return sent
 
     def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Count the answer, and mark the assignments that the group has or that must be committed again."""
@@ -222,10 +213,9 @@ class ConsumerCommits(Commits):
         self._overtaken = False
 
     def _report(self, partitions: Sequence[TopicPartition], error: str | None) -> None:
-        topics = [partition.topic for partition in partitions]
         if self._engine.telemetry is not None:
-            for topic in dict.fromkeys(topics):
-                self._engine.telemetry.committed(topic, topics.count(topic), error)
+            for topic, count in Counter(partition.topic for partition in partitions).items():
+                self._engine.telemetry.committed(topic, count, error)
 
     def _note_failure(self, error: KafkaError, partitions: Sequence[TopicPartition]) -> None:
         why, now = reason(error), self._clock.monotonic()

@@ -12,7 +12,7 @@ from penstock.consumer.engine import Engine
 from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.inspect.details import parked_heads, parked_message
 from penstock.consumer.inspect.statistics import PartitionStatistics, partition_statistics, under_way
-from penstock.consumer.lanes.slot import ExecutionSlot, complete_finished
+from penstock.consumer.lanes.slot import ExecutionSlot
 from penstock.consumer.poll.back_pressure import AppPauses
 from penstock.consumer.poll.positions import Positions
 from penstock.consumer.poll.refusals import Refusals
@@ -165,8 +165,8 @@ class Explainer:
 
     def of(self, assignments: Sequence[Assignment]) -> list[Explanation]:
         """Return an explanation of each assignment."""
+        self._engine.complete_finished()
         slots, scheduler, now = self._engine.slots(), self._engine.scheduler, self._engine.clock.monotonic()
-        complete_finished(slots)
         calls = {(fetch.assignment, record.offset()): slot for slot, fetch, record in under_way(slots)}
         heads = {
             (head[0].assignment, head[2].offset()): (key, parked, head)

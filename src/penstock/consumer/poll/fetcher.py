@@ -92,20 +92,20 @@ class Fetcher:
         `poll_timeout` returns the seconds to wait, given the time on the engine's clock.
         """
         client = self._membership.client
-        begun = self._clock.monotonic()
-        if not self._took_much and (left_s := self._taken_at + self._gather_s - begun) > 0:
+        started_at = self._clock.monotonic()
+        if not self._took_much and (left_s := self._taken_at + self._gather_s - started_at) > 0:
             self._clock.sleep(left_s)
-            begun += left_s
-        if not self._back_pressure.apply(client, self._engine.assignments.all(), begun):
+            started_at += left_s
+        if not self._back_pressure.apply(client, self._engine.assignments.all(), started_at):
             self._clock.sleep(SATURATED_S)
             return
         most = self._back_pressure.fetch_limit
-        if not self._take([], client, most, begun):
-            first = client.poll(poll_timeout(begun))
+        if not self._take([], client, most, started_at):
+            first = client.poll(poll_timeout(started_at))
             if first is not None:
-                self._take([first], client, most, begun)
+                self._take([first], client, most, started_at)
 
-    def _take(self, batch: list[ClientMessage], client: ConsumerClient, most: int, begun: float) -> bool:
+    def _take(self, batch: list[ClientMessage], client: ConsumerClient, most: int, started_at: float) -> bool:
         """Route `batch` with everything else that is available; return whether there was anything."""
         while len(batch) < most:
             piece = client.consume(min(_PIECE, most - len(batch)), 0)
@@ -118,7 +118,7 @@ class Fetcher:
             self.collection_threshold.note_in_flight(in_flight, self._taken_at)
             self.route(batch)
         if batch and self._engine.telemetry is not None:
-            seconds = self._clock.monotonic() - begun
+            seconds = self._clock.monotonic() - started_at
             counts, self._counts = self._counts, {}
             for topic, of_topic in counts.items():
                 self._engine.telemetry.polled(topic, of_topic, seconds)

@@ -150,12 +150,12 @@ class Membership:
         self._refusals.taken()
         if not partitions:
             return
-        committed, begun = self._positions.find(client, partitions)
+        committed, chosen = self._positions.find(client, partitions)
         made = [self._assignment(partition) for partition in committed]
         for partition, assignment in zip(committed, made, strict=True):
             # The start is committed before any message is done: a later owner may take the topic for an old one, or
             # find another end.
-            assignment.acknowledged = partition.offset < 0 or partition not in begun
+            assignment.acknowledged = partition.offset < 0 or partition not in chosen
             self._engine.assignments.put(assignment)
         client.incremental_assign(
             [TopicPartition(partition.topic, partition.partition, partition.offset) for partition in committed]
@@ -182,18 +182,18 @@ class Membership:
         if not partitions:
             return
         revoked = self._deactivate(partitions)
-        begun = self._clock.monotonic()
+        started_at = self._clock.monotonic()
         self._refusals.taken()
-        while (busy := self._busy(revoked)) and self._left(begun) > 0:
+        while (busy := self._busy(revoked)) and self._left(started_at) > 0:
             self._clock.sleep(_HANDLERS_POLL_S)
         if busy:
             _log.warning(
                 "there is still work on %s after %.1f s (%s); its messages will be handled again by the next owner",
                 names(partitions),
-                self._clock.monotonic() - begun,
+                self._clock.monotonic() - started_at,
                 ", ".join(busy),
             )
-        self._commits.commit_revoked(client, revoked, max(_COMMIT_S, self._left(begun)))
+        self._commits.commit_revoked(client, revoked, max(_COMMIT_S, self._left(started_at)))
         self._drop(client, partitions, revoked)
         self._engine.counts.revoked += len(partitions)
         _log.info("revoked: %s", names(partitions))
@@ -212,10 +212,10 @@ class Membership:
         outbox.expedite()
         return [*busy, "the outbox"] if outbox.has_any_of(assignments) else busy
 
-    def _left(self, begun: float) -> float:
+    def _left(self, started_at: float) -> float:
         """Return the seconds left of a revocation's budget."""
         # Computed each time: a signal may shorten it. A drain that has used up its own time leaves none.
-        end_by = min(begun + self._engine.settings.revoke_timeout, self._engine.stop_request.end_by)
+        end_by = min(started_at + self._engine.settings.revoke_timeout, self._engine.stop_request.end_by)
         return end_by - self._clock.monotonic()
 
     def on_lost(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:

@@ -65,10 +65,10 @@ class Positions:
         # Times of the next reading of the ends, and of the next request for readable ends.
         self._note_at = self._ask_at = 0.0
         # The request that waits for its answer, and the position of each partition in it.
-        self._asked: tuple[Answer[Mapping[Place, int]], Mapping[Assignment, int]] | None = None
+        self._request: tuple[Answer[Mapping[Place, int]], Mapping[Assignment, int]] | None = None
         # Partitions behind an open transaction: the position, and where the transaction begins. Replaced as a whole, so
         # any thread may read it.
-        self._open: Mapping[Assignment, tuple[int, int]] = {}
+        self._open_transactions: Mapping[Assignment, tuple[int, int]] = {}
 
     def find(
         self, client: ConsumerClient, partitions: list[TopicPartition]
@@ -84,7 +84,9 @@ class Positions:
                 found = client.committed(partitions, timeout=_COMMITTED_TIMEOUT_S)
                 trouble = next((reason(partition.error) for partition in found if partition.error is not None), "")
                 if not trouble:
-                    return found, self._begin(client, [partition for partition in found if partition.offset < 0])
+                    return found, self._choose_starts(
+                        client, [partition for partition in found if partition.offset < 0]
+                    )
             except KafkaException as error:
                 # Without the map, only work is repeated. Without the offset, the client requests it itself.
                 found = [TopicPartition(partition.topic, partition.partition) for partition in partitions]
@@ -96,39 +98,42 @@ class Positions:
             if self._engine.stop_request.is_requested:
                 return [], []
 
-    def _begin(self, client: ConsumerClient, without: Sequence[TopicPartition]) -> list[TopicPartition]:
+    def _choose_starts(self, client: ConsumerClient, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
         """Choose the start of partitions without a group offset; return the partitions whose start must be committed.
 
         Raises `KafkaException` if the group's coordinator does not answer.
         """
-        at_first = [other for other in without if self._engine.routes.begins_at_first(other.topic)]
-        if at_first:
+        from_first = [partition for partition in partitions if self._engine.routes.begins_at_first(partition.topic)]
+        if from_first:
             _log.info(
-                "the group has no offset of %s, new topics or its own: they begin at the first message", names(at_first)
+                "the group has no offset of %s, new topics or its own: they begin at the first message",
+                names(from_first),
             )
-        if added := self._added(client, [other for other in without if other not in at_first]):
+        if added := self._added(client, [partition for partition in partitions if partition not in from_first]):
             _log.warning("%s were added to topics that the group reads: they begin at the first message", names(added))
-            at_first += added
-        if others := [other for other in without if other not in at_first]:
-            _log.info("the group has no offset of %s: auto.offset.reset says where it begins", names(others))
-        for other in others:
-            other.offset = OFFSET_INVALID if self._reset is None else self._reset
-        for other in at_first:
-            other.offset = OFFSET_BEGINNING
+            from_first += added
+        if by_reset := [partition for partition in partitions if partition not in from_first]:
+            _log.info("the group has no offset of %s: auto.offset.reset says where it begins", names(by_reset))
+        for partition in by_reset:
+            partition.offset = OFFSET_INVALID if self._reset is None else self._reset
+        for partition in from_first:
+            partition.offset = OFFSET_BEGINNING
         # The end moves. A member that starts later at the new end loses the messages in between.
-        begun = at_first + [other for other in others if other.offset == OFFSET_END]
+        chosen = from_first + [partition for partition in by_reset if partition.offset == OFFSET_END]
         end = self._engine.clock.monotonic() + _FIRST_TIMEOUT_S
-        for other in begun:
+        for partition in chosen:
             try:
-                known = client.get_watermark_offsets(other, timeout=max(0.0, end - self._engine.clock.monotonic()))
+                offsets = client.get_watermark_offsets(
+                    partition, timeout=max(0.0, end - self._engine.clock.monotonic())
+                )
             except KafkaException as error:
-                _log.info("where the log of %s begins and ends is not known: %s", names([other]), reason(error))
+                _log.info("where the log of %s begins and ends is not known: %s", names([partition]), reason(error))
             else:
-                if known is not None:
-                    other.offset = known[0 if other.offset == OFFSET_BEGINNING else 1]
-        return begun
+                if offsets is not None:
+                    partition.offset = offsets[0 if partition.offset == OFFSET_BEGINNING else 1]
+        return chosen
 
-    def _added(self, client: ConsumerClient, without: Sequence[TopicPartition]) -> list[TopicPartition]:
+    def _added(self, client: ConsumerClient, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
         """Return the partitions that were added to a topic after the group began to read it.
 
         Their numbers are above all partitions with a group offset. Messages that were written to them before a member
@@ -136,11 +141,11 @@ class Positions:
         """
         if self._reset != OFFSET_END:
             return []
-        highest = {partition.topic: partition.partition for partition in sorted(without, key=_NUMBER)}
-        below = [TopicPartition(topic, number) for topic, most in highest.items() for number in range(most)]
-        found = client.committed(below, timeout=_COMMITTED_TIMEOUT_S) if below else []
-        known = {place.topic: place.partition for place in sorted(found, key=_NUMBER) if place.offset >= 0}
-        return [place for place in without if place.partition > known.get(place.topic, place.partition)]
+        highest = {partition.topic: partition.partition for partition in sorted(partitions, key=_NUMBER)}
+        below = [TopicPartition(topic, number) for topic, limit in highest.items() for number in range(limit)]
+        committed = client.committed(below, timeout=_COMMITTED_TIMEOUT_S) if below else []
+        known = {place.topic: place.partition for place in sorted(committed, key=_NUMBER) if place.offset >= 0}
+        return [place for place in partitions if place.partition > known.get(place.topic, place.partition)]
 
     def note_lost(self, error: KafkaError, topic: str, partition: int) -> None:
         """Note that the client has lost a position; raise `PenstockError` if `auto.offset.reset` forbids another."""
@@ -167,40 +172,40 @@ class Positions:
             self._lost = {
                 assignment: is_recreated
                 for assignment, is_recreated in self._lost.items()
-                if assignment.active and not self._restarted(client, assignment, is_recreated=is_recreated)
+                if assignment.active and not self._try_restart(client, assignment, is_recreated=is_recreated)
             }
 
-    def _restarted(self, client: ConsumerClient, assignment: Assignment, *, is_recreated: bool) -> bool:
-        place = TopicPartition(assignment.topic, assignment.partition)
+    def _try_restart(self, client: ConsumerClient, assignment: Assignment, *, is_recreated: bool) -> bool:
+        target = TopicPartition(assignment.topic, assignment.partition)
         try:
-            self._go_on(client, assignment, place, is_recreated=is_recreated)
+            self._find_offset(client, assignment, target, is_recreated=is_recreated)
             # Assigned again: the client refuses `seek` on a partition that stands still (librdkafka 2.16).
             with suppress(KafkaException):  # an earlier try may have unassigned it
                 client.incremental_unassign([TopicPartition(assignment.topic, assignment.partition)])
-            client.incremental_assign([place])
+            client.incremental_assign([target])
         except KafkaException as error:
             _log.warning("it is not known where %s goes on: %s; it is tried again", assignment, reason(error))
             return False
-        if place.offset >= 0:
-            assignment.tracker.advance(place.offset)
+        if target.offset >= 0:
+            assignment.tracker.advance(target.offset)
         elif assignment.known or is_recreated:
             self._engine.begin_again(assignment, None)
         else:
             assignment.is_sought = True
         return True
 
-    def _go_on(
-        self, client: ConsumerClient, assignment: Assignment, place: TopicPartition, *, is_recreated: bool
+    def _find_offset(
+        self, client: ConsumerClient, assignment: Assignment, target: TopicPartition, *, is_recreated: bool
     ) -> None:
-        """Set `place` to the offset from which a partition with a lost position goes on."""
-        position, what = assignment.tracker.position, f"topic {place.topic} was deleted and created again"
+        """Set `target` to the offset from which a partition with a lost position goes on."""
+        position, cause = assignment.tracker.position, f"topic {target.topic} was deleted and created again"
         if not is_recreated:
-            if not assignment.known and (position := client.committed([place], _ANSWER_S)[0].offset) < 0:
-                self._begin(client, [place])
+            if not assignment.known and (position := client.committed([target], _ANSWER_S)[0].offset) < 0:
+                self._choose_starts(client, [target])
                 return
-            known = client.get_watermark_offsets(TopicPartition(place.topic, place.partition), timeout=_ANSWER_S)
+            known = client.get_watermark_offsets(TopicPartition(target.topic, target.partition), timeout=_ANSWER_S)
             start, end = (position, position) if known is None else known
-            place.offset = max(position, start)
+            target.offset = max(position, start)
             if position < start:
                 _log.warning(
                     "%s stood at offset %d, but its log now begins at %d: the messages in between were deleted, by "
@@ -211,21 +216,21 @@ class Positions:
                 )
             if position <= end:
                 return
-            what = f"its log ends at {end} (truncated, or created again)"
+            cause = f"its log ends at {end} (truncated, or created again)"
         # A topic that a pattern matches counts as new.
-        reset = self._reset if place.topic in self._engine.patterns.named else OFFSET_BEGINNING
+        reset = self._reset if target.topic in self._engine.patterns.named else OFFSET_BEGINNING
         if reset is None:
             raise PenstockError(
-                f"{assignment} stood at offset {position}, and {what}: auto.offset.reset forbids to begin again; "
+                f"{assignment} stood at offset {position}, and {cause}: auto.offset.reset forbids to begin again; "
                 "reset the group's offsets, or set auto.offset.reset to earliest or latest"
             )
-        place.offset = reset
+        target.offset = reset
         _log.warning(
             "%s stood at offset %d, and %s: it begins again at its %s, and messages of the new log that were handled "
             "since are handled again",
             assignment,
             position,
-            what,
+            cause,
             "end" if reset == OFFSET_END else "beginning",
         )
 
@@ -238,16 +243,16 @@ class Positions:
             known = client.get_watermark_offsets(TopicPartition(assignment.topic, assignment.partition), cached=True)
             if known is not None and known[1] >= 0:
                 assignment.end = known[1]
-        if self._asked is not None:
-            self._take(*self._asked)
+        if self._request is not None:
+            self._note_readable_ends(*self._request)
         elif now >= self._ask_at and self._engine.settings.reads_committed_only:
             self._ask_at = now + _ASK_EVERY_S
             waiting = islice(filter(_waits, self._engine.assignments.all()), _MOST_ASKED)
             asked = {assignment: _position(assignment) for assignment in waiting}
             if asked:
-                self._asked = self.ask([(assignment.topic, assignment.partition) for assignment in asked]), asked
+                self._request = self.ask([(assignment.topic, assignment.partition) for assignment in asked]), asked
 
-    def _take(self, answer: Answer[Mapping[Place, int]], asked: Mapping[Assignment, int]) -> None:
+    def _note_readable_ends(self, answer: Answer[Mapping[Place, int]], asked: Mapping[Assignment, int]) -> None:
         try:
             ends = answer.answer()
         except (KafkaException, NotAnsweredError):
@@ -255,8 +260,8 @@ class Positions:
             ends = {}
         if ends is None:
             return
-        self._asked = None
-        self._open = {
+        self._request = None
+        self._open_transactions = {
             assignment: (position, ends[place])
             for assignment, position in asked.items()
             if (place := (assignment.topic, assignment.partition)) in ends
@@ -266,7 +271,7 @@ class Positions:
 
     def trouble(self, assignment: Assignment) -> str | None:
         """Return the text about the open transaction that a partition waits for, or None. Any thread."""
-        position, begins = self._open.get(assignment, (None, 0))
+        position, begins = self._open_transactions.get(assignment, (None, 0))
         if position is None or _position(assignment) != position or not _waits(assignment):
             return None
         return (

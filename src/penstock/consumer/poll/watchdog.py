@@ -19,7 +19,6 @@ import logging
 import sys
 import traceback
 from asyncio import Task
-from collections.abc import Sequence
 from functools import partial
 
 from penstock.consumer.assignments import Fetch
@@ -28,7 +27,7 @@ from penstock.consumer.handlers.call_guard import AbandonedCall
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
 from penstock.consumer.inspect.statistics import in_handler, under_way
-from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall, complete_finished
+from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall
 from penstock.errors import HandlerTimeLimitError, WorkersBlockedError
 
 _log = logging.getLogger(__name__)
@@ -93,7 +92,7 @@ class Watchdog:
             return
         call.reported_s = age
         self._engine.counts.stalls += 1
-        complete_finished((call.slot,))
+        call.slot.complete_finished()
         watermark = fetch.assignment.tracker.watermark
         _log.warning(
             "%s; the watermark of %s is %d%s; the handler's stack:\n%s",
@@ -112,7 +111,7 @@ class Watchdog:
                 "the event loop has been blocked for %.1f s: a handler calls something that waits without `await`, and "
                 "every other handler on the loop waits with it; its stack:\n%s",
                 lag.seconds,
-                "".join(stack_of_thread(lag.thread_id)),
+                "".join(stack_of(lag.thread_id)),
             )
         self._loop_reported = blocked
 
@@ -147,9 +146,9 @@ class Watchdog:
             f"{name} did not return within {now - call.since:.1f} s, though it was interrupted {GRACE_S:g} s before "
             f"that: {goes_on}"
         )
-        shows = partial(stack_of_thread, slot.thread_id) if slot.task is None else partial(stack_of_task, slot.task)
-        abandoned = AbandonedCall(where, name, slot.kind, f"{slot.name} (abandoned)", shows, call.since)
-        stack = _stack_text(slot)
+        stack = partial(stack_of, slot.thread_id, slot.task)
+        abandoned = AbandonedCall(where, name, slot.kind, f"{slot.name} (abandoned)", stack, call.since)
+        text = "".join(stack())
         if not engine.executor.abandon(call, Failed(error, permanent=True, call=abandoned)):
             return
         del self._watched[slot]
@@ -161,7 +160,7 @@ class Watchdog:
             error,
             slot.kind.value,
             slot.name,
-            stack,
+            text,
         )
         if 2 * (left + 1) >= room:
             what = "worker threads" if slot.kind is Kind.THREAD else "tasks"
@@ -174,18 +173,14 @@ class Watchdog:
 
 
 def _stack_text(slot: ExecutionSlot) -> str:
-    return "".join(stack_of(slot)) or "(not available)"
+    return "".join(stack_of(slot.thread_id, slot.task)) or "(not available)"
 
 
-def stack_of(slot: ExecutionSlot) -> Sequence[str]:
-    """Return the current stack of a handler, the call last; empty if it is not available."""
-    if slot.kind is Kind.THREAD:
-        return stack_of_thread(slot.thread_id)
-    return () if slot.task is None else stack_of_task(slot.task)
-
-
-def stack_of_task(task: Task[None]) -> list[str]:
-    """Return the current stack of a task, the call last."""
+def stack_of(thread_id: int | None, task: Task[None] | None = None) -> list[str]:
+    """Return the current stack of a task, or of a thread if there is none; the call is last. Empty if it has ended."""
+    if task is None:
+        frame = None if thread_id is None else sys._current_frames().get(thread_id)  # noqa: SLF001 - the documented way
+        return [] if frame is None else traceback.format_stack(frame, limit=_MAX_FRAMES)
     frames = task.get_stack(limit=_MAX_FRAMES)
     inner: object = task.get_coro()
     # A suspended task shows its outermost frame only; the awaited frames hang on the coroutine.
@@ -194,9 +189,3 @@ def stack_of_task(task: Task[None]) -> list[str]:
         if frame is not None:
             frames.append(frame)
     return traceback.format_list([summary for frame in frames for summary in traceback.extract_stack(frame, limit=1)])
-
-
-def stack_of_thread(thread: int | None) -> list[str]:
-    """Return the current stack of a thread, the call last; empty if the thread has ended."""
-    frame = None if thread is None else sys._current_frames().get(thread)  # noqa: SLF001 - the documented way to a stack
-    return [] if frame is None else traceback.format_stack(frame, limit=_MAX_FRAMES)

@@ -27,7 +27,7 @@ from penstock.consumer.handlers.results import DeferredCompletion, Results
 from penstock.consumer.handlers.route import Failed, failure_of
 from penstock.consumer.lanes.processor import LaneProcessor
 from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall, Slice
-from penstock.consumer.run.handler_calls import Begun
+from penstock.consumer.run.handler_calls import Handover
 from penstock.errors import StoppedError, raised
 from penstock.message import handler_thread
 
@@ -245,13 +245,13 @@ class TaskPool:
                 return
             self._begin(lane, slot)
 
-    def _begin(self, lane: ConsumerLane, slot: ExecutionSlot, begun: Begun | None = None) -> None:
-        """Start a task. With `begun` it continues the generator of an abandoned task, with an outcome for its call."""
-        task = self._loop.create_task(self._serve_lanes(lane, slot, begun), context=self._context.copy())
+    def _begin(self, lane: ConsumerLane, slot: ExecutionSlot, handover: Handover | None = None) -> None:
+        """Start a task. With `handover` it continues the generator of an abandoned task, whose call has an outcome."""
+        task = self._loop.create_task(self._serve_lanes(lane, slot, handover), context=self._context.copy())
         # From now on the slot and its lane belong to this task. An abandoned task touches neither.
         slot.task = task
         self._tasks.add(task)
-        task.add_done_callback(partial(self._finished, lane, slot, begun))
+        task.add_done_callback(partial(self._finished, lane, slot, handover))
 
     def _new_slot(self) -> ExecutionSlot:
         slot = ExecutionSlot(Kind.TASK, f"penstock-task-{self._name}-{len(self.slots)}", _SLICES)
@@ -259,11 +259,13 @@ class TaskPool:
         self.slots.append(slot)
         return slot
 
-    def _finished(self, lane: ConsumerLane, slot: ExecutionSlot, begun: Begun | None, task: asyncio.Task[None]) -> None:
+    def _finished(
+        self, lane: ConsumerLane, slot: ExecutionSlot, handover: Handover | None, task: asyncio.Task[None]
+    ) -> None:
         self._tasks.discard(task)
         if task.cancelled() and slot.task is task and slot not in self._free and not self._ended:
             # Another handler cancelled the task before it ran: the lane is neither processed nor given back.
-            self._begin(lane, slot, begun)
+            self._begin(lane, slot, handover)
             return
         if not task.cancelled() and (error := task.exception()) is not None:
             self._processor.fail(error)
@@ -271,7 +273,7 @@ class TaskPool:
             # A tainted task took no next lane.
             self._pump()
 
-    async def _serve_lanes(self, lane: ConsumerLane | None, slot: ExecutionSlot, begun: Begun | None) -> None:  # noqa: C901, PLR0912, PLR0915 - in one piece: a call for each lane costs as much as the lane
+    async def _serve_lanes(self, lane: ConsumerLane | None, slot: ExecutionSlot, handover: Handover | None) -> None:  # noqa: C901, PLR0912, PLR0915 - in one piece: a call for each lane costs as much as the lane
         """Serve lane after lane until none is ready, or until a handler has left something behind."""
         take, give_back, start = self._scheduler.take, self._scheduler.give_back, self._processor.process
         clock, context, copied = time.monotonic, self._context, contextvars.copy_context
@@ -281,8 +283,8 @@ class TaskPool:
         is_tainted = False
         try:
             while lane is not None:
-                processing, outcome = begun or (start(lane, slot), None)
-                slot.processing, begun = processing, None
+                processing, outcome = handover or (start(lane, slot), None)
+                slot.processing, handover = processing, None
                 send = processing.send
                 try:
                     while True:

@@ -19,7 +19,7 @@ from penstock.errors import HandlerTimeLimitError, raised
 from penstock.message import FetchedMessage, Message, Record
 
 #: The generator of a lane, and the outcome of its running call.
-Begun = tuple[LaneProcessing, Outcome]
+Handover = tuple[LaneProcessing, Outcome]
 
 
 #: A handler has finished its message, and left a context variable behind.
@@ -106,14 +106,14 @@ def serve(
     lane: ConsumerLane,
     slot: ExecutionSlot,
     processor: LaneProcessor,
-    begun: Begun | None = None,
+    handover: Handover | None = None,
 ) -> None:
     """Process a lane that the caller holds, with handler calls in this thread, and give it back.
 
-    With `begun` it continues the generator of another thread, with an outcome for the call that runs there.
+    With `handover` it continues the generator of another thread, with an outcome for the call that runs there.
     Raises `CallAbandonedError` if the thread no longer has the lane.
     """
-    processing, outcome = begun or (processor.process(lane, slot), None)
+    processing, outcome = handover or (processor.process(lane, slot), None)
     slot.processing = processing
     send = processing.send
     is_holder = True

@@ -26,7 +26,7 @@ from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed
 from penstock.consumer.lanes.processor import LaneProcessor
 from penstock.consumer.lanes.slot import ExecutionSlot, SeenCall
-from penstock.consumer.run.handler_calls import Begun, serve
+from penstock.consumer.run.handler_calls import Handover, serve
 from penstock.errors import raised
 from penstock.message import handler_thread
 
@@ -59,24 +59,24 @@ class Worker:
         #: Whether it must end after its lane.
         self.retired = False
 
-    def take_over(self, lane: ConsumerLane, begun: Begun, call: AbandonedCall) -> None:
+    def take_over(self, lane: ConsumerLane, handover: Handover, call: AbandonedCall) -> None:
         """Continue the lane in a new thread. The old thread stays in its abandoned call."""
         self.slot.leave_to_abandoned_call()
         self.thread.name = call.worker
         self.asleep = False
-        thread = threading.Thread(target=self._main, args=(lane, begun), name=self.slot.name, daemon=True)
+        thread = threading.Thread(target=self._main, args=(lane, handover), name=self.slot.name, daemon=True)
         self.tokens.put(_END if self.retired else _WAKE)
         thread.start()
         # After the start: `_grow` reuses the slot of a retired worker whose thread is not alive.
         self.thread = thread
 
-    def _main(self, taken: ConsumerLane | None = None, begun: Begun | None = None) -> None:
+    def _main(self, taken: ConsumerLane | None = None, handover: Handover | None = None) -> None:
         pool, slot, scheduler = self._pool, self.slot, self._pool.scheduler
         slot.thread_id = threading.get_ident()
         handler_thread.group = pool.name
         try:
             if taken is not None:
-                serve(taken, slot, pool.processor, begun)
+                serve(taken, slot, pool.processor, handover)
             while self.tokens.get():
                 while not self.retired:
                     lane = scheduler.take(self.queue, slot.owed_s)
