@@ -50,9 +50,13 @@ class LanePlan:
                 pinned = range(count) if settings.pinned else [0] * count
                 self.queues += pinned if handler.kind is Kind.THREAD else [self.task_queue] * count
 
+    def group_of(self, handler: Handler) -> tuple[int, int]:
+        """Return the first lane and the number of lanes of a handler."""
+        return self._groups[self._name_of(handler)]
+
     def lanes_of(self, lanes: Sequence[ConsumerLane], handler: Handler) -> Sequence[ConsumerLane]:
         """Return the lanes of a handler."""
-        first, count = self._groups[self._name_of(handler)]
+        first, count = self.group_of(handler)
         return lanes[first : first + count]
 
     def _name_of(self, handler: Handler) -> Hashable:
