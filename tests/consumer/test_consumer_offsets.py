@@ -116,7 +116,7 @@ def test_an_offset_below_the_start_of_the_log_goes_on_at_the_first_message_that_
     with TestApp(noting(seen, reset), broker) as test:
         test.advance(5)
 
-    assert f"t:0 stood at offset 4, and its log begins at {start} by now" in caplog.text
+    assert f"t:0 stood at offset 4, but its log now begins at {start}" in caplog.text
     # The group's map still tells what of the rest was done.
     assert sorted(seen) == ([10, 11, *range(15, 20)] if start == 10 else [])
     assert test.committed("t") == {0: 20}

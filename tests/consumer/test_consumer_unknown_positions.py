@@ -134,7 +134,7 @@ def test_a_member_whose_position_falls_below_the_start_of_the_log_goes_on_at_the
 
     assert [offset for _, offset in seen] == [0, *range(101, 201)]
     assert broker.committed("group")["first", 0].offset == 201
-    assert "first:0 stood at offset 1, and its log begins at 101 by now" in caplog.text
+    assert "first:0 stood at offset 1, but its log now begins at 101" in caplog.text
 
 
 @pytest.mark.parametrize(("end", "lag"), [(None, None), (0, 0), (7, None)])

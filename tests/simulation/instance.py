@@ -285,13 +285,13 @@ def _as_fetched(message: Message) -> Message:
 
 def _run(worker: SteppedWorker) -> Outcome:
     try:
-        coroutine = cast("Coroutine[object, None, object]", worker.slot.invoke(worker.work))
+        coroutine = cast("Coroutine[object, None, object]", worker.slot.route.invoke(worker.work))
         coroutine.send(None)
     except StopIteration as end:
         value = end.value
         if value is None or isinstance(value, DeferredCompletion):
             return value
-        return worker.slot.make_results(value, worker.work)
+        return worker.slot.route.make_results(value, worker.work)
     except Exception as error:  # noqa: BLE001 - it is its message's failure
         return Failed(error)
     coroutine.close()

@@ -35,7 +35,7 @@ def message_by_message(processing: LaneProcessing, slot: ExecutionSlot) -> Gener
         work.cut()
         (slot.record,) = work
         try:
-            message = slot.prepare(work[0])
+            message = slot.route.prepare(work[0])
         except:  # noqa: E722 - see `raised`; the user's code: it is this message's failure
             outcome = failure_of(raised())
             continue

@@ -50,7 +50,7 @@ class ParkedKeys:
             batch, why = self._gather(parked, slot)
             if batch.records:
                 _note_try(parked, slot)
-                slot.enter(fetch.assignment.route)
+                slot.route = fetch.assignment.route
                 yield from self._batches.hand_over(parked.lane, batch, slot, parked)
             elif why is None:
                 filtered(item, slot)

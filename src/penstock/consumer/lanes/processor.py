@@ -1,6 +1,6 @@
 """The lane processor: the steps of a lane's holder, independent of what calls the handlers.
 
-`LaneProcessor.process` is a generator. It yields the work for the handler in `slot.invoke`, receives the outcome, and
+`LaneProcessor.process` is a generator. It yields the work for the handler of `slot.route`, receives the outcome, and
 returns when the lane must be given back. A worker thread calls the handler, a task on the event loop awaits it, and a
 simulation does either at any time. So these rules exist once, and the generator itself never waits.
 
@@ -112,10 +112,8 @@ class LaneProcessor:
             lane.owed_s = slot.owed_s = time - began
             if not goes_on or time >= slot.deadline:
                 return
-        entered = None
         while runs:
             for aside in self.set_aside.overtaken(lane) if lane.aside else ():
-                entered = None
                 if not (yield from self.set_aside.process(aside, slot)):
                     return
             run = runs[0]
@@ -125,9 +123,7 @@ class LaneProcessor:
             if not assignment.active:
                 runs.popleft()
                 continue
-            if route is not entered:
-                slot.enter(route)
-                entered = route
+            slot.route = route
             began = time
             # The filter comes before the message's key: a refused message may have no valid key. If a limit was just
             # removed, the earlier messages still go first.

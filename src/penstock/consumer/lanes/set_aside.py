@@ -81,8 +81,8 @@ class SetAside:
         lane = aside.lane
         while aside.runs:
             fetch = slot.fetch = aside.runs[0].owner
-            now, route = self._now(), fetch.assignment.route
-            slot.enter(route)
+            now = self._now()
+            route = slot.route = fetch.assignment.route
             if aside.count < route.batch:
                 self._add(aside)
             until = fetch.arrived + route.linger

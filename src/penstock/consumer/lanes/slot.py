@@ -20,7 +20,7 @@ from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerRun,
 from penstock.consumer.handlers.call_guard import CallGuard
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.results import DeferredCompletion, Result, Results
-from penstock.consumer.handlers.route import Failed, Invoke, MakeResults, Prepare, Route
+from penstock.consumer.handlers.route import Failed, Route
 from penstock.consumer.latencies import BOUNDARIES_S, BUCKETS
 from penstock.message import Message, Record
 
@@ -28,10 +28,10 @@ from penstock.message import Message, Record
 class Slice(list[Record]):
     """Consecutive messages of a run, to be handed over one after another.
 
-    For each message, the executor sets the slot's `record`, and `slot.prepare` makes the handler's argument. Results of
-    the handler go into `slot.results`, messages that the filter refuses into `slot.refused`. The slice goes on while
-    handlers succeed and the assignment is active. A failure or a deferred completion ends it. The first message is
-    handed over in any case.
+    For each message, the executor sets the slot's `record`, and `Route.prepare` makes the handler's argument. Results
+    go into `slot.results`, messages that the filter refuses into `slot.refused`. The slice goes on while handlers
+    succeed and the assignment is active. A failure or a deferred completion ends it. The first message is handed over
+    in any case.
 
     A slice of quick messages is short, judged by the slices before it, so a thread does not look at the clock in it. If
     handlers become slow in the middle of a slice, the poll thread cuts it. If the slot's `slice_size` is 1, messages
@@ -70,10 +70,6 @@ MOST_SLOW = 32
 _SAMPLE = 16
 
 
-def _nothing(*_: object) -> None:
-    raise AssertionError("the lane processor yields only after it has set the functions of the slot")
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class ExecutionSlot:
     """A place where handlers are called: a worker thread or a task. It alone writes the fields; any thread reads them.
@@ -108,13 +104,10 @@ class ExecutionSlot:
     #: slice of quick messages, the start of the first call.
     record: Record | None = field(default=None, init=False)
     started: float = field(default=0.0, init=False)
-    #: Calls the handler; the result of the call goes into `make_results`.
-    invoke: Invoke = field(default=_nothing, init=False)
-    #: Makes the handler's argument from a record; None if the filter refuses it.
-    prepare: Prepare = field(default=Message, init=False)
-    make_results: MakeResults = field(default=_nothing, init=False)
+    #: The route whose handler is called. Set by the lane processor before it yields, as `submit`.
+    route: Route = field(init=False)
     #: Publishes results of a slice's messages.
-    submit: Submit = field(default=_nothing, init=False)
+    submit: Submit = field(init=False)
     #: The engine's clock.
     now: Callable[[], float] = field(default=time.monotonic, init=False)
     #: The thread, and for a task the task: needed for its stack.
@@ -133,10 +126,6 @@ class ExecutionSlot:
     done_times: list[int] = field(default_factory=lambda: [0] * BUCKETS, init=False)
     unsampled: int = field(default=0, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-
-    def enter(self, route: Route) -> None:
-        """Use the functions of a route from now on."""
-        self.invoke, self.make_results, self.prepare = route.invoke, route.make_results, route.prepare
 
     def leave(self) -> None:
         """Note that the slot is between lanes."""

@@ -290,21 +290,21 @@ class TaskPool:
                     while True:
                         work = send(outcome)
                         outcome = None
-                        records = work if isinstance(work, Slice) else None
+                        records, route = work if isinstance(work, Slice) else None, slot.route
                         for record in records or _ALONE:
                             try:
                                 message: object = work
                                 if record is not None:
                                     slot.record = record
-                                    message = slot.prepare(record)
+                                    message = route.prepare(record)
                                 if message is None and record is not None:
                                     slot.refused.append(record.offset())
                                 else:
-                                    outcome = await slot.invoke(message)  # type: ignore[misc] # of a task: an `async def`
+                                    outcome = await route.invoke(message)  # type: ignore[misc] # of a task: an `async def`
                                     if slot.task is not task:
                                         return
                                     if outcome is not None and not isinstance(outcome, DeferredCompletion):
-                                        outcome = slot.make_results(outcome, message)
+                                        outcome = route.make_results(outcome, message)
                             except asyncio.CancelledError as error:
                                 if self._ended:
                                     raise

@@ -59,16 +59,18 @@ def call(slot: ExecutionSlot, work: object) -> Outcome:
 
 def _call(slot: ExecutionSlot, work: object) -> Outcome:
     try:
-        returned = slot.invoke(work)
+        route = slot.route
+        returned = route.invoke(work)
         if returned is None or isinstance(returned, DeferredCompletion):
             return returned
-        return slot.make_results(returned, work)
+        return route.make_results(returned, work)
     except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
         return failure_of(raised())
 
 
 def _call_each(slot: ExecutionSlot, records: Slice, left: Iterator[Record], context: Context) -> object:  # noqa: C901 - in one piece, for speed
-    invoke, prepare, results, refused = slot.invoke, slot.prepare, slot.results, slot.refused
+    route, results, refused = slot.route, slot.results, slot.refused
+    invoke, prepare = route.invoke, route.prepare
     assignment, is_plain, is_slow = records.assignment, prepare is Message, slot.slice_size == 1
     message: Message | None
     try:
@@ -85,7 +87,7 @@ def _call_each(slot: ExecutionSlot, records: Slice, left: Iterator[Record], cont
             elif (returned := invoke(message)) is not None:
                 if isinstance(returned, DeferredCompletion):
                     return returned
-                if (made := slot.make_results(returned, message)) is not None:
+                if (made := route.make_results(returned, message)) is not None:
                     results.append((record, made))
             if not assignment.active:
                 return None
