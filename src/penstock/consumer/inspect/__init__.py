@@ -1,1 +1,1 @@
-"""What a consumer shows of itself: statistics, details, the explain server."""
+"""Reports about a consumer: statistics, details, and the explain server."""

@@ -1,1 +1,1 @@
-"""What is done with a lane that is held: its runs, its parked keys, its batches; the same for all who call handlers."""
+"""The work on a lane that is held: its runs, parked keys and batches. The same for all executors."""

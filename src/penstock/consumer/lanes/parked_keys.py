@@ -19,7 +19,7 @@ from penstock.routing.lanes import WAITING, KeyState
 
 
 class ParkedKeys:
-    """Thread-safe: the caller of every method holds the lane."""
+    """Processes woken keys. Thread-safe: the caller of every method holds the lane."""
 
     def __init__(self, clock: Clock, parking: Parking, set_aside: SetAside, batches: Batches) -> None:
         self._now = clock.monotonic

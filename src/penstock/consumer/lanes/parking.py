@@ -85,10 +85,6 @@ class GiveUp:
     outcome: Future[str | None] = field(default_factory=Future)
 
 
-#: Requests that wait for the lane's holder. Any thread: operations of a `dict` are atomic.
-GiveUps = dict[tuple[Assignment, int], GiveUp]
-
-
 class Parking:
     """Parks keys and decides about their heads. Thread-safe: the caller of every method holds the lane."""
 
@@ -108,7 +104,8 @@ class Parking:
         self._fail = fail
         #: Open completions, each with the fetch of its message. Any thread: operations of a `dict` are atomic.
         self.deferred: dict[DeferredCompletion, Fetch] = {}
-        self.give_ups: GiveUps = {}
+        #: Requests by assignment and offset that wait for the lane's holder. Any thread, as above.
+        self.give_ups: dict[tuple[Assignment, int], GiveUp] = {}
 
     def park(self, lane: ConsumerLane, keys: Sequence[Hashable], items: Sequence[Item]) -> ConsumerParked:
         """Park a message under its key, or a batch under the keys of all its messages. None of the keys is parked."""

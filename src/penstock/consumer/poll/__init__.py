@@ -1,1 +1,1 @@
-"""What the poll thread alone does: poll, commit, pause, serve rebalances, and look after topics."""
+"""The work of the poll thread: poll, commit, pause, serve rebalances, and watch topics."""

@@ -254,8 +254,7 @@ def _limit(limit: int, assignment: Assignment, reason: PauseReason) -> int:
 def _map_room(assignment: Assignment, in_flight: int, now: float, fetch_size: int) -> int:
     """Return how many messages may be taken in so that the offset map always fits into the commit metadata.
 
-    The map of what is done above the watermark must fit in whatever order they become done: what is cut from a map is
-    handled again.
+    The map must fit in whatever order the messages become done: messages that are cut from a map are handled again.
     """
     tracker = assignment.tracker
     position = tracker.position

@@ -286,8 +286,8 @@ class TransactionalCommits(Commits):
     def commit_revoked(self, client: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
         """Commit revoked partitions, and wait for finished messages whose results are not sent yet.
 
-        Their offsets are done by then. What is not committed in time is given up: Kafka refuses the positions of this
-        generation from now on, and the next owner waits for a transaction that is still open.
+        Their offsets are done by then. Results that are not committed in time are given up: Kafka refuses the positions
+        of this generation from now on, and the next owner waits for a transaction that is still open.
         """
         end = self._clock.monotonic() + wait_s
         while (now := self._clock.monotonic()) < end and not self._outbox.has_failed:

@@ -93,16 +93,16 @@ class Explanation(PartitionStatistics):
 
     def __str__(self) -> str:
         if self.partition < 0:
-            besides = "" if self.trouble in (None, self.paused) else f"; {self.trouble}"
-            return f"{self.topic}: no partition; {self.paused}{besides}"
+            suffix = "" if self.trouble in (None, self.paused) else f"; {self.trouble}"
+            return f"{self.topic}: no partition; {self.paused}{suffix}"
         place = f"{self.topic}:{self.partition}"
-        besides = "" if self.paused is None else f", paused ({self.paused})"
-        besides += "" if self.trouble is None else f", {self.trouble}"
+        suffix = "" if self.paused is None else f", paused ({self.paused})"
+        suffix += "" if self.trouble is None else f", {self.trouble}"
         if self.state == UNKNOWN:
-            return f"{place}: {UNKNOWN} (no offset and no message so far){besides}"
+            return f"{place}: {UNKNOWN} (no offset and no message so far){suffix}"
         lag = "unknown" if self.lag is None else str(self.lag)
         text = f"{place}: lag {lag}, watermark {self.watermark}, {self.in_flight} in flight"
-        text += f" ({self.bytes_in_flight} bytes), {self.gaps} gaps{besides}"
+        text += f" ({self.bytes_in_flight} bytes), {self.gaps} gaps{suffix}"
         return text if self.blocking_offset is None else f"{text}; held by {self.holder()}"
 
     def holder(self) -> str:
@@ -212,7 +212,7 @@ class Explainer:
             if parked.state is KeyState.HELD:
                 detail += ", which its handler holds"
             if (words := publishing.get((fetch.assignment, record.offset()))) is not None:
-                detail += f", of which {words}"
+                detail += f": {words}"
             # A copy, made in one step: the lane's holder changes it meanwhile.
             for behind, _, waiting in parked.waiting.copy():
                 place = (behind.assignment, waiting.offset())

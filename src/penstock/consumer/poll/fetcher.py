@@ -99,16 +99,16 @@ class Fetcher:
         if not self._back_pressure.apply(client, self._engine.assignments.all(), started_at):
             self._clock.sleep(SATURATED_S)
             return
-        most = self._back_pressure.fetch_limit
-        if not self._take([], client, most, started_at):
+        limit = self._back_pressure.fetch_limit
+        if not self._take([], client, limit, started_at):
             first = client.poll(poll_timeout(started_at))
             if first is not None:
-                self._take([first], client, most, started_at)
+                self._take([first], client, limit, started_at)
 
-    def _take(self, batch: list[ClientMessage], client: ConsumerClient, most: int, started_at: float) -> bool:
+    def _take(self, batch: list[ClientMessage], client: ConsumerClient, limit: int, started_at: float) -> bool:
         """Route `batch` with everything else that is available; return whether there was anything."""
-        while len(batch) < most:
-            piece = client.consume(min(_PIECE, most - len(batch)), 0)
+        while len(batch) < limit:
+            piece = client.consume(min(_PIECE, limit - len(batch)), 0)
             batch += piece
             if len(piece) < _PIECE:
                 break
@@ -185,8 +185,6 @@ class Fetcher:
         block = assignment.tracker.register(offsets, total_size_in_bytes(records, assignment))
         self._engine.counts.restored += len(offsets) - block.left
         fetch = Fetch(assignment, block, self._now)
-        # Messages that a former owner had done are left out.
-        todo = None if block.left == len(offsets) else block.done
         ordering, lanes = assignment.route.ordering, assignment.route.lanes
         if ordering.calls_function:
             self._ask_keys(fetch, records)
@@ -196,10 +194,11 @@ class Fetcher:
         runs: dict[int, ConsumerRun] = {}
         if len(self._indexes) < len(numbers):
             self._indexes = list(range(len(numbers)))
-        taken: Iterable[tuple[int, int, Record]] = zip(self._indexes, numbers, records, strict=False)
-        if todo is not None:
-            taken = compress(taken, map(not_, todo))
-        for index, number, record in taken:
+        messages: Iterable[tuple[int, int, Record]] = zip(self._indexes, numbers, records, strict=False)
+        if block.left < len(offsets):
+            # Messages that a former owner had done are left out.
+            messages = compress(messages, map(not_, block.done))
+        for index, number, record in messages:
             run = runs.get(number)
             if run is None:
                 runs[number] = Run(fetch, self._arrival, [record], [index])

@@ -46,7 +46,7 @@ _LEAVE_BUDGET_S = 5.0
 
 
 class Membership:
-    """On the poll thread only, except where stated."""
+    """The membership of one engine in its group. On the poll thread only, except where stated."""
 
     #: The current client. Made by `connect`.
     client: ConsumerClient

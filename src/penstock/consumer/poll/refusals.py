@@ -35,7 +35,7 @@ _ENDED_BY = {
 
 
 class Refusals:
-    """On the poll thread only, except `of_group`."""
+    """Logs refusals and remembers that of the group. On the poll thread only, except `of_group`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

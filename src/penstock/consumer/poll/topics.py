@@ -149,7 +149,7 @@ class _Found:
 
 
 class Topics:
-    """On the poll thread once it runs, except where stated."""
+    """Checks, searches and watches the topics of an engine. On the poll thread once it runs, except where stated."""
 
     _cluster: Cluster
 

@@ -1,1 +1,1 @@
-"""What calls handlers: worker threads and an event loop, and what interrupts a call."""
+"""Executors, which call handlers: worker threads and an event loop."""

@@ -79,7 +79,7 @@ class TaskPool:
         processor: LaneProcessor,
         closing: Callable[[], None],
     ) -> None:
-        self._queue = queue
+        self.queue = queue
         self._scheduler = processor.scheduler
         self._processor = processor
         self._closing = closing
@@ -174,20 +174,16 @@ class TaskPool:
         self._begin(slot.lane, slot, (slot.processing, failure))
         return True
 
-    def run(self, awaitable: Awaitable[ResultT]) -> Future[ResultT]:
-        """Run an awaitable on the loop. Any thread but the loop's."""
-
-        async def wait() -> ResultT:
-            return await awaitable
-
-        return asyncio.run_coroutine_threadsafe(wait(), self._loop)
-
     def run_hook(self, awaitable: Awaitable[ResultT]) -> ResultT:
         """Run a hook of the start or the end and return its result. Any thread but the loop's.
 
         Raises `StoppedError` if stuck handlers keep the loop and the hook does not end within seconds.
         """
-        hook = self.run(awaitable)
+
+        async def wait() -> ResultT:
+            return await awaitable
+
+        hook = asyncio.run_coroutine_threadsafe(wait(), self._loop)
         try:
             return hook.result(_JOIN_S if self._stuck else None)
         except TimeoutError:
@@ -237,9 +233,9 @@ class TaskPool:
     def _pump(self) -> None:
         """Start tasks for ready lanes, up to the limit."""
         self._pump_scheduled = False
-        while len(self._tasks) < self.limit and not self._ended and self._scheduler.waiting(self._queue):
+        while len(self._tasks) < self.limit and not self._ended and self._scheduler.waiting(self.queue):
             slot = self._free.pop() if self._free else self._new_slot()
-            lane = self._scheduler.take(self._queue, slot.owed_s)
+            lane = self._scheduler.take(self.queue, slot.owed_s)
             if lane is None:
                 self._free.append(slot)
                 return
@@ -342,7 +338,7 @@ class TaskPool:
                     self._round_at = now + _LOOP_TURN_S
                     await asyncio.sleep(0)
                 ends = is_tainted or self._ended or len(self._tasks) > self.limit
-                lane = None if ends else take(self._queue, slot.owed_s)
+                lane = None if ends else take(self.queue, slot.owed_s)
         finally:
             if slot.task is task:
                 self._free.append(slot)
@@ -354,7 +350,7 @@ class TaskPool:
             return []
         under_way = [slot.name for slot in self.slots if slot.record is not None]
         try:
-            self.run(self._end()).result(max(_CANCEL_BUDGET_S, timeout))
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(max(_CANCEL_BUDGET_S, timeout))
         except TimeoutError:
             self._stuck = True
             _log.warning("handlers on the event loop of %s do not end though they were cancelled", self._name)

@@ -74,7 +74,6 @@ class ThreadsAndTasks(Executor):
         closing: Callable[[], None],
     ) -> None:
         self._name = name
-        self._has_threads, self._task_queue = plan.has_threads, plan.task_queue
         workers = settings.workers if plan.has_threads else 0
         self.threads = WorkerPool(name, workers, processor, closing, is_pinned=settings.pinned)
         self.tasks: TaskPool | None = None
@@ -82,7 +81,7 @@ class ThreadsAndTasks(Executor):
             self.tasks = TaskPool(name, settings.max_concurrency, plan.task_queue, processor, closing)
 
     @property
-    def slots(self) -> list[ExecutionSlot]:  # type: ignore[override] # nobody sets it
+    def slots(self) -> list[ExecutionSlot]:  # type: ignore[override] # it is never set
         """All slots, of threads and tasks."""
         return self.threads.slots if self.tasks is None else [*self.threads.slots, *self.tasks.slots]
 
@@ -109,7 +108,7 @@ class ThreadsAndTasks(Executor):
                 "the number of workers cannot change while lanes are pinned: each worker owns the keys of its lane; "
                 "stop, and start with another number"
             )
-        if workers is not None and not self._has_threads:
+        if workers is not None and not self.threads.workers:
             raise ConfigurationError(f"workers cannot change: no handler of {self._name} is a plain function")
         if max_concurrency is not None and self.tasks is None:
             raise ConfigurationError(f"max_concurrency cannot change: no handler of {self._name} is an `async def`")
@@ -121,13 +120,13 @@ class ThreadsAndTasks(Executor):
     def wake(self, queues: Sequence[int]) -> None:
         """Serve ready lanes, given the ready queue of each lane that became ready."""
         if self.tasks is not None:
-            self.tasks.wake([queue for queue in queues if queue == self._task_queue])
-            queues = [queue for queue in queues if queue != self._task_queue]
+            self.tasks.wake([queue for queue in queues if queue == self.tasks.queue])
+            queues = [queue for queue in queues if queue != self.tasks.queue]
         self.threads.wake(queues)
 
     def wake_idle(self) -> bool:
         """Wake idle threads if lanes wait and busy threads are stuck; return whether lanes wait and threads sleep."""
-        return self._has_threads and self.threads.wake_idle()
+        return self.threads.wake_idle()
 
     def interrupt(self, seen: SeenCall) -> bool:
         """Interrupt a call in a thread, or cancel its task."""

@@ -41,9 +41,6 @@ _JOIN_S = 1.0
 #: The weight of the last lane in the average.
 _LAST = 0.2
 
-_WAKE = True
-_END = False
-
 
 class Worker:
     """A worker: its slot, and the thread that serves it now."""
@@ -53,11 +50,17 @@ class Worker:
         self.queue = queue
         self.slot = slot
         self.thread = threading.Thread(target=self._main, name=slot.name, daemon=True)
-        self.tokens: SimpleQueue[bool] = SimpleQueue()
-        #: Whether it waits, or is about to wait, for a token. Written by the thread, and by the sender of a token.
+        #: Each entry wakes the thread once.
+        self.wake_ups: SimpleQueue[None] = SimpleQueue()
+        #: Whether it waits, or is about to wait, for a wake-up. Written by the thread, and by the sender of a wake-up.
         self.asleep = True
         #: Whether it must end after its lane.
         self.retired = False
+
+    def retire(self) -> None:
+        """End the thread after its current lane."""
+        self.retired = True
+        self.wake_ups.put(None)
 
     def take_over(self, lane: ConsumerLane, handover: Handover, call: AbandonedCall) -> None:
         """Continue the lane in a new thread. The old thread stays in its abandoned call."""
@@ -65,7 +68,7 @@ class Worker:
         self.thread.name = call.worker
         self.asleep = False
         thread = threading.Thread(target=self._main, args=(lane, handover), name=self.slot.name, daemon=True)
-        self.tokens.put(_END if self.retired else _WAKE)
+        self.wake_ups.put(None)
         thread.start()
         # After the start: `_grow` reuses the slot of a retired worker whose thread is not alive.
         self.thread = thread
@@ -77,7 +80,8 @@ class Worker:
         try:
             if taken is not None:
                 serve(taken, slot, pool.processor, handover)
-            while self.tokens.get():
+            while not self.retired:
+                self.wake_ups.get()
                 while not self.retired:
                     lane = scheduler.take(self.queue, slot.owed_s)
                     if lane is None:
@@ -141,7 +145,7 @@ class WorkerPool:
             self.workers = [*self.workers, worker]
             if self._started:
                 worker.thread.start()
-                worker.tokens.put(_WAKE)
+                worker.wake_ups.put(None)
 
     def start(self) -> None:
         """Start the threads."""
@@ -155,11 +159,10 @@ class WorkerPool:
             if count > len(self.workers):
                 self._grow(count - len(self.workers))
                 return
-            gone, self.workers = self.workers[count:], self.workers[:count]
-            for worker in gone:
-                worker.retired = True
-                worker.tokens.put(_END)
-            self._retired += gone
+            surplus, self.workers = self.workers[count:], self.workers[:count]
+            for worker in surplus:
+                worker.retire()
+            self._retired += surplus
             # The lanes of their wake-ups are for the other workers now.
             for worker in self.workers:
                 self._wake(worker)
@@ -187,15 +190,10 @@ class WorkerPool:
         if self.is_pinned:
             for queue in queues:
                 self._wake(self.workers[queue])
-            return
-        if not queues:
-            return
-        wanted = len(queues)
-        if self._slow_share < _QUICK:
-            if not all(worker.asleep for worker in self.workers):
-                return
-            wanted = 1
-        self._wake_some(wanted)
+        elif self._slow_share >= _QUICK:
+            self._wake_some(len(queues))
+        elif queues and all(worker.asleep for worker in self.workers):
+            self._wake_some(1)
 
     def wake_idle(self) -> bool:
         """Wake threads if lanes wait and all awake threads are stuck; return whether lanes wait and threads sleep.
@@ -226,14 +224,13 @@ class WorkerPool:
     def _wake(self, worker: Worker) -> None:
         if worker.asleep:
             worker.asleep = False
-            worker.tokens.put(_WAKE)
+            worker.wake_ups.put(None)
 
     def stop(self, timeout: float) -> list[Worker]:
         """End the threads; return those that have not ended after `timeout` seconds in users' code."""
         workers = [worker for worker in self.workers if worker.thread.is_alive()]
         for worker in workers:
-            worker.retired = True
-            worker.tokens.put(_END)
+            worker.retire()
         deadline = time.monotonic() + timeout
         for worker in workers:
             worker.thread.join(max(0.0, deadline - time.monotonic()))
