@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
+from penstock.consumer.assignments import ConsumerParked, Fetch, Item
 from penstock.consumer.handlers.ordering import key_of
 from penstock.consumer.lanes.parking import NotDue
 from penstock.consumer.lanes.slot import ExecutionSlot
@@ -22,8 +22,8 @@ _STATES = {
     KeyState.HELD: "held",
 }
 
-#: A parked key in its lane, and its head.
-ParkedHead = tuple[ConsumerLane, Hashable, ConsumerParked, Item]
+#: A parked key with its entry and its head.
+ParkedHead = tuple[Hashable, ConsumerParked, Item]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +62,17 @@ def parked_heads(scheduler: Scheduler[Fetch, Record]) -> Iterator[ParkedHead]:
                 head = parked.waiting[0]
             except IndexError:
                 continue  # the lane's holder has just taken the last one
-            yield lane, key, parked, head
+            yield key, parked, head
 
 
-def parked_message(key: Hashable, parked: ConsumerParked, head: Item, now: float) -> ParkedMessage:
+def parked_message(parked_head: ParkedHead, now: float) -> ParkedMessage:
     """Return the report of a parked key. Any thread."""
-    assignment = head[0].assignment
+    key, parked, (fetch, _, record) = parked_head
+    assignment = fetch.assignment
     return ParkedMessage(
         assignment.topic,
         assignment.partition,
-        head[2].offset(),
+        record.offset(),
         assignment.route.handler.name,
         "held by rate" if parked.awaits_token else _STATES.get(parked.state, "put off"),
         key_of(key.key if isinstance(key, NotDue) else key),
@@ -115,10 +116,10 @@ def details_of(
     most_tried = heapq.nlargest(
         most_parked,
         parked_heads(scheduler),
-        key=lambda head: (head[2].state is KeyState.HELD, head[2].attempts, -head[2].since),
+        key=lambda head: (head[1].state is KeyState.HELD, head[1].attempts, -head[1].since),
     )
     return ConsumerDetails(
-        [parked_message(key, parked, head, now) for _, key, parked, head in most_tried],
+        [parked_message(parked_head, now) for parked_head in most_tried],
         lane_depths(scheduler, now),
         {
             "handler": [sum(counts) for counts in zip(*(slot.handler_times for slot in slots), strict=True)],

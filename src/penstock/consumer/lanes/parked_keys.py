@@ -84,7 +84,7 @@ class ParkedKeys:
         return False
 
     def _gather(self, parked: ConsumerParked, slot: ExecutionSlot) -> tuple[Batch, Answer | None]:
-        """Return the messages to hand over, and why the next one cannot be: None if the filter refuses it.
+        """Return the messages to hand over, and why the next one must wait; None if the filter refuses it.
 
         The caller needs the reason only for an empty batch. Else it is found again when that message is the head.
         """

@@ -114,8 +114,6 @@ _MAP_FREE = 2_000
 
 
 class _Load(NamedTuple):
-    """The load of one partition."""
-
     assignment: Assignment
     #: Messages in flight without the parked ones.
     messages: int

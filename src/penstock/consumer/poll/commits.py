@@ -160,7 +160,6 @@ class ConsumerCommits(Commits):
             )
 
     def _commit(self, client: ConsumerClient, assignments: Sequence[Assignment], now: float) -> Collection[Assignment]:
-        """Commit as `Commits` says."""
         sent: list[Assignment] = []
         points: list[TopicPartition] = []
         self._engine.complete_finished()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.consumer.assignments import Assignment, ConsumerParked, Item, PauseReason
+from penstock.consumer.assignments import Assignment, PauseReason
 from penstock.consumer.engine import Engine
 from penstock.consumer.handlers.call_guard import AbandonedCall
-from penstock.consumer.inspect.details import parked_heads, parked_message
+from penstock.consumer.inspect.details import ParkedHead, parked_heads, parked_message
 from penstock.consumer.inspect.statistics import PartitionStatistics, partition_statistics, under_way
 from penstock.consumer.lanes.slot import ExecutionSlot
 from penstock.consumer.poll.back_pressure import AppPauses
@@ -166,12 +166,9 @@ class Explainer:
     def of(self, assignments: Sequence[Assignment]) -> list[Explanation]:
         """Return an explanation of each assignment."""
         self._engine.complete_finished()
-        slots, scheduler, now = self._engine.slots(), self._engine.scheduler, self._engine.clock.monotonic()
+        slots, now = self._engine.slots(), self._engine.clock.monotonic()
         calls = {(fetch.assignment, record.offset()): slot for slot, fetch, record in under_way(slots)}
-        heads = {
-            (head[0].assignment, head[2].offset()): (key, parked, head)
-            for _, key, parked, head in parked_heads(scheduler)
-        }
+        heads = {(head[2][0].assignment, head[2][2].offset()): head for head in parked_heads(self._engine.scheduler)}
         found: dict[Place, dict[str, Any]] = {}
         for assignment in assignments:
             counts = partition_statistics(assignment)
@@ -206,7 +203,7 @@ class Explainer:
         It searches all waiting messages.
         """
         publishing = self._engine.dead_letter_publisher.states
-        for _, _, parked, (fetch, _, record) in parked_heads(self._engine.scheduler) if wanted else ():
+        for _, parked, (fetch, _, record) in parked_heads(self._engine.scheduler) if wanted else ():
             whose = "batch" if len(parked.keys) > 1 else "key"
             detail = f"it waits for {fetch.assignment}@{record.offset()} of its {whose}"
             if parked.state is KeyState.HELD:
@@ -235,9 +232,7 @@ class Explainer:
         return {**values, "trouble": self._refusals.of_group() or trouble or self._positions.trouble(assignment)}
 
 
-def _blocking(
-    place: Place, slot: ExecutionSlot | None, parked: tuple[Hashable, ConsumerParked, Item] | None, now: float
-) -> dict[str, Any]:
+def _blocking(place: Place, slot: ExecutionSlot | None, head: ParkedHead | None, now: float) -> dict[str, Any]:
     """Return the state of a message that holds a partition: in its handler, parked, held by rate, or queued."""
     route = place[0].route
     if slot is not None:
@@ -246,25 +241,25 @@ def _blocking(
         return {
             "state": "in handler",
             "key": None if record is None else record.key(),
-            "attempt": 0 if parked is None else parked[1].attempts,
-            "over_time_limit": over + (0 if parked is None else parked[1].over_time_limit),
+            "attempt": 0 if head is None else head[1].attempts,
+            "over_time_limit": over + (0 if head is None else head[1].over_time_limit),
             "age": age,
             "worker": slot.name,
         }
-    if parked is not None:
-        return _parked(*parked, now)
+    if head is not None:
+        return _parked(head, now)
     token_bucket = route.token_bucket
     if (rate := token_bucket.rate) == 0 or (rate is not None and token_bucket.next_release(now) is not None):
         return {"state": "held by rate", "rate": rate}
     return {"state": "queued"}
 
 
-def _parked(key: Hashable, parked: ConsumerParked, head: Item, now: float) -> dict[str, Any]:
-    shown = parked_message(key, parked, head, now)
+def _parked(head: ParkedHead, now: float) -> dict[str, Any]:
+    shown, (_, parked, (fetch, _, _)) = parked_message(head, now), head
     values: dict[str, Any] = {name: getattr(shown, name) for name in ("state", "key", "attempt", "age", "due_in")}
     values["over_time_limit"] = parked.over_time_limit
     if parked.awaits_token:
-        values["rate"] = head[0].assignment.route.token_bucket.rate
+        values["rate"] = fetch.assignment.route.token_bucket.rate
     if parked.state is KeyState.HELD:
         values["detail"] = _HELD
     call = parked.call
@@ -274,7 +269,6 @@ def _parked(key: Hashable, parked: ConsumerParked, head: Item, now: float) -> di
 
 
 def _behind(whose: str, handler: str, worker: str, age: float) -> dict[str, Any]:
-    """Return the state of a message that waits for a call."""
     age = max(0.0, age)
     detail = f"behind {whose}, in {handler} on {worker} for {age:.1f} s"
     return {"state": BEHIND_CALL, "detail": detail, "age": age, "worker": worker}

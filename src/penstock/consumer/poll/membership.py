@@ -213,8 +213,7 @@ class Membership:
         return [*busy, "the outbox"] if outbox.has_any_of(assignments) else busy
 
     def _left(self, started_at: float) -> float:
-        """Return the seconds left of a revocation's budget."""
-        # Computed each time: a signal may shorten it. A drain that has used up its own time leaves none.
+        # Seconds of the budget. A signal may shorten it meanwhile. A drain that has used up its own time leaves none.
         end_by = min(started_at + self._engine.settings.revoke_timeout, self._engine.stop_request.end_by)
         return end_by - self._clock.monotonic()
 

@@ -138,8 +138,6 @@ WATCH_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The result of a search."""
-
     #: The number of partitions of each topic of the cluster.
     partitions: Mapping[str, int]
     #: Topics that match a pattern and are not consumed yet.
