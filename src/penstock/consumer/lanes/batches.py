@@ -90,10 +90,10 @@ class Batches:
     def process(self, lane: ConsumerLane, aside: ConsumerAside, slot: ExecutionSlot) -> Generator[Work, Outcome, bool]:
         """Hand over a batch of runs set aside. Return whether it ended because no token is left."""
         batch, runs = Batch(), aside.runs
-        most = runs[0].owner.assignment.route.batch
+        limit = runs[0].owner.assignment.route.batch
         halt: RateLimited | None = None
         slot.started = self._now()
-        while runs and halt is None and len(batch.records) < most:
+        while runs and halt is None and len(batch.records) < limit:
             run, before = runs[0], runs[0].next
             slot.fetch = run.owner
             if run.owner.assignment.active:
@@ -187,38 +187,32 @@ class Batches:
             now, count = self._now(), len(claimed.records)
             slot.note_pace(now - slot.started, count)
             slot.note_latency(now - slot.started, now, count)
-        if outcome is None and parked is None:
-            for fetch, indexes in claimed.stretches:
-                complete(fetch, indexes, slot)
-        elif outcome is None or isinstance(outcome, Results):
-            self._done(lane, list(claimed.items()), outcome, slot, parked)
-        else:
+        if isinstance(outcome, (Failed, DeferredCompletion)):
             self._unfinished(lane, list(claimed.items()), outcome, slot, parked)
+        else:
+            if outcome is None:
+                for fetch, indexes in claimed.stretches:
+                    complete(fetch, indexes, slot)
+            else:
+                tries = None if parked is None else Tries(parked.attempts, parked.since)
+                self._submit_results(lane, list(claimed.items()), outcome, tries, slot)
+            if parked is not None:
+                for _ in claimed.records:
+                    self._parking.next_head(parked, slot)
         slot.fetches = ()
 
-    def _done(
-        self,
-        lane: ConsumerLane,
-        items: Sequence[Item],
-        outcome: Results | None,
-        slot: ExecutionSlot,
-        parked: ConsumerParked | None,
+    def _submit_results(
+        self, lane: ConsumerLane, items: Sequence[Item], results: Results, tries: Tries | None, slot: ExecutionSlot
     ) -> None:
-        """Complete messages that a handler has finished, once their results are written."""
-        tries = None if parked is None else [Tries(parked.attempts, parked.since)] * len(items)
-        if outcome is None:
-            done(items, slot)
-        elif outcome.each is None:
-            self._submit(lane, items, outcome.messages, tries)
-        else:
-            for item, results in zip(items, outcome.each, strict=True):
-                if results:
-                    self._submit(lane, (item,), results, tries and tries[:1])
-                else:
-                    done((item,), slot)
-        if parked is not None:
-            for _ in items:
-                self._parking.next_head(parked, slot)
+        """Submit the results of a batch, and complete its messages without results."""
+        if results.each is None:
+            self._submit(lane, items, results.messages, tries and [tries] * len(items))
+            return
+        for item, its_results in zip(items, results.each, strict=True):
+            if its_results:
+                self._submit(lane, (item,), its_results, tries and [tries])
+            else:
+                done((item,), slot)
 
     def _unfinished(
         self,

@@ -155,11 +155,11 @@ class LaneProcessor:
                         self._parking.append(parked_keys[key_of(item)], item)
                         place = run.next = place + 1
                         continue
-                taken = Slice(records[place:stop])
-                taken.assignment = assignment
+                messages = Slice(records[place:stop])
+                messages.assignment = assignment
                 # `run` is set last: see `ExecutionSlot.complete_finished`.
-                slot.started, slot.record, slot.slice, slot.run = time, taken[0], taken, run
-                outcome = yield taken
+                slot.started, slot.record, slot.slice, slot.run = time, messages[0], messages, run
+                outcome = yield messages
                 record, before, first = slot.record, time, place
                 time = now()
                 # An outcome, a cut, a revocation or the deadline ends a slice before its last record.

@@ -193,7 +193,7 @@ class Topics:
         cluster.require_topics(result_topics(engine.all_handlers) - outputs.keys())
         if not engine.patterns:
             return
-        self._take(self._look(frozenset()))
+        self._apply(self._search_cluster(frozenset()))
         self._search_at = engine.clock.monotonic() + (self._every_s or 0.0)
         for pattern, handler in self.without_topic().items():
             _log.warning("no topic matches the pattern %r of handler %s yet; %s", pattern, handler.name, self.when())
@@ -218,7 +218,7 @@ class Topics:
             if self._search is None and now >= self._search_at:
                 self._search_at = now + self._every_s
                 known = frozenset(self._routes.handlers)
-                self._search = self._cluster.in_background("a search for topics", partial(self._look, known))
+                self._search = self._cluster.in_background("a search for topics", partial(self._search_cluster, known))
             found = None if self._search is None else self._search.answer()
         except (PenstockError, KafkaException) as error:
             why = reason(error)
@@ -228,16 +228,16 @@ class Topics:
         if found is None:
             return False
         self._search = None
-        gone = self._gone(found)
-        self._routes.let_go(gone)
-        new = self._take(found)
+        deleted = self._deleted(found)
+        self._routes.let_go(deleted)
+        new = self._apply(found)
         self._routes.new.update(new)
-        for topic in gone:
+        for topic in deleted:
             # If the topic is created again, it has a new id.
             self._ids.pop(topic, None)
-        return bool(new or gone)
+        return bool(new or deleted)
 
-    def _look(self, known: frozenset[str]) -> _Found:
+    def _search_cluster(self, known: frozenset[str]) -> _Found:
         """Search for topics besides the known ones, and create what they need. Any thread; may wait."""
         partitions = self._cluster.topics()
         matches = self._engine.patterns.matches(topic for topic in partitions if topic not in known)
@@ -256,11 +256,13 @@ class Topics:
             if len(handlers) == 1:
                 return dict.fromkeys(handlers, str(error))
             # Only some of them fail: try each separately.
-            each = [self._prepare({topic: handler}, partitions) for topic, handler in handlers.items()]
-            return {topic: why for failures in each for topic, why in failures.items()}
+            failures: dict[str, str] = {}
+            for topic, handler in handlers.items():
+                failures |= self._prepare({topic: handler}, partitions)
+            return failures
         return {}
 
-    def _take(self, found: _Found) -> list[str]:
+    def _apply(self, found: _Found) -> list[str]:
         """Consume the topics that were found; return those that are new."""
         ready = {topic: handler for topic, handler in found.matches.items() if topic not in found.failures}
         for topic, handler in ready.items():
@@ -277,15 +279,15 @@ class Topics:
         self._routes.add_former_delays(found.partitions)
         return list(ready)
 
-    def _gone(self, found: _Found) -> set[str]:
+    def _deleted(self, found: _Found) -> set[str]:
         """Return the topics that matched a pattern and no longer exist."""
         # Two answers must agree: a broker that lags behind lists a topic late, and the list leaves out topics that this
         # client may not see. An answer by name distinguishes these cases.
         matched = self._routes.handlers.keys() - self._engine.patterns.named.keys()
-        gone = {topic for topic in matched if topic in self._absent and topic not in found.partitions}
-        for topic in gone:
+        deleted = {topic for topic in matched if topic in self._absent and topic not in found.partitions}
+        for topic in deleted:
             _log.warning("topic %s was deleted: it is no longer consumed until it is created again", topic)
-        return gone
+        return deleted
 
     def without_topic(self) -> dict[str, Handler]:
         """Return the patterns that no topic matches, with their handlers. Any thread."""
