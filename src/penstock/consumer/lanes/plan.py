@@ -23,11 +23,11 @@ _LANES_PER_TASK = 8
 class LanePlan:
     """Derived from handlers and settings; never changes. `most` limits each group of lanes.
 
-    Raises `ConfigurationError` as `require_one_kind`.
+    Raises `ConfigurationError` if a plain function and an `async def` share a key space.
     """
 
     def __init__(self, handlers: Collection[Handler], settings: ConsumerSettings, most: int | None = None) -> None:
-        require_one_kind(handlers)
+        _require_one_kind(handlers)
         kinds = {handler.kind for handler in handlers}
         self.has_threads, self.has_tasks = Kind.THREAD in kinds, Kind.TASK in kinds
         queues = settings.workers if settings.pinned and self.has_threads else 1
@@ -75,8 +75,7 @@ class LanePlan:
         return workers if handler.kind is Kind.THREAD else max(workers, tasks // batch)
 
 
-def require_one_kind(handlers: Collection[Handler]) -> None:
-    """Raise `ConfigurationError` if a plain function and an `async def` share a key space."""
+def _require_one_kind(handlers: Collection[Handler]) -> None:
     first: dict[str, Handler] = {}
     for handler in handlers:
         if handler.key_space is None or handler.order is not Order.KEY:

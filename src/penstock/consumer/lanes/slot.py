@@ -51,9 +51,6 @@ class Slice(list[Record]):
 
 
 #: The argument of a handler, and the outcome of its call: None if the message is done.
-
-
-#: What a handler is given, and what came of it: None when it is done.
 Work = Message | list[Message]
 Outcome = Failed | DeferredCompletion | Results | None
 #: An outcome that ends a slice.
@@ -61,7 +58,7 @@ Unfinished = Failed | DeferredCompletion
 #: Publishes results of items in a lane, and completes their messages after that.
 Submit = Callable[[ConsumerLane, Sequence[Item], Sequence[Result]], None]
 
-#: Planned seconds of a slice, judged by the slices before it; and its most messages.
+#: Planned seconds of a slice, judged by the slices before it; and its maximum of messages.
 _SLICE_S = 0.001
 _MOST = 256
 #: The most messages in a slice of slow ones: they take longer than the time slice of a thread.
@@ -74,8 +71,8 @@ _SAMPLE = 16
 class ExecutionSlot:
     """A place where handlers are called: a worker thread or a task. It alone writes the fields; any thread reads them.
 
-    Except `handled` and `filtered`, which are written under the lock. A thread whose call is abandoned loses its slot
-    to a successor, and keeps only its `guard`, `results` and `refused`.
+    The exceptions are `handled` and `filtered`, which are written under the lock. A thread whose call is abandoned
+    loses its slot to a successor, and keeps only its `guard`, `results` and `refused`.
     """
 
     kind: Kind
