@@ -91,11 +91,11 @@ class ConsumerDetails:
     """A consumer at one moment.
 
     Attributes:
-        parked: the parked keys that their handlers hold or that were tried most.
-        lanes: by handler, of its lanes in buckets, `depth` (messages that wait or are in a handler) and `age` (seconds
-            since the oldest of them was fetched).
+        parked: parked keys, first those that their handlers hold, then those with the most tries.
+        lanes: by handler, a list over the buckets of its lanes for `depth` (messages that wait or are in a handler) and
+            for `age` (seconds since the oldest of them was fetched).
         latencies: counts since the start by `latencies.BOUNDARIES_S`: `handler` and `done`.
-        dead_letters: each reason, with the seconds since its last one.
+        dead_letters: each reason, with the seconds since its last dead letter.
     """
 
     parked: Sequence[ParkedMessage]

@@ -85,7 +85,7 @@ class PollLoop:
         producing = settings.config
         if not settings.exactly_once:
             producing = settings.producer_config()
-            # Closed at once: it makes the start fail, instead of the first result, if the client refuses a setting.
+            # Only a check: if the client refuses a setting, the start fails, not the first result.
             cluster.producer(producing)
         engine.outbox.connect(cluster, producing)
         if engine.telemetry is not None:
@@ -158,7 +158,7 @@ class PollLoop:
         return sum(assignment.tracker.in_flight for assignment in self._engine.assignments.all())
 
     def begin_drain(self) -> float:
-        """Start the drain: batches need not be full any longer. Return its deadline on the engine's clock."""
+        """Start the drain: batches no longer need to be full. Return its deadline on the engine's clock."""
         self.stop_request.drain()
         self._engine.processor.drain()
         now, end_by = self._clock.monotonic(), self.stop_request.end_by

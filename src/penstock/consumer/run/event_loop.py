@@ -40,15 +40,15 @@ ResultT = TypeVar("ResultT")
 _SLICES = 5
 #: Seconds the loop's thread may take to end. A handler that blocks the loop keeps the thread, which is a daemon.
 _JOIN_S = 5.0
-#: The same if handlers did not end after their cancellation: they probably never will.
+#: The same if cancelled handlers did not end: they still keep the thread.
 _JOIN_STUCK_S = 0.1
 #: Seconds, at least, that cancelled handlers may take to end when the loop ends.
 _CANCEL_BUDGET_S = 0.5
 #: The loop variable for work that is not a slice.
 _ALONE = (None,)
-#: Seconds within which a loop that is not blocked takes a call over.
+#: Seconds in which the loop hands a call over, unless it is blocked.
 _HAND_OVER_S = 0.2
-#: Seconds that handlers which never wait may keep the loop from the other handlers.
+#: Seconds that handlers which never wait may delay the other handlers.
 _LOOP_TURN_S = 0.01
 
 
@@ -62,7 +62,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoopLag(NamedTuple):
-    """How long an event loop has been silent, 0 without one; and its thread, needed for its stack."""
+    """Seconds since the last sign of life of an event loop, 0 without one; and its thread, needed for its stack."""
 
     seconds: float
     thread_id: int | None
@@ -85,7 +85,7 @@ class TaskPool:
         self._closing = closing
         self._loop = new_event_loop()
         self.thread = threading.Thread(target=self._main, name=f"penstock-loop-{name}", daemon=True)
-        #: The most tasks at once. Any thread may change it through `resize`.
+        #: The maximum number of tasks. Any thread may change it through `resize`.
         self.limit = max_concurrency
         self._tasks: set[asyncio.Task[None]] = set()
         # Abandoned tasks that have not ended.
@@ -106,7 +106,7 @@ class TaskPool:
         self.alive_at = time.monotonic()
 
     def loop_lag(self) -> LoopLag:
-        """Return how long the loop has been silent. Any thread."""
+        """Return the time since the loop's last sign of life. Any thread."""
         lag = time.monotonic() - self.alive_at if self.thread.is_alive() else 0.0
         return LoopLag(lag, self.thread.ident)
 
@@ -118,7 +118,7 @@ class TaskPool:
             self._call(self._pump)
 
     def resize(self, max_concurrency: int) -> None:
-        """Change the most handlers at once; surplus tasks end after their current lane."""
+        """Change the maximum number of tasks; surplus tasks end after their current lane."""
         self.limit = max_concurrency
         self._call(self._pump)
 
@@ -266,7 +266,7 @@ class TaskPool:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._processor.fail(error)
         if not self._ended:
-            # A tainted task took no next lane.
+            # A task that left something behind took no next lane.
             self._pump()
 
     async def _serve_lanes(self, lane: ConsumerLane | None, slot: ExecutionSlot, handover: Handover | None) -> None:  # noqa: C901, PLR0912, PLR0915 - in one piece: a call for each lane costs as much as the lane

@@ -57,12 +57,12 @@ class Executor:
         return False
 
     def loop_lag(self) -> LoopLag:
-        """Return how long the event loop has been silent."""
+        """Return the time since the event loop's last sign of life."""
         return LoopLag(0.0, None)
 
 
 class ThreadsAndTasks(Executor):
-    """Thread-safe. Without plain functions among the handlers there are no worker threads."""
+    """The executor of a running consumer. Thread-safe. Without plain functions it has no worker threads."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class ThreadsAndTasks(Executor):
         return self.tasks is not None and self.tasks.abandon(seen, failure)
 
     def loop_lag(self) -> LoopLag:
-        """Return how long the event loop has been silent."""
+        """Return the time since the event loop's last sign of life."""
         return super().loop_lag() if self.tasks is None else self.tasks.loop_lag()
 
     def run_async(self, awaitable: Awaitable[ResultT]) -> ResultT:
