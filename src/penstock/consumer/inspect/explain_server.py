@@ -7,7 +7,6 @@ serve logs that and runs on.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,7 +106,7 @@ def ask_all() -> list[Answer]:
     answers = []
     for path in sorted(folder().glob(f"*{_SUFFIX}"), key=lambda file: (len(file.name), file.name)):
         process = int(path.stem.partition("-")[0])
-        with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as client:
+        with suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as client:
             client.settimeout(_TIMEOUT_S)
             try:
                 client.connect(str(path))

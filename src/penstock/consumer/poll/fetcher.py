@@ -181,7 +181,13 @@ class Fetcher:
         touched: dict[int, ConsumerLane],
     ) -> None:
         if offsets[0] < assignment.tracker.position:
-            assignment = self._went_back(assignment, offsets[0])
+            _log.warning(
+                "%s went back from offset %d to %d (log truncated, recreated or reset); handling goes on from there",
+                assignment,
+                assignment.tracker.position,
+                offsets[0],
+            )
+            assignment = self._engine.begin_again(assignment, offsets[0])
         block = assignment.tracker.register(offsets, total_size_in_bytes(records, assignment))
         self._engine.counts.restored += len(offsets) - block.left
         fetch = Fetch(assignment, block, self._now)
@@ -230,16 +236,6 @@ class Fetcher:
                 len(records),
                 fetch.assignment,
             )
-
-    def _went_back(self, former: Assignment, offset: int) -> Assignment:
-        """Start a new incarnation at `offset`: the log went back (truncated, or reset by policy)."""
-        _log.warning(
-            "%s went back from offset %d to %d (log truncated, recreated or reset); handling goes on from there",
-            former,
-            former.tracker.position,
-            offset,
-        )
-        return self._engine.begin_again(former, offset)
 
 
 def _rising(records: Sequence[Record]) -> Iterator[tuple[Sequence[Record], Sequence[int]]]:

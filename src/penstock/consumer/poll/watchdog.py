@@ -146,9 +146,9 @@ class Watchdog:
             f"{name} did not return within {now - call.since:.1f} s, though it was interrupted {GRACE_S:g} s before "
             f"that: {goes_on}"
         )
-        stack = partial(stack_of, slot.thread_id, slot.task)
-        abandoned = AbandonedCall(where, name, slot.kind, f"{slot.name} (abandoned)", stack, call.since)
-        text = "".join(stack())
+        show_stack = partial(stack_of, slot.thread_id, slot.task)
+        abandoned = AbandonedCall(where, name, slot.kind, f"{slot.name} (abandoned)", show_stack, call.since)
+        stack = _stack_text(slot)
         if not engine.executor.abandon(call, Failed(error, permanent=True, call=abandoned)):
             return
         del self._watched[slot]
@@ -160,7 +160,7 @@ class Watchdog:
             error,
             slot.kind.value,
             slot.name,
-            text,
+            stack,
         )
         if 2 * (left + 1) >= room:
             what = "worker threads" if slot.kind is Kind.THREAD else "tasks"
