@@ -285,8 +285,8 @@ def _failures(outcome: Unfinished, items: Sequence[Item]) -> Mapping[int, Unfini
     if items[0][0].assignment.route.batch == 1:
         return everything
     named: dict[int, Unfinished] = {
-        place: failure_of(its) if isinstance(its, BaseException) else outcome
-        for place, its in outcome.error.failed.items()
+        place: failure_of(error) if isinstance(error, BaseException) else outcome
+        for place, error in outcome.error.failed.items()
         if isinstance(place, int) and 0 <= place < len(items)
     }
     # If a named place does not exist, nothing is certain, so no message counts as done.

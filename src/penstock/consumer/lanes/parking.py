@@ -153,21 +153,21 @@ class Parking:
         waiting, parked.waiting = parked.waiting, deque()
         for place, item in enumerate(waiting):
             key = key_of(item)
-            own = lane.parked.get(key)
-            if own is None:
-                own = lane.park(key)
-                lane.due.append(own)
+            entry = lane.parked.get(key)
+            if entry is None:
+                entry = lane.park(key)
+                lane.due.append(entry)
                 if place < together:
-                    own.attempts, own.since, own.failed_with = parked.attempts, parked.since, parked.failed_with
-                    own.over_time_limit, own.state = parked.over_time_limit, parked.state
-                    own.portions.append(1)
-                    self.wait_until(own, parked.due_at)
+                    entry.attempts, entry.since, entry.failed_with = parked.attempts, parked.since, parked.failed_with
+                    entry.over_time_limit, entry.state = parked.over_time_limit, parked.state
+                    entry.portions.append(1)
+                    self.wait_until(entry, parked.due_at)
             elif place < together:
-                own.count_behind(item, parked.attempts)
-                own.portions.extend([1] * alone)
-            own.waiting.append(item)
+                entry.count_behind(item, parked.attempts)
+                entry.portions.extend([1] * alone)
+            entry.waiting.append(item)
             if item[:2] in parked.tries_behind:
-                own.count_behind(item, parked.tries_behind[item[:2]])
+                entry.count_behind(item, parked.tries_behind[item[:2]])
 
     def park_unfinished(
         self,

@@ -130,7 +130,7 @@ class SetAside:
 
 def _is_overtaken(aside: ConsumerAside) -> bool:
     """Tell whether runs of another handler stand behind the runs set aside."""
-    runs, mine = aside.lane.runs, aside.runs
-    if not runs or not mine:
+    runs, waiting = aside.lane.runs, aside.runs
+    if not runs or not waiting:
         return False
-    return runs[0].owner.assignment.route.token_bucket is not mine[0].owner.assignment.route.token_bucket
+    return runs[0].owner.assignment.route.token_bucket is not waiting[0].owner.assignment.route.token_bucket

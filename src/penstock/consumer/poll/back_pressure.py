@@ -156,8 +156,8 @@ class BackPressure:
         """Return the load of each partition, and note the total."""
         # At least one byte: an empty partition may take a message in.
         share = max(1, int(self.max_in_flight_bytes * _KEPT) // max(1, len(assignments)))
-        little = share
-        taken = parked_bytes_of_all = messages = bytes_of_all = 0
+        smallest_room = share
+        reserved_bytes = all_parked_bytes = all_messages = all_bytes = 0
         loads = []
         self._some_hold_few = False
         for assignment in assignments:
@@ -167,23 +167,23 @@ class BackPressure:
             healthy_bytes = max(0, in_bytes - max(parked_bytes, in_bytes * parked // max(1, in_flight)))
             healthy_bytes += unsent_bytes
             # The unused part of its share is kept for it.
-            taken += max(share, healthy_bytes)
+            reserved_bytes += max(share, healthy_bytes)
             if healthy_bytes < share:
-                little = min(little, share - healthy_bytes)
-            messages += in_flight
-            bytes_of_all += in_bytes
-            parked_bytes_of_all += parked_bytes
+                smallest_room = min(smallest_room, share - healthy_bytes)
+            all_messages += in_flight
+            all_bytes += in_bytes
+            all_parked_bytes += parked_bytes
             has_its_share = healthy_bytes >= _limit(share, assignment, PauseReason.BYTES)
             loads.append(_Load(assignment, in_flight - parked, parked, has_its_share))
             self._some_hold_few = self._some_hold_few or in_flight - parked < self.max_in_flight // 2
-        self.in_flight = messages
+        self.in_flight = all_messages
         # Resume at half the limit, so that a partition does not flap.
-        self._bytes_full = taken >= max(1, self.max_in_flight_bytes // (2 if self._bytes_full else 1))
+        self._bytes_full = reserved_bytes >= max(1, self.max_in_flight_bytes // (2 if self._bytes_full else 1))
         if self._bytes_full:
             # Only partitions below their share fetch now. The limit is what fits into a share, by the mean size.
-            self.fetch_limit = max(1, min(self.fetch_limit, little * messages // max(1, bytes_of_all)))
+            self.fetch_limit = max(1, min(self.fetch_limit, smallest_room * all_messages // max(1, all_bytes)))
         most_parked = self.max_in_flight_bytes // PARKED_SHARE
-        self._parked_full = parked_bytes_of_all >= max(1, most_parked // (2 if self._parked_full else 1))
+        self._parked_full = all_parked_bytes >= max(1, most_parked // (2 if self._parked_full else 1))
         return loads
 
     def _apply_to(self, client: ConsumerClient, load: _Load, now: float) -> bool:

@@ -53,8 +53,8 @@ def call(slot: ExecutionSlot, work: object) -> Outcome:
         guard.is_calling = False
         guard.settle()
         outcome = Failed(error)
-    came_of_it: Outcome = outcome
-    return came_of_it
+    result: Outcome = outcome
+    return result
 
 
 def _call(slot: ExecutionSlot, work: object) -> Outcome:
