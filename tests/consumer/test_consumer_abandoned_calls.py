@@ -178,7 +178,7 @@ def test_a_task_that_goes_on_though_it_was_cancelled_is_given_up_as_a_thread_is(
 
         assert handled.overlaps == []
         assert consumer.statistics().abandoned_calls == 0
-        assert consumer._executor.tasks._left == set()
+        assert consumer._executor.tasks._abandoned == set()
 
 
 def test_a_task_that_was_abandoned_and_outlives_its_event_loop_is_no_error_of_asyncio(
@@ -194,7 +194,7 @@ def test_a_task_that_was_abandoned_and_outlives_its_event_loop_is_no_error_of_as
         hang_over(until, broker, lambda: consumer.statistics().busy_workers == 1)
         until(lambda: consumer.statistics().abandoned_calls == 1)
         assert consumer._executor.tasks is not None
-        (task,) = consumer._executor.tasks._left
+        (task,) = consumer._executor.tasks._abandoned
 
     task.__del__()  # type: ignore[attr-defined] # as the collector does
 

@@ -89,7 +89,7 @@ class TaskPool:
         self.limit = max_concurrency
         self._tasks: set[asyncio.Task[None]] = set()
         # Abandoned tasks that have not ended.
-        self._left: set[asyncio.Task[None]] = set()
+        self._abandoned: set[asyncio.Task[None]] = set()
         self._pump_scheduled = False
         self._round_at = 0.0
         self._ended = False
@@ -161,10 +161,10 @@ class TaskPool:
             return False
         former, call = slot.task, failure.call
         self._tasks.discard(former)
-        self._left.add(former)
+        self._abandoned.add(former)
 
         def ended(_: object) -> None:
-            self._left.discard(former)
+            self._abandoned.discard(former)
             if call is not None:
                 call.ended.set_result(None)
 
@@ -221,7 +221,7 @@ class TaskPool:
     async def _end(self, budget_s: float | None = None) -> None:
         """Start no more tasks, cancel the running handlers and wait for them."""
         self._ended = True
-        for task in (*self._tasks, *self._left):
+        for task in (*self._tasks, *self._abandoned):
             task.cancel()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=budget_s)
