@@ -20,7 +20,7 @@ from commands import Command
 from kafka_tools import produce
 from penstock.clients.cluster import TOPIC_IDS_S
 from penstock.consumer.inspect import explain_server
-from penstock.consumer.poll.topics import WATCH_EVERY_S
+from penstock.consumer.poll.topics import WATCH_INTERVAL_S
 from penstock.devbroker import DevBroker
 from stalls import running
 from waiting import wait_until
@@ -144,4 +144,4 @@ def test_an_answer_that_cannot_be_said_leaves_the_app_running(caplog: pytest.Log
 
 def test_a_broker_that_is_away_is_named_within_10_seconds() -> None:
     """The next question, its answer that does not come, and the start of the command."""
-    assert WATCH_EVERY_S + TOPIC_IDS_S <= 9
+    assert WATCH_INTERVAL_S + TOPIC_IDS_S <= 9

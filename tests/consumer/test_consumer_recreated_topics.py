@@ -74,7 +74,7 @@ def test_a_topic_that_was_made_anew_follows_the_reset_policy(reset: str) -> None
 def test_a_topic_that_is_made_anew_on_a_real_broker_loses_nothing(
     broker: DevBroker, admin: AdminClient, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.consumer.poll.topics.WATCH_EVERY_S", 0.3)
+    monkeypatch.setattr("penstock.consumer.poll.topics.WATCH_INTERVAL_S", 0.3)
     servers, topic = broker.bootstrap_servers, new_topic()
     seen: list[bytes | None] = []
     app = penstock.App(f"app-{topic}", bootstrap_servers=servers, commit_interval=0.1)

@@ -95,7 +95,6 @@ class Instance:
         # All assignments there were, those of a batch together, by what results say of them.
         self._writers: dict[tuple[Assignment, ...], str] = {}
         self._revoking: tuple[float, list[Assignment]] = (0.0, [])
-        self._drain_until = 0.0
         prepare(self)
         self.loop: PollLoop = self.consumer.connect()
         self.client = self.consumer.client
@@ -157,7 +156,7 @@ class Instance:
 
         def drain() -> None:
             nonlocal over
-            over = self.loop.drain_step(self._drain_until)
+            over = self.loop.drain_step()
 
         try:
             self.consumer.step(drain if self.state is State.DRAINING else self.loop.step)
@@ -170,7 +169,7 @@ class Instance:
     def stop(self) -> None:
         """Begin to drain."""
         if self.state is State.RUNNING:
-            self._drain_until = self.loop.begin_drain()
+            self.loop.begin_drain()
             self.state = State.DRAINING
 
     # Its workers

@@ -141,13 +141,13 @@ class TestApp:
         try:
             if not consumer.is_connected or loop.stop_request.failure is not None:
                 return False
-            deadline = loop.begin_drain()
+            loop.begin_drain()
             over = False
             while not over:
                 before = self._traces()
-                over = loop.drain_step(deadline)
+                over = loop.drain_step()
                 if not self._went_on(before) and not over:
-                    self._move(min(deadline, consumer.next_due()))
+                    self._move(min(loop.stop_request.end_by, consumer.next_due()))
             if loop.stop_request.failure is not None:
                 raise loop.stop_request.failure
             return loop.drained

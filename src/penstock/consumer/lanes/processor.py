@@ -31,7 +31,7 @@ from penstock.consumer.lanes.parked_keys import ParkedKeys
 from penstock.consumer.lanes.parking import Parking, key_of
 from penstock.consumer.lanes.set_aside import SetAside
 from penstock.consumer.lanes.slot import (
-    MOST_SLOW,
+    MAX_SLOW_SLICE,
     ExecutionSlot,
     LaneProcessing,
     Outcome,
@@ -147,7 +147,7 @@ class LaneProcessor:
             place = run.next
             while place < len(records):
                 size = slot.slice_size
-                stop = min(place + (size if size > 1 else MOST_SLOW), len(records))
+                stop = min(place + (size if size > 1 else MAX_SLOW_SLICE), len(records))
                 if parked_keys:
                     stop = self._next_parked(lane, run, place, stop)
                     if stop == place:

@@ -60,9 +60,9 @@ Submit = Callable[[ConsumerLane, Sequence[Item], Sequence[Result]], None]
 
 #: Planned seconds of a slice, judged by the slices before it; and its maximum of messages.
 _SLICE_S = 0.001
-_MOST = 256
+_MAX_SLICE = 256
 #: The most messages in a slice of slow ones: they take longer than the time slice of a thread.
-MOST_SLOW = 32
+MAX_SLOW_SLICE = 32
 #: Quick messages per sample of the latencies: one slice counts for all.
 _SAMPLE = 16
 
@@ -148,7 +148,7 @@ class ExecutionSlot:
 
     def note_pace(self, seconds: float, count: int) -> None:
         """Choose the size of the next slice, from the duration of `count` messages."""
-        size = min(2 * self.slice_size, _MOST)
+        size = min(2 * self.slice_size, _MAX_SLICE)
         if (fitting := _SLICE_S * count) < size * seconds:
             size = int(fitting / seconds) or 1
         self.slice_size = size

@@ -94,10 +94,10 @@ def _paused_since(
 GRACE_S = 0.2
 #: How far a partition may go over its limit in that time while others hold few messages: the client returns one
 #: partition after another, and the next messages in its queue may be for the others.
-_OVER = 2
+_OVERSHOOT = 2
 
 #: The part of all bytes that is kept free for partitions that hold little, an equal share for each.
-_KEPT = 1 / 4
+_KEPT_PART = 1 / 4
 
 #: Offsets from the watermark for which any pattern fits into the metadata, as a bitmap.
 _MAP_ANY = 26_000
@@ -107,7 +107,7 @@ _MAP_ONCE = 10_000
 #: where run lengths are deflated. In a log without holes it is one bit of the bitmap.
 _MAP_COST = 0.25
 #: Seconds between two measurements of a map that might outgrow the metadata: one costs as much as a commit.
-_MAP_LOOK_S = 0.1
+_MAP_INTERVAL_S = 0.1
 #: Messages that must fit into the map. Below the first number, the partition takes nothing in until the second.
 _MAP_FULL = 1_000
 _MAP_FREE = 2_000
@@ -155,7 +155,7 @@ class BackPressure:
     def _measure(self, assignments: Sequence[Assignment]) -> list[_Load]:
         """Return the load of each partition, and note the total."""
         # At least one byte: an empty partition may take a message in.
-        share = max(1, int(self.max_in_flight_bytes * _KEPT) // max(1, len(assignments)))
+        share = max(1, int(self.max_in_flight_bytes * _KEPT_PART) // max(1, len(assignments)))
         smallest_room = share
         reserved_bytes = all_parked_bytes = all_messages = all_bytes = 0
         loads = []
@@ -194,7 +194,7 @@ class BackPressure:
         if self._app_pause(assignment) is not None:
             wanted = PauseReason.APP
         elif wanted and assignment.paused is None and now - since < GRACE_S:
-            may_fetch = self._some_hold_few and self._reason(load, now, over=_OVER) is None
+            may_fetch = self._some_hold_few and self._reason(load, now, over=_OVERSHOOT) is None
             wanted = None
         is_paused = assignment.paused is not None
         if is_paused and wanted not in (None, PauseReason.APP):
@@ -260,7 +260,7 @@ def _map_room(assignment: Assignment, in_flight: int, now: float, fetch_size: in
     if dense >= fetch_size:
         return dense
     if now >= assignment.map_look:
-        assignment.map_look = now + _MAP_LOOK_S
+        assignment.map_look = now + _MAP_INTERVAL_S
         free = MAX_METADATA_CHARS - len(tracker.commit_point().metadata)
         assignment.map_end = position + int(free / _MAP_COST) - in_flight
     # That measurement counted the messages in flight as open; later ones count by their offsets. In a log with holes,

@@ -48,12 +48,12 @@ class Commits(ABC):
         self._assignments = engine.assignments
         self._clock = engine.clock
         self._refusals = refusals
-        self._next = 0.0
+        self._next_at = 0.0
 
     def tick(self, client: ConsumerClient, now: float) -> None:
         """Commit what has changed if the interval is over, without waiting for the answer."""
-        if now >= self._next:
-            self._next = now + self.interval_s
+        if now >= self._next_at:
+            self._next_at = now + self.interval_s
             self._advance_idle(client)
             self._commit(client, self._assignments.all(), now)
 
@@ -103,7 +103,7 @@ class Commits(ABC):
 _ANSWER_S = 20.0
 #: Seconds until a failed commit is repeated, if the interval is longer; and between two log lines about it.
 _RETRY_S = 0.5
-_LOG_AGAIN_S = 10.0
+_LOG_INTERVAL_S = 10.0
 
 
 class ConsumerCommits(Commits):
@@ -113,17 +113,17 @@ class ConsumerCommits(Commits):
         super().__init__(engine, refusals)
         # Commits without an answer, and the time of the last one. `_overtaken`: the broker may take an earlier commit
         # after the last one, because two were in flight at once or the client gave up a commit that it had sent.
-        self._under_way = 0
+        self._unanswered = 0
         self._sent_at = self._clock.monotonic()
         self._overtaken = False
         # Earliest time of the next commit after a failed one.
-        self._again_at = 0.0
+        self._retry_at = 0.0
         # Characters of an offset map that the broker presumably accepts: 0 once it has refused a map.
         self._map_chars = MAX_METADATA_CHARS
 
     def tick(self, client: ConsumerClient, now: float) -> None:
         """Commit as the base class does, one commit at a time."""
-        if not self._under_way or now - self._sent_at >= _ANSWER_S:
+        if not self._unanswered or now - self._sent_at >= _ANSWER_S:
             super().tick(client, now)
 
     def commit_drained(self, client: ConsumerClient, now: float) -> bool:
@@ -131,10 +131,10 @@ class ConsumerCommits(Commits):
 
         Polls bring the answers: a synchronous commit has no time limit while the coordinator is away.
         """
-        if not self._under_way and now >= self._again_at:
+        if not self._unanswered and now >= self._retry_at:
             self._advance_idle(client)
             self._commit(client, self._assignments.all(), now)
-        return not self._under_way and all(assignment.acknowledged for assignment in self._assignments.all())
+        return not self._unanswered and all(assignment.acknowledged for assignment in self._assignments.all())
 
     def commit_revoked(self, client: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
         """Commit revoked partitions, and wait up to `wait_s` until the group has taken or refused the commit.
@@ -176,8 +176,8 @@ class ConsumerCommits(Commits):
         try:
             if points:
                 client.commit(offsets=points, asynchronous=True)
-                self._overtaken = self._overtaken or self._under_way > 0
-                self._under_way += 1
+                self._overtaken = self._overtaken or self._unanswered > 0
+                self._unanswered += 1
                 self._sent_at = now
         except KafkaException as error:
             self._note_failure(error.args[0], points)
@@ -185,7 +185,7 @@ class ConsumerCommits(Commits):
 
     def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Count the answer, and mark the assignments that the group has or that must be committed again."""
-        self._under_way = max(0, self._under_way - 1)
+        self._unanswered = max(0, self._unanswered - 1)
         refused = [partition for partition in partitions if error is not None or partition.error is not None]
         why = error or next((partition.error for partition in refused), None)
         if why is not None:
@@ -201,14 +201,14 @@ class ConsumerCommits(Commits):
                 assignment.acknowledged = True
         if error is not None and error.code() == KafkaError._TIMED_OUT:  # noqa: SLF001 - the client library's public constants look so
             self._overtaken = True
-        elif self._overtaken and not self._under_way:
+        elif self._overtaken and not self._unanswered:
             self._overtaken = False
             for assignment in self._assignments.all():
                 assignment.acknowledged = not assignment.known
 
     def forget_answers(self) -> None:
         """Stop waiting for answers."""
-        self._under_way = 0
+        self._unanswered = 0
         self._overtaken = False
 
     def _report(self, partitions: Sequence[TopicPartition], error: str | None) -> None:
@@ -223,8 +223,8 @@ class ConsumerCommits(Commits):
             assignment = self._assignments.get(partition.topic, partition.partition)
             if assignment is not None:
                 assignment.acknowledged = False
-        self._again_at = now + min(_RETRY_S, self.interval_s)
-        self._next = min(self._next, self._again_at)
+        self._retry_at = now + min(_RETRY_S, self.interval_s)
+        self._next_at = min(self._next_at, self._retry_at)
         if is_rebalancing(error):
             _log.info("the group rebalances: the next owner of %s repeats the commit: %s", places, why)
             return
@@ -239,13 +239,13 @@ class ConsumerCommits(Commits):
                 "the commit of %s failed: %s; it is made again in %g s",
                 places,
                 why,
-                self._again_at - now,
-                extra=once_in(_LOG_AGAIN_S, error.code(), now),
+                self._retry_at - now,
+                extra=once_in(_LOG_INTERVAL_S, error.code(), now),
             )
 
     def _leave_maps_out(self) -> None:
         """Commit again at once, and from now on, without maps: the broker refuses them."""
-        self._next = self._again_at = 0.0
+        self._next_at = self._retry_at = 0.0
         if not self._map_chars:
             return
         self._map_chars = 0

@@ -42,12 +42,12 @@ SATURATED_S = 0.002
 #: fetch in one call would keep all handlers from returning for 7 ms.
 _PIECE = 500
 #: Messages in a batch that justify a step of their own.
-_MUCH = 500
+_LARGE_BATCH = 500
 #: Small batches are gathered for this time in seconds: the maximum, and the part of the transaction interval. Each
 #: batch wakes the poll thread and workers. If its results wait for a transaction anyway, fewer and larger batches cost
 #: a third less.
-_MOST_GATHERED_S = 0.005
-_GATHERED_PART = 1 / 20
+_MAX_GATHER_S = 0.005
+_GATHER_PART = 1 / 20
 
 
 class Fetcher:
@@ -68,10 +68,10 @@ class Fetcher:
         self._refusals = refusals
         self._positions = positions
         interval_s = engine.settings.transaction_interval if engine.settings.exactly_once else 0.0
-        self._gather_s = min(_MOST_GATHERED_S, interval_s * _GATHERED_PART)
+        self._gather_s = min(_MAX_GATHER_S, interval_s * _GATHER_PART)
         self.collection_threshold = CollectionThreshold()
         self._taken_at = float("-inf")
-        self._took_much = False
+        self._took_large_batch = False
         # The topic of all messages; empty if there are several, or if patterns may find more. To ask each message costs
         # a tenth of the routing.
         topics = () if engine.patterns else tuple(engine.routes)
@@ -93,7 +93,7 @@ class Fetcher:
         """
         client = self._membership.client
         started_at = self._clock.monotonic()
-        if not self._took_much and (left_s := self._taken_at + self._gather_s - started_at) > 0:
+        if not self._took_large_batch and (left_s := self._taken_at + self._gather_s - started_at) > 0:
             self._clock.sleep(left_s)
             started_at += left_s
         if not self._back_pressure.apply(client, self._engine.assignments.all(), started_at):
@@ -113,7 +113,7 @@ class Fetcher:
             if len(piece) < _PIECE:
                 break
         if batch:
-            self._taken_at, self._took_much = self._clock.monotonic(), len(batch) >= _MUCH
+            self._taken_at, self._took_large_batch = self._clock.monotonic(), len(batch) >= _LARGE_BATCH
             in_flight = self._back_pressure.in_flight + len(batch)
             self.collection_threshold.note_in_flight(in_flight, self._taken_at)
             self.route(batch)

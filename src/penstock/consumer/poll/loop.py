@@ -35,7 +35,7 @@ _BUSY_POLL_S = 0.005
 #: Seconds without a partition before the possible reason is logged.
 _NO_PARTITION_LOG_AFTER_S = 5.0
 #: Seconds between two log lines about a drain that is not over.
-_LOG_AGAIN_S = 5.0
+_LOG_INTERVAL_S = 5.0
 #: Seconds that brokers have to acknowledge submitted messages before the member leaves the group.
 _FLUSH_S = 1.0
 
@@ -102,7 +102,7 @@ class PollLoop:
             while not self.stop_request.is_requested:
                 self.step()
             self.begin_drain()
-            while not self.drain_step(self.stop_request.end_by):
+            while not self.drain_step():
                 pass
         except:  # noqa: E722 - see `raised`; waiters must get the error
             self.stop_request.fail(raised())
@@ -157,21 +157,20 @@ class PollLoop:
     def _in_flight(self) -> int:
         return sum(assignment.tracker.in_flight for assignment in self._engine.assignments.all())
 
-    def begin_drain(self) -> float:
-        """Start the drain: batches no longer need to be full. Return its deadline on the engine's clock."""
+    def begin_drain(self) -> None:
+        """Start the drain: batches no longer need to be full."""
         self.stop_request.drain()
         self._engine.processor.drain()
-        now, end_by = self._clock.monotonic(), self.stop_request.end_by
-        self._log_drain_at = now + _LOG_AGAIN_S
+        now = self._clock.monotonic()
+        self._log_drain_at = now + _LOG_INTERVAL_S
         _log.info(
             "%s stops: %d messages are in flight, and have %.1f s to be done",
             self._engine.group,
             self._in_flight(),
-            max(0.0, end_by - now),
+            max(0.0, self.stop_request.end_by - now),
         )
-        return end_by
 
-    def drain_step(self, deadline: float) -> bool:
+    def drain_step(self) -> bool:
         """Drain, and poll so that the group keeps this member. Return whether the drain is over."""
         for assignment in self._engine.assignments.all():
             # Assignments may arrive during the drain.
@@ -179,7 +178,7 @@ class PollLoop:
                 self.back_pressure.set_pause(self.membership.client, assignment, PauseReason.STOPPING)
         self._do_due_work()
         client = self.membership.client
-        if self._is_drained(client, deadline):
+        if self._is_drained(client):
             return True
         message = client.poll(SATURATED_S)
         if message is not None:
@@ -187,9 +186,10 @@ class PollLoop:
             self.fetcher.route([message])
         return False
 
-    def _is_drained(self, client: ConsumerClient, deadline: float) -> bool:
+    def _is_drained(self, client: ConsumerClient) -> bool:
         """Return whether everything is done and committed, or the time is over. Else log the reason now and then."""
         group, in_flight, now = self._engine.group, self._in_flight(), self._clock.monotonic()
+        deadline = self.stop_request.end_by
         waits = self._waits_for(now, deadline)
         time_is_over = now >= deadline or self.stop_request.leaves_now
         if time_is_over or not waits:
@@ -205,7 +205,7 @@ class PollLoop:
                     )
                 return True
         if now >= self._log_drain_at:
-            self._log_drain_at = now + _LOG_AGAIN_S
+            self._log_drain_at = now + _LOG_INTERVAL_S
             _log.info(
                 "%s is not done: %d messages are in flight (%s), and have %.1f s",
                 group,

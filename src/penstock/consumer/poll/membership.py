@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 #: Seconds before a new client replaces one that has ended.
 _RENEW_INTERVAL_S = 5.0
 #: Seconds before the next try to join.
-_JOIN_AGAIN_S = 1.0
+_JOIN_RETRY_S = 1.0
 #: Seconds between two checks of the running handlers, in a revocation.
 _HANDLERS_POLL_S = 0.005
 #: Seconds that the commit of a revocation always has, even if running handlers have used up the budget.
@@ -98,7 +98,7 @@ class Membership:
             if topics:
                 self.client.subscribe(topics, on_assign=self.on_assign, on_revoke=self.on_revoke, on_lost=self.on_lost)
         except TopicsNotKnownError as error:
-            self._join_at = self._clock.monotonic() + _JOIN_AGAIN_S
+            self._join_at = self._clock.monotonic() + _JOIN_RETRY_S
             _log.warning("group %s is not joined yet: %s; it tries again", self._engine.group, reason(error))
 
     def change_topics(self) -> None:

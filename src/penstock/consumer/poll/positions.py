@@ -38,11 +38,11 @@ _ANSWER_S = 2.0
 _RETRY_DELAY_S = 1.0
 #: Seconds between two readings of a partition's end, and readings per second at most: one costs some µs. Commits have
 #: their own interval, which may be an hour.
-_ENDS_EVERY_S = 1.0
-_MOST_PER_S = 1000
+_ENDS_INTERVAL_S = 1.0
+_MAX_READINGS_PER_S = 1000
 #: Seconds between two requests for readable ends, and the most partitions in one request.
-_ASK_EVERY_S = 3.0
-_MOST_ASKED = 100
+_REQUEST_INTERVAL_S = 3.0
+_MAX_REQUESTED = 100
 
 _NUMBER = attrgetter("partition")
 #: A topic and a partition.
@@ -61,9 +61,9 @@ class Positions:
         self._reset = engine.settings.offset_reset
         # Partitions with a lost position, each with whether its topic was created again; and the time of the next try.
         self._lost: dict[Assignment, bool] = {}
-        self._next = 0.0
+        self._retry_at = 0.0
         # Times of the next reading of the ends, and of the next request for readable ends.
-        self._note_at = self._ask_at = 0.0
+        self._read_at = self._request_at = 0.0
         # The request that waits for its answer, and the position of each partition in it.
         self._request: tuple[Answer[Mapping[Place, int]], Mapping[Assignment, int]] | None = None
         # Partitions behind an open transaction: the position, and where the transaction begins. Replaced as a whole, so
@@ -166,9 +166,9 @@ class Positions:
         if recreated:
             assignments = self._engine.assignments.all()
             self._lost |= {assignment: True for assignment in assignments if assignment.topic in recreated}
-            self._next = now
-        if self._lost and now >= self._next:
-            self._next = now + _RETRY_DELAY_S
+            self._retry_at = now
+        if self._lost and now >= self._retry_at:
+            self._retry_at = now + _RETRY_DELAY_S
             self._lost = {
                 assignment: is_recreated
                 for assignment, is_recreated in self._lost.items()
@@ -236,18 +236,18 @@ class Positions:
 
     def note_ends(self, client: ConsumerClient, now: float) -> None:
         """Note the log ends and the answer about readable ends; request readable ends again if a partition waits."""
-        assignments = self._engine.assignments.all() if now >= self._note_at else ()
+        assignments = self._engine.assignments.all() if now >= self._read_at else ()
         if assignments:
-            self._note_at = now + max(_ENDS_EVERY_S, len(assignments) / _MOST_PER_S)
+            self._read_at = now + max(_ENDS_INTERVAL_S, len(assignments) / _MAX_READINGS_PER_S)
         for assignment in assignments:
             known = client.get_watermark_offsets(TopicPartition(assignment.topic, assignment.partition), cached=True)
             if known is not None and known[1] >= 0:
                 assignment.end = known[1]
         if self._request is not None:
             self._note_readable_ends(*self._request)
-        elif now >= self._ask_at and self._engine.settings.reads_committed_only:
-            self._ask_at = now + _ASK_EVERY_S
-            waiting = islice(filter(_waits, self._engine.assignments.all()), _MOST_ASKED)
+        elif now >= self._request_at and self._engine.settings.reads_committed_only:
+            self._request_at = now + _REQUEST_INTERVAL_S
+            waiting = islice(filter(_waits, self._engine.assignments.all()), _MAX_REQUESTED)
             asked = {assignment: _position(assignment) for assignment in waiting}
             if asked:
                 self._request = self.ask([(assignment.topic, assignment.partition) for assignment in asked]), asked

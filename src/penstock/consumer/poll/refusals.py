@@ -21,7 +21,7 @@ from penstock.errors import PenstockError
 _log = rationed(__name__)
 
 #: Seconds between two log lines about one refusal; also how long a refusal by the group counts if it may have passed.
-_LOG_AGAIN_S = 60.0
+_LOG_INTERVAL_S = 60.0
 
 #: Errors from which the client recovers by itself. They are logged at debug level.
 _TRANSIENT = frozenset({KafkaError._PARTITION_EOF, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})  # noqa: SLF001 - the client library's names of its local errors
@@ -60,7 +60,7 @@ class Refusals:
             what = f"group {engine.group} can neither be joined nor commit"
             text = missing_right_text(what, [group_right(engine.group)], engine.principal)
             self._of_group = text, inf
-        extra = once_in(_LOG_AGAIN_S, text, engine.clock.monotonic())
+        extra = once_in(_LOG_INTERVAL_S, text, engine.clock.monotonic())
         _log.error("%s; it goes on by itself once the permission is granted", text, extra=extra)
 
     def of_topic(self, topic: str) -> str:
@@ -86,8 +86,8 @@ class Refusals:
                 "again"
             )
             # The client tries again every other second.
-            self._of_group = why, now + _LOG_AGAIN_S
-            _log.warning("%s", why, extra=once_in(_LOG_AGAIN_S, why, now))
+            self._of_group = why, now + _LOG_INTERVAL_S
+            _log.warning("%s", why, extra=once_in(_LOG_INTERVAL_S, why, now))
         elif is_missing_right(error):
             self.note_missing_right(error, topic)
         else:

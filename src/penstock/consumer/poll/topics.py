@@ -133,7 +133,7 @@ def _spec(name: str, sources: Sequence[str], partitions: Mapping[str, int], limi
 
 
 #: Seconds between two requests for the ids of the consumed topics.
-WATCH_EVERY_S = 5.0
+WATCH_INTERVAL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +156,14 @@ class Topics:
         self._routes = engine.routes
         self._refusals = refusals
         # Seconds between two searches; None if only the start searches.
-        self._every_s = engine.settings.topic_search_interval
+        self._search_interval_s = engine.settings.topic_search_interval
         #: Matches that cannot be consumed, each with the reason. Replaced as a whole: any thread may read it.
         self.failures: Mapping[str, str] = {}
         # The running search and the running request for topic ids, and when the next ones are due.
         self._search: Answer[_Found] | None = None
         self._search_at = 0.0
-        self._asked: Answer[TopicIds] | None = None
-        self._ask_at = 0.0
+        self._request: Answer[TopicIds] | None = None
+        self._request_at = 0.0
         # From the last answer: topic ids, the trouble of topics in words, and topics that do not exist. The words are
         # replaced as a whole, so any thread may read them.
         self._ids: dict[str, str] = {}
@@ -194,7 +194,7 @@ class Topics:
         if not engine.patterns:
             return
         self._apply(self._search_cluster(frozenset()))
-        self._search_at = engine.clock.monotonic() + (self._every_s or 0.0)
+        self._search_at = engine.clock.monotonic() + (self._search_interval_s or 0.0)
         for pattern, handler in self.without_topic().items():
             _log.warning("no topic matches the pattern %r of handler %s yet; %s", pattern, handler.name, self.when())
 
@@ -212,17 +212,19 @@ class Topics:
 
     def search(self, now: float) -> bool:
         """Apply the result of a search, and start the next if it is due; return whether other topics are consumed."""
-        if not self._engine.patterns or self._every_s is None:
+        if not self._engine.patterns or self._search_interval_s is None:
             return False
         try:
             if self._search is None and now >= self._search_at:
-                self._search_at = now + self._every_s
+                self._search_at = now + self._search_interval_s
                 known = frozenset(self._routes.handlers)
                 self._search = self._cluster.in_background("a search for topics", partial(self._search_cluster, known))
             found = None if self._search is None else self._search.answer()
         except (PenstockError, KafkaException) as error:
             why = reason(error)
-            _log.warning("topics could not be searched for: %s; it is tried again in %g s", why, self._every_s)
+            _log.warning(
+                "topics could not be searched for: %s; it is tried again in %g s", why, self._search_interval_s
+            )
             self._search = None
             return False
         if found is None:
@@ -297,24 +299,26 @@ class Topics:
     def when(self) -> str:
         """Return the sentence about the next search."""
         return (
-            "topics are not searched for again" if self._every_s is None else f"it is tried every {self._every_s:g} s"
+            "topics are not searched for again"
+            if self._search_interval_s is None
+            else f"it is tried every {self._search_interval_s:g} s"
         )
 
     def check(self, now: float) -> Sequence[str]:
         """Return the topics that were recreated; send the next request for topic ids if it is due."""
         recreated: Sequence[str] = ()
         try:
-            if self._asked is not None:
-                found = self._asked.answer()
+            if self._request is not None:
+                found = self._request.answer()
                 if found is None:
                     return ()
-                self._asked = None
+                self._request = None
                 recreated = self._compare(found)
-            if now >= self._ask_at:
-                self._ask_at = now + WATCH_EVERY_S
-                self._asked = self._cluster.ask_topic_ids(self._routes.topics)
+            if now >= self._request_at:
+                self._request_at = now + WATCH_INTERVAL_S
+                self._request = self._cluster.ask_topic_ids(self._routes.topics)
         except (KafkaException, PenstockError) as error:
-            self._asked = None
+            self._request = None
             why = f"the client cannot ask the brokers: {reason(error)}"
             self._troubles = dict.fromkeys(self._routes.topics, why)
         return recreated

@@ -51,7 +51,7 @@ class Watchdog:
         self._has_limits = engine.lane_plan.has_threads and any(limit is not None for limit in limits)
         #: Last step of the poll thread, on the engine's clock; None before the first. Any thread reads it.
         self.turned_at: float | None = None
-        self._next = 0.0
+        self._next_at = 0.0
         self._watched: dict[ExecutionSlot, SeenCall] = {}
         self._has_interrupted = False
         self._loop_reported = False
@@ -62,9 +62,9 @@ class Watchdog:
         engine = self._engine
         if engine.abandoned:
             engine.abandoned = tuple(call for call in engine.abandoned if not call.has_ended)
-        is_time = now >= self._next
+        is_time = now >= self._next_at
         if is_time:
-            self._next = now + min(_INTERVAL_S, self._stall_after / 2)
+            self._next_at = now + min(_INTERVAL_S, self._stall_after / 2)
             self._check_loop()
         # A request may be withdrawn and repeated: the time since the interrupt stays known.
         looks_at_all = is_time or bool(engine.processor.give_ups) or self._has_interrupted

@@ -45,7 +45,7 @@ _JOIN_STUCK_S = 0.1
 #: Seconds, at least, that cancelled handlers may take to end when the loop ends.
 _CANCEL_BUDGET_S = 0.5
 #: The loop variable for work that is not a slice.
-_ALONE = (None,)
+_NO_RECORD = (None,)
 #: Seconds in which the loop hands a call over, unless it is blocked.
 _HAND_OVER_S = 0.2
 #: Seconds that handlers which never wait may delay the other handlers.
@@ -91,7 +91,7 @@ class TaskPool:
         # Abandoned tasks that have not ended.
         self._abandoned: set[asyncio.Task[None]] = set()
         self._pump_scheduled = False
-        self._round_at = 0.0
+        self._yield_at = 0.0
         self._ended = False
         # Whether handlers did not end after their cancellation. Used by the thread that ends the pool.
         self._stuck = False
@@ -287,7 +287,7 @@ class TaskPool:
                         work = send(outcome)
                         outcome = None
                         records, route = work if isinstance(work, Slice) else None, slot.route
-                        for record in records or _ALONE:
+                        for record in records or _NO_RECORD:
                             try:
                                 message: object = work
                                 if record is not None:
@@ -333,9 +333,9 @@ class TaskPool:
                         # If the lane is ready again, this task finds it next, or an older one.
                         give_back(lane)
                 now = clock()
-                if now >= self._round_at and not is_tainted:
+                if now >= self._yield_at and not is_tainted:
                     # An `await` that does not wait does not go through the loop.
-                    self._round_at = now + _LOOP_TURN_S
+                    self._yield_at = now + _LOOP_TURN_S
                     await asyncio.sleep(0)
                 ends = is_tainted or self._ended or len(self._tasks) > self.limit
                 lane = None if ends else take(self.queue, slot.owed_s)

@@ -31,7 +31,7 @@ from penstock.errors import raised
 from penstock.message import handler_thread
 
 #: Part of a slice's millisecond. A handler that takes more on average waits for something.
-_QUICK = 0.05
+_QUICK_SHARE = 0.05
 #: Seconds in one message after which a thread counts as stuck, while lanes wait.
 _STUCK_AFTER_S = 0.001
 #: Seconds after which a slice is cut: it was planned to take far less.
@@ -39,7 +39,7 @@ _MAX_SLICE_S = 0.01
 #: Seconds that a thread outside a handler may take to end.
 _JOIN_S = 1.0
 #: The weight of the last lane in the average.
-_LAST = 0.2
+_LAST_WEIGHT = 0.2
 
 
 class Worker:
@@ -183,14 +183,14 @@ class WorkerPool:
 
     def note_pace(self, slice_size: int) -> None:
         """Note how many messages of a lane fit into a slice. It shows how long a message takes."""
-        self._slow_share += (1 / slice_size - self._slow_share) * _LAST
+        self._slow_share += (1 / slice_size - self._slow_share) * _LAST_WEIGHT
 
     def wake(self, queues: Sequence[int]) -> None:
         """Serve ready lanes, given the ready queue of each lane that became ready."""
         if self.is_pinned:
             for queue in queues:
                 self._wake(self.workers[queue])
-        elif self._slow_share >= _QUICK:
+        elif self._slow_share >= _QUICK_SHARE:
             self._wake_some(len(queues))
         elif queues and all(worker.asleep for worker in self.workers):
             self._wake_some(1)
