@@ -93,7 +93,7 @@ class Commits(ABC):
             _log.debug("positions are not known now: %s", reason(error))
             return
         for assignment, position in zip(idle, positions, strict=True):
-            # All fetched messages are tracked, and this thread is the one that fetches.
+            # All fetched messages are tracked, and nothing is fetched meanwhile: this thread is the one that fetches.
             if position.error is None and position.offset > assignment.tracker.position:
                 assignment.tracker.advance(position.offset)
 

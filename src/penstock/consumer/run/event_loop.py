@@ -42,7 +42,7 @@ _SLICES = 5
 _JOIN_S = 5.0
 #: The same if cancelled handlers did not end: they still keep the thread.
 _JOIN_STUCK_S = 0.1
-#: Seconds, at least, that cancelled handlers may take to end when the loop ends.
+#: Seconds that cancelled handlers may take to end: at least, at a stop; at most, when the loop ends.
 _CANCEL_BUDGET_S = 0.5
 #: The loop variable for work that is not a slice.
 _NO_RECORD = (None,)
