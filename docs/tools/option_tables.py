@@ -16,7 +16,7 @@ import penstock
 from penstock import spark_sink
 from penstock.consumer import UNCHANGED
 from penstock.settings.sources import OPTIONS, PREFIX, TYPE_NAMES
-from penstock.transactions.stores.file import FileStore
+from penstock.transactions.stores.file.store import FileStore
 from penstock.transactions.stores.sql.store import SqlStore
 
 #: Calls in which None stands for what there is.

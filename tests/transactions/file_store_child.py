@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from penstock.transactions import Coordinator, new_id
-from penstock.transactions.stores.file import FileStore
+from penstock.transactions.stores.file.store import FileStore
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
 

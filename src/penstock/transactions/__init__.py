@@ -38,7 +38,7 @@ from penstock.transactions.stores.relayed_store import RelayedStore
 from penstock.transactions.wire.ids import new_id
 
 if TYPE_CHECKING:
-    from penstock.transactions.stores.file import FileStore
+    from penstock.transactions.stores.file.store import FileStore
     from penstock.transactions.stores.sql.store import SqlStore
 
 __all__ = [
@@ -77,7 +77,10 @@ __all__ = [
 ]
 
 #: Names that are loaded at their first use: `SqlStore` needs SQLAlchemy, and few programs use either.
-_HOME_OF = {"FileStore": "penstock.transactions.stores.file", "SqlStore": "penstock.transactions.stores.sql.store"}
+_HOME_OF = {
+    "FileStore": "penstock.transactions.stores.file.store",
+    "SqlStore": "penstock.transactions.stores.sql.store",
+}
 
 
 def __getattr__(name: str) -> Any:

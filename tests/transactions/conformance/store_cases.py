@@ -24,7 +24,7 @@ from penstock.errors import HalfNotStoredError, TransactionError, TransactionRef
 from penstock.transactions import Coordinator, TransactionalProducer, new_id
 from penstock.transactions.model import PendingTransaction
 from penstock.transactions.store import Prepared, Store
-from penstock.transactions.stores.file import FileStore
+from penstock.transactions.stores.file.store import FileStore
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.stores.kafka.sends import StoredHalves
 from penstock.transactions.stores.kafka.store import KafkaStore

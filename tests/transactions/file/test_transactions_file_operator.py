@@ -22,12 +22,12 @@ from penstock.errors import (
 )
 from penstock.transactions import TransactionState, new_id
 from penstock.transactions.operator.audit import AuditLog
-from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.administration import FileAdministration, read_pending
 from penstock.transactions.stores.file.log.frames import FRAME_BYTES, HEADER_BYTES
 from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.log.table import ROWS
+from penstock.transactions.stores.file.store import FileStore
 from penstock.transactions.wire.half import encode_discarded
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until

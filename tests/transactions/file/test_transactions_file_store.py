@@ -22,17 +22,17 @@ from penstock.errors import (
     StoreInUseError,
     TopicNotFoundError,
 )
-from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.administration import read_pending
 from penstock.transactions.stores.file.checks import GroupChecks
 from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.redo import SUFFIX
+from penstock.transactions.stores.file.store import FileStore
 from waiting import wait_until
 
 
 def test_a_second_process_is_refused_and_told_which_one_has_the_store(tmp_path: Path) -> None:
     script = (
-        "import sys; from penstock.transactions.stores.file import FileStore\n"
+        "import sys; from penstock.transactions.stores.file.store import FileStore\n"
         f"FileStore(sys.argv[1], bootstrap_servers={NOWHERE!r}).start(); print('open', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(

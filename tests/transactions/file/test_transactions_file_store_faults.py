@@ -23,13 +23,13 @@ from penstock.errors import (
 from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.stores.done_log import DoneRead
-from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.administration import read_pending
 from penstock.transactions.stores.file.log import journal as journals
 from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.redo import SUFFIX, NoRoomError
 from penstock.transactions.stores.file.shard import FileShard
+from penstock.transactions.stores.file.store import FileStore
 from penstock.transactions.stores.relayed_store import decision
 from penstock.transactions.stores.shards import CheckTerms
 from penstock.transactions.wire.ops import Author, Verdict
