@@ -14,10 +14,11 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from penstock.errors import StoreDamagedError
+from penstock.transactions.stores.file.log.frames import Settled
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import MARK, SUFFIX, NoRoomError
 from penstock.transactions.stores.file.log.table import KEYS, ROWS, STOPPED, State, tick_of
-from penstock.transactions.stores.file.open_store import Change, OpenStore, Settle
+from penstock.transactions.stores.file.open_store import Change, OpenStore
 from penstock.transactions.stores.relayed_store import Decide, Prepare
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_bytes, id_text
@@ -70,7 +71,7 @@ class Model:
         if isinstance(change, Prepare):
             self.rows.setdefault(change.halves[0].transaction_id, Row(change.halves))
             return
-        if isinstance(change, Settle):
+        if isinstance(change, Settled):
             for one in change.transaction_ids:
                 self.rows.pop(one, None)
                 self.decided = [other for other in self.decided if other != one]
@@ -266,7 +267,7 @@ class Run:
         row = self.model.rows.get(transaction_id)
         if row is not None and row.verdict is not None and chance.random() < 0.7:
             done = [one for one in self.model.decided if one == transaction_id or chance.random() < 0.5]
-            return Settle(tuple(done))
+            return Settled(tuple(done))
         group = row.halves[0].group if row is not None and chance.random() < 0.95 else chance.choice(GROUPS)
         number = (row.checks if row is not None else 0) + chance.choice((1, 1, 1, 0, 2))
         verdict = chance.choice(VERDICTS)

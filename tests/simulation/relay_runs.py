@@ -23,8 +23,9 @@ from penstock.transactions.publishing.publisher import AbortedError, InDoubtErro
 from penstock.transactions.publishing.publisher_slot import CommitResult, PublisherSlot
 from penstock.transactions.stores import relay
 from penstock.transactions.stores.done_log import DoneRead
+from penstock.transactions.stores.file.log.frames import Settled
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
-from penstock.transactions.stores.file.open_store import Change, OpenStore, Settle
+from penstock.transactions.stores.file.open_store import Change, OpenStore
 from penstock.transactions.stores.file.shard import FileShard
 from penstock.transactions.stores.relayed_store import Decide, Outcome, Prepare
 from penstock.transactions.stores.shards import CheckTerms, StoredBatch
@@ -157,7 +158,7 @@ class Run:
         (outcome,) = self.store.write([change])
         callback(outcome)
 
-    def settle_later(self, change: Settle, callback: Callable[[Any], None]) -> None:
+    def settle_later(self, change: Settled, callback: Callable[[Any], None]) -> None:
         """Have what was published settled some time later."""
         self.unsettled += change.transaction_ids
         callback(Outcome())
@@ -188,7 +189,7 @@ class Run:
     def settle(self) -> None:
         """What was published becomes durably so, and the done log may be trimmed."""
         if self.unsettled:
-            self.submit(Settle(tuple(self.unsettled)))
+            self.submit(Settled(tuple(self.unsettled)))
             self.unsettled.clear()
         self.relay.trim()
 

@@ -11,7 +11,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from penstock.errors import PenstockError, StoreFailedError
 from penstock.transactions.core.decisions import may_cancel
@@ -50,19 +49,9 @@ from penstock.transactions.wire.ops import Author, Verdict
 _log = logging.getLogger("penstock.transactions")
 
 
-class Settle(NamedTuple):
-    """Transactions are over."""
-
-    transaction_ids: tuple[str, ...]
-
-
-Change = Prepare | Decide | Settle
+Change = Prepare | Decide | Settled
 #: What is prepared or decided in a batch, by id; with its COMMIT that is withdrawn, if it had one.
 _Taken = dict[str, StoredTransaction | None]
-
-
-def _keep(_: Pending) -> None:
-    """Keep the payload of what begins to wait."""
 
 
 class OpenStore(Journal):
@@ -74,7 +63,7 @@ class OpenStore(Journal):
 
     def __init__(self, folder: Folder, segment_bytes: int) -> None:
         super().__init__(folder, segment_bytes)
-        self.queue = ReadyQueue(Delays(), _keep)
+        self.queue: ReadyQueue
         # By producer group, the checks that its producers take. Changed by `checks_of` alone.
         self._checks: dict[str, GroupChecks] = {}
         self.counts = Counts()
@@ -107,7 +96,8 @@ class OpenStore(Journal):
         The next one first reads the done log.
         """
         self._replaced.clear()
-        self.queue = ReadyQueue(Delays(), _keep)
+        # Payloads stay in memory as long as there is room: see `let_go`.
+        self.queue = ReadyQueue(Delays(), lambda _: None)
         waiting = [stored for name, stored in self.live.items() if name not in self.over]
         for stored in sorted(waiting, key=lambda pending: pending.number):
             self._stand_in_line(stored)
@@ -192,8 +182,8 @@ class OpenStore(Journal):
 
         What earlier changes of the batch make of a transaction does not show in it yet: `taken` says it.
         """
-        if isinstance(change, Settle):
-            return Settled(change.transaction_ids)
+        if isinstance(change, Settled):
+            return change
         if isinstance(change, Decide):
             return self._judge_decision(change, taken)
         transaction_id = change.halves[0].transaction_id

@@ -16,9 +16,10 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Blocking
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.stores.file.checks import NEAR_S, TableScan
+from penstock.transactions.stores.file.log.frames import Settled
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.table import UNDECIDED, State, tick_of
-from penstock.transactions.stores.file.open_store import OpenStore, Settle
+from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.relayed_store import ChangedCallback
 from penstock.transactions.stores.shards import CheckTerms, DueCheck, ShardBacklog, StoredBatch, StoreShards
 from penstock.transactions.wire.half import Half
@@ -56,7 +57,7 @@ class FileShard(StoreShards, ShardBacklog):
         label: str,
         prefix: str,
         terms: CheckTerms,
-        submit: Callable[[Settle, ChangedCallback], None],
+        submit: Callable[[Settled, ChangedCallback], None],
         wake: Callable[[], object],
     ) -> None:
         super().__init__(f"{prefix}.file.{opened.redo.store_id}", 1, opened.counts)
@@ -138,7 +139,7 @@ class FileShard(StoreShards, ShardBacklog):
         with self._opened.lock:
             # With the lock held: what is settled by now, and was brought back since, is not settled by this.
             if over:
-                self._submit(Settle(tuple(over)), lambda _: None)
+                self._submit(Settled(tuple(over)), lambda _: None)
             return not over
 
     def purge(self) -> None:
@@ -272,7 +273,7 @@ class FileShard(StoreShards, ShardBacklog):
         with opened.lock:
             opened.published(some)
             # Nobody waits until that is durable; where there is no room for it, `is_durable` asks again.
-            self._submit(Settle(tuple(pending.half.transaction_id for pending in some)), lambda _: None)
+            self._submit(Settled(tuple(pending.half.transaction_id for pending in some)), lambda _: None)
         opened.call_back()
 
 
