@@ -7,9 +7,10 @@ without changing anything. What does not fit together, since segments come and g
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import tenacity
 
@@ -39,12 +40,14 @@ from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import segments_of
 from penstock.transactions.stores.file.log.table import STAYS
-from penstock.transactions.stores.file.open_store import OpenStore
-from penstock.transactions.stores.relayed_store import RelayedStore, decision
+from penstock.transactions.stores.relayed_store import decision
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ids import id_bytes, is_id
 from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.wire.topics import StoreTopics
+
+if TYPE_CHECKING:
+    from penstock.transactions.stores.file.store import FileStore
 
 #: Times that it is read before what does not fit together counts as damaged, however long that takes; and seconds
 #: between two.
@@ -147,21 +150,20 @@ class FolderReading(Administration):
 class FileAdministration(StoreAdministration, FolderReading):
     """Shows and settles what is pending in a file store that is started. Thread-safe.
 
-    `opened` returns what is open, or raises `StoppedError`, as then all of this does.
+    All of this raises `StoppedError` once the store was stopped.
     """
 
-    def __init__(self, store: RelayedStore, path: Path, opened: Callable[[], OpenStore]) -> None:
-        super().__init__(path, (store.bootstrap_servers, store.config, store.topics))
+    def __init__(self, store: FileStore) -> None:
+        super().__init__(store.path, (store.bootstrap_servers, store.config, store.topics))
         self._store = store
-        self._opened = opened
 
     def pending(self) -> Sequence[PendingTransaction]:
         """Return what is not settled, oldest first."""
-        return self.oldest(self._opened().table.used, ())
+        return self.oldest(self._store.opened.table.used, ())
 
     def oldest(self, most: int, shards: Collection[int]) -> Sequence[PendingTransaction]:  # noqa: ARG002 - there is one
         """Return the oldest of those that are not settled, at most so many."""
-        opened = self._opened()
+        opened = self._store.opened
         # Of those that are begun first, some may be settled, and not durably so.
         return self._described(opened.table.oldest(most + len(opened.over)))[:most]
 
@@ -210,13 +212,13 @@ class FileAdministration(StoreAdministration, FolderReading):
 
     def _number_of(self, transaction_id: str) -> int:
         """Return the number of a transaction in the table, or 0."""
-        opened = self._opened()
+        opened = self._store.opened
         with opened.lock:
             return opened.number_of(transaction_id)
 
     def _described(self, numbers: Sequence[int]) -> list[PendingTransaction]:
         """Return those that are not settled as operators see them. They are read while others change the store."""
-        opened = self._opened()
+        opened = self._store.opened
         slow, now_ms, shard = opened.slow_call, time.time() * 1000, opened.shard
         hangs = "" if slow is None else hanging(slow[0], time.monotonic() - slow[1])
         found: list[tuple[int, PendingTransaction]] = []

@@ -161,4 +161,4 @@ class FileStore(RelayedStore):
 
     def administration(self) -> FileAdministration:
         """Return what an operator may do, in this process and while the store is started."""
-        return FileAdministration(self, self.path, lambda: self.opened)
+        return FileAdministration(self)
