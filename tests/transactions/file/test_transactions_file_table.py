@@ -26,6 +26,7 @@ from penstock.transactions.stores.file.log.table import (
     KEYS,
     ROWS,
     STOPPED,
+    Row,
     State,
     StateTable,
     in_memory,
@@ -253,7 +254,7 @@ def test_a_crowd_that_is_due_soon_comes_into_memory_in_portions_by_its_times(mon
     table, now_ms = StateTable(in_memory()), time.time() * 1000
     table.clear()
     ticks = [tick_of(now_ms + 1_000 * seconds) for seconds in (5, 1, 4, 2, 3, 900)]
-    numbers = [table.add(id_bytes(new_id()), 0, (0, 1, tick, 0, State.DELAYED, 0, 0)) for tick in ticks]
+    numbers = [table.add(id_bytes(new_id()), 0, Row(0, 1, tick, 0, State.DELAYED, 0, 0)) for tick in ticks]
     found = TableScan(table, CheckPolicy(6.0, 30.0, 15))
 
     until_ms = found.run()
@@ -320,7 +321,7 @@ def test_a_table_finds_what_was_entered_and_nothing_else(seed: int, steps: int) 
             gone.append(raw_id)
         else:
             raw_id = id_bytes(new_id())
-            known[raw_id] = table.add(raw_id, 0, (number, 1, tick_of(0), 0, State.BORN, 0, 0))
+            known[raw_id] = table.add(raw_id, 0, Row(number, 1, tick_of(0), 0, State.BORN, 0, 0))
             table.enter(known[raw_id])
 
     assert {raw_id: table.find(raw_id) for raw_id in known} == known

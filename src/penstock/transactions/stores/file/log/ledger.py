@@ -6,7 +6,6 @@ What is written in the log was judged before, so a replay, which makes a table o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
@@ -24,7 +23,6 @@ from penstock.transactions.stores.file.log.frames import (
 from penstock.transactions.stores.file.log.table import (
     STAYS,
     UNDECIDED,
-    RawRow,
     Row,
     State,
     StateTable,
@@ -126,12 +124,13 @@ def _settle(number: int, table: StateTable) -> None:
         table.free(number)
 
 
-def row_of(entry: Prepared, record: Record) -> RawRow:
+def row_of(entry: Prepared, record: Record) -> Row:
     """Return the record in the table of what was just prepared, or written again."""
     half = entry.halves[0]
     stays = STAYS if half.order_key is not None or half.resumed is not None else 0
     state, ms = (State.ANSWERED, entry.answered_ms) if entry.check_count else (State.BORN, entry.birth_ms)
-    return record.place, record.size, tick_of(ms), hash_of(half.group), state, stays, entry.check_count
+    group = xxh3_64_intdigest(half.group.encode()) & _GROUP_MASK
+    return Row(record.place, record.size, tick_of(ms), group, state, stays, entry.check_count)
 
 
 def due_of(deliver_at_ms: int | None) -> int:
@@ -174,9 +173,3 @@ def loaded(number: int, row: Row, order: int, entry: Entry) -> StoredTransaction
     if row.state not in UNDECIDED:
         stored.decide(_VERDICTS[State(row.state)], Author(row.flags & ~STAYS), order)
     return stored
-
-
-@lru_cache(maxsize=1_024)
-def hash_of(group: str) -> int:
-    """Return the hash of a producer group."""
-    return xxh3_64_intdigest(group.encode()) & _GROUP_MASK

@@ -85,10 +85,6 @@ class Row(NamedTuple):
     checks: int
 
 
-#: The fields of a `Row`.
-RawRow = tuple[int, int, int, int, int, int, int]
-
-
 def tick_of(ms: float) -> int:
     """Return the first timestamp that is not before a time in milliseconds since the epoch."""
     return min(_LAST_TICK, max(0, -int((_EPOCH_MS - ms) // TICK_MS)))
@@ -156,7 +152,7 @@ class StateTable:
 
     # Reading.
 
-    def __iter__(self) -> Iterator[tuple[int, RawRow]]:
+    def __iter__(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield the records in use, as they were when it began, with their numbers. Quick: there may be a million."""
         # The first one is the header.
         rows = memoryview(bytes(self._rows[: self._top * RECORD_BYTES]))[RECORD_BYTES:]
@@ -197,7 +193,7 @@ class StateTable:
         if self._top + records > self._capacity:
             self._map(self._top + records)
 
-    def add(self, raw_id: bytes, due: int, row: RawRow) -> int:
+    def add(self, raw_id: bytes, due: int, row: Row) -> int:
         """Take a transaction in, and return its number. There must be room: see `reserve`.
 
         `due` is the timestamp of its delivery, 0 where that is at once.
@@ -210,7 +206,7 @@ class StateTable:
         self.put(number, raw_id, due, row)
         return number
 
-    def put(self, number: int, raw_id: bytes, due: int, row: RawRow) -> None:
+    def put(self, number: int, raw_id: bytes, due: int, row: Row) -> None:
         """Write the record of a transaction that is not decided."""
         _KEY.pack_into(self._keys, number * RECORD_BYTES, raw_id, due)
         _ROW.pack_into(self._rows, number * RECORD_BYTES, *row)
