@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 
-from penstock.errors import TransactionError, TransactionRefusedError
+from penstock.errors import DecisionNotStoredError, TransactionError, TransactionRefusedError
+from penstock.transactions.connections import cause_of
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.model import PendingTransaction
 from penstock.transactions.operator.administration import (
@@ -21,10 +23,9 @@ from penstock.transactions.operator.administration import (
 )
 from penstock.transactions.stores.relayed_store import decision
 from penstock.transactions.stores.sql import schema
-from penstock.transactions.stores.sql.backlog import reason_of_discard
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.writing import decide
-from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.half import BY_OPERATOR, EXHAUSTED, Half
 from penstock.transactions.wire.ops import Author, Verdict
 
 
@@ -63,7 +64,7 @@ class SqlAdministration(StoreAdministration):
                 transaction_id=row.id,
                 group=row.producer_group,
                 topics=tuple(row.topics.split()),
-                reason=reason_of_discard(row.author),
+                reason=BY_OPERATOR if row.author == Author.OPERATOR else EXHAUSTED,
                 check_count=row.check_count,
                 at_ms=int(row.settled_at * 1000),
                 resumed_by="",
@@ -86,7 +87,7 @@ class SqlAdministration(StoreAdministration):
         """Store an operator's decision, with who it was and why."""
         actor = _signed(actor, why)
         what = f"transaction {transaction_id}: its {verdict.name}"
-        with self._database.storing(f"{what} by {actor}", "look at it, and try again") as connection:
+        with self._storing(f"{what} by {actor}") as connection:
             change = decision(transaction_id, None, verdict, Author.OPERATOR)._replace(actor=actor)
             outcome = decide(self._database, connection, change)
             self._write_down(connection, actor, verdict.name.lower(), transaction_id)
@@ -100,7 +101,7 @@ class SqlAdministration(StoreAdministration):
         empty = ("settled_at", "author", "actor", "decided_seq", "check_at", "asked_at", "held_why", "publish_at_ms")
         zero = ("immunity", "check_count", "held")
         fresh = {"state": schema.PREPARED, "birth": self._database.now}
-        with self._database.storing(what, "look at it, and try again") as connection:
+        with self._storing(what) as connection:
             done = connection.execute(
                 tx.update()
                 .where(tx.c.id == transaction_id, tx.c.state == schema.DISCARD, tx.c.settled_at.is_not(None))
@@ -114,6 +115,17 @@ class SqlAdministration(StoreAdministration):
                 "resumed already, or was discarded too long ago; its message is in the discarded topic"
             )
         return len((topics or "").split())
+
+    @contextmanager
+    def _storing(self, what: str) -> Iterator[sa.Connection]:
+        """Open a transaction that may write, or raise `DecisionNotStoredError`, which says what is not stored."""
+        try:
+            with self._database.begin() as connection:
+                yield connection
+        except sa.exc.SQLAlchemyError as error:
+            raise DecisionNotStoredError(
+                f"{what} is not known to be stored in the database: {cause_of(error)}; look at it, and try again"
+            ) from error
 
     def _write_down(self, connection: sa.Connection, actor: str, what: str, transaction_id: str) -> None:
         act = schema.audit.insert().values(at=self._database.now, actor=actor, what=what, tx=transaction_id)

@@ -21,7 +21,7 @@ from penstock.transactions.stores.shards import ShardBacklog, StoredBatch
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.leases import Lease
-from penstock.transactions.wire.half import BY_OPERATOR, EXHAUSTED, unpack_halves
+from penstock.transactions.wire.half import unpack_halves
 from penstock.transactions.wire.ids import id_bytes, id_text
 from penstock.transactions.wire.ops import Author, Verdict
 
@@ -74,7 +74,7 @@ class SqlBacklog(ShardBacklog):
         for some in schema.in_groups(names):
             discarded = tx.c.id.in_(list(map(_other_id, some))) & (tx.c.state == schema.DISCARD)
             self._mark_settled(sa.or_(tx.c.id.in_(some) & (tx.c.state == schema.COMMIT), discarded))
-        held = schema.is_set_aside() & (tx.c.shard == self._lease.number) & self._is_mine()
+        held = schema.is_set_aside & (tx.c.shard == self._lease.number) & self._is_mine()
         with self._database.begin() as connection:
             connection.execute(tx.update().where(held).values(held=0, held_why=None, publish_at_ms=0))
 
@@ -239,7 +239,7 @@ class SqlBacklog(ShardBacklog):
         """Mark decided transactions as settled, and count them."""
         tx = schema.tx
         now, kept = self._database.now, sa.case((tx.c.state == schema.DISCARD, tx.c.halves))
-        answered, age = schema.answered().label("answered"), (now - tx.c.birth).label("age")
+        answered, age = schema.answered_checks.label("answered"), (now - tx.c.birth).label("age")
         decided = sa.select(tx.c.id, tx.c.state, answered, age).where(
             some, tx.c.settled_at.is_(None), tx.c.state != schema.PREPARED
         )
@@ -265,11 +265,6 @@ def _pending(row: Any) -> Pending:
     if verdict is Verdict.DISCARD:
         pending.done_name = _other_id(row.id)
     return pending
-
-
-def reason_of_discard(author: int | None) -> str:
-    """Return why a transaction was discarded, given who decided that."""
-    return BY_OPERATOR if author == Author.OPERATOR else EXHAUSTED
 
 
 def _other_id(transaction_id: str) -> str:

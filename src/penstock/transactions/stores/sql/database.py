@@ -17,8 +17,6 @@ from sqlalchemy.dialects import postgresql as pg_dialect
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 
 from penstock.database_url import parse_database_url
-from penstock.errors import DecisionNotStoredError
-from penstock.transactions.connections import cause_of
 
 #: Seconds that a statement, a lock or a connection may take: a send, of 15 s, has time for a second session.
 STATEMENT_TIMEOUT_S = 5.0
@@ -119,17 +117,6 @@ class Database:
     def begin(self) -> AbstractContextManager[sa.Connection]:
         """Open a transaction that may write; leaving it commits, an exception rolls back."""
         return self.engine.begin()
-
-    @contextmanager
-    def storing(self, what: str, then: str) -> Iterator[sa.Connection]:
-        """Open a transaction as `begin`, or raise `DecisionNotStoredError`: what is not stored, and what to do then."""
-        try:
-            with self.begin() as connection:
-                yield connection
-        except sa.exc.SQLAlchemyError as error:
-            raise DecisionNotStoredError(
-                f"{what} is not known to be stored in the database: {cause_of(error)}; {then}"
-            ) from error
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:

@@ -6,6 +6,7 @@ A check is taken by one producer. One that is not answered is asked again by the
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -34,7 +35,7 @@ class SqlCheckSource:
         self._database = database
         self._group = group
         self._name = new_id()
-        self._seen = 0.0
+        self._seen = -math.inf
         self._closed = threading.Event()
 
     def take(self, timeout_s: float, running: Collection[str] = ()) -> Sequence[CheckRequest]:
@@ -62,10 +63,9 @@ class SqlCheckSource:
             _log.warning("group %s: a producer that ends could not say so: %s", self._group, cause_of(error))
 
     def _beat(self) -> None:
-        if time.monotonic() - self._seen < _HEARTBEAT_INTERVAL_S and self._seen:
-            return
-        schema.write_heartbeat(self._database, "producer", self._name, self._group)
-        self._seen = time.monotonic()
+        if time.monotonic() - self._seen >= _HEARTBEAT_INTERVAL_S:
+            schema.write_heartbeat(self._database, "producer", self._name, self._group)
+            self._seen = time.monotonic()
 
     def _take(self, running: Collection[str]) -> list[CheckRequest]:
         tx = schema.tx

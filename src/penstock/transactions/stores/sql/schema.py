@@ -106,6 +106,10 @@ tx = sa.Table(
 
 #: What is known of a transaction without its messages.
 about = [column for column in tx.c if column is not tx.c.halves]
+#: The condition that a transaction is decided and cannot be published with others.
+is_set_aside = (tx.c.state != PREPARED) & tx.c.settled_at.is_(None) & tx.c.publish_at_ms.is_(None)
+#: How many answers of checks counted for a transaction: those that were UNKNOWN, and one that decided.
+answered_checks = tx.c.check_count + sa.case((tx.c.author == int(Author.CHECK), 1), else_=0)
 
 #: Who publishes a shard, and until when nobody else may. The epoch rises with each owner.
 shard = sa.Table(
@@ -234,16 +238,6 @@ def remove_heartbeat(database: Database, name: str) -> None:
 def is_delayed(database: Database) -> sa.ColumnElement[bool]:
     """Return the condition that a transaction is committed and waits for its time, by the database's clock."""
     return sa.and_(tx.c.state == COMMIT, tx.c.publish_at_ms > database.now_ms)
-
-
-def is_set_aside() -> sa.ColumnElement[bool]:
-    """Return the condition that a transaction is decided and cannot be published with others."""
-    return sa.and_(tx.c.state != PREPARED, tx.c.settled_at.is_(None), tx.c.publish_at_ms.is_(None))
-
-
-def answered() -> sa.ColumnElement[int]:
-    """Return how many answers of checks counted for a transaction: those that were UNKNOWN, and one that decided."""
-    return tx.c.check_count + sa.case((tx.c.author == int(Author.CHECK), 1), else_=0)
 
 
 def message_columns(halves: Sequence[Half]) -> dict[str, Any]:

@@ -213,14 +213,14 @@ class SqlShards(StoreShards):
         earlier = tx.alias("earlier")
         behind = sa.exists().where(schema.before_it(earlier))
         sums = {
-            "held": schema.is_set_aside(),
+            "held": schema.is_set_aside,
             "delayed": schema.is_delayed(self._database),
             "held_by_key": (tx.c.state == schema.COMMIT) & tx.c.order_key.is_not(None) & behind,
         }
         found = sa.select(
             sa.func.count().label("pending"),
             (now - sa.func.min(tx.c.birth)).label("oldest_pending_age"),
-            sa.func.sum(schema.answered()).label("answered_checks"),
+            sa.func.sum(schema.answered_checks).label("answered_checks"),
             *(sa.func.sum(sa.case((condition, 1), else_=0)).label(name) for name, condition in sums.items()),
         )
         with self._database.read() as connection:

@@ -210,7 +210,9 @@ class Outbox:
         half = a_half(new_id(), GROUP, under, topic, key, value, headers, partition)
         self._store.require_target(topic, partition)
         self._user.require_transaction()
-        self._require_shards()
+        if not self._store.shards:
+            # The store was not started.
+            ((self._store.shards,),) = self._run("SELECT shards FROM penstock_store").rows
         database = self._store.database
         number, now = database.next, database.now
         if database.kind == "mysql":
@@ -231,11 +233,6 @@ class Outbox:
             **schema.message_columns([half]),
         )
         return half.transaction_id
-
-    def _require_shards(self) -> None:
-        """Find out how many shards the tables have, where the store was not started."""
-        if not self._store.shards:
-            ((self._store.shards,),) = self._run("SELECT shards FROM penstock_store").rows
 
     def _run(self, statement: str, **values: object) -> Answer:
         try:
