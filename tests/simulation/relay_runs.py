@@ -221,7 +221,7 @@ class Run:
         )
         assert Counter(self.kafka.visible) == wanted, "I7: published once iff committed"
         undecided = set(self.halves) - set(self.first)
-        left = {one.transaction_id for one in self.pending()} - self.store.over
+        left = {one.transaction_id for one in self.pending()} - self.store.published_ids
         assert left == undecided | {name for name in self.first if self.stands_behind(name)}, (
             "what is left is undecided"
         )

@@ -175,7 +175,7 @@ def test_what_does_not_fit_together_is_read_again_however_long_reading_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.transactions.stores.file.administration._REREAD_DELAY_S", 0.0)
-    tries, look, clock = [], Journal.look, time.monotonic
+    tries, look, clock = [], Journal.open_read_only, time.monotonic
 
     def slow(self: Journal) -> None:
         # A segment that it has not heard of takes what it reads, and that takes an hour.
@@ -187,7 +187,7 @@ def test_what_does_not_fit_together_is_read_again_however_long_reading_takes(
 
     with store_of(tmp_path) as store:
         pending = prepare(store, [half()]).halves[0].transaction_id
-        monkeypatch.setattr(Journal, "look", slow)
+        monkeypatch.setattr(Journal, "open_read_only", slow)
         listed = read_pending(tmp_path)
 
     assert [shown.transaction_id for shown in listed] == [pending]

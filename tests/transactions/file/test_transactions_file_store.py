@@ -65,7 +65,7 @@ def test_a_look_at_what_is_pending_reads_no_file_while_others_wait(
 
         # As those are that came before this process, or are delayed.
         for stored in pending_in(store):
-            store.opened.park(stored)
+            store.opened.unload_if_idle(stored)
         monkeypatch.setattr(Folder, "read", reading)
 
         pending = store.administration().pending()
@@ -123,7 +123,7 @@ def test_a_check_of_what_was_settled_meanwhile_is_not_asked_and_reads_nothing(
     bench: FileBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settled_meanwhile: list[str] = []
-    ask = GroupChecks.ask
+    ask = GroupChecks.offer
 
     def settle_first(self: GroupChecks, some: Mapping[str, int]) -> bool:
         # Between the timer and the reading of the half: it is rolled back, and the segment that had it is removed.
@@ -138,7 +138,7 @@ def test_a_check_of_what_was_settled_meanwhile_is_not_asked_and_reads_nothing(
     first = bench.prepare(bench.half(b"first"))
     opened = bench.file_store.opened
     place = opened.table.row(pending_in(bench.file_store)[0].offset).place
-    monkeypatch.setattr(GroupChecks, "ask", settle_first)
+    monkeypatch.setattr(GroupChecks, "offer", settle_first)
     asked: list[Any] = []
     with bench.answering(lambda request: asked.append(request) or COMMIT):  # type: ignore[func-returns-value] # it is None
         coordinator = bench.coordinator(transaction_timeout=0.2)

@@ -293,7 +293,7 @@ def test_what_was_to_be_decided_again_waits_as_before_while_the_disk_is_full(
         store.await_decision(discard)
 
         with opened.lock:
-            opened.take_replaced()
+            opened.apply_replacements()
             chosen = opened.queue.choose(10, lambda _: None, 1_000)
         assert [(name, stored.verdict) for name, stored in chosen.items()] == [(held, Verdict.DISCARD)]
         assert [stored.transaction_id for stored in pending_in(store)] == [held]
@@ -316,7 +316,7 @@ def test_what_is_just_discarded_is_not_published_when_what_stood_before_it_leave
 
         def during_the_write(self: Journal, *args: object) -> object:
             # The coordinator's thread goes on: what stood in front is published.
-            opened.published([opened.live[before]])
+            opened.mark_published([opened.live[before]])
             if looks:
                 meanwhile.append(shard.next_batch(10, lambda _: None, 1_000))
             if is_full:

@@ -236,7 +236,7 @@ def test_a_decision_that_is_being_written_counts_though_its_transaction_leaves_t
         def park(self: Folder, name: str) -> None:
             # As the scan does with what it asks about.
             with opened.lock:
-                opened.park(opened.live[prepared.halves[0].transaction_id])
+                opened.unload_if_idle(opened.live[prepared.halves[0].transaction_id])
             sync(self, name)
 
         with monkeypatch.context() as patch:
@@ -316,13 +316,13 @@ def test_a_table_finds_what_was_entered_and_nothing_else(seed: int, steps: int) 
         if known and chance.random() < 0.45:
             raw_id = chance.choice([*known])
             record = known.pop(raw_id)
-            table.leave(record)
+            table.remove_from_index(record)
             table.free(record)
             gone.append(raw_id)
         else:
             raw_id = id_bytes(new_id())
             known[raw_id] = table.add(raw_id, 0, Row(number, 1, tick_of(0), 0, State.BORN, 0, 0))
-            table.enter(known[raw_id])
+            table.add_to_index(known[raw_id])
 
     assert {raw_id: table.find(raw_id) for raw_id in known} == known
     assert not any(map(table.find, gone))

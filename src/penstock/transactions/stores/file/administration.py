@@ -90,13 +90,13 @@ def _pending(path: Path, only: str | None) -> list[StoredTransaction]:
     folder = Folder(path)
     if not path.is_dir() or not segments_of(folder.names()):
         raise PenstockError(f"there is no file store in {path}; a FileStore makes one")
-    looked_at = Journal(folder, 0)
-    looked_at.look()
+    journal = Journal(folder, 0)
+    journal.open_read_only()
     raw_id = id_bytes(only) if only is not None and is_id(only) else b""
     found = []
-    for number, row in looked_at.table:
-        if only is None or row[5] & STAYS or looked_at.table.key(number)[0] == raw_id:
-            stored = looked_at.load(number)
+    for number, row in journal.table:
+        if only is None or row[5] & STAYS or journal.table.key(number)[0] == raw_id:
+            stored = journal.load(number)
             if stored is not None:
                 stored.drop()
                 found.append(stored)
@@ -165,12 +165,12 @@ class FileAdministration(StoreAdministration, FolderReading):
         """Return the oldest of those that are not settled, at most so many."""
         opened = self._store.opened
         # Of those that are begun first, some may be settled, and not durably so.
-        return self._described(opened.table.oldest(most + len(opened.over)))[:most]
+        return self._describe(opened.table.oldest(most + len(opened.published_ids)))[:most]
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None."""
         number = self._number_of(transaction_id)
-        return next(iter(self._described([number] if number else [])), None)
+        return next(iter(self._describe([number] if number else [])), None)
 
     def _store_decision(self, transaction_id: str, verdict: Verdict, actor: str, why: str) -> None:
         """Store an operator's decision; the act stands in the topic `<prefix>.audit` before."""
@@ -180,7 +180,7 @@ class FileAdministration(StoreAdministration, FolderReading):
                 f"no transaction {transaction_id} is pending in {self._path}: look at what is, or at the "
                 "discarded topic"
             )
-        with self._auditing() as audit:
+        with self._audit_log() as audit:
             audit.write(Act(actor, VERBS[verdict], transaction_id, found.group, str(self._path), why))
         change = decision(transaction_id, found.group, verdict, Author.OPERATOR)
         self._store.await_decision(change._replace(actor=actor))
@@ -198,7 +198,7 @@ class FileAdministration(StoreAdministration, FolderReading):
                 f"transaction {transaction_id} is pending in {self._path}, or on its way to the discarded topic: "
                 "there is nothing to bring back; look again in a moment"
             )
-        with self._auditing() as audit:
+        with self._audit_log() as audit:
             halves = audit.claim(transaction_id, actor, why, again=again, may_publish_to=store.may_publish_to)
         answers: SimpleQueue[Prepared | HalfNotStoredError] = SimpleQueue()
         store.prepare(halves, answers.put)
@@ -216,7 +216,7 @@ class FileAdministration(StoreAdministration, FolderReading):
         with opened.lock:
             return opened.number_of(transaction_id)
 
-    def _described(self, numbers: Sequence[int]) -> list[PendingTransaction]:
+    def _describe(self, numbers: Sequence[int]) -> list[PendingTransaction]:
         """Return those that are not settled as operators see them. They are read while others change the store."""
         opened = self._store.opened
         slow, now_ms, shard = opened.slow_call, time.time() * 1000, opened.shard
@@ -227,18 +227,18 @@ class FileAdministration(StoreAdministration, FolderReading):
             if stored is None:
                 continue
             with opened.lock:
-                if stored.transaction_id in opened.over:
+                if stored.transaction_id in opened.published_ids:
                     continue
                 before = opened.queue.held_by(stored) if stored.verdict is Verdict.COMMIT else None
                 reason = shard.why_held(stored) if shard is not None and stored.held else None
             obstacle = hangs if reason is None else f"Kafka to take it: {reason}"
             if stored.verdict is None:
-                obstacle = NO_PRODUCER.format(stored.group) if opened.checks_of(stored.group).lacks else ""
+                obstacle = NO_PRODUCER.format(stored.group) if opened.checks_of(stored.group).lacks_producer else ""
             held_by = None if before is None else before.transaction_id
             otherwise = _DISCARDED if stored.verdict is Verdict.DISCARD else "publication"
             found.append((stored.number, shown(stored, now_ms, held_by, obstacle, otherwise)))
         return [transaction for _, transaction in sorted(found, key=lambda entry: entry[0])]
 
-    def _auditing(self) -> AuditLog:
+    def _audit_log(self) -> AuditLog:
         """Return the audit log, over connections of its own: operators act seldom."""
         return AuditLog(self._store.bootstrap_servers, self._store.config, self._store.topics)

@@ -25,8 +25,8 @@ NEAR_S = 10.0
 #: As much comes into memory, at most.
 _NEAR = 20_000
 #: Times the time that a scan took, that pass until the next; ticks after which more may come into memory.
-_PAUSE = 4
-_CROWDED = 2
+_PAUSE_FACTOR = 4
+_CROWDED_TICKS = 2
 _NUMBER = 0xFFFFFFFF
 
 
@@ -61,7 +61,7 @@ class TableScan:
                 if tick <= soon:
                     near.append(tick << 32 | number)
             elif state in UNDECIDED:
-                due = tick + self._wait(state, count)
+                due = tick + self._wait_ticks(state, count)
                 # What was prepared in the future was so before the clock was set back: nobody knows when.
                 if due <= now or (tick > now + 1 and state != State.IMMUNE):
                     checks.append(due << 32 | number)
@@ -71,12 +71,12 @@ class TableScan:
         self.checks = array("I", [found & _NUMBER for found in sorted(checks, reverse=True)])
         self.near = array("I", [found & _NUMBER for found in reversed(first)])
         if len(near) > len(first):
-            soon_ms, next_tick = ms_of(first[-1] >> 32), now + _CROWDED
+            soon_ms, next_tick = ms_of(first[-1] >> 32), now + _CROWDED_TICKS
         ended = time.monotonic()
-        self.due_at = max(ended + _PAUSE * (ended - begun), begun + (next_tick - now) * TICK_MS / 1000)
+        self.due_at = max(ended + _PAUSE_FACTOR * (ended - begun), begun + (next_tick - now) * TICK_MS / 1000)
         return soon_ms
 
-    def _wait(self, state: int, checks: int) -> int:
+    def _wait_ticks(self, state: int, checks: int) -> int:
         """Return the ticks from the timestamp of an undecided transaction to its next check."""
         if state == State.IMMUNE:
             return 0
@@ -90,7 +90,7 @@ def _ticks(seconds: float) -> int:
 
 
 #: Checks that a producer takes at once.
-_TAKEN = 500
+_MAX_TAKEN = 500
 
 
 class GroupChecks:
@@ -104,7 +104,7 @@ class GroupChecks:
         # Guards the fields below; producers wait on it. It may be taken with the store's lock held, never before that.
         self._more = threading.Condition()
         # Ids, with the numbers of their records.
-        self._asked: dict[str, int] = {}
+        self._waiting: dict[str, int] = {}
         self._producers = 0
 
     def join(self) -> None:
@@ -118,21 +118,21 @@ class GroupChecks:
             self._producers -= 1
 
     @property
-    def lacks(self) -> bool:
+    def lacks_producer(self) -> bool:
         """Whether checks wait, and no producer is here."""
-        return bool(self._asked) and not self._producers
+        return bool(self._waiting) and not self._producers
 
-    def ask(self, some: Mapping[str, int]) -> bool:
+    def offer(self, some: Mapping[str, int]) -> bool:
         """Let a producer take checks; tell whether there is one."""
         with self._more:
-            self._asked.update(some)
+            self._waiting.update(some)
             self._more.notify_all()
             return self._producers > 0
 
     def forget(self, transaction_id: str) -> None:
         """It is decided: nobody has to be asked."""
         with self._more:
-            self._asked.pop(transaction_id, None)
+            self._waiting.pop(transaction_id, None)
 
     def take(self, timeout_s: float, running: Collection[str] = ()) -> Sequence[CheckRequest]:
         """Return the checks that are there, waiting at most `timeout_s` seconds for the first.
@@ -140,11 +140,11 @@ class GroupChecks:
         None of those that are `running` here: one that hangs is asked again, and that is for another producer.
         """
 
-        def others() -> list[str]:
-            return list(islice((name for name in self._asked if name not in running), _TAKEN))
+        def not_running() -> list[str]:
+            return list(islice((name for name in self._waiting if name not in running), _MAX_TAKEN))
 
         with self._more:
-            taken = [(self._asked.pop(name), name) for name in self._more.wait_for(others, timeout_s)]
+            taken = [(self._waiting.pop(name), name) for name in self._more.wait_for(not_running, timeout_s)]
         found = (self._find(number, name) for number, name in taken)
         return [
             CheckRequest(stored.half, 0, stored.number, stored.check_count + 1)

@@ -78,7 +78,7 @@ class OpenStore(Journal):
         #: Written by the coordinator's thread.
         self.near_ms = 0.0
         #: Ids of what is published, and not durably settled here.
-        self.over: set[str] = set()
+        self.published_ids: set[str] = set()
         # What was set aside and decided again, and what takes its place.
         self._replaced = deque[tuple[Pending, StoredTransaction]]()
         # Whom to call once a transaction is settled, by its id; and who is to be called now.
@@ -88,19 +88,19 @@ class OpenStore(Journal):
     def open(self) -> None:
         """Open the log and the table; see `Journal.open`."""
         super().open()
-        self.begin_again()
+        self.rebuild_queue()
 
-    def begin_again(self) -> None:
+    def rebuild_queue(self) -> None:
         """Let all that is decided wait to be published, whatever a former coordinator of this process had of it.
 
         The next one first reads the done log.
         """
         self._replaced.clear()
-        # Payloads stay in memory as long as there is room: see `let_go`.
+        # Payloads stay in memory as long as there is room: see `drop_payload_if_full`.
         self.queue = ReadyQueue(Delays(), lambda _: None)
-        waiting = [stored for name, stored in self.live.items() if name not in self.over]
+        waiting = [stored for name, stored in self.live.items() if name not in self.published_ids]
         for stored in sorted(waiting, key=lambda pending: pending.number):
-            self._stand_in_line(stored)
+            self._join_line(stored)
         for stored in sorted(waiting, key=lambda pending: pending.decided):
             if stored.verdict is not None:
                 stored.in_flight = False
@@ -122,7 +122,7 @@ class OpenStore(Journal):
         except Exception as error:  # noqa: BLE001 - each change gets it; the thread must not die in silence
             return [self._fail(error)] * len(changes)
         self.wake()
-        self.call_back()
+        self.notify_watchers()
         return outcomes
 
     def _fail(self, error: Exception) -> StoreFailedError:
@@ -153,7 +153,7 @@ class OpenStore(Journal):
                 for stored in taken.values():
                     if stored is not None:
                         self._restore(stored)
-                self._release(changes)
+                self._unload_decided(changes)
             raise
         now_ms = time.time() * 1000
         with self.lock:
@@ -164,18 +164,18 @@ class OpenStore(Journal):
                     outcomes.append(Outcome())
                 else:
                     outcomes.append(self._refused(change, entry))
-            self._release(changes)
+            self._unload_decided(changes)
         if self.redo.bases[-1] != last:
             # The changes are durable, whatever becomes of this. It is done again with the next segment.
             try:
-                self._carry()
+                self._compact()
             except NoRoomError as error:
                 _log.warning("the file store has no room to shrink: %s", error)
             except Exception as error:  # noqa: BLE001 - whoever comes next gets it
                 self._fail(error)
         return outcomes
 
-    # What follows is called with the lock held, save for `call_back`.
+    # What follows is called with the lock held, save for `notify_watchers`.
 
     def _judge(self, change: Change, taken: _Taken) -> Entry | str | None:
         """Return the entry of a change that holds, or why it does not; None: nothing is to be said of that.
@@ -197,7 +197,7 @@ class OpenStore(Journal):
         transaction_id = change.transaction_id
         stored = self.find(transaction_id)
         if stored is None:
-            ended = self.ended.get(transaction_id)
+            ended = self.recent_ends.get(transaction_id)
             return UNKNOWN_ID if ended is None else f"{came_first(ended)}; it is settled"
         group = stored.half.group
         if change.group not in {None, group}:
@@ -236,13 +236,13 @@ class OpenStore(Journal):
             self.queue.withdraw(stored)
             return True
         # What is not in memory waits for its time in the table.
-        return not self._waits(stored)
+        return not self._is_queued(stored)
 
     def _restore(self, stored: StoredTransaction) -> None:
         """Let what was withdrawn wait as before."""
         stored.in_flight = False
         if stored.half.transaction_id not in self.queue.all:
-            self._wait(stored, time.time() * 1000)
+            self._schedule(stored, time.time() * 1000)
 
     def _refused(self, change: Change, why: str | None) -> Outcome:
         if why is None or not isinstance(change, Decide):
@@ -250,32 +250,32 @@ class OpenStore(Journal):
         self.counts.refused += 1
         stored = self.live.get(change.transaction_id)
         if stored is None:
-            ended = self.ended.get(change.transaction_id)
+            ended = self.recent_ends.get(change.transaction_id)
             return Outcome(why, ended, is_known=ended is not None)
         return Outcome(why, stored.verdict, is_known=change.group in {None, stored.half.group})
 
     def _apply(self, entry: Entry, record: Record, now_ms: float) -> None:
         """Take in what has become durable."""
         if isinstance(entry, Prepared):
-            self._stand_in_line(self.add(entry, record))
+            self._join_line(self.add(entry, record))
         elif isinstance(entry, Settled):
             for transaction_id in entry.transaction_ids:
                 settled = self.find(transaction_id)
                 if settled is not None:
                     self.end(settled, settled.verdict or Verdict.COMMIT)
-            self.over.difference_update(entry.transaction_ids)
+            self.published_ids.difference_update(entry.transaction_ids)
         else:
-            stored = self._judged(entry)
+            stored = self._transaction_of(entry)
             self.checks_of(stored.group).forget(stored.transaction_id)
             if isinstance(entry, Checked):
                 self.counts.answered_checks += 1
                 stored.check_count, stored.answered_ms = entry.check_count, entry.answered_ms
-                self.table.wait(stored.offset, State.ANSWERED, tick_of(entry.answered_ms), entry.check_count)
+                self.table.set_wait(stored.offset, State.ANSWERED, tick_of(entry.answered_ms), entry.check_count)
             else:
                 self.counts.answered_checks += entry.author is Author.CHECK
                 self._decide(stored, entry, now_ms)
 
-    def _judged(self, entry: Checked | Decided) -> StoredTransaction:
+    def _transaction_of(self, entry: Checked | Decided) -> StoredTransaction:
         """Return what an entry is of; it may have left the memory since it was judged, to be asked about."""
         stored = self.find(entry.transaction_id)
         assert stored is not None  # noqa: S101 - nobody else settles it
@@ -283,7 +283,7 @@ class OpenStore(Journal):
 
     def _decide(self, stored: StoredTransaction, entry: Decided, now_ms: float) -> None:
         if entry.verdict is Verdict.ROLLBACK:
-            self._settled(stored, entry.verdict, 0.0)
+            self._remove_settled(stored, entry.verdict, 0.0)
             self.end(stored, entry.verdict)
             return
         self.table.decide(stored.offset, entry.verdict, entry.author, entry.decided)
@@ -291,11 +291,11 @@ class OpenStore(Journal):
             stored.decide(entry.verdict, entry.author, entry.decided)
         else:
             # It is decided again, and the coordinator's thread has it: another object takes its place.
-            self.release(stored)
-            stored = self._judged(entry)
-        self._wait(stored, now_ms)
+            self.unload(stored)
+            stored = self._transaction_of(entry)
+        self._schedule(stored, now_ms)
 
-    def _wait(self, stored: StoredTransaction, now_ms: float) -> None:
+    def _schedule(self, stored: StoredTransaction, now_ms: float) -> None:
         """Let a decided transaction wait for its time, or to be published."""
         due_ms = stored.half.deliver_at_ms
         former = self.queue.all.get(stored.half.transaction_id)
@@ -305,48 +305,48 @@ class OpenStore(Journal):
             # What is due later waits in the table, where a scan finds it in time.
             self.queue.add(stored)
 
-    def _stand_in_line(self, stored: StoredTransaction) -> None:
+    def _join_line(self, stored: StoredTransaction) -> None:
         if stored.half.order_key is not None and (line := stored.half.line) is not None:
             self.queue.keys.add(line, stored)
 
-    def _release(self, changes: Sequence[Change]) -> None:
+    def _unload_decided(self, changes: Sequence[Change]) -> None:
         """Let leave the memory what was decided, or to be decided, and need not be there; but not what is young."""
         for change in changes:
             stored = self.live.get(change.transaction_id) if isinstance(change, Decide) else None
             if stored is not None and (stored.verdict is not None or stored.answered_ms):
-                self.park(stored)
+                self.unload_if_idle(stored)
 
-    def park(self, stored: StoredTransaction) -> None:
+    def unload_if_idle(self, stored: StoredTransaction) -> None:
         """Let a transaction leave the memory, unless it is needed there."""
-        if not stored.stays and not self._waits(stored) and self.live.get(stored.transaction_id) is stored:
-            self.release(stored)
+        if not stored.stays and not self._is_queued(stored) and self.live.get(stored.transaction_id) is stored:
+            self.unload(stored)
 
-    def _waits(self, stored: StoredTransaction) -> bool:
+    def _is_queued(self, stored: StoredTransaction) -> bool:
         """Tell whether a transaction waits in memory to be published, or is published and not durably settled."""
-        return stored.half.transaction_id in self.queue.all or stored.half.transaction_id in self.over
+        return stored.half.transaction_id in self.queue.all or stored.half.transaction_id in self.published_ids
 
-    def bring_in(self, number: int, stored: StoredTransaction | None) -> None:
+    def queue_due(self, number: int, stored: StoredTransaction | None) -> None:
         """Let one that was read wait in memory, for its time is near; it may be there already, or be settled by now."""
         stored = self.adopt(number, stored)
         if stored is not None and stored.verdict is not None:
             self.queue.add(stored)
 
-    def take_replaced(self) -> None:
+    def apply_replacements(self) -> None:
         """Let what was decided again wait instead of what it replaces. Called by the coordinator's thread."""
         while self._replaced:
             former, stored = self._replaced.popleft()
             self.queue.forget(former)
-            self._stand_in_line(stored)
+            self._join_line(stored)
             self.queue.add(stored)
 
-    def published(self, some: Sequence[Pending]) -> None:
+    def mark_published(self, some: Sequence[Pending]) -> None:
         """Take in that transactions were published, before that is durable here: the done log knows of it."""
         now = time.time()
         for pending in some:
-            self.over.add(pending.half.transaction_id)
-            self._settled(pending, pending.verdict or Verdict.COMMIT, now - pending.birth_ms / 1000)
+            self.published_ids.add(pending.half.transaction_id)
+            self._remove_settled(pending, pending.verdict or Verdict.COMMIT, now - pending.birth_ms / 1000)
 
-    def _settled(self, pending: Pending, verdict: Verdict, age_s: float) -> None:
+    def _remove_settled(self, pending: Pending, verdict: Verdict, age_s: float) -> None:
         self.counts.settled(verdict, age_s)
         self.queue.forget(pending)
         watch = self._watches.pop(pending.half.transaction_id, None)
@@ -375,7 +375,7 @@ class OpenStore(Journal):
         with self.lock:
             self._watches.pop(transaction_id, None)
 
-    def call_back(self) -> None:
+    def notify_watchers(self) -> None:
         """Call who watched what is settled by now."""
         with self.lock:
             completed, self._completed = self._completed, []

@@ -28,7 +28,7 @@ from penstock.transactions.wire.ids import id_bytes
 #: Most seconds between two rounds.
 _MAX_IDLE_S = 1.0
 #: Transactions that are read in one round for checks, or since their time is near.
-_ROUND = 2_000
+_MAX_PER_ROUND = 2_000
 #: The file, beside the redo log, with the transactional ids under which the store may be published.
 _CLAIM = "publishers"
 
@@ -69,7 +69,7 @@ class FileShard(StoreShards, ShardBacklog):
             if opened.shard is not None:
                 raise ConfigurationError(f"{label} has a coordinator already; use that one")
             opened.shard, opened.wake = self, wake
-            opened.begin_again()
+            opened.rebuild_queue()
             self.queue = opened.queue
 
     def backlog(self, shard: int) -> FileShard:  # noqa: ARG002 - there is one
@@ -91,11 +91,11 @@ class FileShard(StoreShards, ShardBacklog):
             near_ms = scan.run()
             with opened.lock:
                 opened.near_ms = near_ms
-        for number in _some(scan.near):
+        for number in _take_some(scan.near):
             stored = opened.peek(number)
             with opened.lock:
-                opened.bring_in(number, stored)
-        checked = (self._check(number) for number in _some(scan.checks))
+                opened.queue_due(number, stored)
+        checked = (self._check(number) for number in _take_some(scan.checks))
         return [
             DueCheck(stored.transaction_id, stored.group, stored.check_count, stored)
             for stored in checked
@@ -114,11 +114,11 @@ class FileShard(StoreShards, ShardBacklog):
                 return None
             immune_ms = stored.birth_ms + (stored.half.immunity_ms or 0)
             if row.state == State.BORN and immune_ms > now_ms:
-                table.wait(number, State.IMMUNE, tick_of(immune_ms))
+                table.set_wait(number, State.IMMUNE, tick_of(immune_ms))
                 return None
-            table.wait(number, State.ASKED, tick_of(now_ms))
+            table.set_wait(number, State.ASKED, tick_of(now_ms))
             stored.answered_ms, stored.check_count = int(now_ms), row.checks
-            opened.park(stored)
+            opened.unload_if_idle(stored)
         return stored
 
     def ask(self, due: Sequence[DueCheck]) -> Collection[str]:
@@ -126,7 +126,7 @@ class FileShard(StoreShards, ShardBacklog):
         by_group = defaultdict[str, dict[str, int]](dict)
         for check in due:
             by_group[check.group][check.transaction_id] = check.stored.offset
-        return {group for group, some in by_group.items() if not self._opened.checks_of(group).ask(some)}
+        return {group for group, some in by_group.items() if not self._opened.checks_of(group).offer(some)}
 
     def half(self, due: DueCheck) -> Half | None:
         """Read the first half of an undecided transaction, or None."""
@@ -135,7 +135,7 @@ class FileShard(StoreShards, ShardBacklog):
 
     def is_durable(self) -> bool:
         """Whether all that was published is durably settled; if not, that is asked for again: there may be room now."""
-        over = self._opened.over
+        over = self._opened.published_ids
         with self._opened.lock:
             # With the lock held: what is settled by now, and was brought back since, is not settled by this.
             if over:
@@ -171,7 +171,7 @@ class FileShard(StoreShards, ShardBacklog):
         opened, queue = self._opened, self.queue
         table, now_ms = opened.table, time.time() * 1000
         with opened.lock:
-            pending = table.used - len(opened.over)
+            pending = table.used - len(opened.published_ids)
         held = {
             "pending": pending,
             "oldest_pending_age": max(0.0, (now_ms - table.oldest_ms()) / 1000) if pending else 0.0,
@@ -209,7 +209,7 @@ class FileShard(StoreShards, ShardBacklog):
                 if stored is not None
                 and stored.verdict is not None
                 and (stored.done_name or stored.transaction_id) == name
-                and stored.transaction_id not in opened.over
+                and stored.transaction_id not in opened.published_ids
             ]
         )
 
@@ -217,16 +217,16 @@ class FileShard(StoreShards, ShardBacklog):
         """Take what can be published with others, and set the rest aside."""
         opened, queue, now_ms = self._opened, self.queue, int(time.time() * 1000)
 
-        def out(pending: Pending) -> str | None:
+        def blocking_topic(pending: Pending) -> str | None:
             if pending.in_flight:
                 # It is decided again just now, and what stood before it is gone.
                 return pending.half.topic
             return blocking(pending)
 
         with opened.lock:
-            opened.take_replaced()
+            opened.apply_replacements()
             queue.release_due(now_ms)
-            return self._batch(list(queue.choose(limit, out, room_bytes).values()))
+            return self._batch(list(queue.choose(limit, blocking_topic, room_bytes).values()))
 
     def trial(self, waiting: Sequence[Pending], fits: Callable[[Pending], bool]) -> StoredBatch | None:
         """Take the first of what is set aside, up to one that another decides just now, or that does not fit."""
@@ -251,7 +251,7 @@ class FileShard(StoreShards, ShardBacklog):
         for pending in chosen:
             pending.in_flight = True
             if pending.half.deliver_at_ms is not None:
-                self._opened.table.ripen(pending.offset)
+                self._opened.table.mark_due(pending.offset)
         is_watched = self._opened.is_watched(chosen)
         return StoredBatch(chosen, discarded_to=self._discarded_to, is_watched=is_watched)
 
@@ -260,7 +260,7 @@ class FileShard(StoreShards, ShardBacklog):
         with self._opened.lock:
             super()._given_back(some)
             for pending in some:
-                self._opened.let_go(pending)
+                self._opened.drop_payload_if_full(pending)
 
     def release(self, topic: str, is_refused: Callable[[str], bool]) -> None:
         """Let what was set aside for a topic's sake go with the others; see `Backlog.release`."""
@@ -271,12 +271,12 @@ class FileShard(StoreShards, ShardBacklog):
         """Settle what is published, and complete who waits for it."""
         opened = self._opened
         with opened.lock:
-            opened.published(some)
+            opened.mark_published(some)
             # Nobody waits until that is durable; where there is no room for it, `is_durable` asks again.
             self._submit(Settled(tuple(pending.half.transaction_id for pending in some)), lambda _: None)
-        opened.call_back()
+        opened.notify_watchers()
 
 
-def _some(numbers: array[int]) -> list[int]:
+def _take_some(numbers: array[int]) -> list[int]:
     """Take as many numbers from the end as one round has time for."""
-    return [numbers.pop() for _ in range(min(len(numbers), _ROUND))]
+    return [numbers.pop() for _ in range(min(len(numbers), _MAX_PER_ROUND))]

@@ -57,7 +57,7 @@ class SqlAdministration(StoreAdministration):
         tx = schema.tx
         gone = (tx.c.state == schema.DISCARD) & tx.c.settled_at.is_not(None)
         with self._database.read() as connection:
-            discarded = sa.select(*schema.about).where(gone).order_by(tx.c.settled_at.desc(), tx.c.seq)
+            discarded = sa.select(*schema.without_messages).where(gone).order_by(tx.c.settled_at.desc(), tx.c.seq)
             rows = connection.execute(discarded).all()
         return [
             Discarded(
@@ -136,7 +136,7 @@ class SqlAdministration(StoreAdministration):
         earlier = tx.alias("earlier")
         held_by = (
             sa.select(earlier.c.id)
-            .where(schema.before_it(earlier))
+            .where(schema.is_before_in_line(earlier))
             .order_by(earlier.c.seq)
             .limit(1)
             .correlate(tx)
@@ -151,7 +151,7 @@ class SqlAdministration(StoreAdministration):
         with self._database.read() as connection:
             rows = connection.execute(
                 sa.select(
-                    *schema.about,
+                    *schema.without_messages,
                     has_producer.label("has_producer"),
                     held_by.label("held_by"),
                     (now - tx.c.birth).label("age"),

@@ -37,9 +37,9 @@ class SqlBacklog(ShardBacklog):
         self._lease = lease
         self._counts = counts
         self._ready = self._is_ready()
-        self.queue = ReadyQueue(Delays(), self._let_go)
+        self.queue = ReadyQueue(Delays(), self._note_set_aside)
         # What the choice under way sets aside, and the database does not know to be held.
-        self._stopped: list[Pending] = []
+        self._newly_set_aside: list[Pending] = []
         # By topic, why what waits for its sake waits, as the database knows it.
         self._explained: dict[str, str] = {}
         # What is to be noted there; after an error that passes it is noted again, from the one that failed on.
@@ -72,9 +72,9 @@ class SqlBacklog(ShardBacklog):
         """Mark transactions as settled, by their names in the done log, and free what a former owner held."""
         tx = schema.tx
         for some in schema.in_groups(names):
-            discarded = tx.c.id.in_(list(map(_other_id, some))) & (tx.c.state == schema.DISCARD)
+            discarded = tx.c.id.in_(list(map(_discard_name, some))) & (tx.c.state == schema.DISCARD)
             self._mark_settled(sa.or_(tx.c.id.in_(some) & (tx.c.state == schema.COMMIT), discarded))
-        held = schema.is_set_aside & (tx.c.shard == self._lease.number) & self._is_mine()
+        held = schema.is_set_aside & (tx.c.shard == self._lease.number) & self._owns_shard()
         with self._database.begin() as connection:
             connection.execute(tx.update().where(held).values(held=0, held_why=None, publish_at_ms=0))
 
@@ -82,9 +82,9 @@ class SqlBacklog(ShardBacklog):
         """Take what can be published with others, and have the rest held."""
         if not self.queue.ready:
             for pending in self._take(limit, room_bytes):
-                self._enter(pending)
+                self._queue_decided(pending)
         chosen = self.queue.choose(limit, blocking, room_bytes)
-        stopped, self._stopped = self._stopped, []
+        stopped, self._newly_set_aside = self._newly_set_aside, []
         self._hold(stopped)
         return self._batch(list(chosen.values()))
 
@@ -92,7 +92,7 @@ class SqlBacklog(ShardBacklog):
         # Who waits until they can be seen may be in any process.
         return StoredBatch(chosen, discarded_to=self._discarded_to, is_watched=True) if chosen else None
 
-    def _enter(self, pending: Pending) -> None:
+    def _queue_decided(self, pending: Pending) -> None:
         """Take in what the database gave, which may be there already; what was committed may be discarded since."""
         known = self.queue.all.get(pending.half.transaction_id)
         if known is not None:
@@ -103,9 +103,9 @@ class SqlBacklog(ShardBacklog):
             self.queue.keys.add(line, pending)
         self.queue.add(pending)
 
-    def _let_go(self, pending: Pending) -> None:
+    def _note_set_aside(self, pending: Pending) -> None:
         if pending.dropped is None:
-            self._stopped.append(pending)
+            self._newly_set_aside.append(pending)
 
     def _take(self, limit: int, room_bytes: int) -> Sequence[Pending]:
         """Return what to publish next, in its order, and settle what was rolled back; nothing held is among it."""
@@ -117,10 +117,10 @@ class SqlBacklog(ShardBacklog):
         found = sa.select(tx.c.id, tx.c.state, size).where(self._ready).order_by(_ORDER)
         with self._database.read() as connection:
             # With the ownership, after the relay was opened: whoever takes the shard from now on fences this one.
-            self.is_lost = not connection.execute(sa.select(self._is_mine())).scalar()
+            self.is_lost = not connection.execute(sa.select(self._owns_shard())).scalar()
             if self.is_lost:
                 return ()
-            rows = connection.execute(found.limit(min(limit, schema.GROUP))).all()
+            rows = connection.execute(found.limit(min(limit, schema.STATEMENT_LIMIT))).all()
             rolled_back = [row.id for row in rows if row.state == schema.ROLLBACK]
             rows = [row for row in rows if row.state != schema.ROLLBACK]
             ends = accumulate(row.size for row in rows)
@@ -146,7 +146,7 @@ class SqlBacklog(ShardBacklog):
                     break
                 chosen.append(pending)
             elif stored is not None:
-                self._enter(stored)
+                self._queue_decided(stored)
             elif name in found:
                 self.queue.forget(pending)
             else:
@@ -162,7 +162,7 @@ class SqlBacklog(ShardBacklog):
         """
         tx = schema.tx
         with self._database.begin() as connection:
-            self.is_lost = not connection.execute(sa.select(self._is_mine())).scalar()
+            self.is_lost = not connection.execute(sa.select(self._owns_shard())).scalar()
             if self.is_lost:
                 return {}
             held = sa.and_(tx.c.id.in_(ids), tx.c.settled_at.is_(None), tx.c.state.in_((schema.COMMIT, schema.DISCARD)))
@@ -211,10 +211,10 @@ class SqlBacklog(ShardBacklog):
         with self._database.begin() as connection:
             for why, names in by_reason.items():
                 for some in schema.in_groups(names):
-                    held = tx.update().where(tx.c.id.in_(some), tx.c.settled_at.is_(None), self._is_mine())
+                    held = tx.update().where(tx.c.id.in_(some), tx.c.settled_at.is_(None), self._owns_shard())
                     connection.execute(held.values(held=1, held_why=why, publish_at_ms=None))
 
-    def _is_mine(self) -> sa.ColumnElement[bool]:
+    def _owns_shard(self) -> sa.ColumnElement[bool]:
         return sa.exists().where(self._lease.is_held)
 
     def _is_ready(self) -> sa.ColumnElement[bool]:
@@ -225,7 +225,7 @@ class SqlBacklog(ShardBacklog):
         tx, now_ms = schema.tx, self._database.now_ms
         earlier = tx.alias("earlier")
         waits = earlier.c.publish_at_ms.is_(None) | (earlier.c.publish_at_ms > now_ms)
-        is_behind = sa.exists().where(schema.before_it(earlier), waits)
+        is_behind = sa.exists().where(schema.is_before_in_line(earlier), waits)
         goes = sa.or_(tx.c.order_key.is_(None), tx.c.state == schema.ROLLBACK, ~is_behind)
         return sa.and_(tx.c.shard == self._lease.number, tx.c.publish_at_ms <= now_ms, goes)
 
@@ -263,11 +263,11 @@ def _pending(row: Any) -> Pending:
     if row.check_count:
         pending.check_count = row.check_count
     if verdict is Verdict.DISCARD:
-        pending.done_name = _other_id(row.id)
+        pending.done_name = _discard_name(row.id)
     return pending
 
 
-def _other_id(transaction_id: str) -> str:
+def _discard_name(transaction_id: str) -> str:
     """Return what stands in the done log for a transaction that went to the discarded topic, or the id of that.
 
     One that is resumed later and commits is not taken for published because it was discarded once.

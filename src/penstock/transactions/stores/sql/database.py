@@ -46,7 +46,7 @@ _NEXT = {
 
 
 #: What a server says in a session that will not write any more: it is read-only since a failover, or shuts down.
-_OF_NO_USE = frozenset({"25006", "57P01", "57P02", "57P03", 1053, 1290, 1792, 1836})
+_UNUSABLE_SESSION = frozenset({"25006", "57P01", "57P02", "57P03", 1053, 1290, 1792, 1836})
 
 
 class Database:
@@ -81,13 +81,13 @@ class Database:
             else:
                 connect_args = connect | _mysql_settings(math.ceil(limit_s))
                 self.engine = sa.create_engine(parsed, connect_args=connect_args, **options)
-        sa.event.listen(self.engine, "handle_error", _drop_what_is_of_no_use)
+        sa.event.listen(self.engine, "handle_error", _drop_unusable_session)
         self._statements: dict[str, sa.Executable] = {}
         #: Seconds since 1970, by the database's clock.
         self.now: sa.ColumnElement[float] = sa.literal_column(_CLOCK[self.kind], sa.Double)
         #: The same in whole milliseconds.
         self.now_ms: sa.ColumnElement[int] = sa.literal_column(_CLOCK_MS[self.kind], sa.BigInteger)
-        self.next: sa.ColumnElement[int] = sa.literal_column(_NEXT[self.kind], sa.BigInteger)
+        self.next_number: sa.ColumnElement[int] = sa.literal_column(_NEXT[self.kind], sa.BigInteger)
 
     def insert_absent(self, table: sa.Table, values: Mapping[str, Any]) -> sa.Insert:
         """Return an `INSERT` that leaves a row alone that is there, by its key."""
@@ -98,7 +98,7 @@ class Database:
         insert = sqlite_dialect.insert(table) if self.kind == "sqlite" else pg_dialect.insert(table)
         return insert.values(**values).on_conflict_do_nothing()
 
-    def draw(self, connection: sa.Connection, count: int = 1) -> int:
+    def draw_numbers(self, connection: sa.Connection, count: int = 1) -> int:
         """Draw numbers that follow on each other where `next` does not do so by itself, and return the first."""
         if self.kind != "mysql":
             return 0
@@ -106,7 +106,7 @@ class Database:
         # The first of them in this session, until it draws again.
         return int(connection.exec_driver_sql("SELECT LAST_INSERT_ID()").scalar_one())
 
-    def once(self, name: str, make: Callable[[], sa.Executable]) -> sa.Executable:
+    def cached_statement(self, name: str, make: Callable[[], sa.Executable]) -> sa.Executable:
         """Return a statement that is made once: to make it costs more than to run it."""
         statement = self._statements.get(name)
         if statement is None:
@@ -129,11 +129,11 @@ class Database:
         self.engine.dispose()
 
 
-def _drop_what_is_of_no_use(context: sa.ExceptionContext) -> None:
+def _drop_unusable_session(context: sa.ExceptionContext) -> None:
     """Count a session whose server will not write as lost, and with it all that were made before."""
     error = context.original_exception
     code = getattr(error, "sqlstate", None) or next(iter(getattr(error, "args", ())), None)
-    if code in _OF_NO_USE:
+    if code in _UNUSABLE_SESSION:
         context.is_disconnect = True
 
 

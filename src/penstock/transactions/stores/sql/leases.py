@@ -60,11 +60,11 @@ class Lease:
         shard = schema.shard
         return sa.and_(shard.c.number == self.number, shard.c.owner == self.owner, shard.c.epoch == self.epoch)
 
-    def renew(self, **noted: Any) -> bool:
+    def renew(self, **values: Any) -> bool:
         """Renew it, and note something in the shard's row; tell whether it is still this coordinator's."""
         until = self.database.now + self.session_s
         with self.database.begin() as connection:
-            renewed = schema.shard.update().where(self.is_held).values(lease_until=until, **noted)
+            renewed = schema.shard.update().where(self.is_held).values(lease_until=until, **values)
             is_held = bool(connection.execute(renewed).rowcount)
         if not is_held:
             _log.warning("shard %d was taken by another coordinator", self.number)

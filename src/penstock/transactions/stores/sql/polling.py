@@ -25,7 +25,7 @@ _log = logging.getLogger("penstock.transactions")
 
 _RETRY_DELAY_S = 0.5
 _HEARTBEAT_INTERVAL_S = 2.0
-_AT_ONCE = 200
+_MAX_CHECKS = 200
 
 
 class SqlCheckSource:
@@ -45,7 +45,7 @@ class SqlCheckSource:
         """
         found: Sequence[CheckRequest] = ()
         try:
-            self._beat()
+            self._send_heartbeat()
             found = self._take(running)
         except sa.exc.SQLAlchemyError as error:
             _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, cause_of(error))
@@ -62,7 +62,7 @@ class SqlCheckSource:
         except sa.exc.SQLAlchemyError as error:
             _log.warning("group %s: a producer that ends could not say so: %s", self._group, cause_of(error))
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         if time.monotonic() - self._seen >= _HEARTBEAT_INTERVAL_S:
             schema.write_heartbeat(self._database, "producer", self._name, self._group)
             self._seen = time.monotonic()
@@ -70,7 +70,7 @@ class SqlCheckSource:
     def _take(self, running: Collection[str]) -> list[CheckRequest]:
         tx = schema.tx
         is_asked = (tx.c.producer_group == self._group) & tx.c.asked_at.is_not(None) & tx.c.id.not_in(running)
-        asked = sa.select(tx.c.id).where(is_asked).order_by(tx.c.asked_at).limit(_AT_ONCE)
+        asked = sa.select(tx.c.id).where(is_asked).order_by(tx.c.asked_at).limit(_MAX_CHECKS)
         with self._database.read() as connection:
             if not connection.execute(asked.limit(1)).all():
                 return []
@@ -90,7 +90,7 @@ class SettledWatch:
     def __init__(self, database: Database, name: str) -> None:
         self._database = database
         self._stopping = threading.Event()
-        self._some = threading.Event()
+        self._has_watches = threading.Event()
         # Guards the callbacks, and starting.
         self._lock = threading.Lock()
         self._callbacks: dict[str, SettledCallback] = {}
@@ -102,7 +102,7 @@ class SettledWatch:
             self._callbacks[transaction_id] = callback
             if self._thread.ident is None:
                 self._thread.start()
-            self._some.set()
+            self._has_watches.set()
 
     def remove(self, transaction_id: str) -> None:
         """Watch it no more."""
@@ -112,17 +112,17 @@ class SettledWatch:
     def stop(self) -> None:
         """End. Callbacks that still wait are not called; the producer gives those transactions up."""
         self._stopping.set()
-        self._some.set()
+        self._has_watches.set()
         if self._thread.ident is not None:
             self._thread.join(_RETRY_DELAY_S)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._some.wait()
+            self._has_watches.wait()
             with self._lock:
                 ids = list(self._callbacks)
                 if not ids:
-                    self._some.clear()
+                    self._has_watches.clear()
                     continue
             try:
                 settled = self._settled(ids)

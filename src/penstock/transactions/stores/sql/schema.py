@@ -22,7 +22,7 @@ COMMIT, ROLLBACK, DISCARD = int(Verdict.COMMIT), int(Verdict.ROLLBACK), int(Verd
 _PRODUCER_DEAD_AFTER_S = 10.0
 
 #: Transactions in one group, or in one statement.
-GROUP = 500
+STATEMENT_LIMIT = 500
 
 _VERSION = 5
 
@@ -105,7 +105,7 @@ tx = sa.Table(
 )
 
 #: What is known of a transaction without its messages.
-about = [column for column in tx.c if column is not tx.c.halves]
+without_messages = [column for column in tx.c if column is not tx.c.halves]
 #: The condition that a transaction is decided and cannot be published with others.
 is_set_aside = (tx.c.state != PREPARED) & tx.c.settled_at.is_(None) & tx.c.publish_at_ms.is_(None)
 #: How many answers of checks counted for a transaction: those that were UNKNOWN, and one that decided.
@@ -171,10 +171,10 @@ def create(database: Database, shards: int) -> tuple[str, int]:
         metadata.create_all(connection)
         row = connection.execute(sa.select(store)).one_or_none()
         if row is None:
-            own = uuid.uuid4().hex[:12]
-            for insert in _first_rows(own, shards):
+            store_uuid = uuid.uuid4().hex[:12]
+            for insert in _first_rows(store_uuid, shards):
                 connection.execute(insert)
-            return own, shards
+            return store_uuid, shards
         if row.version != _VERSION:
             raise ConfigurationError(
                 f"the tables of the SQL store are of version {row.version}, but this penstock knows {_VERSION}; settle "
@@ -183,9 +183,9 @@ def create(database: Database, shards: int) -> tuple[str, int]:
         return str(row.uuid), int(row.shards)
 
 
-def _first_rows(own: str, shards: int) -> tuple[sa.Insert, sa.Insert]:
+def _first_rows(store_uuid: str, shards: int) -> tuple[sa.Insert, sa.Insert]:
     rows = [{"number": number} for number in range(shards)]
-    return store.insert().values(one=1, version=_VERSION, uuid=own, shards=shards), shard.insert().values(rows)
+    return store.insert().values(one=1, version=_VERSION, uuid=store_uuid, shards=shards), shard.insert().values(rows)
 
 
 def statements(database: Database, shards: int) -> list[str]:
@@ -202,7 +202,7 @@ def statements(database: Database, shards: int) -> list[str]:
     return [*found, *(str(it.compile(dialect=dialect, compile_kwargs=literal)) for it in inserts)]
 
 
-def before_it(earlier: sa.FromClause) -> sa.ColumnElement[bool]:
+def is_before_in_line(earlier: sa.FromClause) -> sa.ColumnElement[bool]:
     """Return the condition that a row of `earlier` stands before one of `tx` in its line, and is not settled.
 
     A line is of a producer group and an ordering key; the shard is that of the key.
@@ -247,4 +247,4 @@ def message_columns(halves: Sequence[Half]) -> dict[str, Any]:
 
 def in_groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield names in portions for one statement each."""
-    return (names[start : start + GROUP] for start in range(0, len(names), GROUP))
+    return (names[start : start + STATEMENT_LIMIT] for start in range(0, len(names), STATEMENT_LIMIT))

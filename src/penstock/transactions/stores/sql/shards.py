@@ -29,9 +29,9 @@ _IDLE_POLL_S = 0.1
 _CHECK_S = 0.1
 _RENEWALS = 4
 #: Checks in one round.
-_CHECKS = 1_000
+_MAX_CHECKS = 1_000
 #: Refusals that one statement counts.
-_REFUSALS = 1_000
+_MAX_REFUSALS = 1_000
 #: Seconds that `statistics` waits for the database; after that it returns what was found last.
 _STATISTICS_BUDGET_S = 1.0
 #: Settled rows are kept so long, for those who wait to hear of them; discarded ones, so that they can be resumed.
@@ -39,7 +39,7 @@ _SETTLED_KEPT_S = 60.0
 _DISCARDED_KEPT_S = 30 * 24 * 3600.0
 _SILENT_KEPT_S = 24 * 3600.0
 #: Transactions that one statement deletes: it has a time limit.
-_PURGED = 10_000
+_PURGE_LIMIT = 10_000
 
 
 class SqlShards(StoreShards):
@@ -58,7 +58,7 @@ class SqlShards(StoreShards):
         # What the store held when it was looked at last, all shards (True) and some: fields of the statistics, where
         # answered checks are those of what is pending. Each is replaced as a whole.
         self._last: dict[bool, dict[str, Any]] = {}
-        self._look(None)
+        self._read_counts(None)
         # Checks of pending transactions that were answered before the start.
         self._answered_before = self._last[True]["answered_checks"]
 
@@ -115,7 +115,7 @@ class SqlShards(StoreShards):
         found = (
             sa.select(tx.c.id, tx.c.producer_group, tx.c.check_count, now.label("now"))
             .where(tx.c.shard.in_(sorted(self.owned)), is_open, sa.func.coalesce(tx.c.check_at, first_at) <= now)
-            .limit(_CHECKS)
+            .limit(_MAX_CHECKS)
         )
         with self._database.read() as connection:
             rows = connection.execute(found).all() if self.owned else ()
@@ -153,7 +153,7 @@ class SqlShards(StoreShards):
             first = connection.execute(sa.select(sa.func.min(number))).scalar()
         if first is not None:
             with self._database.begin() as connection:
-                counted = connection.execute(schema.refusal.delete().where(number < first + _REFUSALS))
+                counted = connection.execute(schema.refusal.delete().where(number < first + _MAX_REFUSALS))
             self.counts.refused += counted.rowcount
 
     def purge(self) -> None:
@@ -167,16 +167,16 @@ class SqlShards(StoreShards):
             connection.execute(schema.alive.delete().where(schema.alive.c.seen < now - _SILENT_KEPT_S))
             if self._database.kind == "mysql":
                 # Numbers that were drawn; the table goes on counting.
-                connection.exec_driver_sql(f"DELETE FROM penstock_number ORDER BY n LIMIT {_PURGED}")  # noqa: S608 - a constant
+                connection.exec_driver_sql(f"DELETE FROM penstock_number ORDER BY n LIMIT {_PURGE_LIMIT}")  # noqa: S608 - a constant
 
     def _purge(self, old: sa.ColumnElement[bool]) -> bool:
         """Delete old transactions, as many as one statement may; tell whether there may be more."""
         tx = schema.tx
         with self._database.begin() as connection:
-            ids = list(connection.execute(sa.select(tx.c.id).where(old).limit(_PURGED)).scalars())
+            ids = list(connection.execute(sa.select(tx.c.id).where(old).limit(_PURGE_LIMIT)).scalars())
             for some in schema.in_groups(ids):
                 connection.execute(tx.delete().where(tx.c.id.in_(some)))
-        return len(ids) == _PURGED
+        return len(ids) == _PURGE_LIMIT
 
     def note_slow_call(self, shard: int, call: str, age_s: float) -> None:
         """Write down the call that publication of a shard waits for."""
@@ -201,17 +201,17 @@ class SqlShards(StoreShards):
         # moment may be in neither.
         counted = self.counts.statistics()
         with suppress(sa.exc.SQLAlchemyError):
-            self._question.ask(partial(self._look, shards), _STATISTICS_BUDGET_S)
+            self._question.ask(partial(self._read_counts, shards), _STATISTICS_BUDGET_S)
         last = self._last.get(shards is None) or self._last[True]
         answered = counted.answered_checks + last["answered_checks"] - self._answered_before
         return replace(counted, **{**last, "answered_checks": answered})
 
-    def _look(self, shards: Collection[int] | None) -> None:
+    def _read_counts(self, shards: Collection[int] | None) -> None:
         """Count what the store holds now, in all shards or in some."""
         tx, now = schema.tx, self._database.now
         pending = sa.and_(tx.c.settled_at.is_(None), sa.true() if shards is None else tx.c.shard.in_(shards))
         earlier = tx.alias("earlier")
-        behind = sa.exists().where(schema.before_it(earlier))
+        behind = sa.exists().where(schema.is_before_in_line(earlier))
         sums = {
             "held": schema.is_set_aside,
             "delayed": schema.is_delayed(self._database),

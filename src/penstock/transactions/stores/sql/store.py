@@ -214,7 +214,7 @@ class Outbox:
             # The store was not started.
             ((self._store.shards,),) = self._run("SELECT shards FROM penstock_store").rows
         database = self._store.database
-        number, now = database.next, database.now
+        number, now = database.next_number, database.now
         if database.kind == "mysql":
             self._run("INSERT INTO penstock_number VALUES (NULL)")
         # Constants and our own words: nothing of the user's is in the text.

@@ -32,8 +32,9 @@ _log = logging.getLogger("penstock.transactions")
 BATCH = 500
 _DONE = Outcome()
 _GROUP = sa.bindparam("wanted_group", type_=sa.Text)
-#: The condition of the transaction that a change names, of its group where it names that.
-_IS_MEANT = (schema.tx.c.id == sa.bindparam("wanted_id")) & (_GROUP.is_(None) | (schema.tx.c.producer_group == _GROUP))
+#: The condition that a row is the transaction that a change names, and of its group if the change names one.
+_IS_OF_GROUP = _GROUP.is_(None) | (schema.tx.c.producer_group == _GROUP)
+_IS_ADDRESSED = (schema.tx.c.id == sa.bindparam("wanted_id")) & _IS_OF_GROUP
 
 
 class Writing:
@@ -55,12 +56,12 @@ class Writing:
     def write(self, changes: Sequence[Prepare | Decide]) -> Sequence[Result]:
         """Write changes, and return what became of each."""
         results = self._attempt(changes)
-        if _is_of_the_database(results):
+        if _is_database_error(results):
             # A new session may do, or the lock be free.
             results = self._attempt(changes)
         if not isinstance(results, Exception):
             return results
-        if _is_of_the_database(results) or self._is_late() or len(changes) == 1:
+        if _is_database_error(results) or self._is_late() or len(changes) == 1:
             return [results] * len(changes)
         _log.warning("a batch of the SQL store was not written: %s; each alone now", cause_of(results))
         # What one of them did wrong is no fault of the others'.
@@ -103,13 +104,13 @@ class Writing:
         # Who repeats this after an error whose transaction was committed all the same finds it there.
         database = self._database
         if database.kind == "mysql":
-            first_number = database.draw(connection, len(rows))
+            first_number = database.draw_numbers(connection, len(rows))
             rows = [{**row, "seq": number} for number, row in enumerate(rows, first_number)]
-        connection.execute(database.once("insert", lambda: _insert(database)), rows)
+        connection.execute(database.cached_statement("insert", lambda: _insert(database)), rows)
 
 
 def _insert(database: Database) -> sa.Executable:
-    number = sa.bindparam("seq") if database.kind == "mysql" else database.next
+    number = sa.bindparam("seq") if database.kind == "mysql" else database.next_number
     given = ("id", "shard", "producer_group", "order_key", "immunity", "deliver_at_ms", "topics", "halves")
     values: dict[str, Any] = {name: sa.bindparam(name) for name in given}
     return database.insert_absent(schema.tx, {"seq": number, "birth": database.now, **values})
@@ -134,11 +135,11 @@ def decide(database: Database, connection: sa.Connection, change: Decide) -> Out
         "withdraws": change.cancels or may_cancel(change.verdict, change.author),
         "overrules": (change.verdict, change.author) == (Verdict.DISCARD, Author.OPERATOR),
     }
-    database.draw(connection)
-    if connection.execute(database.once("decide", lambda: _decide(database)), parameters).rowcount:
+    database.draw_numbers(connection)
+    if connection.execute(database.cached_statement("decide", lambda: _decide(database)), parameters).rowcount:
         return _DONE
     tx = schema.tx
-    row = connection.execute(sa.select(tx.c.state, tx.c.settled_at).where(_IS_MEANT), parameters).first()
+    row = connection.execute(sa.select(tx.c.state, tx.c.settled_at).where(_IS_ADDRESSED), parameters).first()
     connection.execute(schema.refusal.insert().values(tx=change.transaction_id))
     if row is None:
         return Outcome(UNKNOWN_ID, is_known=False)
@@ -157,12 +158,12 @@ def _decide(database: Database) -> sa.Executable:
     at_once = sa.literal_column("0", sa.BigInteger)
     return (
         tx.update()
-        .where(_IS_MEANT, sa.or_(*(sa.bindparam(name, type_=sa.Boolean) & it for name, it in counts.items())))
+        .where(_IS_ADDRESSED, sa.or_(*(sa.bindparam(name, type_=sa.Boolean) & it for name, it in counts.items())))
         .values(
             state=verdict,
             author=sa.bindparam("by"),
             actor=sa.bindparam("who"),
-            decided_seq=database.next,
+            decided_seq=database.next_number,
             publish_at_ms=sa.case(
                 (verdict == schema.COMMIT, sa.func.coalesce(tx.c.deliver_at_ms, at_once)), else_=at_once
             ),
@@ -176,11 +177,11 @@ def _decide(database: Database) -> sa.Executable:
 def _count_check(connection: sa.Connection, change: Decide) -> None:
     tx = schema.tx
     is_next = (tx.c.state == schema.PREPARED) & (tx.c.check_count == change.check_number - 1)
-    counted = tx.update().where(_IS_MEANT, is_next).values(check_count=change.check_number, asked_at=None)
+    counted = tx.update().where(_IS_ADDRESSED, is_next).values(check_count=change.check_number, asked_at=None)
     connection.execute(counted, {"wanted_id": change.transaction_id, "wanted_group": change.group})
 
 
-def _is_of_the_database(error: object) -> bool:
+def _is_database_error(error: object) -> bool:
     """Tell whether an error is no fault of a change: a session that was lost, a lock, or no session to be had."""
     of_session = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
     return of_session or isinstance(error, sa.exc.OperationalError | sa.exc.TimeoutError)

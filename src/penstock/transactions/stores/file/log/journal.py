@@ -17,11 +17,11 @@ from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.frames import Kind, Prepared, Record, encode_entry
 from penstock.transactions.stores.file.log.ledger import (
     StoredTransaction,
-    decoded,
-    due_of,
+    decode,
+    due_tick_of,
     entries_of,
-    loaded,
     replay,
+    restore,
     row_of,
 )
 from penstock.transactions.stores.file.log.redo import NoRoomError, RedoLog, damaged
@@ -39,11 +39,11 @@ from penstock.transactions.wire.ids import id_bytes, id_text, is_id
 from penstock.transactions.wire.ops import Verdict
 
 #: Ends that are remembered, in this process alone.
-_ENDED = 10_000
+_REMEMBERED_ENDS = 10_000
 #: Bytes of payloads in memory; what is beyond is read from the log again.
 _PAYLOAD_BYTES = 256 << 20
 #: Bytes of live halves after which a frame of those that are written again ends.
-_CARRY_BYTES = 1 << 20
+_REWRITE_FRAME_BYTES = 1 << 20
 
 
 class Journal:
@@ -64,7 +64,7 @@ class Journal:
         self.live: dict[str, StoredTransaction] = {}
         self._payload_bytes = 0
         #: How the last transactions ended, for decisions that come after that.
-        self.ended: OrderedDict[str, Verdict] = OrderedDict()
+        self.recent_ends: OrderedDict[str, Verdict] = OrderedDict()
 
     # Opening and closing; nobody else is there.
 
@@ -82,7 +82,7 @@ class Journal:
                 folder.remove(name)
             replay(self.redo.records(), table)
         self.redo.recover()
-        table.claim()
+        table.write_header()
         folder.remove(STOPPED)
         for number, (_, _, _, _, state, flags, _) in table:
             if flags & STAYS or state in {State.COMMITTED, State.DISCARDED}:
@@ -96,16 +96,16 @@ class Journal:
         self.folder.sync(STOPPED)
         self.folder.sync_names()
 
-    def look(self) -> None:
+    def open_read_only(self) -> None:
         """Read what is pending in a store that another process has, and change nothing.
 
         After a crash of the machine the table cannot be trusted: then one is made of the log, in memory. Raises
         `StoreDamagedError`, also where what is read together does not fit together, since segments come and go.
         """
-        self.redo.look()
+        self.redo.open_read_only()
         rows = self.folder.view(ROWS) if ROWS in self.folder.names() else b""
         if is_current(rows):
-            self.table.look(rows, self.folder.view(KEYS))
+            self.table.attach(rows, self.folder.view(KEYS))
         else:
             self.table = StateTable(in_memory())
             replay(self.redo.records(), self.table)
@@ -143,7 +143,7 @@ class Journal:
                 record = None
             former, row = row, self.table.row(number)
             if record is not None and row == former:
-                return loaded(number, row, order, decoded(record))
+                return restore(number, row, order, decode(record))
         return None
 
     def peek(self, number: int) -> StoredTransaction | None:
@@ -162,7 +162,7 @@ class Journal:
     def add(self, entry: Prepared, record: Record) -> StoredTransaction:
         """Take in what was prepared."""
         first = entry.halves[0]
-        number = self.table.add(id_bytes(first.transaction_id), due_of(first.deliver_at_ms), row_of(entry, record))
+        number = self.table.add(id_bytes(first.transaction_id), due_tick_of(first.deliver_at_ms), row_of(entry, record))
         stored = StoredTransaction(entry.halves, number, entry.number, entry.birth_ms)
         self._remember(stored)
         return stored
@@ -173,22 +173,22 @@ class Journal:
             return None
         if self.table.find(id_bytes(stored.transaction_id)) != number:
             return None
-        self.table.leave(number)
+        self.table.remove_from_index(number)
         self._remember(stored)
         return stored
 
-    def release(self, stored: StoredTransaction) -> None:
+    def unload(self, stored: StoredTransaction) -> None:
         """Let a transaction leave the memory: the table has it."""
         self._forget(stored)
-        self.table.enter(stored.offset)
+        self.table.add_to_index(stored.offset)
 
     def end(self, stored: StoredTransaction, verdict: Verdict) -> None:
         """Forget a transaction that is settled, but for how it ended."""
         self._forget(stored)
         self.table.free(stored.offset)
-        self.ended[stored.half.transaction_id] = verdict
-        if len(self.ended) > _ENDED:
-            self.ended.popitem(last=False)
+        self.recent_ends[stored.half.transaction_id] = verdict
+        if len(self.recent_ends) > _REMEMBERED_ENDS:
+            self.recent_ends.popitem(last=False)
 
     def load_payload(self, stored: Pending) -> None:
         """Have the payload of a transaction in memory. As `load`."""
@@ -199,7 +199,7 @@ class Journal:
             raise damaged(f"the halves of transaction {stored.transaction_id} are gone")
         self._payload_bytes += stored.held_bytes
 
-    def let_go(self, stored: Pending) -> None:
+    def drop_payload_if_full(self, stored: Pending) -> None:
         """Let the payload of a transaction leave the memory, if there is too much."""
         if stored.dropped is None and self._payload_bytes > _PAYLOAD_BYTES:
             self._payload_bytes -= stored.held_bytes
@@ -208,7 +208,7 @@ class Journal:
     def _remember(self, stored: StoredTransaction) -> None:
         self.live[stored.half.transaction_id] = stored
         self._payload_bytes += stored.held_bytes
-        self.let_go(stored)
+        self.drop_payload_if_full(stored)
 
     def _forget(self, stored: StoredTransaction) -> None:
         del self.live[stored.half.transaction_id]
@@ -232,7 +232,7 @@ class Journal:
         """Return the lowest place of the log that is still needed."""
         return min((place for _, (place, *_) in self.table), default=self.redo.end)
 
-    def _carry(self) -> None:
+    def _compact(self) -> None:
         """Write what is live in the oldest segments again, while the log takes more than twice what is live."""
         bases = self.redo.bases
         # The last two are always there: the one that was begun, and the one that was full.
@@ -247,16 +247,16 @@ class Journal:
             stored = self.load(number)
             if stored is None:
                 continue
-            if size > _CARRY_BYTES:
-                self._write_again(frame, moved)
+            if size > _REWRITE_FRAME_BYTES:
+                self._rewrite(frame, moved)
                 frame, moved, size = [], [], 0
             for kind, payload in map(encode_entry, entries_of(stored)):
                 frame.append((kind, payload))
                 size += len(payload)
             moved.append(number)
-        self._write_again(frame, moved)
+        self._rewrite(frame, moved)
 
-    def _write_again(self, frame: Sequence[tuple[int, bytes]], moved: Sequence[int]) -> None:
+    def _rewrite(self, frame: Sequence[tuple[int, bytes]], moved: Sequence[int]) -> None:
         """Write transactions again, whose numbers are given."""
         halves = [record for record in self._write(frame) if record.kind == Kind.PREPARED]
         with self.lock:

@@ -80,7 +80,7 @@ def replay(records: Iterable[Record], table: StateTable) -> None:
     """
     table.clear()
     for record in records:
-        entry = decoded(record)
+        entry = decode(record)
         if isinstance(entry, Prepared):
             _replay_prepared(entry, record, table)
         elif isinstance(entry, Settled):
@@ -88,7 +88,7 @@ def replay(records: Iterable[Record], table: StateTable) -> None:
                 _settle(table.find(id_bytes(transaction_id)), table)
         elif isinstance(entry, Checked):
             if number := table.find(id_bytes(entry.transaction_id)):
-                table.wait(number, State.ANSWERED, tick_of(entry.answered_ms), entry.check_count)
+                table.set_wait(number, State.ANSWERED, tick_of(entry.answered_ms), entry.check_count)
         else:
             table.decided = max(table.decided, entry.decided)
             number = table.find(id_bytes(entry.transaction_id))
@@ -103,7 +103,7 @@ def replay(records: Iterable[Record], table: StateTable) -> None:
 
 def _replay_prepared(entry: Prepared, record: Record, table: StateTable) -> None:
     raw_id, row = id_bytes(entry.halves[0].transaction_id), row_of(entry, record)
-    due = due_of(entry.halves[0].deliver_at_ms)
+    due = due_tick_of(entry.halves[0].deliver_at_ms)
     table.number = max(table.number, entry.number)
     table.decided = max(table.decided, entry.decided)
     number = table.find(raw_id)
@@ -112,7 +112,7 @@ def _replay_prepared(entry: Prepared, record: Record, table: StateTable) -> None
         table.put(number, raw_id, due, row)
     else:
         number = table.add(raw_id, due, row)
-        table.enter(number)
+        table.add_to_index(number)
     if entry.verdict is not Verdict.UNKNOWN:
         # As an earlier version of penstock wrote it again.
         table.decide(number, entry.verdict, Author.PRODUCER, entry.decided)
@@ -120,7 +120,7 @@ def _replay_prepared(entry: Prepared, record: Record, table: StateTable) -> None
 
 def _settle(number: int, table: StateTable) -> None:
     if number:
-        table.leave(number)
+        table.remove_from_index(number)
         table.free(number)
 
 
@@ -133,12 +133,12 @@ def row_of(entry: Prepared, record: Record) -> Row:
     return Row(record.place, record.size, tick_of(ms), group, state, stays, entry.check_count)
 
 
-def due_of(deliver_at_ms: int | None) -> int:
+def due_tick_of(deliver_at_ms: int | None) -> int:
     """Return the timestamp of a delivery, 0 where that is at once."""
     return 0 if deliver_at_ms is None else max(1, tick_of(deliver_at_ms))
 
 
-def decoded(record: Record) -> Entry:
+def decode(record: Record) -> Entry:
     """Return the entry of a record. Raises `StoreDamagedError`."""
     try:
         return decode_entry(record.kind, record.payload)
@@ -159,7 +159,7 @@ def entries_of(stored: StoredTransaction) -> list[Entry]:
     return entries
 
 
-def loaded(number: int, row: Row, order: int, entry: Entry) -> StoredTransaction:
+def restore(number: int, row: Row, order: int, entry: Entry) -> StoredTransaction:
     """Return a transaction as it stands, of its record and its halves in the log. Raises `StoreDamagedError`."""
     if not isinstance(entry, Prepared):
         raise StoreDamagedError(

@@ -61,7 +61,7 @@ class RedoLog:
         self._offset = HEADER_BYTES
         self._sequence = 1
         # The offset of the frame that may not have been acknowledged when it was opened.
-        self._doubtful = HEADER_BYTES
+        self._unconfirmed = HEADER_BYTES
         #: Bytes behind the end when it was opened, which a crash had left torn.
         self.torn_bytes = 0
 
@@ -99,20 +99,20 @@ class RedoLog:
         if not segments_of(names):
             if mark is not None:
                 raise damaged("all segments of its redo log are gone")
-            self._segments = (self._make(uuid4(), 0, 0, self._segment_bytes),)
+            self._segments = (self._create_segment(uuid4(), 0, 0, self._segment_bytes),)
             return
-        self.look()
+        self.open_read_only()
         last = self._segments[-1]
-        data, found = self._scan(last)
+        data, found = self._scan_segment(last)
         self._offset, self._sequence = found.end, found.sequence
         if mark is not None and mark[0] == last.store_id and mark[1] > self.end:
             raise damaged(f"its redo log had been stored up to place {mark[1]}, but ends at {self.end}")
-        self._doubtful = found.end if mark is not None and mark[1] >= self.end else found.last
+        self._unconfirmed = found.end if mark is not None and mark[1] >= self.end else found.last
         self.torn_bytes = len(data[found.end :].rstrip(b"\0"))
 
-    def look(self) -> None:
+    def open_read_only(self) -> None:
         """Find the segments of a log, which another process may have: it can be read then. Raises as `records`."""
-        segments = [self._header(name) for name in segments_of(self._folder.names())]
+        segments = [self._read_header(name) for name in segments_of(self._folder.names())]
         floor = segments[-1].floor
         self._segments = tuple(segment for segment in segments if segment.base >= floor)
         if self._segments[0].base != floor:
@@ -125,7 +125,7 @@ class RedoLog:
         for segment in self._segments:
             if (segment.base, segment.sequence, segment.store_id) != (at, sequence, last.store_id):
                 raise damaged(f"{_name(segment)} of its redo log does not follow on what stands before: place {at}")
-            _, found = self._scan(segment)
+            _, found = self._scan_segment(segment)
             at, sequence = segment.base + found.end, found.sequence
             yield from found.records
 
@@ -140,8 +140,9 @@ class RedoLog:
         folder.allocate(name, self._capacity)
         # The last frame may be whole in the system's cache and not on the disk. And if a sync of it failed, the system
         # may believe that it is there: it is written once more, or another sync would do nothing.
-        if self._doubtful < self._offset:
-            folder.write(name, self._doubtful, folder.read(name, self._doubtful, self._offset - self._doubtful))
+        if self._unconfirmed < self._offset:
+            frame = folder.read(name, self._unconfirmed, self._offset - self._unconfirmed)
+            folder.write(name, self._unconfirmed, frame)
         folder.sync(name)
         # Nor may its name be: who made it was perhaps killed before that.
         folder.sync_names()
@@ -175,7 +176,7 @@ class RedoLog:
         floor = self._floor()
         lowest = max(base for base in (*self.bases, self.end) if base <= floor)
         capacity = max(self._segment_bytes, HEADER_BYTES + frame_bytes)
-        made = self._make(self.store_id, self.end, lowest, capacity)
+        made = self._create_segment(self.store_id, self.end, lowest, capacity)
         passed = [segment for segment in self._segments if segment.base < lowest]
         self._segments = (*self._segments[len(passed) :], made)
         self._offset, self._capacity = HEADER_BYTES, capacity
@@ -193,7 +194,7 @@ class RedoLog:
                     raise damaged(f"{_name(segment)} has {error}") from error
         raise damaged(f"place {place} of its redo log is gone")
 
-    def _make(self, store_id: UUID, base: int, floor: int, capacity: int) -> SegmentHeader:
+    def _create_segment(self, store_id: UUID, base: int, floor: int, capacity: int) -> SegmentHeader:
         """Make a segment under another name first: one with the right name always has a whole header."""
         header = SegmentHeader(store_id, base, self._sequence, floor, secrets.randbits(32))
         name = _name(header)
@@ -207,7 +208,7 @@ class RedoLog:
         self._folder.sync_names()
         return header
 
-    def _header(self, name: str) -> SegmentHeader:
+    def _read_header(self, name: str) -> SegmentHeader:
         try:
             header = decode_header(self._folder.read(name, 0, HEADER_BYTES))
         except MessageFormatError as error:
@@ -216,7 +217,7 @@ class RedoLog:
             raise damaged(f"{name} of its redo log is a segment that begins at {header.base}")
         return header
 
-    def _scan(self, segment: SegmentHeader) -> tuple[bytes, Scan]:
+    def _scan_segment(self, segment: SegmentHeader) -> tuple[bytes, Scan]:
         """Return the bytes of a segment, and what it holds."""
         data = self._folder.read(_name(segment))
         found = scan(data, segment)

@@ -48,7 +48,7 @@ _EPOCH_MS = 1_577_836_800_000
 TICK_MS = 250
 _LAST_TICK = (1 << 32) - 1
 #: What the index by id has for a transaction that is gone: what was entered after it is found still.
-_GONE = (1 << 32) - 1
+_TOMBSTONE = (1 << 32) - 1
 
 
 class State(IntEnum):
@@ -113,9 +113,9 @@ class StateTable:
         # Records that are free, below the first that was never used.
         self._free = array("I")
         self._top = 1
-        # The index by id, of those that are entered: open addressing, a record, 0 or `_GONE`; how many are not 0.
+        # The index by id, of those that are entered: open addressing, a record, 0 or `_TOMBSTONE`; how many are not 0.
         self._slots = array("I")
-        self._taken = 0
+        self._filled_slots = 0
 
     @property
     def used(self) -> int:
@@ -125,20 +125,20 @@ class StateTable:
     def clear(self) -> None:
         """Begin with an empty table; the files are gone. Raises `OSError`."""
         self.number = self.decided = 0
-        self._read(0)
+        self._read_files(0)
 
-    def look(self, rows: Any, keys: Any) -> None:
+    def attach(self, rows: Any, keys: Any) -> None:
         """Show what files have that another process changes; what is there is found by its number alone."""
         self._rows, self._keys = rows, keys
         self._top = min(len(rows), len(keys)) // RECORD_BYTES
 
-    def _read(self, records: int) -> None:
+    def _read_files(self, records: int) -> None:
         """Take in what the files have in the first so many records."""
         self._map(records)
         self._free, self._top = array("I"), records + 1
         states = self._states()
         self._free.extend(number for number in range(1, self._top) if not states[number - 1])
-        self._index([number for number in range(1, self._top) if states[number - 1]])
+        self._rebuild_index([number for number in range(1, self._top) if states[number - 1]])
 
     def _map(self, records: int) -> None:
         capacity = _size_for(records)
@@ -146,7 +146,7 @@ class StateTable:
         self._keys = self._map_file(KEYS, capacity * RECORD_BYTES)
         self._capacity = capacity
 
-    def claim(self) -> None:
+    def write_header(self) -> None:
         """Write the header: from now on the files show what is pending, as long as this machine runs."""
         _HEADER.pack_into(self._rows, 0, _MAGIC, _VERSION, _boot_id())
 
@@ -228,14 +228,14 @@ class StateTable:
         _STATE.pack_into(self._rows, at + _STATE_AT, state, flags & STAYS | author, checks)
         _ORDER.pack_into(self._keys, at + ID_BYTES, order)
 
-    def wait(self, number: int, state: State, tick: int, checks: int | None = None) -> None:
+    def set_wait(self, number: int, state: State, tick: int, checks: int | None = None) -> None:
         """Let an undecided transaction wait from a time on, or until then."""
         at = number * RECORD_BYTES
         _, flags, former = _STATE.unpack_from(self._rows, at + _STATE_AT)
         _TICK.pack_into(self._rows, at + _TICK_AT, tick)
         _STATE.pack_into(self._rows, at + _STATE_AT, state, flags, former if checks is None else checks)
 
-    def ripen(self, number: int) -> None:
+    def mark_due(self, number: int) -> None:
         """Take in that the time of a transaction has come, if it waits for that."""
         at = number * RECORD_BYTES
         if self._rows[at + _STATE_AT] == _DELAYED:
@@ -252,33 +252,33 @@ class StateTable:
 
     def find(self, raw_id: bytes) -> int:
         """Return the record of a transaction that is entered, or 0."""
-        return self._slots[self._slot(raw_id)]
+        return self._slots[self._find_slot(raw_id)]
 
-    def enter(self, number: int) -> None:
+    def add_to_index(self, number: int) -> None:
         """Let a transaction be found by its id."""
-        if 3 * self._taken >= 2 * len(self._slots):
-            self._index([other for other in self._slots if other not in {0, _GONE}])
-        self._taken += 1
-        self._slots[self._slot(self.key(number)[0])] = number
+        if 3 * self._filled_slots >= 2 * len(self._slots):
+            self._rebuild_index([other for other in self._slots if other not in {0, _TOMBSTONE}])
+        self._filled_slots += 1
+        self._slots[self._find_slot(self.key(number)[0])] = number
 
-    def leave(self, number: int) -> None:
+    def remove_from_index(self, number: int) -> None:
         """Let a transaction that is entered not be found any more."""
-        self._slots[self._slot(self.key(number)[0])] = _GONE
+        self._slots[self._find_slot(self.key(number)[0])] = _TOMBSTONE
 
-    def _index(self, entered: Collection[int]) -> None:
+    def _rebuild_index(self, entered: Collection[int]) -> None:
         """Make the index of these."""
-        self._slots, self._taken = array("I", bytes(4 * _size_for(2 * len(entered)))), len(entered)
+        self._slots, self._filled_slots = array("I", bytes(4 * _size_for(2 * len(entered)))), len(entered)
         for number in entered:
-            self._slots[self._slot(self.key(number)[0])] = number
+            self._slots[self._find_slot(self.key(number)[0])] = number
 
-    def _slot(self, raw_id: bytes) -> int:
+    def _find_slot(self, raw_id: bytes) -> int:
         """Return where a transaction stands in the index, or could stand."""
         slots, keys = self._slots, self._keys
         mask = len(slots) - 1
         slot = hash(raw_id) & mask
         while number := slots[slot]:
             at = number * RECORD_BYTES
-            if number != _GONE and keys[at : at + ID_BYTES] == raw_id:
+            if number != _TOMBSTONE and keys[at : at + ID_BYTES] == raw_id:
                 break
             slot = (slot + 1) & mask
         return slot
@@ -302,7 +302,7 @@ class StateTable:
         self._map(records)
         if tuple(sums) != self._checksums(records + 1):
             return False
-        self._read(records)
+        self._read_files(records)
         self.number, self.decided = number, decided
         return True
 
