@@ -1,7 +1,8 @@
-"""What an operator may do on a file store, in the process that has it; and what any process may read there.
+"""Operator commands on a file store: all of them in the process that has it open, only reading in every other process.
 
-Another process is kept out by the lock. It reads the state table, and the halves in the redo log, without the lock and
-without changing anything. What does not fit together, since segments come and go, is read again.
+The lock keeps other processes out. They read the state table and the halves in the redo log without the lock, and
+change nothing. If a read finds parts that do not match, because a segment was added or removed meanwhile, they read
+again.
 """
 
 from __future__ import annotations
@@ -49,19 +50,18 @@ from penstock.transactions.wire.topics import StoreTopics
 if TYPE_CHECKING:
     from penstock.transactions.stores.file.store import FileStore
 
-#: Times that it is read before what does not fit together counts as damaged, however long that takes; and seconds
-#: between two.
+#: Attempts to read before the store counts as damaged, however long they take; and seconds between two.
 _TRIES = 5
 _REREAD_DELAY_S = 0.2
-#: What a transaction waits for that is discarded, and not in Kafka yet.
+#: The obstacle of a transaction that is discarded and not yet in the discarded topic.
 _DISCARDED = "the discarded topic"
 
 
 def read_pending(folder: Path, only: str | None = None) -> list[PendingTransaction]:
-    """Return what is not settled in the store in a folder, oldest first; of one id, if `only` names one.
+    """Return the unsettled transactions of the store in a folder, oldest first; with `only`, that transaction.
 
-    Ages are by this machine's clock, as the births are. Raises `PenstockError` where there is no store, or where it
-    cannot be read.
+    Ages are by this machine's clock, as the births are. Raises `PenstockError` if there is no store, or if it is
+    unreadable.
     """
     reading = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(_TRIES),
@@ -86,7 +86,7 @@ def read_pending(folder: Path, only: str | None = None) -> list[PendingTransacti
 
 
 def _pending(path: Path, only: str | None) -> list[StoredTransaction]:
-    """Read what is pending; with an id, that and what stands in a line, which may be before it."""
+    """Read the pending transactions. With an id, read that one and all in lines, which may be before it."""
     folder = Folder(path)
     if not path.is_dir() or not segments_of(folder.names()):
         raise PenstockError(f"there is no file store in {path}; a FileStore makes one")
@@ -104,9 +104,9 @@ def _pending(path: Path, only: str | None) -> list[StoredTransaction]:
 
 
 class FolderReading(Administration):
-    """What any process may see of the store in a folder, without its lock. Only the process that has it changes it.
+    """Shows a store in a folder to any process, without its lock. Only the process that has the store open changes it.
 
-    `kafka` is where its audit log is: addresses, client settings and topics; None: that is not known.
+    `kafka` locates its audit log: addresses, client settings and topics; None if it is unknown.
     """
 
     def __init__(self, path: Path, kafka: tuple[str, ClientConfig, StoreTopics] | None) -> None:
@@ -114,7 +114,7 @@ class FolderReading(Administration):
         self._kafka = kafka
 
     def pending(self) -> Sequence[PendingTransaction]:
-        """Return what is not settled, oldest first. Raises as `read_pending`."""
+        """Return the unsettled transactions, oldest first. Raises as `read_pending`."""
         return read_pending(self._path)
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
@@ -122,22 +122,22 @@ class FolderReading(Administration):
         return next(iter(read_pending(self._path, transaction_id)), None)
 
     def discarded(self) -> Sequence[Discarded]:
-        """Return nothing: what was discarded lies in Kafka, in the topic of the store's prefix."""
+        """Return nothing: discarded transactions are in Kafka, in the topic `<prefix>.discarded`."""
         return ()
 
     def acts(self, transaction_id: str) -> Sequence[Act]:
-        """Return what operators did to a transaction, oldest first, where it is known which Kafka has that."""
+        """Return the acts of operators on a transaction, oldest first; none if Kafka's address is unknown."""
         if self._kafka is None:
             return ()
         with AuditLog(*self._kafka) as audit:
             return audit.acts(transaction_id)
 
     def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "", timeout_s: float = 0.0) -> str:  # noqa: ARG002 - it refuses
-        """Refuse, and say what to do."""
+        """Refuse, with the call to make in the store's process."""
         raise self._refusal(f"decide({transaction_id!r}, Verdict.{verdict.name}, actor)")
 
     def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:  # noqa: ARG002 - it refuses
-        """Refuse, and say what to do."""
+        """Refuse, with the call to make in the store's process."""
         raise self._refusal(f"resume({transaction_id!r}, actor)")
 
     def _refusal(self, call: str) -> ConfigurationError:
@@ -148,9 +148,9 @@ class FolderReading(Administration):
 
 
 class FileAdministration(StoreAdministration, FolderReading):
-    """Shows and settles what is pending in a file store that is started. Thread-safe.
+    """Shows and settles pending transactions of a started file store. Thread-safe.
 
-    All of this raises `StoppedError` once the store was stopped.
+    Every method raises `StoppedError` once the store was stopped.
     """
 
     def __init__(self, store: FileStore) -> None:
@@ -158,13 +158,13 @@ class FileAdministration(StoreAdministration, FolderReading):
         self._store = store
 
     def pending(self) -> Sequence[PendingTransaction]:
-        """Return what is not settled, oldest first."""
+        """Return the unsettled transactions, oldest first."""
         return self.oldest(self._store.opened.table.used, ())
 
     def oldest(self, most: int, shards: Collection[int]) -> Sequence[PendingTransaction]:  # noqa: ARG002 - there is one
-        """Return the oldest of those that are not settled, at most so many."""
+        """Return the oldest unsettled transactions, at most `most`."""
         opened = self._store.opened
-        # Of those that are begun first, some may be settled, and not durably so.
+        # Some of the oldest may be published already.
         return self._describe(opened.table.oldest(most + len(opened.published_ids)))[:most]
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
@@ -173,7 +173,7 @@ class FileAdministration(StoreAdministration, FolderReading):
         return next(iter(self._describe([number] if number else [])), None)
 
     def _store_decision(self, transaction_id: str, verdict: Verdict, actor: str, why: str) -> None:
-        """Store an operator's decision; the act stands in the topic `<prefix>.audit` before."""
+        """Store an operator's decision, after writing the act to the topic `<prefix>.audit`."""
         found = self.show(transaction_id)
         if found is None:
             raise TransactionError(
@@ -188,11 +188,10 @@ class FileAdministration(StoreAdministration, FolderReading):
     def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
         """Bring a discarded transaction back from Kafka; see `Administration.resume`.
 
-        The act in the topic `<prefix>.audit` is the claim: what stands at a place of the discarded topic is brought
-        back once.
+        The act in the topic `<prefix>.audit` is the claim: each record of the discarded topic is brought back once.
         """
         store = self._store
-        # One that is settled and not durably so is there, too.
+        # A published transaction that is not durably settled is still in the table.
         if self._number_of(transaction_id):
             raise TransactionError(
                 f"transaction {transaction_id} is pending in {self._path}, or on its way to the discarded topic: "
@@ -211,13 +210,13 @@ class FileAdministration(StoreAdministration, FolderReading):
         return len(halves)
 
     def _number_of(self, transaction_id: str) -> int:
-        """Return the number of a transaction in the table, or 0."""
+        """Return the table number of a transaction, or 0."""
         opened = self._store.opened
         with opened.lock:
             return opened.number_of(transaction_id)
 
     def _describe(self, numbers: Sequence[int]) -> list[PendingTransaction]:
-        """Return those that are not settled as operators see them. They are read while others change the store."""
+        """Return the unsettled transactions among these, as operators see them. Safe while others change the store."""
         opened = self._store.opened
         slow, now_ms, shard = opened.slow_call, time.time() * 1000, opened.shard
         hangs = "" if slow is None else hanging(slow[0], time.monotonic() - slow[1])
@@ -240,5 +239,5 @@ class FileAdministration(StoreAdministration, FolderReading):
         return [transaction for _, transaction in sorted(found, key=lambda entry: entry[0])]
 
     def _audit_log(self) -> AuditLog:
-        """Return the audit log, over connections of its own: operators act seldom."""
+        """Return the audit log over a connection of its own: operators act rarely."""
         return AuditLog(self._store.bootstrap_servers, self._store.config, self._store.topics)

@@ -1,8 +1,8 @@
-"""The checks of a file store: the scan that finds what is due, and the producers of the process, which take them.
+"""The checks of a file store: the scan that finds due transactions, and the queue from which producers take checks.
 
-Nothing that is due is planned in memory: a scan of the state table finds what is to be checked, and what is published
-soon, at least as often as anything can become due. It reads a copy of the table, so that it holds nobody up, and takes
-at most a fifth of a processor's time.
+No due time is planned in memory. A scan of the state table finds due checks and near deliveries, at least as often as
+one can become due. It reads a copy of the table, so it blocks no other thread, and takes at most a fifth of a
+processor's time.
 """
 
 from __future__ import annotations
@@ -20,36 +20,38 @@ from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.table import TICK_MS, UNDECIDED, State, StateTable, ms_of, tick_of
 from penstock.transactions.wire.half import CheckRequest
 
-#: What is due within so many seconds after a scan comes into memory; two scans are closer than half of it.
+#: Deliveries due within this many seconds after a scan are loaded into memory. The time between two scans is at most
+#: half of it.
 NEAR_S = 10.0
-#: As much comes into memory, at most.
+#: Most deliveries that one scan loads.
 _NEAR = 20_000
-#: Times the time that a scan took, that pass until the next; ticks after which more may come into memory.
+#: The pause after a scan, in multiples of its duration; and ticks until the next scan if there were too many
+#: deliveries.
 _PAUSE_FACTOR = 4
 _CROWDED_TICKS = 2
 _NUMBER = 0xFFFFFFFF
 
 
 class TableScan:
-    """Finds what is due in a table, at the times that `due_at` says. Used by the coordinator's thread."""
+    """Finds due transactions in a table. The coordinator's thread calls `run` when `due_at` has come."""
 
     def __init__(self, table: StateTable, policy: CheckPolicy) -> None:
         self._table = table
         self._longest_s = min(policy.timeout_s, policy.interval_s, NEAR_S / 2)
         self._timeout = _ticks(policy.timeout_s)
-        # By the number of the check before.
+        # Ticks after the check of that number.
         self._intervals = [_ticks(policy.interval(number)) for number in range(policy.maximum + 2)]
         #: Monotonic second of the next scan.
         self.due_at = 0.0
-        #: What was found and not taken yet: numbers of transactions to check, the longest due last; and of those that
-        #: are published soon, the first of them last.
+        #: Found and not taken yet: numbers of transactions to check, longest due last; and of near deliveries, soonest
+        #: last.
         self.checks = array("I")
         self.near = array("I")
 
     def run(self) -> float:
-        """Look for what is due.
+        """Scan the table.
 
-        Return the time up to which all that is to be published was found, in milliseconds since the epoch.
+        Return the time up to which all deliveries were found, in milliseconds since the epoch.
         """
         begun, now_ms = time.monotonic(), time.time() * 1000
         now, soon_ms = tick_of(now_ms - TICK_MS), now_ms + NEAR_S * 1000
@@ -62,7 +64,7 @@ class TableScan:
                     near.append(tick << 32 | number)
             elif state in UNDECIDED:
                 due = tick + self._wait_ticks(state, count)
-                # What was prepared in the future was so before the clock was set back: nobody knows when.
+                # A birth in the future means that the clock was set back. The true due time is unknown: check now.
                 if due <= now or (tick > now + 1 and state != State.IMMUNE):
                     checks.append(due << 32 | number)
                 else:
@@ -89,55 +91,56 @@ def _ticks(seconds: float) -> int:
     return math.ceil(seconds * 1000 / TICK_MS)
 
 
-#: Checks that a producer takes at once.
+#: Most checks that a producer takes in one call.
 _MAX_TAKEN = 500
 
 
 class GroupChecks:
-    """The checks of one producer group, as the producers of this process take them. Thread-safe.
+    """The waiting checks of one producer group, which the producers of this process take. Thread-safe.
 
-    `find` returns an undecided transaction of that number and id with its halves, or None.
+    `find` returns the undecided transaction of that number and id with its halves, or None.
     """
 
     def __init__(self, find: Callable[[int, str], StoredTransaction | None]) -> None:
         self._find = find
-        # Guards the fields below; producers wait on it. It may be taken with the store's lock held, never before that.
+        # Guards the fields below; producers wait on it. A thread that holds the store's lock may take it, never the
+        # other way round.
         self._more = threading.Condition()
-        # Ids, with the numbers of their records.
+        # Record numbers by transaction id.
         self._waiting: dict[str, int] = {}
         self._producers = 0
 
     def join(self) -> None:
-        """Take in that a producer is here from now on."""
+        """Count one more producer."""
         with self._more:
             self._producers += 1
 
     def close(self) -> None:
-        """Take in that a producer is gone; what it took and did not answer is asked again later, of others."""
+        """Count one producer less. Its unanswered checks are asked again later, of other producers."""
         with self._more:
             self._producers -= 1
 
     @property
     def lacks_producer(self) -> bool:
-        """Whether checks wait, and no producer is here."""
+        """Whether checks wait and the group has no producer."""
         return bool(self._waiting) and not self._producers
 
     def offer(self, some: Mapping[str, int]) -> bool:
-        """Let a producer take checks; tell whether there is one."""
+        """Add checks for producers to take. Return whether the group has a producer."""
         with self._more:
             self._waiting.update(some)
             self._more.notify_all()
             return self._producers > 0
 
     def forget(self, transaction_id: str) -> None:
-        """It is decided: nobody has to be asked."""
+        """Drop the check of a decided transaction."""
         with self._more:
             self._waiting.pop(transaction_id, None)
 
     def take(self, timeout_s: float, running: Collection[str] = ()) -> Sequence[CheckRequest]:
-        """Return the checks that are there, waiting at most `timeout_s` seconds for the first.
+        """Return the waiting checks, waiting at most `timeout_s` seconds for the first.
 
-        None of those that are `running` here: one that hangs is asked again, and that is for another producer.
+        Leaves out the `running` transactions: a check that hangs is asked again, of another producer.
         """
 
         def not_running() -> list[str]:

@@ -1,8 +1,8 @@
-"""A file store that is open: what producers, the coordinator and operators of the process share.
+"""An open file store: judges changes, makes them durable, and queues decided transactions for publication.
 
-The writing thread judges a batch of changes, makes those that hold durable in one frame, and applies them at once,
-under the store's lock: what is seen here is on the disk. What is decided stands in the queue of all stores, until it is
-published; what is delayed for long waits in the state table, and comes here when its time is near.
+The writing thread judges a batch of changes, writes the accepted ones as one frame, and then applies them under the
+store's lock. So every change that another thread sees is on the disk. Decided transactions wait in the same queue as in
+every store. A transaction with a late `deliver_at` waits in the state table, until its time is near.
 """
 
 from __future__ import annotations
@@ -50,53 +50,54 @@ _log = logging.getLogger("penstock.transactions")
 
 
 Change = Prepare | Decide | Settled
-#: What is prepared or decided in a batch, by id; with its COMMIT that is withdrawn, if it had one.
+#: The transactions that a batch prepares or decides, by id, with the COMMIT that the decision withdraws, or None.
 _Taken = dict[str, StoredTransaction | None]
 
 
 class OpenStore(Journal):
     """One opened store. Thread-safe.
 
-    The lock guards the queue, too. What is set aside in it is the coordinator's thread's alone, which others read under
+    The lock also guards the queue. Only the coordinator's thread changes `queue.set_aside`; other threads read it under
     the lock.
     """
 
     def __init__(self, folder: Folder, segment_bytes: int) -> None:
         super().__init__(folder, segment_bytes)
         self.queue: ReadyQueue
-        # By producer group, the checks that its producers take. Changed by `checks_of` alone.
+        # The checks that producers take, by producer group. Only `checks_of` adds to it.
         self._checks: dict[str, GroupChecks] = {}
         self.counts = Counts()
-        #: Why it takes nothing more, or None. Written by the writing thread.
+        #: The error that stopped all writes, or None. Written by the writing thread.
         self.failure: StoreFailedError | None = None
-        #: What the coordinator of this process works on, where there is one; and wakes it.
+        #: The coordinator's shard, or None if this process has no coordinator; and the call that wakes the coordinator.
         self.shard: ShardBacklog | None = None
         self.wake: Callable[[], object] = bool
-        #: The call into the Kafka client that publication waits for, and since when in monotonic seconds; None: none.
+        #: The call into the Kafka client that publication waits for, and its start in monotonic seconds; None if no
+        #: call is slow.
         self.slow_call: tuple[str, float] | None = None
-        #: What is due by then, in milliseconds since the epoch, waits in memory; what is due later, in the table.
+        #: Transactions that are due by then (milliseconds since the epoch) wait in memory, later ones in the table.
         #: Written by the coordinator's thread.
         self.near_ms = 0.0
-        #: Ids of what is published, and not durably settled here.
+        #: Ids of published transactions whose settlement is not durable yet.
         self.published_ids: set[str] = set()
-        # What was set aside and decided again, and what takes its place.
+        # Pairs of a set-aside transaction that was decided again, and the object that replaces it.
         self._replaced = deque[tuple[Pending, StoredTransaction]]()
-        # Whom to call once a transaction is settled, by its id; and who is to be called now.
+        # The callback of each watched transaction, by id; and the callbacks that `notify_watchers` calls next.
         self._watches: dict[str, SettledCallback] = {}
         self._completed: list[tuple[SettledCallback, Verdict]] = []
 
     def open(self) -> None:
-        """Open the log and the table; see `Journal.open`."""
+        """Open the log and the table as `Journal.open` does, and queue the decided transactions."""
         super().open()
         self.rebuild_queue()
 
     def rebuild_queue(self) -> None:
-        """Let all that is decided wait to be published, whatever a former coordinator of this process had of it.
+        """Queue all decided transactions for publication, also those that a former coordinator had taken.
 
-        The next one first reads the done log.
+        The next coordinator reads the done log before it publishes.
         """
         self._replaced.clear()
-        # Payloads stay in memory as long as there is room: see `drop_payload_if_full`.
+        # Payloads stay in memory while there is room: see `drop_payload_if_full`.
         self.queue = ReadyQueue(Delays(), lambda _: None)
         waiting = [stored for name, stored in self.live.items() if name not in self.published_ids]
         for stored in sorted(waiting, key=lambda pending: pending.number):
@@ -108,10 +109,10 @@ class OpenStore(Journal):
                     stored.held = False
                 self.queue.add(stored)
 
-    # Changing it. Called by the writing thread.
+    # Changes. Called by the writing thread.
 
     def write(self, changes: Sequence[Change]) -> Sequence[Result]:
-        """Make changes durable, all of them or none, apply them, and return what became of each."""
+        """Make changes durable, all of them or none, apply them, and return the result of each."""
         if self.failure is not None:
             return [self.failure] * len(changes)
         try:
@@ -126,7 +127,10 @@ class OpenStore(Journal):
         return outcomes
 
     def _fail(self, error: Exception) -> StoreFailedError:
-        """Take nothing more: after a sync that failed, nobody knows what the disk holds, and asking again may lie."""
+        """Refuse all further changes.
+
+        After a failed sync the content of the disk is unknown, and a second sync may report success for lost data.
+        """
         self.failure = StoreFailedError(
             f"the file store takes nothing more: {error}; repair the disk and open the store again, "
             "what it acknowledged is there"
@@ -137,10 +141,10 @@ class OpenStore(Journal):
         return self.failure
 
     def commit(self, changes: Sequence[Change]) -> list[Outcome]:
-        """Judge changes in their order and make those that hold durable, all together.
+        """Judge changes in their order, and make the accepted ones durable together.
 
-        Raises `NoRoomError`, having changed nothing: it may be tried again. After an `OSError` it is not known what
-        became of the changes before the store is opened again.
+        Raises `NoRoomError` without having changed anything: the caller may try again. After an `OSError`, only opening
+        the store again shows which changes are durable.
         """
         taken: _Taken = {}
         with self.lock:
@@ -166,7 +170,7 @@ class OpenStore(Journal):
                     outcomes.append(self._refused(change, entry))
             self._unload_decided(changes)
         if self.redo.bases[-1] != last:
-            # The changes are durable, whatever becomes of this. It is done again with the next segment.
+            # The changes are durable, whether this works or not. The next new segment brings the next attempt.
             try:
                 self._compact()
             except NoRoomError as error:
@@ -175,12 +179,12 @@ class OpenStore(Journal):
                 self._fail(error)
         return outcomes
 
-    # What follows is called with the lock held, save for `notify_watchers`.
+    # The methods below are called with the lock held, except `notify_watchers`.
 
     def _judge(self, change: Change, taken: _Taken) -> Entry | str | None:
-        """Return the entry of a change that holds, or why it does not; None: nothing is to be said of that.
+        """Return the entry of an accepted change, or the reason of the refusal. None refuses without a reason.
 
-        What earlier changes of the batch make of a transaction does not show in it yet: `taken` says it.
+        The transactions do not show earlier changes of the same batch yet; `taken` does.
         """
         if isinstance(change, Settled):
             return change
@@ -204,7 +208,7 @@ class OpenStore(Journal):
             return f"it belongs to group {group}"
         is_first = stored.verdict is None and not change.cancels
         if transaction_id in taken or not (is_first or self._withdraw(stored, change)):
-            # An answered check that comes late says nothing against what was decided.
+            # A late answer UNKNOWN does not contradict the decision.
             return None if change.verdict is Verdict.UNKNOWN else _too_late(change, stored)
         if change.verdict is Verdict.UNKNOWN:
             count = stored.check_count + 1
@@ -216,17 +220,17 @@ class OpenStore(Journal):
         return Decided(transaction_id, change.verdict, change.author, self.table.decided, change.actor)
 
     def _withdraw(self, stored: StoredTransaction, change: Decide) -> bool:
-        """Tell whether a decision counts against a COMMIT; nobody publishes that from then on.
+        """Return whether a decision overrules the COMMIT of a transaction, and if so keep publication from taking it.
 
-        A ROLLBACK does before it is due, and an operator's DISCARD where Kafka refuses it; neither while it is under
-        way, or about to be.
+        A ROLLBACK does so before the delivery time, and an operator's DISCARD if Kafka refuses the message. Neither
+        does while the transaction is being published, or is about to be.
         """
         if stored.verdict is not Verdict.COMMIT:
             return False
         if (change.verdict, change.author) == (Verdict.DISCARD, Author.OPERATOR):
             may = stored.held and not stored.in_flight
             if may:
-                # No trial takes it.
+                # Trials do not take a transaction in flight.
                 stored.in_flight = True
             return may
         due_ms = stored.half.deliver_at_ms
@@ -235,11 +239,11 @@ class OpenStore(Journal):
         if stored.half.transaction_id in self.queue.delays:
             self.queue.withdraw(stored)
             return True
-        # What is not in memory waits for its time in the table.
+        # A transaction that is not in memory waits in the table for its delivery time.
         return not self._is_queued(stored)
 
     def _restore(self, stored: StoredTransaction) -> None:
-        """Let what was withdrawn wait as before."""
+        """Let a transaction wait as before its withdrawal."""
         stored.in_flight = False
         if stored.half.transaction_id not in self.queue.all:
             self._schedule(stored, time.time() * 1000)
@@ -255,7 +259,7 @@ class OpenStore(Journal):
         return Outcome(why, stored.verdict, is_known=change.group in {None, stored.half.group})
 
     def _apply(self, entry: Entry, record: Record, now_ms: float) -> None:
-        """Take in what has become durable."""
+        """Apply an entry that has become durable."""
         if isinstance(entry, Prepared):
             self._join_line(self.add(entry, record))
         elif isinstance(entry, Settled):
@@ -276,7 +280,7 @@ class OpenStore(Journal):
                 self._decide(stored, entry, now_ms)
 
     def _transaction_of(self, entry: Checked | Decided) -> StoredTransaction:
-        """Return what an entry is of; it may have left the memory since it was judged, to be asked about."""
+        """Return the transaction of an entry. A due check may have removed it from memory since it was judged."""
         stored = self.find(entry.transaction_id)
         assert stored is not None  # noqa: S101 - nobody else settles it
         return stored
@@ -290,19 +294,19 @@ class OpenStore(Journal):
         if stored.verdict is None:
             stored.decide(entry.verdict, entry.author, entry.decided)
         else:
-            # It is decided again, and the coordinator's thread has it: another object takes its place.
+            # This is a second decision, and the coordinator's thread holds the object. A new object replaces it.
             self.unload(stored)
             stored = self._transaction_of(entry)
         self._schedule(stored, now_ms)
 
     def _schedule(self, stored: StoredTransaction, now_ms: float) -> None:
-        """Let a decided transaction wait for its time, or to be published."""
+        """Let a decided transaction wait for its delivery time or for publication."""
         due_ms = stored.half.deliver_at_ms
         former = self.queue.all.get(stored.half.transaction_id)
         if former is not None:
             self._replaced.append((former, stored))
         elif due_ms is None or due_ms <= max(now_ms, self.near_ms) or stored.verdict is Verdict.DISCARD or stored.stays:
-            # What is due later waits in the table, where a scan finds it in time.
+            # A later one waits in the table. A scan finds it in time.
             self.queue.add(stored)
 
     def _join_line(self, stored: StoredTransaction) -> None:
@@ -310,29 +314,29 @@ class OpenStore(Journal):
             self.queue.keys.add(line, stored)
 
     def _unload_decided(self, changes: Sequence[Change]) -> None:
-        """Let leave the memory what was decided, or to be decided, and need not be there; but not what is young."""
+        """Remove transactions of these changes from memory if they are decided or have been asked about."""
         for change in changes:
             stored = self.live.get(change.transaction_id) if isinstance(change, Decide) else None
             if stored is not None and (stored.verdict is not None or stored.answered_ms):
                 self.unload_if_idle(stored)
 
     def unload_if_idle(self, stored: StoredTransaction) -> None:
-        """Let a transaction leave the memory, unless it is needed there."""
+        """Remove a transaction from memory, unless memory needs it."""
         if not stored.stays and not self._is_queued(stored) and self.live.get(stored.transaction_id) is stored:
             self.unload(stored)
 
     def _is_queued(self, stored: StoredTransaction) -> bool:
-        """Tell whether a transaction waits in memory to be published, or is published and not durably settled."""
+        """Return whether a transaction waits for publication in memory, or is published but not durably settled."""
         return stored.half.transaction_id in self.queue.all or stored.half.transaction_id in self.published_ids
 
     def queue_due(self, number: int, stored: StoredTransaction | None) -> None:
-        """Let one that was read wait in memory, for its time is near; it may be there already, or be settled by now."""
+        """Queue a transaction whose delivery time is near. It may be in memory or settled by now."""
         stored = self.adopt(number, stored)
         if stored is not None and stored.verdict is not None:
             self.queue.add(stored)
 
     def apply_replacements(self) -> None:
-        """Let what was decided again wait instead of what it replaces. Called by the coordinator's thread."""
+        """Replace each transaction that was decided again by its new object. Called by the coordinator's thread."""
         while self._replaced:
             former, stored = self._replaced.popleft()
             self.queue.forget(former)
@@ -340,7 +344,7 @@ class OpenStore(Journal):
             self.queue.add(stored)
 
     def mark_published(self, some: Sequence[Pending]) -> None:
-        """Take in that transactions were published, before that is durable here: the done log knows of it."""
+        """Remember that transactions were published, before this is durable here. The done log has it."""
         now = time.time()
         for pending in some:
             self.published_ids.add(pending.half.transaction_id)
@@ -354,16 +358,16 @@ class OpenStore(Journal):
             self._completed.append((watch, verdict))
 
     def is_watched(self, some: Sequence[Pending]) -> bool:
-        """Tell whether somebody waits for the settling of one of them."""
+        """Return whether a caller waits for the settlement of one of these."""
         return bool(self._watches) and any(pending.half.transaction_id in self._watches for pending in some)
 
     def checks_of(self, group: str) -> GroupChecks:
         """Return the checks of a producer group. Safe from any thread, with the lock or without it."""
         found = self._checks.get(group)
-        # One step under the interpreter's lock: there are no two of a group.
+        # `setdefault` is one step under the interpreter's lock, so a group has one object.
         return found if found is not None else self._checks.setdefault(group, GroupChecks(self.undecided))
 
-    # Who waits for the settling of a transaction. These take the lock.
+    # Callbacks of settled transactions. These methods take the lock.
 
     def watch(self, transaction_id: str, callback: SettledCallback) -> None:
         """Call back once a transaction is settled."""
@@ -371,12 +375,12 @@ class OpenStore(Journal):
             self._watches[transaction_id] = callback
 
     def forget(self, transaction_id: str) -> None:
-        """Give a watch up."""
+        """Remove the callback of a transaction."""
         with self.lock:
             self._watches.pop(transaction_id, None)
 
     def notify_watchers(self) -> None:
-        """Call who watched what is settled by now."""
+        """Call the callbacks of the transactions that were settled since the last call."""
         with self.lock:
             completed, self._completed = self._completed, []
         for callback, verdict in completed:
@@ -384,7 +388,7 @@ class OpenStore(Journal):
 
 
 def _too_late(change: Decide, stored: StoredTransaction) -> str:
-    """Return why a decision does not count."""
+    """Return the reason of the refusal of a decision."""
     if stored.verdict is None:
         return "it is not decided yet" if change.cancels else "another decision came first"
     if (stored.verdict, change.verdict) == (Verdict.COMMIT, Verdict.DISCARD):

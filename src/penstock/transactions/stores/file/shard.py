@@ -1,6 +1,6 @@
-"""The one shard of a file store, as its coordinator and its relay work on it. Used by the coordinator's thread.
+"""The one shard of a file store, as the coordinator and its relay use it. Used by the coordinator's thread.
 
-What is published is not waited for until it is settled durably here: until then, the done log has it.
+Publication does not wait for durable settlement here: until then, the done log proves the publication.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from penstock.transactions.stores.shards import CheckTerms, DueCheck, ShardBackl
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_bytes
 
-#: Most seconds between two rounds.
+#: Most seconds between two rounds of the coordinator.
 _MAX_IDLE_S = 1.0
-#: Transactions that are read in one round for checks, or since their time is near.
+#: Most transactions that one round reads for checks or for near deliveries.
 _MAX_PER_ROUND = 2_000
-#: The file, beside the redo log, with the transactional ids under which the store may be published.
+#: The file, next to the redo log, with the transactional ids that may publish the store.
 _CLAIM = "publishers"
 
 
 class FileShard(StoreShards, ShardBacklog):
-    """What a file store holds: one shard, of the one coordinator that the store has.
+    """The one shard of a file store. The store has one coordinator at a time.
 
-    Raises `ConfigurationError` where the store has one already.
+    Raises `ConfigurationError` if the store has a coordinator already.
 
     Args:
         opened: the store.
-        folder: where it is.
-        label: what it is called in messages.
+        folder: the store's folder.
+        label: the store's name in messages.
         prefix: what the names of its topics begin with.
         terms: the rules of checks.
-        submit: has a change written.
-        wake: called by any thread when the coordinator has something to do.
+        submit: hands a change to the writing thread.
+        wake: wakes the coordinator; called from any thread.
     """
 
     owned: Collection[int] = (0,)
@@ -73,20 +73,20 @@ class FileShard(StoreShards, ShardBacklog):
             self.queue = opened.queue
 
     def backlog(self, shard: int) -> FileShard:  # noqa: ARG002 - there is one
-        """Return what waits in it."""
+        """Return the shard itself."""
         return self
 
     def renew(self) -> None:
-        """Raise why the store takes nothing more, if it does not."""
+        """Raise the error that stopped all writes, if there is one."""
         if self._opened.failure is not None:
             raise self._opened.failure
 
     def due(self) -> Sequence[DueCheck]:
-        """Return what is due, as much as one round has time for; what is to be published soon comes into memory."""
+        """Return due checks, at most one round's worth. Load near deliveries into memory."""
         scan, opened = self._scan, self._opened
         if time.monotonic() >= scan.due_at:
             with opened.lock:
-                # What is decided meanwhile, and the scan does not see, must not stay in the table.
+                # A transaction decided during the scan, which the scan misses, must not stay in the table.
                 opened.near_ms = time.time() * 1000 + NEAR_S * 1000
             near_ms = scan.run()
             with opened.lock:
@@ -103,7 +103,7 @@ class FileShard(StoreShards, ShardBacklog):
         ]
 
     def _check(self, number: int) -> StoredTransaction | None:
-        """Return a transaction that is to be checked now, and waits in the table from now on; None: it is not."""
+        """Return a transaction to be checked now, and note the check in the table; or None."""
         opened, table, now_ms = self._opened, self._opened.table, time.time() * 1000
         stored = opened.peek(number)
         if stored is None or stored.verdict is not None:
@@ -122,35 +122,38 @@ class FileShard(StoreShards, ShardBacklog):
         return stored
 
     def ask(self, due: Sequence[DueCheck]) -> Collection[str]:
-        """Let the producers of this process take checks; return the groups that have none."""
+        """Offer checks to the producers of this process. Return the groups without a producer."""
         by_group = defaultdict[str, dict[str, int]](dict)
         for check in due:
             by_group[check.group][check.transaction_id] = check.stored.offset
         return {group for group, some in by_group.items() if not self._opened.checks_of(group).offer(some)}
 
     def half(self, due: DueCheck) -> Half | None:
-        """Read the first half of an undecided transaction, or None."""
+        """Return the first half of an undecided transaction, or None."""
         stored = self._opened.undecided(due.stored.offset, due.transaction_id)
         return None if stored is None else stored.half
 
     def is_durable(self) -> bool:
-        """Whether all that was published is durably settled; if not, that is asked for again: there may be room now."""
+        """Return whether all published transactions are durably settled. If not, submit their settlement again.
+
+        The disk may have room for it now.
+        """
         over = self._opened.published_ids
         with self._opened.lock:
-            # With the lock held: what is settled by now, and was brought back since, is not settled by this.
+            # Under the lock: a transaction that is settled by now, and was resumed since, must not be settled by this.
             if over:
                 self._submit(Settled(tuple(over)), lambda _: None)
             return not over
 
     def purge(self) -> None:
-        """What is settled leaves the redo log with its segment."""
+        """Do nothing: settled transactions leave the redo log with its segments."""
 
     def note_slow_call(self, shard: int, call: str, age_s: float) -> None:  # noqa: ARG002 - there is one
-        """Let operators in this process know which call publication waits for."""
+        """Show operators in this process the call that publication waits for."""
         self._opened.slow_call = (call, time.monotonic() - age_s) if call else None
 
     def wait_s(self, *, takes_more: bool, busy: bool) -> float:  # noqa: ARG002 - what came meanwhile has woken it
-        """Return the seconds after which something is due, if nothing wakes the coordinator before."""
+        """Return the seconds until something is due, if nothing wakes the coordinator before."""
         opened, delays = self._opened, self.queue.delays
         with opened.lock:
             wait = min(_MAX_IDLE_S, self._scan.due_at - time.monotonic())
@@ -161,13 +164,13 @@ class FileShard(StoreShards, ShardBacklog):
         return max(0.0, wait)
 
     def close(self) -> None:
-        """Let another coordinator have the store."""
+        """Free the store for another coordinator."""
         self.note_slow_call(0, "", 0.0)
         with self._opened.lock:
             self._opened.shard, self._opened.wake = None, bool
 
     def statistics(self, shards: Collection[int] | None) -> CoordinatorStatistics:  # noqa: ARG002 - there is one
-        """Return counts since the store was opened and what is pending now. Safe from any thread."""
+        """Return the counts since the store was opened, and the pending transactions now. Safe from any thread."""
         opened, queue = self._opened, self.queue
         table, now_ms = opened.table, time.time() * 1000
         with opened.lock:
@@ -182,25 +185,26 @@ class FileShard(StoreShards, ShardBacklog):
         return self.counts.statistics(lambda: held)
 
     def may_open(self, claim: Sequence[str]) -> bool:
-        """Write the transactional ids down; the store has one coordinator, so it may always be published."""
+        """Write the transactional ids down. True, for the store has one coordinator."""
         if list(claim) != self.claimed():
-            # Another process has to know of them; what a machine that failed had under way, Kafka ends by itself.
+            # The next process reads them. Not synced: after a crash of the machine Kafka ends the open transactions by
+            # itself.
             new = self._folder / f"{_CLAIM}.new"
             new.write_text(" ".join(claim))
             new.replace(self._folder / _CLAIM)
         return True
 
     def claimed(self) -> list[str]:
-        """Return the transactional ids that were written down last."""
+        """Return the transactional ids that were written last."""
         claim = self._folder / _CLAIM
         return claim.read_text().split() if claim.exists() else []
 
     def _taken_over(self, names: Sequence[str]) -> None:
-        """Settle what a former coordinator published, among much that is settled."""
+        """Settle the transactions that a former coordinator published; most names are of settled ones."""
         opened = self._opened
         with opened.lock:
             by_name = {stored.done_name or name: stored for name, stored in opened.live.items()}
-            # What is in the table alone has its id for a name.
+            # A transaction that is only in the table has its id as its name.
             found = [(name, by_name.get(name) or opened.find(name)) for name in names]
         self._settle(
             [
@@ -214,12 +218,12 @@ class FileShard(StoreShards, ShardBacklog):
         )
 
     def next_batch(self, limit: int, blocking: Blocking, room_bytes: int) -> StoredBatch | None:
-        """Take what can be published with others, and set the rest aside."""
+        """Take transactions that can be published together, and set the others aside."""
         opened, queue, now_ms = self._opened, self.queue, int(time.time() * 1000)
 
         def blocking_topic(pending: Pending) -> str | None:
             if pending.in_flight:
-                # It is decided again just now, and what stood before it is gone.
+                # It is being decided again, and the transaction before it in the line is gone.
                 return pending.half.topic
             return blocking(pending)
 
@@ -229,11 +233,11 @@ class FileShard(StoreShards, ShardBacklog):
             return self._batch(list(queue.choose(limit, blocking_topic, room_bytes).values()))
 
     def trial(self, waiting: Sequence[Pending], fits: Callable[[Pending], bool]) -> StoredBatch | None:
-        """Take the first of what is set aside, up to one that another decides just now, or that does not fit."""
+        """Take set-aside transactions from the front, up to the first in flight or the first that does not fit."""
         chosen: list[Pending] = []
         with self._opened.lock:
             for pending in waiting:
-                # What stood behind one that is not held any more is not held itself.
+                # It stood behind a transaction that is no longer held.
                 if not pending.held:
                     continue
                 if pending.in_flight or not fits(pending):
@@ -242,11 +246,11 @@ class FileShard(StoreShards, ShardBacklog):
             return self._batch(chosen)
 
     def _batch(self, chosen: list[Pending]) -> StoredBatch | None:
-        """Return what is published together. From now on nothing of it is decided otherwise; the lock is held."""
+        """Return a batch of transactions. From now on no other decision of them counts. The caller holds the lock."""
         if not chosen:
             return None
         for pending in chosen:
-            # Not before: a target may take nothing of all that waits for it.
+            # The payloads are read last: a target may accept none of its waiting transactions.
             self._opened.load_payload(pending)
         for pending in chosen:
             pending.in_flight = True
@@ -256,27 +260,27 @@ class FileShard(StoreShards, ShardBacklog):
         return StoredBatch(chosen, discarded_to=self._discarded_to, is_watched=is_watched)
 
     def _given_back(self, some: Sequence[Pending]) -> None:
-        """Take back what was not published; it may wait for long, and is read again then."""
+        """Take back transactions that were not published. They may wait long; their payloads can be read again."""
         with self._opened.lock:
             super()._given_back(some)
             for pending in some:
                 self._opened.drop_payload_if_full(pending)
 
     def release(self, topic: str, is_refused: Callable[[str], bool]) -> None:
-        """Let what was set aside for a topic's sake go with the others; see `Backlog.release`."""
+        """Make the transactions that wait for a topic ready again; see `Backlog.release`."""
         with self._opened.lock:
             super().release(topic, is_refused)
 
     def _published(self, some: Sequence[Pending]) -> None:
-        """Settle what is published, and complete who waits for it."""
+        """Settle published transactions, and notify their watchers."""
         opened = self._opened
         with opened.lock:
             opened.mark_published(some)
-            # Nobody waits until that is durable; where there is no room for it, `is_durable` asks again.
+            # No thread waits for the write. If the disk has no room, `is_durable` submits it again.
             self._submit(Settled(tuple(pending.half.transaction_id for pending in some)), lambda _: None)
         opened.notify_watchers()
 
 
 def _take_some(numbers: array[int]) -> list[int]:
-    """Take as many numbers from the end as one round has time for."""
+    """Take at most one round's worth of numbers from the end."""
     return [numbers.pop() for _ in range(min(len(numbers), _MAX_PER_ROUND))]

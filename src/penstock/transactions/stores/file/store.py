@@ -1,7 +1,6 @@
-"""The store in files, as producers see it. It lives in one process; its messages go to Kafka like any others.
+"""The file store as producers see it. It stores in a folder of this machine, and Kafka need not be reachable for that.
 
-Halves and decisions are durable in a folder of this machine, without Kafka having to be there; what commits is
-published exactly once: by a relay, whose done log settles what a crash leaves in doubt.
+A relay publishes committed messages exactly once; its done log settles what a crash leaves in doubt.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ _LEAST_SEGMENT_BYTES = 4_096
 class FileStore(RelayedStore):
     """Halves and decisions in a folder of this machine. Thread-safe.
 
-    One process has it at a time, and all its producers and its coordinator share this object: they start and stop it,
-    starts are counted. Publication into Kafka is exactly once for `read_committed` readers. A copy of the folder must
-    not be used beside the original: both would claim the same Kafka transactions, and fence each other.
+    One process has the folder at a time. All its producers and its coordinator share this object: they start and stop
+    it, and starts are counted. Publication into Kafka is exactly once for `read_committed` readers. Do not use a copy
+    of the folder next to the original: both would claim the same transactional ids, and fence each other.
 
     Args:
-        path: the folder; made if absent. It needs a file system with `flock` and `fdatasync` that mean it: a local one.
-        bootstrap_servers: Kafka's addresses. Kafka is not needed to store, only to publish.
+        path: the folder; created if absent. It needs a local file system whose `flock` and `fdatasync` work.
+        bootstrap_servers: Kafka's addresses. Kafka is needed to publish, not to store.
         prefix: what the names of the store's topics begin with: `<prefix>.discarded`, and a done log of its own.
         config: settings of the Kafka clients, by librdkafka's names.
         segment_bytes: bytes of disk that the redo log takes at a time, at least 4,096. The store needs at least two.
-        send_timeout: seconds after which the answer to a check that is not durable counts as not stored.
+        send_timeout: seconds after which the answer to a check counts as not stored if it is not durable.
 
     Raises:
         ConfigurationError: an argument is wrong. Nothing was started.
@@ -73,15 +72,15 @@ class FileStore(RelayedStore):
             answer_s=send_timeout,
         )
         self._segment_bytes = segment_bytes
-        # Written under the lock of starts, read without it.
+        # Written under the lock of `start` and `stop`, read without it.
         self._opened: OpenStore | None = None
 
     def start(self) -> None:
-        """Take the folder's lock and open the store; a start more is counted.
+        """Lock the folder and open the store. A further start is only counted.
 
         Raises:
-            StoreInUseError: another process has it.
-            StoreDamagedError: what it had acknowledged is missing or does not read; nothing was changed.
+            StoreInUseError: another process has the folder.
+            StoreDamagedError: acknowledged data is missing or unreadable; nothing was changed.
             StoreFailedError: the disk failed, or has no room.
         """
         super().start()
@@ -102,7 +101,7 @@ class FileStore(RelayedStore):
         return GroupWriter(opened.write, self.label, self.path.name)
 
     def stop(self, timeout_s: float) -> None:
-        """Give one start back; the last one writes what has come, at most `timeout_s` seconds, and unlocks.
+        """Undo one start. The last stop writes what was submitted, at most `timeout_s` seconds, and unlocks the folder.
 
         Raises:
             StoppedError: a write did not end in time; the folder stays locked until the process ends.
@@ -114,7 +113,7 @@ class FileStore(RelayedStore):
         if not has_ended:
             raise StoppedError(f"{self.label} is still writing; its folder stays locked until the process ends")
         if opened is not None:
-            # Where that fails, opening reads the redo log.
+            # If this fails, the next opening reads the redo log.
             with suppress(OSError):
                 if opened.failure is None:
                     opened.close()
@@ -122,10 +121,10 @@ class FileStore(RelayedStore):
 
     @property
     def opened(self) -> OpenStore:
-        """What is open.
+        """The open store.
 
         Raises:
-            StoppedError: it was not started, or in a parent process.
+            StoppedError: the store was not started, or was started in a parent process.
         """
         opened, stopped = self._opened, self.stopped()
         if opened is None or stopped is not None:
@@ -140,7 +139,7 @@ class FileStore(RelayedStore):
         self.stop(30.0)
 
     def checks(self, group: str) -> GroupChecks:
-        """Return the checks of a producer group, of this process alone."""
+        """Return the checks of a producer group, for the producers of this process."""
         checks = self.opened.checks_of(group)
         checks.join()
         return checks
@@ -150,15 +149,15 @@ class FileStore(RelayedStore):
         self.opened.watch(transaction_id, callback)
 
     def forget(self, transaction_id: str) -> None:
-        """Give a watch up; one of a store that was stopped is gone."""
+        """Remove the callback of a transaction, if the store is still open."""
         opened = self._opened
         if opened is not None:
             opened.forget(transaction_id)
 
     def open_shards(self, checks: CheckTerms, wake: Callable[[], object]) -> FileShard:
-        """Return what the coordinator works on, once the store was started. A store has one coordinator at a time."""
+        """Return the shard of a started store. A store has one coordinator at a time."""
         return FileShard(self.opened, self.path, self.label, self.prefix, checks, self._submit, wake)
 
     def administration(self) -> FileAdministration:
-        """Return what an operator may do, in this process and while the store is started."""
+        """Return the operator commands, for this process, while the store is started."""
         return FileAdministration(self)

@@ -1,1 +1,1 @@
-"""The store in a database. It needs SQLAlchemy; what speaks on the user's own connections does not."""
+"""The store in a database. It needs SQLAlchemy; the code that uses the user's own connections does not."""

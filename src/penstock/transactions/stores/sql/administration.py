@@ -1,4 +1,4 @@
-"""What an operator may do on a SQL store: from any process, with or without a coordinator."""
+"""Operator commands on a SQL store: from any process, with or without a coordinator."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from penstock.transactions.wire.ops import Author, Verdict
 
 
 class SqlAdministration(StoreAdministration):
-    """Shows and settles what is pending; each act is written down in `penstock_audit`, and kept. Thread-safe."""
+    """Shows and settles pending transactions. Each act is written to `penstock_audit` and kept. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def pending(self) -> Sequence[PendingTransaction]:
-        """Return what is not settled, oldest first."""
+        """Return the unsettled transactions, oldest first."""
         return self._shown(schema.tx.c.settled_at.is_(None))
 
     def oldest(self, most: int, shards: Collection[int]) -> Sequence[PendingTransaction]:
-        """Return the oldest of those that are not settled in some shards, at most so many."""
+        """Return the oldest unsettled transactions of some shards, at most `most`."""
         tx = schema.tx
         waiting = sa.select(tx.c.id).where(tx.c.settled_at.is_(None), tx.c.shard.in_(shards))
-        # The ids first: what the others wait for is not asked. MariaDB takes no limit right within an IN.
+        # The ids come first, so that the subqueries run for these rows only. MariaDB takes no limit right within an IN.
         oldest = waiting.order_by(tx.c.birth, tx.c.seq).limit(most).subquery()
         return self._shown(tx.c.id.in_(sa.select(oldest.c.id)))
 
@@ -53,7 +53,7 @@ class SqlAdministration(StoreAdministration):
         return found[0] if found else None
 
     def discarded(self) -> Sequence[Discarded]:
-        """Return what was discarded and can be resumed, latest first: it is kept for 30 days."""
+        """Return the discarded transactions that can be resumed, latest first. They are kept for 30 days."""
         tx = schema.tx
         gone = (tx.c.state == schema.DISCARD) & tx.c.settled_at.is_not(None)
         with self._database.read() as connection:
@@ -73,18 +73,18 @@ class SqlAdministration(StoreAdministration):
         ]
 
     def acts(self, transaction_id: str) -> Sequence[Act]:
-        """Return what operators did to a transaction, oldest first: it is kept for ever."""
+        """Return the acts of operators on a transaction, oldest first. They are kept forever."""
         audit = schema.audit
         named = sa.select(audit).where(audit.c.tx == transaction_id).order_by(audit.c.number)
         with self._database.read() as connection:
             rows = connection.execute(named).all()
-        # The actor has the reason in it.
+        # The column of the actor includes the reason.
         return [
             Act(row.actor, row.what, row.tx, "", "penstock_audit", "", row.number, int(row.at * 1000)) for row in rows
         ]
 
     def _store_decision(self, transaction_id: str, verdict: Verdict, actor: str, why: str) -> None:
-        """Store an operator's decision, with who it was and why."""
+        """Store an operator's decision, with the operator's name and reason."""
         actor = _signed(actor, why)
         what = f"transaction {transaction_id}: its {verdict.name}"
         with self._storing(f"{what} by {actor}") as connection:
@@ -118,7 +118,7 @@ class SqlAdministration(StoreAdministration):
 
     @contextmanager
     def _storing(self, what: str) -> Iterator[sa.Connection]:
-        """Open a transaction that may write, or raise `DecisionNotStoredError`, which says what is not stored."""
+        """Open a transaction that may write, or raise `DecisionNotStoredError` for `what`."""
         try:
             with self._database.begin() as connection:
                 yield connection
@@ -142,7 +142,7 @@ class SqlAdministration(StoreAdministration):
             .correlate(tx)
             .scalar_subquery()
         )
-        # One whose coordinator is gone says nothing.
+        # The row of a shard without a living coordinator is out of date.
         shard = schema.shard
         published = sa.and_(shard.c.number == tx.c.shard, shard.c.lease_until > now)
         has_producer = sa.exists().where(
@@ -167,7 +167,7 @@ class SqlAdministration(StoreAdministration):
 
 
 def _signed(actor: str, why: str) -> str:
-    """Return who it was and why: `penstock_audit` has one column for both."""
+    """Return the operator's name and reason: `penstock_audit` has one column for both."""
     return f"{actor}: {why}" if why else actor
 
 

@@ -1,7 +1,7 @@
-"""A shard of a SQL store, in statements: what is to be published, what is held, and what was settled.
+"""One shard of a SQL store: ready, held and settled transactions, by SQL statements.
 
-What is to be noted there is noted by `flush`, in its order: where the database fails for a moment, nothing is lost but
-time, and nothing is taken from it before. What is set aside leaves its messages in the database.
+Writes to the database are queued, and `flush` makes them in their order. If the database fails for a moment, nothing is
+lost, and nothing new is taken before the writes succeed. Set-aside transactions keep only their ids in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.transactions.wire.half import unpack_halves
 from penstock.transactions.wire.ids import id_bytes, id_text
 from penstock.transactions.wire.ops import Author, Verdict
 
-#: The order of the decisions; in a line, that in which halves were stored. Both are numbers of one sequence.
+#: The order of decisions; within a line, the order in which halves were stored. Both are numbers of one sequence.
 _ORDER = sa.case((schema.tx.c.order_key.is_(None), schema.tx.c.decided_seq), else_=schema.tx.c.seq)
 
 
@@ -38,38 +38,38 @@ class SqlBacklog(ShardBacklog):
         self._counts = counts
         self._ready = self._is_ready()
         self.queue = ReadyQueue(Delays(), self._note_set_aside)
-        # What the choice under way sets aside, and the database does not know to be held.
+        # Transactions that the current choice sets aside, and that the database does not show as held yet.
         self._newly_set_aside: list[Pending] = []
-        # By topic, why what waits for its sake waits, as the database knows it.
+        # The reason why a topic's transactions wait, by topic, as the database shows it.
         self._explained: dict[str, str] = {}
-        # What is to be noted there; after an error that passes it is noted again, from the one that failed on.
+        # Queued writes. After a transient error, `flush` goes on with the write that failed.
         self._notes = deque[Callable[[], object]]()
 
     @property
     def is_flushed(self) -> bool:
-        """Whether the database knows all that was published."""
+        """Whether the database shows all publications."""
         return not self._notes
 
     def flush(self) -> None:
-        """Note in the database what is to be noted."""
+        """Make the queued writes."""
         while self._notes:
             self._notes[0]()
             self._notes.popleft()
 
     def may_open(self, claim: Sequence[str]) -> bool:
-        """Renew the lease: a coordinator that lost the shard must not fence its new owner."""
+        """Renew the lease: a coordinator that lost the shard must not fence the new owner."""
         self.is_lost = self.is_lost or not self._lease.renew(claim=" ".join(claim))
         return not self.is_lost
 
     def claimed(self) -> Sequence[str]:
-        """Return the transactional ids that were written down last."""
+        """Return the transactional ids that were written last."""
         return self._lease.claimed()
 
     def _taken_over(self, names: Sequence[str]) -> None:
         self._notes.append(partial(self._note_taken_over, names))
 
     def _note_taken_over(self, names: Sequence[str]) -> None:
-        """Mark transactions as settled, by their names in the done log, and free what a former owner held."""
+        """Settle transactions by their names in the done log, and release those that a former owner held."""
         tx = schema.tx
         for some in schema.in_groups(names):
             discarded = tx.c.id.in_(list(map(_discard_name, some))) & (tx.c.state == schema.DISCARD)
@@ -79,7 +79,7 @@ class SqlBacklog(ShardBacklog):
             connection.execute(tx.update().where(held).values(held=0, held_why=None, publish_at_ms=0))
 
     def next_batch(self, limit: int, blocking: Blocking, room_bytes: int) -> StoredBatch | None:
-        """Take what can be published with others, and have the rest held."""
+        """Take transactions that can be published together, and mark the others as held."""
         if not self.queue.ready:
             for pending in self._take(limit, room_bytes):
                 self._queue_decided(pending)
@@ -89,11 +89,11 @@ class SqlBacklog(ShardBacklog):
         return self._batch(list(chosen.values()))
 
     def _batch(self, chosen: list[Pending]) -> StoredBatch | None:
-        # Who waits until they can be seen may be in any process.
+        # Their watchers may be in any process.
         return StoredBatch(chosen, discarded_to=self._discarded_to, is_watched=True) if chosen else None
 
     def _queue_decided(self, pending: Pending) -> None:
-        """Take in what the database gave, which may be there already; what was committed may be discarded since."""
+        """Queue a transaction from the database. It may be queued already, or have been discarded since its commit."""
         known = self.queue.all.get(pending.half.transaction_id)
         if known is not None:
             if known.verdict is pending.verdict:
@@ -108,15 +108,15 @@ class SqlBacklog(ShardBacklog):
             self._newly_set_aside.append(pending)
 
     def _take(self, limit: int, room_bytes: int) -> Sequence[Pending]:
-        """Return what to publish next, in its order, and settle what was rolled back; nothing held is among it."""
+        """Return the next transactions to publish in their order, without held ones. Settle the rolled-back ones."""
         if self.is_lost:
             return ()
         tx = schema.tx
-        # No less than the queue takes them for.
+        # At least the size that the queue counts.
         size = sa.func.length(tx.c.halves).label("size")
         found = sa.select(tx.c.id, tx.c.state, size).where(self._ready).order_by(_ORDER)
         with self._database.read() as connection:
-            # With the ownership, after the relay was opened: whoever takes the shard from now on fences this one.
+            # In the same snapshot as the ownership, and after the relay was opened: a later owner fences this relay.
             self.is_lost = not connection.execute(sa.select(self._owns_shard())).scalar()
             if self.is_lost:
                 return ()
@@ -131,14 +131,14 @@ class SqlBacklog(ShardBacklog):
         return entries
 
     def trial(self, waiting: Sequence[Pending], fits: Callable[[Pending], bool]) -> StoredBatch | None:
-        """Take the first of what is set aside, up to one that another decides just now, or that does not fit."""
+        """Take set-aside transactions from the front, up to the first that is being decided or does not fit."""
         found = self._take_held([pending.half.transaction_id for pending in waiting]) if waiting else {}
         chosen: list[Pending] = []
         for pending in waiting:
             name = pending.half.transaction_id
             stored = found.get(name)
             if not pending.held:
-                # It stood behind one that is not held any more.
+                # It stood behind a transaction that is no longer held.
                 continue
             if stored is not None and stored.verdict is pending.verdict:
                 pending.load(list(zip(stored.offsets, stored.halves, strict=True)))
@@ -156,9 +156,9 @@ class SqlBacklog(ShardBacklog):
         return self._batch(chosen)
 
     def _take_held(self, ids: Sequence[str]) -> Mapping[str, Pending | None]:
-        """Return what is held; until it is held again, or settled, nobody decides it in another way.
+        """Return held transactions by id. No other decision of them counts until they are held again or settled.
 
-        One that was decided in another way meanwhile is returned so. None stands for what is settled.
+        The verdict of a transaction may have changed meanwhile. None stands for a settled transaction.
         """
         tx = schema.tx
         with self._database.begin() as connection:
@@ -166,18 +166,18 @@ class SqlBacklog(ShardBacklog):
             if self.is_lost:
                 return {}
             held = sa.and_(tx.c.id.in_(ids), tx.c.settled_at.is_(None), tx.c.state.in_((schema.COMMIT, schema.DISCARD)))
-            # Once this statement has their locks, nobody else changes them.
+            # With the locks of this statement, no other session changes them.
             connection.execute(tx.update().where(held).values(held=0, publish_at_ms=None))
             found = {pending.transaction_id: pending for pending in self._decided(connection, held)}
         return dict[str, Pending | None].fromkeys(ids) | found
 
     def explain(self) -> None:
-        """Note why things wait, where the reason of their topic is another one by now."""
+        """Write the reasons why transactions wait, for topics whose reason has changed."""
         for topic in self.set_aside.topics():
             why = self._why(topic)
             if self._explained.get(topic) != why:
                 self._explained[topic] = why
-                # What is being tried is held again when that ends.
+                # Transactions in a trial are held again when it ends.
                 self._hold([pending for pending in self.set_aside.fronts(topic) if not pending.in_flight])
 
     def _published(self, some: Sequence[Pending]) -> None:
@@ -187,7 +187,7 @@ class SqlBacklog(ShardBacklog):
         self._notes.append(partial(self._note_published, names))
 
     def _note_published(self, names: Sequence[str]) -> None:
-        """Mark transactions as settled; those that are already are left alone."""
+        """Mark transactions as settled; settled ones stay as they are."""
         for some in schema.in_groups(names):
             self._mark_settled(schema.tx.c.id.in_(some))
 
@@ -196,7 +196,7 @@ class SqlBacklog(ShardBacklog):
         self._hold([pending for pending in some if pending.held])
 
     def _hold(self, some: Sequence[Pending]) -> None:
-        """Note that these are held, and why; their messages stay in the database."""
+        """Queue the write that these are held, and why. Their messages leave the memory."""
         for pending in some:
             pending.drop()
         if some:
@@ -204,7 +204,7 @@ class SqlBacklog(ShardBacklog):
             self._notes.append(partial(self._note_held, reasons))
 
     def _note_held(self, reasons: Mapping[str, str]) -> None:
-        """Note what is tried apart from now on, by its id, and why; a trial that had it is over."""
+        """Mark transactions as held, with the reasons by id. This ends a trial that took them."""
         tx, by_reason = schema.tx, defaultdict[str, list[str]](list)
         for name, why in reasons.items():
             by_reason[why].append(name)
@@ -218,9 +218,9 @@ class SqlBacklog(ShardBacklog):
         return sa.exists().where(self._lease.is_held)
 
     def _is_ready(self) -> sa.ColumnElement[bool]:
-        """Return the condition of what can be settled now.
+        """Return the condition of a transaction that can be settled now.
 
-        Of a line that is its beginning, up to the first that is undecided, not due or held.
+        In a line: all from its beginning up to the first that is undecided, not due or held.
         """
         tx, now_ms = schema.tx, self._database.now_ms
         earlier = tx.alias("earlier")
@@ -253,7 +253,7 @@ class SqlBacklog(ShardBacklog):
 
 
 def _pending(row: Any) -> Pending:
-    """Return a transaction whose time has come, with its messages."""
+    """Return a due transaction with its messages."""
     verdict = Verdict(row.state)
     first, *others = unpack_halves(row.halves)
     pending = Pending(first._replace(deliver_at_ms=None) if verdict is Verdict.COMMIT else first, 0)
@@ -268,8 +268,8 @@ def _pending(row: Any) -> Pending:
 
 
 def _discard_name(transaction_id: str) -> str:
-    """Return what stands in the done log for a transaction that went to the discarded topic, or the id of that.
+    """Return the name of a discarded transaction in the done log, or the id that belongs to such a name.
 
-    One that is resumed later and commits is not taken for published because it was discarded once.
+    If a resumed transaction commits, this name keeps it from counting as published because of its former discard.
     """
     return id_text(bytes(octet ^ 0xFF for octet in id_bytes(transaction_id)))

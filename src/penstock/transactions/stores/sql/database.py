@@ -1,7 +1,7 @@
-"""The seam between the databases: how to connect, how a transaction begins, what the database's clock says.
+"""The seam between the databases: connections, the begin of a transaction, and the database's clock.
 
-Of MariaDB and MySQL, with InnoDB, each wait has a bound that we hold. MySQL has no sequences: numbers are drawn from a
-table that counts by itself, whose lock ends with the statement, so that nobody waits for another's transaction.
+On MariaDB and MySQL, with InnoDB, each wait is bounded on the client side. MySQL has no sequences: numbers are drawn
+from a table with a counter. Its lock ends with the statement, so no session waits for the transaction of another.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sqlalchemy.dialects import sqlite as sqlite_dialect
 
 from penstock.database_url import parse_database_url
 
-#: Seconds that a statement, a lock or a connection may take: a send, of 15 s, has time for a second session.
+#: Seconds that a statement, a lock or a connection may take: a send (15 s) has time for a second session.
 STATEMENT_TIMEOUT_S = 5.0
-#: Seconds that a connection may take, however long statements may.
+#: Seconds that a connection may take, whatever the limit of statements.
 _CONNECT_S = 5.0
-#: Of the statement: one that is compared with an index must not change from row to row.
+#: The time of the statement: a clock that is compared with an index must not change from row to row.
 _CLOCK = {
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
     "postgresql": "CAST(extract(epoch FROM statement_timestamp()) AS DOUBLE PRECISION)",
@@ -34,7 +34,7 @@ _CLOCK_MS = {
     "postgresql": "CAST(floor(extract(epoch FROM statement_timestamp()) * 1000) AS BIGINT)",
     "mysql": "CAST(FLOOR(UNIX_TIMESTAMP(NOW(6)) * 1000) AS SIGNED)",
 }
-#: The next number: above all that any row has (SQLite has one writer at a time), from a sequence, or drawn just before.
+#: The next number: the highest of any row plus one (SQLite has one writer at a time), from a sequence, or drawn before.
 _NEXT = {
     "sqlite": (
         "(MAX((SELECT COALESCE(MAX(seq), 0) FROM penstock_tx), "
@@ -45,21 +45,21 @@ _NEXT = {
 }
 
 
-#: What a server says in a session that will not write any more: it is read-only since a failover, or shuts down.
+#: Error codes of a session that can no longer write: the server is read-only since a failover, or shuts down.
 _UNUSABLE_SESSION = frozenset({"25006", "57P01", "57P02", "57P03", 1053, 1290, 1792, 1836})
 
 
 class Database:
-    """An engine of SQLAlchemy, and what differs between SQLite, PostgreSQL and MariaDB or MySQL. Thread-safe.
+    """An engine of SQLAlchemy, and the differences between SQLite, PostgreSQL, MariaDB and MySQL. Thread-safe.
 
-    A statement, a lock and a connection take `limit_s` seconds at most. Raises `ConfigurationError` where the address
-    leads to none of them.
+    A statement, a lock and a connection take at most `limit_s` seconds. Raises `ConfigurationError` if the address is
+    of another database.
     """
 
     def __init__(self, url: str, limit_s: float = STATEMENT_TIMEOUT_S) -> None:
         parsed = parse_database_url(url)
         self.kind = parsed.get_backend_name()
-        # Without parameters, no payload is in an error's text.
+        # Error texts without parameters contain no payload.
         options: dict[str, Any] = {
             "hide_parameters": True,
             "pool_size": 10,
@@ -90,37 +90,37 @@ class Database:
         self.next_number: sa.ColumnElement[int] = sa.literal_column(_NEXT[self.kind], sa.BigInteger)
 
     def insert_absent(self, table: sa.Table, values: Mapping[str, Any]) -> sa.Insert:
-        """Return an `INSERT` that leaves a row alone that is there, by its key."""
+        """Return an `INSERT` that leaves an existing row with the same key unchanged."""
         if self.kind == "mysql":
             (key,) = table.primary_key
-            # To set the key to what it is changes nothing.
+            # Setting the key to itself changes nothing.
             return mysql_dialect.insert(table).values(**values).on_duplicate_key_update({key.name: key})
         insert = sqlite_dialect.insert(table) if self.kind == "sqlite" else pg_dialect.insert(table)
         return insert.values(**values).on_conflict_do_nothing()
 
     def draw_numbers(self, connection: sa.Connection, count: int = 1) -> int:
-        """Draw numbers that follow on each other where `next` does not do so by itself, and return the first."""
+        """Draw consecutive numbers on MySQL, and return the first. Elsewhere `next_number` needs no draw."""
         if self.kind != "mysql":
             return 0
         connection.exec_driver_sql(f"INSERT INTO penstock_number VALUES {', '.join(['(NULL)'] * count)}")  # noqa: S608 - constants
-        # The first of them in this session, until it draws again.
+        # The first of them, until this session draws again.
         return int(connection.exec_driver_sql("SELECT LAST_INSERT_ID()").scalar_one())
 
     def cached_statement(self, name: str, make: Callable[[], sa.Executable]) -> sa.Executable:
-        """Return a statement that is made once: to make it costs more than to run it."""
+        """Return a statement that is made once: making it costs more than running it."""
         statement = self._statements.get(name)
         if statement is None:
-            # Two threads may both make it; either is good.
+            # Two threads may both make it; either one works.
             statement = self._statements[name] = make()
         return statement
 
     def begin(self) -> AbstractContextManager[sa.Connection]:
-        """Open a transaction that may write; leaving it commits, an exception rolls back."""
+        """Open a transaction that may write. Leaving it commits, an exception rolls back."""
         return self.engine.begin()
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """Open a transaction that only reads, and waits for nobody."""
+        """Open a transaction that only reads, and waits for no lock."""
         with self.engine.connect() as connection:
             yield connection.execution_options(penstock_reads=True)
 
@@ -130,7 +130,7 @@ class Database:
 
 
 def _drop_unusable_session(context: sa.ExceptionContext) -> None:
-    """Count a session whose server will not write as lost, and with it all that were made before."""
+    """Treat a session whose server refuses writes as lost, and all older sessions with it."""
     error = context.original_exception
     code = getattr(error, "sqlstate", None) or next(iter(getattr(error, "args", ())), None)
     if code in _UNUSABLE_SESSION:
@@ -138,12 +138,12 @@ def _drop_unusable_session(context: sa.ExceptionContext) -> None:
 
 
 def _mysql_settings(limit_s: int) -> dict[str, Any]:
-    """Return what bounds statements and locks by `limit_s` seconds, and has the server judge values strictly."""
+    """Return settings that bound statements and locks by `limit_s` seconds, and make checks of values strict."""
     session = (
         "SET SESSION sql_mode = 'TRADITIONAL', time_zone = '+00:00', default_storage_engine = InnoDB, "
         f"innodb_lock_wait_timeout = {limit_s}, lock_wait_timeout = {limit_s}"
     )
-    # A lock is given up by the server, which then rolls back; a session that does not answer at all, by us.
+    # The server ends a wait for a lock, and rolls back. The client ends the wait for a server that does not answer.
     answer_s = limit_s + 1
     return {"charset": "utf8mb4", "init_command": session, "read_timeout": answer_s, "write_timeout": answer_s}
 
@@ -155,6 +155,6 @@ def _set_up_sqlite(connection: Any, _record: object) -> None:
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
-    # One that reads first and writes later could be refused its lock when another has written in between.
+    # A transaction that reads first could be refused the write lock, if another one has written since.
     reads = connection.get_execution_options().get("penstock_reads", False)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

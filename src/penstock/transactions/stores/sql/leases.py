@@ -1,4 +1,4 @@
-"""The lease of a coordinator on a shard of a SQL store. It goes by the database's clock."""
+"""The lease of a coordinator on a shard of a SQL store, by the database's clock."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _log = logging.getLogger("penstock.transactions")
 class Lease:
     """The lease of one coordinator on one shard. Used by its thread.
 
-    One that ran out (after `session_s` of silence) and was not taken by another is still good: the epoch says so.
+    An expired lease (after `session_s` of silence) stays valid until another coordinator takes the shard: the epoch
+    shows that.
 
     Attributes:
-        database: where the shard is.
-        owner: the coordinator's name, which no other has.
-        session_s: seconds for which nobody else may take the shard.
+        database: the database of the shard.
+        owner: the coordinator's unique name.
+        session_s: seconds for which no other coordinator may take the shard.
         number: the shard.
         epoch: rises with each owner.
     """
@@ -36,14 +37,14 @@ class Lease:
 
     @classmethod
     def take(cls, database: Database, owner: str, session_s: float) -> Lease | None:
-        """Take a shard that nobody has; None where there is none."""
+        """Take a free shard, or return None if there is none."""
         shard, now = schema.shard, database.now
         free = (
             sa.select(shard.c.number, shard.c.epoch)
             .where(sa.or_(shard.c.owner.is_(None), shard.c.lease_until < now))
             .order_by(shard.c.number)
             .limit(1)
-            # Another that takes one at the same time takes the next.
+            # A coordinator that takes a shard at the same time takes the next one.
             .with_for_update(skip_locked=True)
         )
         with database.begin() as connection:
@@ -56,12 +57,12 @@ class Lease:
 
     @property
     def is_held(self) -> sa.ColumnElement[bool]:
-        """The condition that the shard is still this coordinator's, for a statement that must not do without."""
+        """The condition that the shard still belongs to this coordinator, for statements that require it."""
         shard = schema.shard
         return sa.and_(shard.c.number == self.number, shard.c.owner == self.owner, shard.c.epoch == self.epoch)
 
     def renew(self, **values: Any) -> bool:
-        """Renew it, and note something in the shard's row; tell whether it is still this coordinator's."""
+        """Renew the lease, and write values into the shard's row. Return whether the lease still holds."""
         until = self.database.now + self.session_s
         with self.database.begin() as connection:
             renewed = schema.shard.update().where(self.is_held).values(lease_until=until, **values)
@@ -71,13 +72,13 @@ class Lease:
         return is_held
 
     def claimed(self) -> list[str]:
-        """Return the transactional ids that were written down last for the shard."""
+        """Return the transactional ids that were written last for the shard."""
         shard = schema.shard
         with self.database.read() as connection:
             found = connection.execute(sa.select(shard.c.claim).where(shard.c.number == self.number)).scalar()
         return (found or "").split()
 
     def give_up(self) -> None:
-        """Leave the shard to others. Nothing may be under way in it."""
+        """Release the shard. No publication may be under way."""
         with self.database.begin() as connection:
             connection.execute(schema.shard.update().where(self.is_held).values(owner=None, lease_until=0.0))

@@ -1,6 +1,6 @@
-"""What producers look for in the database again and again: the checks of their group, and the ends of transactions.
+"""The polls of producers: the checks of their group, and the settlement of their transactions.
 
-A check is taken by one producer. One that is not answered is asked again by the coordinator, after an interval.
+One producer takes a check. If it does not answer, the coordinator asks again after an interval.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class SqlCheckSource:
         self._closed = threading.Event()
 
     def take(self, timeout_s: float, running: Collection[str] = ()) -> Sequence[CheckRequest]:
-        """Return the checks that are there; where there are none, wait `timeout_s` seconds before the next look.
+        """Return the waiting checks. If there are none, wait `timeout_s` seconds before returning.
 
-        None of those that are `running` here: one that hangs is asked again, and that is for another producer.
+        Leaves out the `running` transactions: a check that hangs is asked again, of another producer.
         """
         found: Sequence[CheckRequest] = ()
         try:
@@ -55,7 +55,7 @@ class SqlCheckSource:
         return found
 
     def close(self) -> None:
-        """Give the group up: nobody takes this producer for alive."""
+        """Leave the group: this producer no longer counts as alive."""
         self._closed.set()
         try:
             schema.remove_heartbeat(self._database, self._name)
@@ -85,13 +85,13 @@ _WATCH_S = 0.02
 
 
 class SettledWatch:
-    """Looks for watched transactions that were settled, on a thread that the first one starts. Thread-safe."""
+    """Polls for the settlement of watched transactions, on a thread that the first watch starts. Thread-safe."""
 
     def __init__(self, database: Database, name: str) -> None:
         self._database = database
         self._stopping = threading.Event()
         self._has_watches = threading.Event()
-        # Guards the callbacks, and starting.
+        # Guards the callbacks and the start of the thread.
         self._lock = threading.Lock()
         self._callbacks: dict[str, SettledCallback] = {}
         self._thread = threading.Thread(target=self._run, name=f"penstock-sql-watch-{name}", daemon=True)
@@ -105,12 +105,12 @@ class SettledWatch:
             self._has_watches.set()
 
     def remove(self, transaction_id: str) -> None:
-        """Watch it no more."""
+        """Remove the callback of a transaction."""
         with self._lock:
             self._callbacks.pop(transaction_id, None)
 
     def stop(self) -> None:
-        """End. Callbacks that still wait are not called; the producer gives those transactions up."""
+        """Stop polling. Waiting callbacks are not called; the producer drops those transactions."""
         self._stopping.set()
         self._has_watches.set()
         if self._thread.ident is not None:

@@ -1,7 +1,7 @@
-"""Sessions of PostgreSQL: each wait for the server has a bound that we hold, and those that are of no use are dropped.
+"""Sessions of PostgreSQL: each wait for the server is bounded on the client side, and unusable sessions are dropped.
 
-A server that is frozen, or behind a network that swallows packets, answers nothing: its own time-outs do not help, and
-its kernel acknowledges what is sent. A server that was demoted answers, and refuses every write.
+A frozen server, or one behind a network that swallows packets, answers nothing. Its own time-outs do not help, and its
+kernel acknowledges sent packets. A demoted server answers, and refuses every write.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _THRESHOLD = "prepare_threshold"
 
 
 class _BoundedConnection(psycopg.Connection[Any]):
-    """A session that waits at most `limit_s` seconds for each answer, and is closed where none comes."""
+    """A session that waits at most `limit_s` seconds for each answer, and is closed if none comes."""
 
     limit_s = math.inf
 
     def wait(self, gen: Any, *args: Any, **more: Any) -> Any:
-        """Wait as psycopg does, which looks at the generator again every 0.1 s."""
+        """Wait as psycopg does: it resumes the generator every 0.1 s."""
         return super().wait(self._bounded(gen), *args, **more)
 
     def _bounded(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
@@ -45,10 +45,11 @@ class _BoundedConnection(psycopg.Connection[Any]):
 
 
 def make_engine(url: sa.URL, limit_s: float, connect_args: Mapping[str, Any], **options: Any) -> sa.Engine:
-    """Return an engine whose statements take `limit_s` seconds at most.
+    """Return an engine whose statements take at most `limit_s` seconds.
 
-    Statements are not prepared on the server, which poolers in transaction mode refuse; `?prepare_threshold=` in the
-    address has them prepared after so many uses. Raises `ConfigurationError` where that is no number.
+    Statements are not prepared on the server, because poolers in transaction mode refuse that. With
+    `?prepare_threshold=` in the address they are prepared after so many uses. Raises `ConfigurationError` if it is not
+    a number.
     """
     threshold = _threshold_of(url)
     engine = sa.create_engine(

@@ -1,4 +1,4 @@
-"""The tables of the SQL store. Times are seconds since 1970 by the database's clock, save where a name says `ms`."""
+"""The tables of the SQL store. Times are by the database's clock: seconds since 1970, or milliseconds if named `ms`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.wire.half import Half, pack_halves
 from penstock.transactions.wire.ops import Author, Verdict
 
-#: A transaction that nobody decided. The other states are the verdicts' numbers.
+#: The state of an undecided transaction. The other states are the verdicts' numbers.
 PREPARED = 0
 COMMIT, ROLLBACK, DISCARD = int(Verdict.COMMIT), int(Verdict.ROLLBACK), int(Verdict.DISCARD)
 
-#: Seconds without a sign of life after which a producer counts as dead.
+#: Seconds without a heartbeat after which a producer counts as dead.
 _PRODUCER_DEAD_AFTER_S = 10.0
 
-#: Transactions in one group, or in one statement.
+#: Most transactions in one statement, and in one Kafka transaction.
 STATEMENT_LIMIT = 500
 
 _VERSION = 5
 
-#: What numbers are drawn from, where that is to be created.
+#: The source of numbers, if the database needs one.
 _NUMBERS = {
     "postgresql": "CREATE SEQUENCE IF NOT EXISTS penstock_seq",
     "mysql": "CREATE TABLE IF NOT EXISTS penstock_number (n BIGINT AUTO_INCREMENT PRIMARY KEY) ENGINE = InnoDB",
@@ -34,12 +34,12 @@ _NUMBERS = {
 
 metadata = sa.MetaData()
 
-#: Ids and names that are keys, and contents of any length: MariaDB and MySQL need their lengths.
+#: Types of key ids, key names and unlimited content. MariaDB and MySQL need lengths.
 _ID = sa.Text().with_variant(mysql.VARCHAR(64, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
 _NAME = sa.Text().with_variant(mysql.VARCHAR(255, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
 _LONG = sa.Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), "mysql", "mariadb")
 _BYTES = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
-#: Bytes of an order key that are in an index there.
+#: Bytes of an order key in an index of MariaDB or MySQL.
 _PREFIX = {"order_key": 255}
 
 
@@ -53,7 +53,7 @@ store = sa.Table(
     metadata,
     sa.Column("one", sa.SmallInteger, primary_key=True, autoincrement=False),
     sa.Column("version", sa.Integer, nullable=False),
-    # Part of the transactional ids and of the done log's name: it tells this store from any other.
+    # Part of the transactional ids and of the done log's name: it identifies this store.
     sa.Column("uuid", sa.Text, nullable=False),
     sa.Column("shards", sa.Integer, nullable=False),
 )
@@ -76,42 +76,42 @@ tx = sa.Table(
     sa.Column("birth", sa.Double, nullable=False),
     sa.Column("immunity", sa.Double, nullable=False, server_default="0"),
     sa.Column("deliver_at_ms", sa.BigInteger),
-    # Checks: how many were answered, when the next is due (null: after the transaction timeout, or the immunity), and
-    # since when one waits for a producer that takes it (null: none does).
+    # Checks: how many were answered; when the next is due (null: after the transaction timeout or the immunity); since
+    # when one waits for a producer to take it (null: none waits).
     sa.Column("check_count", sa.Integer, nullable=False, server_default="0"),
     sa.Column("check_at", sa.Double),
     sa.Column("asked_at", sa.Double),
-    # When it can be published with others, in milliseconds. Null: it is undecided, settled, or set aside, since Kafka
-    # refuses it, or what it must stay behind: `held_why` says so. `held` is 1 then, and 0 while a trial has it: only a
-    # relay that has read the done log since lets that go.
+    # Earliest time of publication, in milliseconds. Null: it is undecided, settled or set aside. It is set aside if
+    # Kafka refuses it, or a transaction before it waits; `held_why` has the reason. `held` is 1 then, and 0 during a
+    # trial. Only a relay that has read the done log since may release a transaction in a trial.
     sa.Column("publish_at_ms", sa.BigInteger),
     sa.Column("held", sa.SmallInteger, nullable=False, server_default="0"),
     sa.Column("held_why", sa.Text),
     sa.Column("settled_at", sa.Double),
-    # The targets of its messages in their order, separated by spaces; they are shown without the messages.
+    # The topics of its messages in their order, separated by spaces. Commands show them without reading the messages.
     sa.Column("topics", _LONG, nullable=False),
-    # What `pack_halves` makes of the messages; null once they are published or rolled back. It is the last column, for
-    # SQLite reads all of it on the way to one behind it.
+    # The messages as `pack_halves` encodes them; null once they are published or rolled back. The last column: SQLite
+    # reads all of it on the way to a later one.
     sa.Column("halves", _BYTES),
     sa.Index("penstock_tx_open", "shard", "settled_at", "state"),
-    # Of what may be published, and of what producers are asked about: few of all rows.
+    # Partial indexes of ready transactions and of waiting checks: few of all rows.
     _index_where("penstock_tx_ready", "shard", "publish_at_ms", where="publish_at_ms IS NOT NULL"),
     _index_where("penstock_tx_asked", "producer_group", "asked_at", where="asked_at IS NOT NULL"),
     sa.Index("penstock_tx_keys", "order_key", "seq", mysql_length=_PREFIX, mariadb_length=_PREFIX),
-    # For the next number, see `Database.next`.
+    # For the next number, see `Database.next_number`.
     sa.Index("penstock_tx_seq", "seq").ddl_if(dialect="sqlite"),
     sa.Index("penstock_tx_decided", "decided_seq").ddl_if(dialect="sqlite"),
     sa.Index("penstock_tx_settled", "settled_at"),
 )
 
-#: What is known of a transaction without its messages.
+#: The columns of a transaction without its messages.
 without_messages = [column for column in tx.c if column is not tx.c.halves]
 #: The condition that a transaction is decided and cannot be published with others.
 is_set_aside = (tx.c.state != PREPARED) & tx.c.settled_at.is_(None) & tx.c.publish_at_ms.is_(None)
-#: How many answers of checks counted for a transaction: those that were UNKNOWN, and one that decided.
+#: The number of a transaction's accepted check answers: those that were UNKNOWN, and one that decided.
 answered_checks = tx.c.check_count + sa.case((tx.c.author == int(Author.CHECK), 1), else_=0)
 
-#: Who publishes a shard, and until when nobody else may. The epoch rises with each owner.
+#: The lease of each shard: its owner, and the end of the lease. The epoch rises with each owner.
 shard = sa.Table(
     "penstock_shard",
     metadata,
@@ -119,14 +119,14 @@ shard = sa.Table(
     sa.Column("owner", sa.Text),
     sa.Column("lease_until", sa.Double, nullable=False, server_default="0"),
     sa.Column("epoch", sa.BigInteger, nullable=False, server_default="0"),
-    # The transactional ids under which it may be published, in one text: its next owner shuts them out.
+    # The transactional ids that may publish the shard, in one text. The next owner fences them.
     sa.Column("claim", sa.Text),
-    # The call into the Kafka client that its coordinator waits for, and since when it has not gone on; null: none.
+    # The call into the Kafka client that its coordinator waits for, and its start; null: none is slow.
     sa.Column("slow_call", sa.Text),
     sa.Column("slow_since", sa.Double),
 )
 
-#: Who is alive: coordinators (kind `coordinator`) and producers that answer checks (kind `producer`).
+#: Heartbeats of coordinators (kind `coordinator`) and of producers that answer checks (kind `producer`).
 alive = sa.Table(
     "penstock_alive",
     metadata,
@@ -136,7 +136,7 @@ alive = sa.Table(
     sa.Column("seen", sa.Double, nullable=False),
 )
 
-#: Decisions that came too late, or for no transaction, until a coordinator has counted them.
+#: Refused decisions, until a coordinator has counted them.
 refusal = sa.Table(
     "penstock_refusal",
     metadata,
@@ -144,7 +144,7 @@ refusal = sa.Table(
     sa.Column("tx", _ID, nullable=False),
 )
 
-#: Who did what by hand. Kept for ever.
+#: Acts of operators, kept forever.
 audit = sa.Table(
     "penstock_audit",
     metadata,
@@ -158,13 +158,13 @@ audit = sa.Table(
 
 
 def create(database: Database, shards: int) -> tuple[str, int]:
-    """Create the tables where they are absent, and return the store's uuid and its number of shards.
+    """Create the tables if they are absent, and return the store's uuid and its number of shards.
 
-    Raises `ConfigurationError` where they are of another version.
+    Raises `ConfigurationError` if they are of another version.
     """
     with database.begin() as connection:
         if database.kind == "postgresql":
-            # What creates if not exists fails when two do it at once.
+            # `CREATE ... IF NOT EXISTS` fails if two sessions run it at once.
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtextextended('penstock store', 0))"))
         if database.kind in _NUMBERS:
             connection.exec_driver_sql(_NUMBERS[database.kind])
@@ -189,7 +189,7 @@ def _first_rows(store_uuid: str, shards: int) -> tuple[sa.Insert, sa.Insert]:
 
 
 def statements(database: Database, shards: int) -> list[str]:
-    """Return what `create` does to an empty database, for somebody else who may; nothing is asked or changed."""
+    """Return the statements of `create` for an empty database, for an administrator. Nothing is executed."""
     found = [_NUMBERS[database.kind]] if database.kind in _NUMBERS else []
     dialect = database.engine.dialect
 
@@ -203,9 +203,9 @@ def statements(database: Database, shards: int) -> list[str]:
 
 
 def is_before_in_line(earlier: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return the condition that a row of `earlier` stands before one of `tx` in its line, and is not settled.
+    """Return the condition that a row of `earlier` is unsettled and before a row of `tx` in its line.
 
-    A line is of a producer group and an ordering key; the shard is that of the key.
+    A line belongs to a producer group and an ordering key, and to the shard of the key.
     """
     return sa.and_(
         earlier.c.order_key == tx.c.order_key,
@@ -217,12 +217,12 @@ def is_before_in_line(earlier: sa.FromClause) -> sa.ColumnElement[bool]:
 
 
 def is_living_producer(now: sa.ColumnElement[float]) -> sa.ColumnElement[bool]:
-    """Return the condition that a row of `alive` is a producer that answers checks."""
+    """Return the condition that a row of `alive` is a producer with a recent heartbeat."""
     return sa.and_(alive.c.kind == "producer", alive.c.seen > now - _PRODUCER_DEAD_AFTER_S)
 
 
 def write_heartbeat(database: Database, kind: str, name: str, group: str = "") -> None:
-    """Write down that a `coordinator` or a `producer` (the kind) is alive. No other has its name."""
+    """Write the heartbeat of a `coordinator` or a `producer` (the kind). Its name is unique."""
     seen = {"seen": database.now}
     with database.begin() as connection:
         if not connection.execute(alive.update().where(alive.c.name == name).values(seen)).rowcount:
@@ -230,21 +230,21 @@ def write_heartbeat(database: Database, kind: str, name: str, group: str = "") -
 
 
 def remove_heartbeat(database: Database, name: str) -> None:
-    """Let somebody count as gone at once."""
+    """Remove a heartbeat, so that its writer counts as gone at once."""
     with database.begin() as connection:
         connection.execute(alive.delete().where(alive.c.name == name))
 
 
 def is_delayed(database: Database) -> sa.ColumnElement[bool]:
-    """Return the condition that a transaction is committed and waits for its time, by the database's clock."""
+    """Return the condition that a transaction is committed and waits for its delivery time, by the database's clock."""
     return sa.and_(tx.c.state == COMMIT, tx.c.publish_at_ms > database.now_ms)
 
 
 def message_columns(halves: Sequence[Half]) -> dict[str, Any]:
-    """Return what a transaction's row has of its messages."""
+    """Return the columns of a transaction's messages."""
     return {"topics": " ".join(half.topic for half in halves), "halves": pack_halves(halves)}
 
 
 def in_groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield names in portions for one statement each."""
+    """Yield names in portions of one statement each."""
     return (names[start : start + STATEMENT_LIMIT] for start in range(0, len(names), STATEMENT_LIMIT))

@@ -1,4 +1,4 @@
-"""The shards of a SQL store, as its coordinator works on them: statements, made by the coordinator's thread."""
+"""The shards of a SQL store, as its coordinator uses them: SQL statements of the coordinator's thread."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from penstock.transactions.stores.sql.leases import Lease
 from penstock.transactions.wire.half import Half, unpack_halves
 from penstock.transactions.wire.ids import new_id
 
-#: Seconds between two looks into the database: after something was found, and when nothing was.
+#: Seconds between two polls of the database: after one that found something, and after one that did not.
 _BUSY_POLL_S = 0.01
 _IDLE_POLL_S = 0.1
-#: Seconds between two looks for checks that are due; and leases are renewed so many times within a session.
+#: Seconds between two searches for due checks; and renewals of a lease within a session.
 _CHECK_S = 0.1
 _RENEWALS = 4
-#: Checks in one round.
+#: Most checks in one round.
 _MAX_CHECKS = 1_000
-#: Refusals that one statement counts.
+#: Most refusals that one statement counts.
 _MAX_REFUSALS = 1_000
-#: Seconds that `statistics` waits for the database; after that it returns what was found last.
+#: Seconds that `statistics` waits for the database. After that it returns the last known numbers.
 _STATISTICS_BUDGET_S = 1.0
-#: Settled rows are kept so long, for those who wait to hear of them; discarded ones, so that they can be resumed.
+#: Seconds that settled rows are kept, for producers that wait for the settlement; discarded rows, so that operators can
+#: resume them; and heartbeats.
 _SETTLED_KEPT_S = 60.0
 _DISCARDED_KEPT_S = 30 * 24 * 3600.0
 _SILENT_KEPT_S = 24 * 3600.0
-#: Transactions that one statement deletes: it has a time limit.
+#: Most transactions that one statement deletes: it has a time-out.
 _PURGE_LIMIT = 10_000
 
 
 class SqlShards(StoreShards):
-    """What one coordinator has of a SQL store. Used by its thread, save for `statistics` and `half`."""
+    """One coordinator's view of a SQL store. Used by the coordinator's thread, except `statistics` and `half`."""
 
     def __init__(self, database: Database, name: str, count: int, terms: CheckTerms) -> None:
         super().__init__(name, count, Counts())
@@ -52,11 +53,11 @@ class SqlShards(StoreShards):
         self._coordinator = new_id()
         self._session_s = terms.session_s
         self._leases: dict[int, Lease] = {}
-        # Monotonic seconds of the next time.
+        # Monotonic seconds of the next renewal and of the next search for checks.
         self._renew_at = self._check_at = 0.0
         self._question = BriefQuestion("counts of the SQL store")
-        # What the store held when it was looked at last, all shards (True) and some: fields of the statistics, where
-        # answered checks are those of what is pending. Each is replaced as a whole.
+        # The last counts of the store: of all shards (True) and of some (False), as fields of the statistics.
+        # `answered_checks` counts those of pending transactions. Each dict is replaced as a whole.
         self._last: dict[bool, dict[str, Any]] = {}
         self._read_counts(None)
         # Checks of pending transactions that were answered before the start.
@@ -64,15 +65,15 @@ class SqlShards(StoreShards):
 
     @property
     def owned(self) -> Collection[int]:
-        """The shards whose leases it has."""
+        """The shards whose leases this coordinator has."""
         return self._leases
 
     def backlog(self, shard: int) -> SqlBacklog:
-        """Return what waits in a shard."""
+        """Return the backlog of a shard."""
         return SqlBacklog(self._database, self._leases[shard], self.counts)
 
     def renew(self) -> None:
-        """Renew the leases, take a share of what is free, and hand over what others lack, when it is time."""
+        """At the due time: renew the leases, take free shards up to the share, and leave shards above it."""
         now = time.monotonic()
         if now < self._renew_at:
             return
@@ -87,7 +88,7 @@ class SqlShards(StoreShards):
         self.leaving = set(sorted(self._leases)[share:])
 
     def _share(self) -> int:
-        """Return how many shards are this coordinator's share, among all that live."""
+        """Return the number of shards that this coordinator should have among the living ones."""
         alive, now = schema.alive, self._database.now
         living = (alive.c.kind == "coordinator") & (alive.c.seen > now - self._session_s)
         with self._database.read() as connection:
@@ -96,13 +97,13 @@ class SqlShards(StoreShards):
         return base + (sorted(names).index(self._coordinator) < rest)
 
     def give_up(self, shard: int) -> None:
-        """Leave a shard to others."""
+        """Release a shard."""
         self._leases[shard].give_up()
         del self._leases[shard]
         super().give_up(shard)
 
     def due(self) -> Sequence[DueCheck]:
-        """Return what is due, when it is time; producers find it from now on, and it is due again in an interval."""
+        """Return due checks, at the due time, and offer them to producers. Each is due again after an interval."""
         now_s = time.monotonic()
         if now_s < self._check_at:
             return ()
@@ -124,7 +125,7 @@ class SqlShards(StoreShards):
             for row in rows
         ]
         if plans:
-            # The next check of what was answered since it was read is another one.
+            # A check that was answered since the read has another plan.
             same = (tx.c.id == sa.bindparam("of")) & (tx.c.check_count == sa.bindparam("after"))
             asked_at = sa.case((tx.c.check_count < policy.maximum, now))
             planned = tx.update().where(same, is_open).values(check_at=sa.bindparam("at"), asked_at=asked_at)
@@ -133,21 +134,21 @@ class SqlShards(StoreShards):
         return [DueCheck(row.id, row.producer_group, row.check_count) for row in rows]
 
     def ask(self, due: Sequence[DueCheck]) -> Collection[str]:
-        """Return the groups of which no producer looks into the database; the others find their checks there."""
+        """Return the groups without a living producer. The others find their checks in the database."""
         alive, now = schema.alive, self._database.now
         with self._database.read() as connection:
             living = connection.execute(sa.select(alive.c.producer_group).where(schema.is_living_producer(now)))
             return {check.group for check in due}.difference(living.scalars())
 
     def half(self, due: DueCheck) -> Half | None:
-        """Read the first half of a transaction that nobody has decided, or None."""
+        """Read the first half of an undecided transaction, or None."""
         is_it = (schema.tx.c.id == due.transaction_id) & (schema.tx.c.state == schema.PREPARED)
         with self._database.read() as connection:
             halves = connection.execute(sa.select(schema.tx.c.halves).where(is_it)).scalar()
         return None if halves is None else unpack_halves(halves)[0]
 
     def _count_refusals(self) -> None:
-        """Count the refused decisions: each by the coordinator that deletes it."""
+        """Count the refused decisions. The coordinator that deletes a row counts it."""
         number = schema.refusal.c.number
         with self._database.read() as connection:
             first = connection.execute(sa.select(sa.func.min(number))).scalar()
@@ -157,7 +158,7 @@ class SqlShards(StoreShards):
             self.counts.refused += counted.rowcount
 
     def purge(self) -> None:
-        """Delete what nobody will ask about."""
+        """Delete settled transactions and heartbeats that are old."""
         tx, now = schema.tx, self._database.now
         while self._purge((tx.c.settled_at < now - _SETTLED_KEPT_S) & (tx.c.state != schema.DISCARD)):
             pass
@@ -166,11 +167,11 @@ class SqlShards(StoreShards):
         with self._database.begin() as connection:
             connection.execute(schema.alive.delete().where(schema.alive.c.seen < now - _SILENT_KEPT_S))
             if self._database.kind == "mysql":
-                # Numbers that were drawn; the table goes on counting.
+                # Drawn numbers; the table's counter goes on.
                 connection.exec_driver_sql(f"DELETE FROM penstock_number ORDER BY n LIMIT {_PURGE_LIMIT}")  # noqa: S608 - a constant
 
     def _purge(self, old: sa.ColumnElement[bool]) -> bool:
-        """Delete old transactions, as many as one statement may; tell whether there may be more."""
+        """Delete old transactions, at most `_PURGE_LIMIT`. Return whether there may be more."""
         tx = schema.tx
         with self._database.begin() as connection:
             ids = list(connection.execute(sa.select(tx.c.id).where(old).limit(_PURGE_LIMIT)).scalars())
@@ -183,22 +184,22 @@ class SqlShards(StoreShards):
         self._leases[shard].renew(slow_call=call or None, slow_since=self._database.now - age_s)
 
     def wait_s(self, *, takes_more: bool, busy: bool) -> float:  # noqa: ARG002 - who writes there wakes nobody
-        """Return the seconds after which to look into the database again."""
+        """Return the seconds until the next poll of the database."""
         return _BUSY_POLL_S if busy else _IDLE_POLL_S
 
     def close(self) -> None:
-        """Give all up, and be no longer counted among the coordinators."""
+        """Release all shards, and leave the coordinators."""
         for shard in list(self._leases):
             self.give_up(shard)
         schema.remove_heartbeat(self._database, self._coordinator)
 
     def statistics(self, shards: Collection[int] | None = None) -> CoordinatorStatistics:
-        """Return what was counted, and what the store holds. Safe from any thread.
+        """Return the counts since the start, and the content of the store. Safe from any thread.
 
-        What the store holds is what was found last, where the database does not answer at once.
+        If the database does not answer at once, the content is that of the last answer.
         """
-        # Before the database is asked: what is counted here is not pending there any more. What is settled at this very
-        # moment may be in neither.
+        # Read before the database: a transaction counted here is no longer pending there. One that is being settled at
+        # this moment may be in neither.
         counted = self.counts.statistics()
         with suppress(sa.exc.SQLAlchemyError):
             self._question.ask(partial(self._read_counts, shards), _STATISTICS_BUDGET_S)
@@ -207,7 +208,7 @@ class SqlShards(StoreShards):
         return replace(counted, **{**last, "answered_checks": answered})
 
     def _read_counts(self, shards: Collection[int] | None) -> None:
-        """Count what the store holds now, in all shards or in some."""
+        """Count the content of the store now, in all shards or in some."""
         tx, now = schema.tx, self._database.now
         pending = sa.and_(tx.c.settled_at.is_(None), sa.true() if shards is None else tx.c.shard.in_(shards))
         earlier = tx.alias("earlier")

@@ -1,7 +1,7 @@
 """The store in a database: a row for each transaction, in SQLite, PostgreSQL, MariaDB or MySQL.
 
-The first decision wins by a conditional update. Publication is exactly once into Kafka, by a relay: the coordinators
-share the shards, and each shard is published by one of them at a time, fenced in the database and in Kafka.
+A conditional update lets the first decision win. A relay publishes exactly once into Kafka: coordinators share the
+shards, and one coordinator at a time publishes a shard. The database and Kafka both fence the others.
 """
 
 from __future__ import annotations
@@ -31,31 +31,32 @@ from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author
 
-#: Shards of a new store. So many coordinators can share the work.
+#: Shards of a new store: the most coordinators that can share the work.
 DEFAULT_SHARDS = 4
-#: An answer to a check is given up after so many times what one statement may take: it waits its turn, and twice for
-#: the database.
+#: Time-out of an answer to a check, in statement time-outs: it waits for its batch, and twice for the database.
 _ANSWER_STATEMENTS = 4
-#: The producer group of such messages: nobody checks them.
+#: The producer group of outbox messages, which need no checks.
 GROUP = "outbox"
 
 
 class SqlStore(RelayedStore):
     """A store in a database, for `TransactionalProducer(store=...)`. Thread-safe.
 
-    With SQLite the file's journal is set to WAL. The same object may serve producers and a coordinator of one process;
-    other processes make their own with the same address. Publication is exactly once into Kafka for readers of
-    committed messages.
+    With SQLite, the store sets the file's journal to WAL. One object may serve the producers and the coordinator of a
+    process. Other processes create their own with the same address. Publication is exactly once into Kafka for
+    `read_committed` readers.
 
     Args:
         url: the database, as `sqlite:///file.db`, `postgresql+psycopg://user@host/database` or
-            `mysql+pymysql://user@host/database`, which may be a MariaDB. The store makes its tables there,
-            `penstock_...`; it may be the database of the user's own data, and is for the outbox. With
-            `?prepare_threshold=5` PostgreSQL's statements are prepared on the server after five uses; else never, so
-            that a pooler in transaction mode takes them.
+            `mysql+pymysql://user@host/database`, which may be a MariaDB. The store creates its tables there,
+            `penstock_...`.
+            It may be the database of the user's own data; the outbox needs that. `?prepare_threshold=5` makes
+            PostgreSQL
+            prepare a statement on the server after five uses. The default is never, so that poolers in transaction mode
+            work.
         bootstrap_servers: Kafka's addresses.
         prefix: what the names of the store's topics begin with.
-        shards: into how many parts transactions are divided by key, if the tables have to be created.
+        shards: number of parts that divide transactions by key. Used only if the tables have to be created.
         config: settings of the Kafka clients, by librdkafka's names.
         statement_timeout: seconds that a statement, a lock and a connection may take; MariaDB and MySQL wait whole
             seconds. A session that does not answer by then is dropped, and a new one is tried.
@@ -64,7 +65,7 @@ class SqlStore(RelayedStore):
         ConfigurationError: an argument is wrong. Nothing was started.
     """
 
-    #: The database may be away, fail over, or refuse one of two that wait for each other.
+    #: The database may be unreachable, fail over, or abort one side of a deadlock.
     transient_errors = (sa.exc.SQLAlchemyError,)
     may_be_stored = True
 
@@ -89,15 +90,15 @@ class SqlStore(RelayedStore):
             config=config,
             answer_s=_ANSWER_STATEMENTS * statement_timeout,
         )
-        # Set by start(), before any other call.
+        # Set by start() before any other call.
         self.uuid = ""
         self._new_shards = shards
-        #: How many shards the tables have; 0 as long as that is not known.
+        #: The number of shards in the tables; 0 while it is unknown.
         self.shards = 0
         self._watch: SettledWatch | None = None
 
     def start(self) -> None:
-        """Connect, and create the tables where they are absent.
+        """Connect, and create the tables if they are absent.
 
         Raises:
             StoreConnectionError: the database did not answer.
@@ -128,12 +129,12 @@ class SqlStore(RelayedStore):
             self._watch.add(transaction_id, callback)
 
     def forget(self, transaction_id: str) -> None:
-        """Give a watch up."""
+        """Remove the callback of a transaction."""
         if self._watch is not None:
             self._watch.remove(transaction_id)
 
     def outbox(self, connection: object) -> Outbox:
-        """Return what sends messages within the user's own SQL transaction: they are published iff it commits.
+        """Return an outbox: messages sent through it are published if, and only if, the user's SQL transaction commits.
 
         Args:
             connection: a connection to the store's own database, as `barrier` takes it; not in autocommit mode.
@@ -141,28 +142,29 @@ class SqlStore(RelayedStore):
         return Outbox(self, connection)
 
     def open_shards(self, checks: CheckTerms, wake: Callable[[], object]) -> SqlShards:  # noqa: ARG002 - it is looked into
-        """Return what a coordinator works on, once the store was started. Raises `StoreConnectionError`."""
+        """Return the shards of a started store. Raises `StoreConnectionError`."""
         name = f"{self.prefix}.sql-{self.uuid}"
         with _opening("read", ", and that it runs"):
             return SqlShards(self.database, name, self.shards, checks)
 
     def administration(self) -> SqlAdministration:
-        """Return what an operator may do. The tables exist once a store was started."""
+        """Return the operator commands. The tables exist after a first start of a store."""
         return SqlAdministration(self.database)
 
     def shard_of(self, half: Half, ordering_key: bytes | None = None) -> int:
-        """Return the shard of a transaction whose first half this is."""
+        """Return the shard of a transaction by its first half."""
         key = half.key if ordering_key is None else ordering_key
         return int(xxh3_64_intdigest(half.transaction_id.encode() if key is None else key) % self.shards)
 
 
 class Outbox:
-    """Messages of one SQL transaction, published if, and only if, it commits. Used by one thread, as its connection.
+    """Messages of one SQL transaction, published if, and only if, it commits. Used by one thread, like its connection.
 
-    There is no half and no check: the database's commit is the decision.
+    An outbox has no half and no check: the commit of the database is the decision.
 
-    Messages of one key are published in the order of `send`, within one SQL transaction and from one that had
-    committed to one that began later. Those of SQL transactions that were open at the same time have no order.
+    Messages of one key are published in the order of `send`: within one SQL transaction, and from a committed
+    transaction to a transaction that began later. Between SQL transactions that were open at the same time there is no
+    order.
 
     Args:
         store: the store, in the same database; started or not.
@@ -191,19 +193,19 @@ class Outbox:
         """Write a message into the user's transaction.
 
         Args:
-            topic: where it is published; it must exist.
+            topic: the target topic; it must exist.
             key: its key; text is encoded as UTF-8.
             value: its value, or None for a tombstone.
             headers: its headers; names must not begin with `penstock-`.
-            partition: the partition to publish to; Kafka's partitioner chooses where it is None.
-            deliver_at: it is published then, and not before; a number is seconds since 1970.
+            partition: the target partition; if None, Kafka's partitioner chooses.
+            deliver_at: the earliest time of publication; a number is seconds since 1970.
 
         Returns:
             The id of the message's transaction.
 
         Raises:
-            ConfigurationError: an argument is wrong, the connection would commit by itself, or the store's tables are
-                not there.
+            ConfigurationError: an argument is wrong, the connection is in autocommit mode, or the store's tables are
+                absent.
             TopicNotFoundError: there is no such topic.
         """
         under = terms(None, deliver_at, by_half=False)
@@ -211,13 +213,13 @@ class Outbox:
         self._store.require_target(topic, partition)
         self._user.require_transaction()
         if not self._store.shards:
-            # The store was not started.
+            # The store may not be started.
             ((self._store.shards,),) = self._run("SELECT shards FROM penstock_store").rows
         database = self._store.database
         number, now = database.next_number, database.now
         if database.kind == "mysql":
             self._run("INSERT INTO penstock_number VALUES (NULL)")
-        # Constants and our own words: nothing of the user's is in the text.
+        # The text has constants only, nothing of the user's.
         self._run(
             "INSERT INTO penstock_tx "  # noqa: S608 - constants
             "(id, seq, shard, producer_group, state, author, decided_seq, birth, deliver_at_ms, publish_at_ms, topics, "
@@ -249,7 +251,7 @@ class Outbox:
 
 @contextmanager
 def _opening(what: str, look: str) -> Iterator[None]:
-    """Raise `StoreConnectionError` where the database does not let its tables be opened or read."""
+    """Raise `StoreConnectionError` if the tables cannot be opened or read."""
     try:
         yield
     except sa.exc.SQLAlchemyError as error:

@@ -1,4 +1,4 @@
-"""What is written on the way of a message: many changes in one transaction of the database."""
+"""Writes of producers: many changes in one transaction of the database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock.transactions.wire.ops import Author, Verdict
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Changes in one transaction of the database.
+#: Most changes in one transaction of the database.
 BATCH = 500
 _DONE = Outcome()
 _GROUP = sa.bindparam("wanted_group", type_=sa.Text)
@@ -38,12 +38,12 @@ _IS_ADDRESSED = (schema.tx.c.id == sa.bindparam("wanted_id")) & _IS_OF_GROUP
 
 
 class Writing:
-    """Writes changes; a second time after an error changes nothing. Used by one thread.
+    """Writes changes. Repeating a write after an error is safe. Used by one thread.
 
     Args:
-        database: where to.
+        database: the database.
         shard_of: returns the shard of a transaction, by its first half and its ordering key.
-        is_late: tells whether what is written now comes too late.
+        is_late: returns whether the store was stopped.
     """
 
     def __init__(
@@ -54,24 +54,24 @@ class Writing:
         self._is_late = is_late
 
     def write(self, changes: Sequence[Prepare | Decide]) -> Sequence[Result]:
-        """Write changes, and return what became of each."""
+        """Write changes, and return the result of each."""
         results = self._attempt(changes)
         if _is_database_error(results):
-            # A new session may do, or the lock be free.
+            # A new session may work, or the lock be free.
             results = self._attempt(changes)
         if not isinstance(results, Exception):
             return results
         if _is_database_error(results) or self._is_late() or len(changes) == 1:
             return [results] * len(changes)
         _log.warning("a batch of the SQL store was not written: %s; each alone now", cause_of(results))
-        # What one of them did wrong is no fault of the others'.
+        # The error of one change must not fail the others.
         return [alone if isinstance(alone := self._attempt([change]), Exception) else alone[0] for change in changes]
 
     def _attempt(self, changes: Sequence[Prepare | Decide]) -> list[Result] | Exception:
         results: list[Result] = []
         try:
             with self._database.begin() as connection:
-                # In runs, for many rows of a kind are inserted at once.
+                # In runs of one kind: many rows are inserted at once.
                 for is_new, run in itertools.groupby(changes, lambda change: isinstance(change, Prepare)):
                     if is_new:
                         new = cast("list[Prepare]", list(run))
@@ -80,7 +80,7 @@ class Writing:
                     else:
                         results += [decide(self._database, connection, cast("Decide", change)) for change in run]
                 if self._is_late():
-                    # It waited for the database, and its changes counted as not stored.
+                    # The wait for the database was longer than the stop, which reported the changes as not stored.
                     raise StoppedError("the SQL store was stopped")  # noqa: TRY301 - so that it is rolled back
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the result
             return error
@@ -101,7 +101,7 @@ class Writing:
             for transaction in new
             for first in transaction.halves[:1]
         ]
-        # Who repeats this after an error whose transaction was committed all the same finds it there.
+        # After an error whose transaction was committed all the same, the repeated insert finds the row.
         database = self._database
         if database.kind == "mysql":
             first_number = database.draw_numbers(connection, len(rows))
@@ -117,10 +117,10 @@ def _insert(database: Database) -> sa.Executable:
 
 
 def decide(database: Database, connection: sa.Connection, change: Decide) -> Outcome:
-    """Make a decision the transaction's state, unless that has one, or count an answered check.
+    """Store a decision if the transaction is undecided, or count an answered check.
 
-    A message that is not due yet may be taken back. An operator may discard what is committed and refused by Kafka:
-    nothing of it is under way, and only the trials of its coordinator take it, which mark it before.
+    A message before its delivery time can be rolled back. An operator can discard a committed message that Kafka
+    refuses: only trials of its coordinator take it, and they mark it before.
     """
     if change.verdict is Verdict.UNKNOWN:
         _count_check(connection, change)
@@ -182,6 +182,6 @@ def _count_check(connection: sa.Connection, change: Decide) -> None:
 
 
 def _is_database_error(error: object) -> bool:
-    """Tell whether an error is no fault of a change: a session that was lost, a lock, or no session to be had."""
+    """Return whether an error is not the fault of a change: a lost session, a lock, or no free session."""
     of_session = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
     return of_session or isinstance(error, sa.exc.OperationalError | sa.exc.TimeoutError)

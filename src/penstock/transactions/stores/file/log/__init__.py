@@ -1,1 +1,1 @@
-"""The redo log of a file store: what it holds, its bytes, its segments, and the thread that writes it."""
+"""The redo log of a file store: bytes, segments, records, the state table, and the thread that writes them."""

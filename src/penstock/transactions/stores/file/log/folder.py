@@ -1,11 +1,11 @@
-"""The folder of a file store: the few things that are done to its files, and the lock on it.
+"""The folder of a file store: the operations on its files, and the lock on it.
 
-The former are a seam: a disk that tears stands there in simulations. Each method says what of it is durable when it
-returns; the rest may be there after a power cut, or not, or in part.
+The file operations are a seam: simulations replace them by a disk that tears writes. Each method says which of its
+effects are durable on return. The rest may survive a power cut wholly, in part, or not at all.
 
-The lock lets one process in at a time, whatever way the last one ended. `flock` goes away with the process that holds
-it, so there is no stale lock to remove after a crash. A forked child shares what is open, and the lock with it: it
-closes that at once, or it would keep the lock after its parent has ended.
+The lock admits one process at a time, however the last one ended. `flock` ends with its process, so a crash leaves no
+stale lock. A forked child inherits the open files and with them the lock. It closes them at once; else it would keep
+the lock after the end of its parent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.errors import StoreInUseError
 
 _LOCK = "lock"
 
-#: Those that this process has made.
+#: The folders of this process, for `_close_in_child`.
 _folders: weakref.WeakSet[Folder] = weakref.WeakSet()
 
 
@@ -36,19 +36,19 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class Folder:
-    """A folder of files that one process writes. Used by one thread, save for `read`, which any thread may call."""
+    """A folder of files that one process writes. Used by one thread, except `read`, which any thread may call."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Descriptors stay open: opening a file for every write costs more than the write. Only the store's thread
-        # adds and removes; readers on other threads look up what is there, or open for themselves.
+        # Descriptors stay open: opening a file for every write costs more than the write. Only the store's thread adds
+        # and removes them. `read` opens the file itself.
         self._open: dict[str, int] = {}
         _folders.add(self)
 
     def lock(self) -> None:
-        """Keep others out until `unlock`.
+        """Lock the folder until `unlock`.
 
-        Raises `StoreInUseError` where another process, or another store of this one, has the folder.
+        Raises `StoreInUseError` if another process, or another store of this process, has it.
         """
         descriptor = self._descriptor(_LOCK)
         try:
@@ -59,12 +59,13 @@ class Folder:
                 f"the file store in {self._path} is in use by process {holder}; "
                 "stop that process, share its store within it, or give this one a folder of its own"
             ) from error
-        # Only for the message above. The file stays: removing it would let two processes lock two files of one name.
+        # The process id is for the message above. The file stays: after a removal, two processes could lock two files
+        # of one name.
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def unlock(self) -> None:
-        """Let the next one in, also while a child that was forked a moment ago has not closed the lock yet."""
+        """Release the lock, even if a forked child has not closed its copy yet."""
         if _LOCK in self._open:
             fcntl.flock(self._open[_LOCK], fcntl.LOCK_UN)
         self.close()
@@ -74,29 +75,29 @@ class Folder:
         return sorted(path.name for path in self._path.iterdir() if path.is_file())
 
     def read(self, name: str, offset: int = 0, size: int = -1) -> bytes:
-        """Return bytes of a file, fewer where it ends, all from `offset` where `size` is -1."""
+        """Return at most `size` bytes of a file from `offset`, or all of them if `size` is -1."""
         with (self._path / name).open("rb") as file:
             file.seek(offset)
             return file.read(size)
 
     def allocate(self, name: str, size: int) -> None:
-        """Make a file where there is none, and at least `size` bytes of room in it."""
+        """Create a file if it is absent, and reserve at least `size` bytes of the disk for it."""
         descriptor = self._descriptor(name)
-        # Room that is set aside now cannot run out in the midst of a write later.
+        # With the room reserved here, a later write cannot fail for lack of it.
         os.posix_fallocate(descriptor, 0, size)
 
     def map(self, name: str, size: int) -> Any:
-        """Return so many bytes of a file, which has room for them then, in memory: what changes there is in the file.
+        """Map `size` bytes of a file into memory for writing, and reserve them on the disk.
 
-        It lasts as long as what is returned. Not durable before `sync`.
+        The mapping lives as long as the returned object. Not durable before `sync`.
         """
         self.allocate(name, size)
         return mmap(self._descriptor(name), size)
 
     def view(self, name: str) -> mmap | bytes:
-        """Return a file in memory as it is, and becomes; nothing there can be changed."""
+        """Map a file read-only. It shows later changes of the file."""
         with (self._path / name).open("rb") as file:
-            # One that was just made has no room yet, and cannot be mapped.
+            # A new file has no bytes yet, and cannot be mapped.
             return b"" if not os.fstat(file.fileno()).st_size else mmap(file.fileno(), 0, access=ACCESS_READ)
 
     def write(self, name: str, offset: int, data: bytes) -> None:
@@ -113,7 +114,7 @@ class Folder:
         os.fdatasync(self._descriptor(name))
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name. Not durable before `sync_names`."""
+        """Rename a file. Not durable before `sync_names`."""
         (self._path / old).rename(self._path / new)
         if old in self._open:
             self._open[new] = self._open.pop(old)
@@ -126,7 +127,7 @@ class Folder:
         (self._path / name).unlink(missing_ok=True)
 
     def sync_names(self) -> None:
-        """Make durable which files there are."""
+        """Make the creation, renaming and removal of files durable."""
         descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -134,7 +135,7 @@ class Folder:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Close what is open. In a forked child the lock stays with the parent; else it goes, too."""
+        """Close all files. This releases the lock, except in a forked child: there the parent keeps it."""
         while self._open:
             _, descriptor = self._open.popitem()
             with suppress(OSError):

@@ -1,16 +1,16 @@
-"""The redo log's bytes: segment headers, frames and the records in them, and the scan that finds the end of a log.
+"""The bytes of the redo log: segment headers, frames, records, and the scan that finds the end of the log.
 
-Pure. A *frame* is what one sync of the disk makes durable, and no frame is written before the one ahead of it is: so a
-frame that does not read is the torn end of the log, unless a later one stands behind it. Then what does not read
-was durable once, and has been damaged since. Integers are big-endian.
+Pure. A *frame* holds the records of one disk sync. A frame is written only after the sync of the frame before it. So an
+unreadable frame is the torn end of the log, unless a later frame follows. If one follows, the unreadable frame was
+durable and has been damaged since. Integers are big-endian.
 
 - **segment header** (64 bytes): magic, version, store id, base, first sequence, floor, seed, checksum. Base is the
-  segment's place in the whole log; nothing below the floor is needed any more.
+  segment's place in the whole log. Data below the floor is no longer needed.
 - **frame**: magic, length, sequence, checksum of these three, checksum of the records; then the records.
 - **record**: length, kind, checksum, payload.
 
-All checksums are CRC-32 begun with the segment's random seed: bytes of another segment, and bytes of a user's that look
-like a frame, do not pass for one.
+All checksums are CRC-32, started with the segment's random seed. So bytes of another segment, and user data that looks
+like a frame, fail the checksum.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RECORD_BYTES = _RECORD.size
 
 
 class SegmentHeader(NamedTuple):
-    """What a segment says of itself."""
+    """The header of a segment."""
 
     store_id: UUID
     #: The place of its first byte in the whole log.
@@ -55,12 +55,12 @@ class SegmentHeader(NamedTuple):
     sequence: int
     #: The base of the oldest segment that was needed when this one was made.
     floor: int
-    #: What its checksums begin with.
+    #: The start value of its checksums.
     seed: int
 
 
 class Record(NamedTuple):
-    """One record of the log, and where it stands."""
+    """One record of the log and its place."""
 
     kind: int
     payload: bytes
@@ -68,27 +68,27 @@ class Record(NamedTuple):
     place: int
 
     def __repr__(self) -> str:
-        """Name the place, never the payload."""
+        """Return the place, never the payload."""
         return f"<Record {self.kind} at {self.place}>"
 
     @property
     def size(self) -> int:
-        """Its bytes, head and payload."""
+        """Its bytes, header and payload."""
         return RECORD_BYTES + len(self.payload)
 
 
 class Scan(NamedTuple):
-    """What a segment holds."""
+    """The content of a segment."""
 
-    #: Read as they are asked for.
+    #: Read lazily.
     records: Iterator[Record]
-    #: The offset in the segment where its last good frame begins; the end where there is none.
+    #: The offset of the last good frame; equal to `end` if there is none.
     last: int
-    #: The offset behind it.
+    #: The offset behind the last good frame.
     end: int
-    #: The sequence number of the frame that comes next.
+    #: The sequence number of the next frame.
     sequence: int
-    #: The offset of a good frame that stands behind the end, or None: then what lies between was damaged.
+    #: The offset of a good frame behind `end`, or None. If there is one, the bytes between them were damaged.
     stray: int | None
 
 
@@ -111,7 +111,7 @@ def decode_header(data: bytes) -> SegmentHeader:
 
 
 def encode_frame(sequence: int, seed: int, records: Sequence[tuple[int, bytes]]) -> tuple[bytes, list[int]]:
-    """Return a frame of records, given as kind and payload, and the offset of each record in it."""
+    """Return a frame of records, given as kind and payload, and the offset of each record in the frame."""
     parts: list[bytes] = []
     offsets, at = [], FRAME_BYTES
     for kind, payload in records:
@@ -135,7 +135,7 @@ def decode_record(data: bytes, seed: int, place: int) -> Record:
 
 
 def scan(data: bytes, header: SegmentHeader) -> Scan:
-    """Read a segment to its first frame that does not read, and look whether a later one stands behind it."""
+    """Read a segment up to the first unreadable frame, and look for a later good frame behind it."""
     frames: list[tuple[int, int]] = []
     last = at = HEADER_BYTES
     sequence = header.sequence
@@ -158,7 +158,7 @@ def _stray(data: bytes, end: int, sequence: int, seed: int) -> int | None:
 
 
 def _frame_at(data: bytes, at: int, seed: int) -> tuple[int, int] | None:
-    """Return sequence number and end of the frame that begins at an offset, if there is one and it is whole."""
+    """Return sequence number and end of the frame at an offset, or None if there is no whole frame."""
     body = at + FRAME_BYTES
     if body > len(data):
         return None
@@ -166,7 +166,8 @@ def _frame_at(data: bytes, at: int, seed: int) -> tuple[int, int] | None:
     if magic != _FRAME_MAGIC or body + length > len(data):
         return None
     head_check, body_check = _FRAME_CHECKS.unpack_from(data, at + _FRAME.size)
-    # The head's own check comes first: a user's payload full of frame magics costs no sums over what follows them.
+    # The header's checksum comes first: a user's payload full of frame magics then costs no checksum of the bytes
+    # behind it.
     if head_check != zlib.crc32(data[at : at + _FRAME.size], seed):
         return None
     if body_check != zlib.crc32(memoryview(data)[body : body + length], seed):
@@ -196,35 +197,34 @@ class Kind(IntEnum):
 
 
 class Prepared(NamedTuple):
-    """The halves of a transaction, with what is known of it. Written again with all that when its segment goes away."""
+    """The halves of a transaction, with its checks so far. Written again before its segment is removed."""
 
-    #: Rises from transaction to transaction: the order in which they were prepared.
+    #: Rises with each transaction: the order in which they were prepared.
     number: int
-    #: When it was first stored, in milliseconds since the epoch.
+    #: Time of the first write, in milliseconds since the epoch.
     birth_ms: int
-    #: Answered checks, and when the last was answered (milliseconds since the epoch, 0: never).
+    #: Number of answered checks, and the time of the last answer (milliseconds since the epoch, 0: never).
     check_count: int
     answered_ms: int
-    #: The decision; UNKNOWN while there is none.
+    #: The decision and `Decided.decided`, as an earlier penstock rewrote them; now always UNKNOWN and 0.
     verdict: Verdict
-    #: Rises from decision to decision; 0 while there is none.
     decided: int
     halves: tuple[Half, ...]
 
 
 class Decided(NamedTuple):
-    """The first decision of a transaction."""
+    """A decision that counts."""
 
     transaction_id: str
     verdict: Verdict
     author: Author
     decided: int
-    #: Who it was by name, where a person decided.
+    #: The operator's name, if an operator decided.
     actor: str
 
 
 class Checked(NamedTuple):
-    """A check that was answered UNKNOWN."""
+    """A check with the answer UNKNOWN."""
 
     transaction_id: str
     check_count: int
@@ -232,7 +232,7 @@ class Checked(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Transactions that are over: published, rolled back or discarded."""
+    """Transactions that are published, rolled back or discarded."""
 
     transaction_ids: tuple[str, ...]
 

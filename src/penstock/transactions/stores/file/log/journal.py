@@ -1,7 +1,7 @@
-"""What a file store holds: the redo log, the state table that it makes, and the transactions that are in memory, too.
+"""The contents of a file store: the redo log, the state table built from it, and the transactions in memory.
 
-Segments that hold little that is still needed are left behind: what is live in the oldest is written again at the end,
-so that the disk taken, and the time to open, follow what is pending.
+Compaction rewrites the live transactions of the oldest segments at the end of the log. So disk usage and the time to
+open follow the number of pending transactions.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ from penstock.transactions.stores.file.log.table import (
 from penstock.transactions.wire.ids import id_bytes, id_text, is_id
 from penstock.transactions.wire.ops import Verdict
 
-#: Ends that are remembered, in this process alone.
+#: Number of ends that are remembered, in this process only.
 _REMEMBERED_ENDS = 10_000
-#: Bytes of payloads in memory; what is beyond is read from the log again.
+#: Bytes of payloads in memory. Payloads beyond that are read from the log again.
 _PAYLOAD_BYTES = 256 << 20
-#: Bytes of live halves after which a frame of those that are written again ends.
+#: Size of a compaction frame, in bytes of halves.
 _REWRITE_FRAME_BYTES = 1 << 20
 
 
 class Journal:
-    """The transactions of one store. One thread opens it, writes and closes; others read.
+    """The transactions of one store. One thread opens, writes and closes it; others read.
 
-    `lock` guards the table and what is in memory. Whoever calls this holds it, but where it is said.
+    `lock` guards the table and the transactions in memory. The caller holds it, except for the methods that say
+    otherwise.
     """
 
     def __init__(self, folder: Folder, segment_bytes: int) -> None:
@@ -57,21 +58,20 @@ class Journal:
         self.lock = threading.Lock()
         self.table = StateTable(folder.map)
         self.redo = RedoLog(folder, segment_bytes, self._floor)
-        #: Whether opening made the table of the log.
+        #: Whether opening rebuilt the table from the log.
         self.was_rebuilt = False
-        #: The transactions in memory, by id: what is young, in flight, ready, or stands in a line. All others are
-        #: entered in the table.
+        #: The transactions in memory, by id: young, in flight, ready, or in a line. The table's index has all others.
         self.live: dict[str, StoredTransaction] = {}
         self._payload_bytes = 0
-        #: How the last transactions ended, for decisions that come after that.
+        #: The verdicts of the last settled transactions, for decisions that come after that.
         self.recent_ends: OrderedDict[str, Verdict] = OrderedDict()
 
-    # Opening and closing; nobody else is there.
+    # Opening and closing. No other thread uses the store then.
 
     def open(self) -> None:
-        """Open the log and the table; the latter is made of the log unless a clean stop left it. As `RedoLog.open`.
+        """Open the log and the table. Rebuild the table from the log, unless a clean stop left it.
 
-        An older store has no table: it gets one.
+        A store of an earlier penstock may have no table: it gets one. Raises as `RedoLog.open`.
         """
         table, folder = self.table, self.folder
         self.redo.open()
@@ -89,7 +89,7 @@ class Journal:
                 self.adopt(number, self.load(number))
 
     def close(self) -> None:
-        """Leave the table as it is, so that opening it need not read the log. Raises `OSError`: then it does."""
+        """Seal the table for a fast opening. Raises `OSError`: then the next opening reads the log."""
         for name in (ROWS, KEYS):
             self.folder.sync(name)
         self.folder.write(STOPPED, 0, self.table.seal(self.redo.log_end))
@@ -97,10 +97,10 @@ class Journal:
         self.folder.sync_names()
 
     def open_read_only(self) -> None:
-        """Read what is pending in a store that another process has, and change nothing.
+        """Read the pending transactions of a store that another process has open. Change nothing.
 
-        After a crash of the machine the table cannot be trusted: then one is made of the log, in memory. Raises
-        `StoreDamagedError`, also where what is read together does not fit together, since segments come and go.
+        After a crash of the machine the table may be wrong: then a table is built from the log in memory. Raises
+        `StoreDamagedError`, also if the other process removed a segment during the read.
         """
         self.redo.open_read_only()
         rows = self.folder.view(ROWS) if ROWS in self.folder.names() else b""
@@ -113,23 +113,23 @@ class Journal:
     # Finding.
 
     def number_of(self, transaction_id: str) -> int:
-        """Return the number of a transaction that is pending, or 0."""
+        """Return the table number of a pending transaction, or 0."""
         stored = self.live.get(transaction_id)
         if stored is not None:
             return stored.offset
         return self.table.find(id_bytes(transaction_id)) if is_id(transaction_id) else 0
 
     def find(self, transaction_id: str) -> StoredTransaction | None:
-        """Return a transaction that is pending, which is in memory then."""
+        """Return a pending transaction, or None. It is in memory then."""
         stored = self.live.get(transaction_id)
         if stored is None and (number := self.number_of(transaction_id)):
             stored = self.adopt(number, self.load(number))
         return stored
 
     def load(self, number: int) -> StoredTransaction | None:
-        """Read a transaction from the table and the log; None: it is settled by now. Without the lock, too.
+        """Read a transaction from the table and the log, or None if it is settled. Needs no lock.
 
-        Raises `StoreDamagedError` where its halves do not read any more.
+        Raises `StoreDamagedError` if its halves are unreadable.
         """
         row = self.table.row(number)
         while row.state:
@@ -137,7 +137,7 @@ class Journal:
             try:
                 record = self.redo.read(row.place, row.size)
             except StoreDamagedError:
-                # It may have been settled a moment ago, or its halves were written again elsewhere.
+                # It may have been settled or moved by compaction a moment ago.
                 if self.table.row(number) == row:
                     raise
                 record = None
@@ -147,11 +147,11 @@ class Journal:
         return None
 
     def peek(self, number: int) -> StoredTransaction | None:
-        """Return a transaction by its number, and leave the memory as it is. As `load`."""
+        """Return a transaction by its number without bringing it into memory. Otherwise as `load`."""
         return self.live.get(id_text(self.table.key(number)[0])) or self.load(number)
 
     def undecided(self, number: int, transaction_id: str) -> StoredTransaction | None:
-        """Return a transaction with its halves, unless it was decided or settled meanwhile. As `load`."""
+        """Return a transaction with its halves, or None if it was decided or settled meanwhile. Otherwise as `load`."""
         stored = self.load(number)
         if stored is None or stored.transaction_id != transaction_id or stored.verdict is not None:
             return None
@@ -160,7 +160,7 @@ class Journal:
     # What is in memory.
 
     def add(self, entry: Prepared, record: Record) -> StoredTransaction:
-        """Take in what was prepared."""
+        """Add a transaction that was prepared."""
         first = entry.halves[0]
         number = self.table.add(id_bytes(first.transaction_id), due_tick_of(first.deliver_at_ms), row_of(entry, record))
         stored = StoredTransaction(entry.halves, number, entry.number, entry.birth_ms)
@@ -168,7 +168,10 @@ class Journal:
         return stored
 
     def adopt(self, number: int, stored: StoredTransaction | None) -> StoredTransaction | None:
-        """Take what was read of a record into memory, unless it is there, or is another transaction's by now."""
+        """Bring a transaction that was read from a record into memory.
+
+        None if it is there already, or if the record is another transaction's by now.
+        """
         if stored is None or stored.transaction_id in self.live:
             return None
         if self.table.find(id_bytes(stored.transaction_id)) != number:
@@ -178,12 +181,12 @@ class Journal:
         return stored
 
     def unload(self, stored: StoredTransaction) -> None:
-        """Let a transaction leave the memory: the table has it."""
+        """Remove a transaction from memory. The table keeps it."""
         self._forget(stored)
         self.table.add_to_index(stored.offset)
 
     def end(self, stored: StoredTransaction, verdict: Verdict) -> None:
-        """Forget a transaction that is settled, but for how it ended."""
+        """Remove a settled transaction, and remember its verdict."""
         self._forget(stored)
         self.table.free(stored.offset)
         self.recent_ends[stored.half.transaction_id] = verdict
@@ -191,7 +194,7 @@ class Journal:
             self.recent_ends.popitem(last=False)
 
     def load_payload(self, stored: Pending) -> None:
-        """Have the payload of a transaction in memory. As `load`."""
+        """Load the payload of a transaction into memory. Raises as `load`."""
         if stored.dropped is None:
             return
         again = self.load(stored.offset)
@@ -200,7 +203,7 @@ class Journal:
         self._payload_bytes += stored.held_bytes
 
     def drop_payload_if_full(self, stored: Pending) -> None:
-        """Let the payload of a transaction leave the memory, if there is too much."""
+        """Drop the payload of a transaction from memory if payloads exceed their limit."""
         if stored.dropped is None and self._payload_bytes > _PAYLOAD_BYTES:
             self._payload_bytes -= stored.held_bytes
             stored.drop()
@@ -218,7 +221,7 @@ class Journal:
     # The log. Called by the writing thread, without the lock.
 
     def _write(self, records: Sequence[tuple[int, bytes]]) -> list[Record]:
-        """Write records; the table has room for so many more then."""
+        """Write records, after reserving as many records in the table."""
         if not records:
             return []
         try:
@@ -233,9 +236,9 @@ class Journal:
         return min((place for _, (place, *_) in self.table), default=self.redo.end)
 
     def _compact(self) -> None:
-        """Write what is live in the oldest segments again, while the log takes more than twice what is live."""
+        """Rewrite what is live in the oldest segments, while the log takes more than twice the bytes of live halves."""
         bases = self.redo.bases
-        # The last two are always there: the one that was begun, and the one that was full.
+        # The last two segments always stay: the new one, and the one that has just become full.
         spare, limit = self.redo.end - bases[0] - 2 * sum(size for _, (_, size, *_) in self.table), 0
         for begin, end in itertools.pairwise(bases[:-1]):
             if spare > 0:
@@ -257,7 +260,7 @@ class Journal:
         self._rewrite(frame, moved)
 
     def _rewrite(self, frame: Sequence[tuple[int, bytes]], moved: Sequence[int]) -> None:
-        """Write transactions again, whose numbers are given."""
+        """Write transactions again. `moved` has their numbers."""
         halves = [record for record in self._write(frame) if record.kind == Kind.PREPARED]
         with self.lock:
             for number, record in zip(moved, halves, strict=True):

@@ -1,6 +1,6 @@
-"""A transaction of a file store as a record of the log, a record of the table, and an object in memory.
+"""Conversions of a transaction: log record to table record, both to an object in memory, and back to log records.
 
-What is written in the log was judged before, so a replay, which makes a table of it, judges nothing.
+The entries in the log were judged before they were written. So a replay, which rebuilds the table, judges nothing.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _VERDICTS = {State.DELAYED: Verdict.COMMIT, State.COMMITTED: Verdict.COMMIT, Sta
 
 
 class StoredTransaction(Pending):
-    """An unsettled transaction in memory, as it was read from the table and the log. The store's lock guards it.
+    """An unsettled transaction in memory, read from the table and the log. The store's lock guards it.
 
-    Its `offset` is its number in the table. While it is held, or under way, the coordinator's thread has it.
+    Its `offset` is its number in the table. While it is held or in flight, it belongs to the coordinator's thread.
 
     Attributes:
-        number: rises from transaction to transaction: the order in which they were prepared.
-        decided: rises from decision to decision; 0 while there is none.
+        number: rises with each transaction: the order in which they were prepared.
+        decided: rises with each decision; 0 if it is undecided.
     """
 
     __slots__ = ("decided", "number")
@@ -60,23 +60,24 @@ class StoredTransaction(Pending):
 
     @property
     def stays(self) -> bool:
-        """Whether it stays in memory as long as it is pending: it stands in a line, or was brought back."""
+        """Whether it stays in memory while it is pending: it has an order key, or was resumed."""
         return self.half.order_key is not None or self.half.resumed is not None
 
     def decide(self, verdict: Verdict, author: Author, decided: int) -> None:
-        """Take the decision in that stands."""
+        """Store the decision that counts."""
         self.verdict, self.author, self.decided = verdict, author, decided
         resumed = self.half.resumed
         if verdict is Verdict.DISCARD or resumed is not None:
-            # It can be settled twice: one that was discarded, is resumed and commits is not taken for published because
-            # the done log has it as discarded.
+            # A resumed transaction is settled twice: discarded, then committed. The two need different names in the
+            # done log, or the commit would count as published already.
             self.done_name = id_text(xxh3_128_digest(f"{self.transaction_id} {verdict.name} {resumed or ''}".encode()))
 
 
 def replay(records: Iterable[Record], table: StateTable) -> None:
-    """Make a table of a log's records, in their order; all are entered. Raises `StoreDamagedError`.
+    """Rebuild the table from a log's records in their order, with all transactions in its index.
 
-    What a record speaks of may be settled, and its halves gone with their segment.
+    A record may name a transaction that is settled and whose halves are gone with their segment. Raises
+    `StoreDamagedError`.
     """
     table.clear()
     for record in records:
@@ -93,11 +94,11 @@ def replay(records: Iterable[Record], table: StateTable) -> None:
             table.decided = max(table.decided, entry.decided)
             number = table.find(id_bytes(entry.transaction_id))
             if entry.verdict is Verdict.ROLLBACK:
-                # There is nothing left to do for it: it is settled by being decided.
+                # A rolled-back transaction needs nothing more: the decision settles it.
                 _settle(number, table)
             elif number:
-                # The first decision is the only one written, save for one that takes a COMMIT back before it is due,
-                # and for an operator's DISCARD of what Kafka refused.
+                # Only two kinds of second decisions are written: a ROLLBACK of a COMMIT before its delivery time, and
+                # an operator's DISCARD of a COMMIT that Kafka refuses.
                 table.decide(number, entry.verdict, entry.author, entry.decided)
 
 
@@ -108,13 +109,13 @@ def _replay_prepared(entry: Prepared, record: Record, table: StateTable) -> None
     table.decided = max(table.decided, entry.decided)
     number = table.find(raw_id)
     if number:
-        # It was written again, with all that was known of it; a decision stands behind it.
+        # The halves were rewritten with the checks so far. Its decision follows in the log.
         table.put(number, raw_id, due, row)
     else:
         number = table.add(raw_id, due, row)
         table.add_to_index(number)
     if entry.verdict is not Verdict.UNKNOWN:
-        # As an earlier version of penstock wrote it again.
+        # An earlier penstock rewrote the decision with the halves.
         table.decide(number, entry.verdict, Author.PRODUCER, entry.decided)
 
 
@@ -125,7 +126,7 @@ def _settle(number: int, table: StateTable) -> None:
 
 
 def row_of(entry: Prepared, record: Record) -> Row:
-    """Return the record in the table of what was just prepared, or written again."""
+    """Return the table record of a transaction that was just prepared or rewritten."""
     half = entry.halves[0]
     stays = STAYS if half.order_key is not None or half.resumed is not None else 0
     state, ms = (State.ANSWERED, entry.answered_ms) if entry.check_count else (State.BORN, entry.birth_ms)
@@ -134,7 +135,7 @@ def row_of(entry: Prepared, record: Record) -> Row:
 
 
 def due_tick_of(deliver_at_ms: int | None) -> int:
-    """Return the timestamp of a delivery, 0 where that is at once."""
+    """Return the timestamp of a delivery, 0 if it has no delivery time."""
     return 0 if deliver_at_ms is None else max(1, tick_of(deliver_at_ms))
 
 
@@ -150,7 +151,7 @@ def decode(record: Record) -> Entry:
 
 
 def entries_of(stored: StoredTransaction) -> list[Entry]:
-    """Return entries that say all of a transaction that was just read, to be written again."""
+    """Return the log entries that describe all of a transaction, to be rewritten."""
     numbers = (stored.number, stored.birth_ms, stored.check_count, stored.answered_ms)
     entries: list[Entry] = [Prepared(*numbers, Verdict.UNKNOWN, 0, tuple(stored.halves))]
     if stored.verdict is not None:
@@ -160,7 +161,7 @@ def entries_of(stored: StoredTransaction) -> list[Entry]:
 
 
 def restore(number: int, row: Row, order: int, entry: Entry) -> StoredTransaction:
-    """Return a transaction as it stands, of its record and its halves in the log. Raises `StoreDamagedError`."""
+    """Return a transaction built from its table record and its halves in the log. Raises `StoreDamagedError`."""
     if not isinstance(entry, Prepared):
         raise StoreDamagedError(
             f"the file store is damaged: place {row.place} of its redo log holds no halves; restore a backup"

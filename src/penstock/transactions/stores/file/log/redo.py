@@ -1,10 +1,11 @@
-"""The redo log: segments in a folder, appended to by one thread, and how it is opened after whatever ended it.
+"""The redo log: segment files in a folder. One thread appends to them.
 
-Opening finds the end in the last segment, has the records read where the state table does not fit that end, and only
-then changes something. What stands torn at the end was never acknowledged and is wiped; what had been acknowledged
-and is missing or damaged, at the end or within, makes the opening fail without touching it.
-To tell the two apart there is the file `mark`: where the log ended at the last sync that returned. It is written
-behind each sync, and never synced itself, so it may be behind the truth after a power cut, but never ahead of it.
+Opening finds the end of the last segment. If the state table does not match that end, the caller then reads the
+records. Only after that does opening change files. Torn bytes behind the end were never acknowledged and are wiped. If
+acknowledged data is missing or damaged, opening fails and changes nothing.
+
+The file `mark` separates the two cases: it holds the log's end at the last successful sync. It is written after each
+sync and never synced itself. After a power cut it may be behind the real end, but never ahead.
 """
 
 from __future__ import annotations
@@ -40,39 +41,40 @@ _END = struct.Struct(">16sQQI")
 
 
 class NoRoomError(Exception):
-    """There is no room on the disk for another segment; the log is as it was, and it may be tried again."""
+    """The disk has no room for another segment. The log is unchanged, and the caller may try again."""
 
 
 class RedoLog:
     """The log of one store. One thread opens and appends; any thread reads.
 
-    Each segment has `segment_bytes` of the disk set aside; a frame that is longer gets a segment of its own. `floor`
-    returns the lowest place that is still needed, when a segment is begun; segments below it are removed.
+    Each segment allocates `segment_bytes` on the disk; a longer frame gets a segment of its own. When a segment begins,
+    the log asks `floor` for the lowest place that is still needed, and removes all segments below it.
     """
 
     def __init__(self, folder: Folder, segment_bytes: int, floor: Callable[[], int]) -> None:
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._floor = floor
-        # By base, ascending. Written by the appending thread, replaced as a whole; readers take what they find.
+        # By base, ascending. The appending thread replaces the whole tuple; readers take the tuple that they find.
         self._segments: tuple[SegmentHeader, ...] = ()
-        # Bytes that the last one has room for, the offset in it where the next frame goes, and that frame's number.
+        # Of the last segment: its size, the offset of the next frame, and that frame's sequence number.
         self._capacity = 0
         self._offset = HEADER_BYTES
         self._sequence = 1
-        # The offset of the frame that may not have been acknowledged when it was opened.
+        # At opening: the offset of a last frame that may be unacknowledged. Equal to `_offset` if the mark confirms
+        # all.
         self._unconfirmed = HEADER_BYTES
-        #: Bytes behind the end when it was opened, which a crash had left torn.
+        #: Torn bytes behind the end, which a crash left, at opening.
         self.torn_bytes = 0
 
     @property
     def store_id(self) -> UUID:
-        """The id that the store got when it was made."""
+        """The id of the store, chosen when it was created."""
         return self._segments[-1].store_id
 
     @property
     def bases(self) -> tuple[int, ...]:
-        """Where the segments begin, ascending."""
+        """The places where the segments begin, ascending."""
         return tuple(segment.base for segment in self._segments)
 
     @property
@@ -82,17 +84,17 @@ class RedoLog:
 
     @property
     def log_end(self) -> bytes:
-        """What tells where the log ends now from any other end."""
+        """Bytes that identify this end of the log among all others."""
         names = " ".join(map(_name, self._segments))
         return _END.pack(self.store_id.bytes, self.end, self._sequence, zlib.crc32(names.encode()))
 
-    # Opening: `open`, `records` where they are wanted, `recover`.
+    # Opening: first `open`, then `records` if they are needed, then `recover`.
 
     def open(self) -> None:
-        """Find where the log ends; an absent one is made.
+        """Find the end of the log. Create the log if it is absent.
 
-        Raises `StoreDamagedError` where what had been acknowledged is missing or does not read, and has changed nothing
-        then; `NoRoomError` where there is no room for the first segment.
+        Raises `StoreDamagedError` if acknowledged data is missing or unreadable; nothing was changed then. Raises
+        `NoRoomError` if the disk has no room for the first segment.
         """
         names = self._folder.names()
         mark = self._read_mark(names)
@@ -111,7 +113,7 @@ class RedoLog:
         self.torn_bytes = len(data[found.end :].rstrip(b"\0"))
 
     def open_read_only(self) -> None:
-        """Find the segments of a log, which another process may have: it can be read then. Raises as `records`."""
+        """Find the segments of a log that another process may have open. Raises as `records`."""
         segments = [self._read_header(name) for name in segments_of(self._folder.names())]
         floor = segments[-1].floor
         self._segments = tuple(segment for segment in segments if segment.base >= floor)
@@ -119,7 +121,7 @@ class RedoLog:
             raise damaged(f"the segment that begins at {floor} of its redo log is gone")
 
     def records(self) -> Iterator[Record]:
-        """Yield the records in their order. Raises `StoreDamagedError` where segments do not fit together."""
+        """Yield the records in their order. Raises `StoreDamagedError` if segments do not fit together."""
         first, last = self._segments[0], self._segments[-1]
         at, sequence = first.base, first.sequence
         for segment in self._segments:
@@ -130,21 +132,21 @@ class RedoLog:
             yield from found.records
 
     def recover(self) -> None:
-        """Make it ready for appending, once all that is wanted of it was read.
+        """Prepare the log for appending, after the caller has read the records it needs.
 
-        What is torn is wiped, what may not be durable is made so, and what nobody needs any more is removed.
+        Wipes torn bytes, makes the last frame durable, and removes files that are no longer needed.
         """
         folder, name = self._folder, _name(self._segments[-1])
         folder.write(name, self._offset, bytes(self.torn_bytes))
         self._capacity = max(self._segment_bytes, self._offset)
         folder.allocate(name, self._capacity)
-        # The last frame may be whole in the system's cache and not on the disk. And if a sync of it failed, the system
-        # may believe that it is there: it is written once more, or another sync would do nothing.
+        # The last frame may be whole in the system's cache and not on the disk. If a sync failed, the system may
+        # wrongly hold the frame for written, and another sync would do nothing. So the frame is written again.
         if self._unconfirmed < self._offset:
             frame = folder.read(name, self._unconfirmed, self._offset - self._unconfirmed)
             folder.write(name, self._unconfirmed, frame)
         folder.sync(name)
-        # Nor may its name be: who made it was perhaps killed before that.
+        # The file name may not be durable either: the process that created it may have been killed before `sync_names`.
         folder.sync_names()
         needed = set(map(_name, self._segments))
         for other in folder.names():
@@ -153,10 +155,10 @@ class RedoLog:
         self._write_mark()
 
     def append(self, records: Sequence[tuple[int, bytes]]) -> list[Record]:
-        """Write records, given as kind and payload, in one frame; they are durable on return.
+        """Write records, given as kind and payload, in one frame. They are durable on return.
 
-        Raises `NoRoomError` where the frame needs a segment, and there is no room for it. After an `OSError` it is not
-        known what became of the records before the log is opened again.
+        Raises `NoRoomError` if the frame needs a new segment and the disk has no room for it. After an `OSError`, only
+        opening the log again shows whether the records are durable.
         """
         size = FRAME_BYTES + sum(RECORD_BYTES + len(payload) for _, payload in records)
         if self._offset + size > self._capacity:
@@ -172,7 +174,7 @@ class RedoLog:
         return [Record(kind, payload, begin + offset) for (kind, payload), offset in zip(records, offsets, strict=True)]
 
     def _begin_segment(self, frame_bytes: int) -> None:
-        """Go on in a new segment with room for a frame of so many bytes, and remove the segments below the floor."""
+        """Begin a segment with room for a frame of `frame_bytes`, and remove the segments below the floor."""
         floor = self._floor()
         lowest = max(base for base in (*self.bases, self.end) if base <= floor)
         capacity = max(self._segment_bytes, HEADER_BYTES + frame_bytes)
@@ -184,7 +186,7 @@ class RedoLog:
             self._folder.remove(_name(segment))
 
     def read(self, place: int, size: int) -> Record:
-        """Read one record. Safe from any thread. Raises `StoreDamagedError` where it does not read any more."""
+        """Read one record. Safe from any thread. Raises `StoreDamagedError` if it is unreadable."""
         for segment in reversed(self._segments):
             if segment.base <= place:
                 try:
@@ -195,7 +197,7 @@ class RedoLog:
         raise damaged(f"place {place} of its redo log is gone")
 
     def _create_segment(self, store_id: UUID, base: int, floor: int, capacity: int) -> SegmentHeader:
-        """Make a segment under another name first: one with the right name always has a whole header."""
+        """Create a segment under a temporary name first: a file with the final name always has a whole header."""
         header = SegmentHeader(store_id, base, self._sequence, floor, secrets.randbits(32))
         name = _name(header)
         try:
@@ -218,7 +220,7 @@ class RedoLog:
         return header
 
     def _scan_segment(self, segment: SegmentHeader) -> tuple[bytes, Scan]:
-        """Return the bytes of a segment, and what it holds."""
+        """Return the bytes and the content of a segment."""
         data = self._folder.read(_name(segment))
         found = scan(data, segment)
         if found.stray is not None:
@@ -228,7 +230,7 @@ class RedoLog:
     def _read_mark(self, names: Sequence[str]) -> tuple[UUID, int] | None:
         data = self._folder.read(MARK, 0, _MARK.size + _CHECK.size) if MARK in names else b""
         content, check = data[: _MARK.size], data[_MARK.size :]
-        # A mark that is torn says nothing.
+        # A torn mark is ignored.
         if check != _CHECK.pack(zlib.crc32(content)):
             return None
         raw_id, place = _MARK.unpack(content)
@@ -240,7 +242,7 @@ class RedoLog:
 
 
 def segments_of(names: Iterable[str]) -> list[str]:
-    """Return the names of a log's segments, in their order."""
+    """Return the names of a log's segments in their order."""
     return sorted(name for name in names if name.endswith(SUFFIX))
 
 
@@ -249,7 +251,7 @@ def _name(segment: SegmentHeader) -> str:
 
 
 def damaged(what: str) -> StoreDamagedError:
-    """Return the error of a store that is damaged."""
+    """Return the error of a damaged store."""
     return StoreDamagedError(
         f"the file store is damaged: {what}; restore its folder from a backup, or, to go on without what it "
         "held, move the folder away"
