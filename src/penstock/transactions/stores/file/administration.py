@@ -72,7 +72,7 @@ def read_pending(folder: Path, only: str | None = None) -> list[PendingTransacti
     try:
         pending = reading(_pending, folder, only)
     except OSError as error:
-        raise StoreFailedError(f"the file store in {folder} cannot be read: {error}; look as its user") from error
+        raise StoreFailedError(f"the file store in {folder} cannot be read: {error}; read it as its user") from error
     heads: dict[Line, StoredTransaction] = {}
     listed, now_ms = [], time.time() * 1000
     for stored in sorted(pending, key=lambda stored: stored.number):
@@ -142,8 +142,8 @@ class FolderReading(Administration):
 
     def _refusal(self, call: str) -> ConfigurationError:
         return ConfigurationError(
-            f"the file store in {self._path} is changed by the process that has it, and from here only looked at: "
-            f"call store.administration().{call} there"
+            f"the file store in {self._path} can be changed only by the process that has it open: call "
+            f"store.administration().{call} there"
         )
 
 
@@ -177,8 +177,8 @@ class FileAdministration(StoreAdministration, FolderReading):
         found = self.show(transaction_id)
         if found is None:
             raise TransactionError(
-                f"no transaction {transaction_id} is pending in {self._path}: look at what is, or at the "
-                "discarded topic"
+                f"no transaction {transaction_id} is pending in {self._path}: list the pending ones, or look "
+                "into the discarded topic"
             )
         with self._audit_log() as audit:
             audit.write(Act(actor, VERBS[verdict], transaction_id, found.group, str(self._path), why))
@@ -204,8 +204,8 @@ class FileAdministration(StoreAdministration, FolderReading):
         answer = answers.get()
         if isinstance(answer, HalfNotStoredError):
             raise PenstockError(
-                f"transaction {transaction_id} was to be brought back, which is written down, but is not stored: "
-                f"{answer.__cause__ or answer}; try it with again=True"
+                f"transaction {transaction_id} was claimed in the audit log, but could not be stored again: "
+                f"{answer.__cause__ or answer}; resume it with again=True"
             ) from answer
         return len(halves)
 

@@ -118,7 +118,7 @@ class OpenStore(Journal):
         try:
             outcomes = self.commit(changes)
         except NoRoomError as error:
-            _log.warning("the file store has no room: %s; what was to be stored is refused until there is", error)
+            _log.warning("the file store has no room: %s; it refuses changes until there is room", error)
             return [error] * len(changes)
         except Exception as error:  # noqa: BLE001 - each change gets it; the thread must not die in silence
             return [self._fail(error)] * len(changes)
@@ -133,7 +133,7 @@ class OpenStore(Journal):
         """
         self.failure = StoreFailedError(
             f"the file store takes nothing more: {error}; repair the disk and open the store again, "
-            "what it acknowledged is there"
+            "all acknowledged changes are there"
         )
         self.failure.__cause__ = error
         if not isinstance(error, OSError | PenstockError):
@@ -174,8 +174,8 @@ class OpenStore(Journal):
             try:
                 self._compact()
             except NoRoomError as error:
-                _log.warning("the file store has no room to shrink: %s", error)
-            except Exception as error:  # noqa: BLE001 - whoever comes next gets it
+                _log.warning("the file store has no room for compaction: %s", error)
+            except Exception as error:  # noqa: BLE001 - the next change gets it
                 self._fail(error)
         return outcomes
 
@@ -282,7 +282,7 @@ class OpenStore(Journal):
     def _transaction_of(self, entry: Checked | Decided) -> StoredTransaction:
         """Return the transaction of an entry. A due check may have removed it from memory since it was judged."""
         stored = self.find(entry.transaction_id)
-        assert stored is not None  # noqa: S101 - nobody else settles it
+        assert stored is not None  # noqa: S101 - only this thread settles it
         return stored
 
     def _decide(self, stored: StoredTransaction, entry: Decided, now_ms: float) -> None:

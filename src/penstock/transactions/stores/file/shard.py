@@ -50,7 +50,7 @@ class FileShard(StoreShards, ShardBacklog):
 
     owned: Collection[int] = (0,)
 
-    def __init__(  # noqa: PLR0917 - made in one place
+    def __init__(  # noqa: PLR0917 - called in one place
         self,
         opened: OpenStore,
         folder: Path,
@@ -152,7 +152,7 @@ class FileShard(StoreShards, ShardBacklog):
         """Show operators in this process the call that publication waits for."""
         self._opened.slow_call = (call, time.monotonic() - age_s) if call else None
 
-    def wait_s(self, *, takes_more: bool, busy: bool) -> float:  # noqa: ARG002 - what came meanwhile has woken it
+    def wait_s(self, *, takes_more: bool, busy: bool) -> float:  # noqa: ARG002 - a change wakes the thread
         """Return the seconds until something is due, if nothing wakes the coordinator before."""
         opened, delays = self._opened, self.queue.delays
         with opened.lock:

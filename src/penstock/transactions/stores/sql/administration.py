@@ -97,7 +97,7 @@ class SqlAdministration(StoreAdministration):
     def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:  # noqa: ARG002 - a row comes back once
         """Bring a discarded transaction back; see `Administration.resume`."""
         actor = _signed(actor, why)
-        tx, what = schema.tx, f"transaction {transaction_id}: that {actor} resumed it"
+        tx, what = schema.tx, f"transaction {transaction_id}: its resume by {actor}"
         empty = ("settled_at", "author", "actor", "decided_seq", "check_at", "asked_at", "held_why", "publish_at_ms")
         zero = ("immunity", "check_count", "held")
         fresh = {"state": schema.PREPARED, "birth": self._database.now}
@@ -124,7 +124,7 @@ class SqlAdministration(StoreAdministration):
                 yield connection
         except sa.exc.SQLAlchemyError as error:
             raise DecisionNotStoredError(
-                f"{what} is not known to be stored in the database: {cause_of(error)}; look at it, and try again"
+                f"{what} is not known to be stored in the database: {cause_of(error)}; check its state, and try again"
             ) from error
 
     def _write_down(self, connection: sa.Connection, actor: str, what: str, transaction_id: str) -> None:

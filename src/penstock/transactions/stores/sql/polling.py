@@ -60,7 +60,7 @@ class SqlCheckSource:
         try:
             schema.remove_heartbeat(self._database, self._name)
         except sa.exc.SQLAlchemyError as error:
-            _log.warning("group %s: a producer that ends could not say so: %s", self._group, cause_of(error))
+            _log.warning("group %s: the heartbeat of a stopped producer stays: %s", self._group, cause_of(error))
 
     def _send_heartbeat(self) -> None:
         if time.monotonic() - self._seen >= _HEARTBEAT_INTERVAL_S:
@@ -127,7 +127,7 @@ class SettledWatch:
             try:
                 settled = self._settled(ids)
             except sa.exc.SQLAlchemyError as error:
-                _log.warning("the SQL store cannot be looked at: %s; trying again", cause_of(error))
+                _log.warning("the SQL store cannot be read: %s; trying again", cause_of(error))
                 self._stopping.wait(_RETRY_DELAY_S)
                 continue
             for transaction_id, state in settled:

@@ -178,7 +178,7 @@ def create(database: Database, shards: int) -> tuple[str, int]:
         if row.version != _VERSION:
             raise ConfigurationError(
                 f"the tables of the SQL store are of version {row.version}, but this penstock knows {_VERSION}; settle "
-                "what is pending with the penstock that made them, stop it, and drop the tables penstock_*"
+                "the pending transactions with the penstock that made them, stop it, and drop the tables penstock_*"
             )
         return str(row.uuid), int(row.shards)
 

@@ -183,7 +183,7 @@ class SqlShards(StoreShards):
         """Write down the call that publication of a shard waits for."""
         self._leases[shard].renew(slow_call=call or None, slow_since=self._database.now - age_s)
 
-    def wait_s(self, *, takes_more: bool, busy: bool) -> float:  # noqa: ARG002 - who writes there wakes nobody
+    def wait_s(self, *, takes_more: bool, busy: bool) -> float:  # noqa: ARG002 - a write wakes no thread
         """Return the seconds until the next poll of the database."""
         return _BUSY_POLL_S if busy else _IDLE_POLL_S
 

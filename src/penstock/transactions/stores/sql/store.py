@@ -114,7 +114,7 @@ class SqlStore(RelayedStore):
         writer = GroupWriter(writing.write, self.label, self.prefix, BATCH)
         return writer
 
-    def _close(self, *, has_ended: bool) -> None:  # noqa: ARG002 - what has not ended is rolled back
+    def _close(self, *, has_ended: bool) -> None:  # noqa: ARG002 - an unfinished transaction rolls back
         if self._watch is not None:
             self._watch.stop()
         self.database.close()
@@ -141,7 +141,7 @@ class SqlStore(RelayedStore):
         """
         return Outbox(self, connection)
 
-    def open_shards(self, checks: CheckTerms, wake: Callable[[], object]) -> SqlShards:  # noqa: ARG002 - it is looked into
+    def open_shards(self, checks: CheckTerms, wake: Callable[[], object]) -> SqlShards:  # noqa: ARG002 - it is polled
         """Return the shards of a started store. Raises `StoreConnectionError`."""
         name = f"{self.prefix}.sql-{self.uuid}"
         with _opening("read", ", and that it runs"):

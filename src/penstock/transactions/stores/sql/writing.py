@@ -63,7 +63,7 @@ class Writing:
             return results
         if _is_database_error(results) or self._is_late() or len(changes) == 1:
             return [results] * len(changes)
-        _log.warning("a batch of the SQL store was not written: %s; each alone now", cause_of(results))
+        _log.warning("a batch of the SQL store was not written: %s; writing each change alone", cause_of(results))
         # The error of one change must not fail the others.
         return [alone if isinstance(alone := self._attempt([change]), Exception) else alone[0] for change in changes]
 
@@ -82,7 +82,7 @@ class Writing:
                 if self._is_late():
                     # The wait for the database was longer than the stop, which reported the changes as not stored.
                     raise StoppedError("the SQL store was stopped")  # noqa: TRY301 - so that it is rolled back
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the result
+        except Exception as error:  # noqa: BLE001 - the error is the result
             return error
         return results
 

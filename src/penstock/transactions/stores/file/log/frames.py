@@ -273,13 +273,13 @@ def decode_entry(kind: int, payload: bytes) -> Entry:
             starts = range(0, len(payload), ID_BYTES)
             return Settled(tuple(id_text(payload[start : start + ID_BYTES]) for start in starts))
     except (struct.error, ValueError) as error:
-        raise MessageFormatError(f"a record of kind {kind} that does not read: {error}") from error
-    raise MessageFormatError(f"a record of kind {kind} with {len(payload)} bytes, as this penstock writes none")
+        raise MessageFormatError(f"an unreadable record of kind {kind}: {error}") from error
+    raise MessageFormatError(f"a record of kind {kind} with {len(payload)} bytes, which this penstock cannot read")
 
 
 def _prepared(payload: bytes) -> Prepared:
     number, birth_ms, checks, answered_ms, verdict, decided, count = _PREPARED.unpack_from(payload)
     halves = unpack_halves(payload, _PREPARED.size)
     if not halves or len(halves) != count:
-        raise ValueError(f"{len(halves)} halves, and {count} were announced")
+        raise ValueError(f"{len(halves)} halves instead of {count}")
     return Prepared(number, birth_ms, checks, answered_ms, Verdict(verdict), decided, tuple(halves))

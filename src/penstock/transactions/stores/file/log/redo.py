@@ -108,7 +108,7 @@ class RedoLog:
         data, found = self._scan_segment(last)
         self._offset, self._sequence = found.end, found.sequence
         if mark is not None and mark[0] == last.store_id and mark[1] > self.end:
-            raise damaged(f"its redo log had been stored up to place {mark[1]}, but ends at {self.end}")
+            raise damaged(f"its redo log was acknowledged up to place {mark[1]}, but ends at {self.end}")
         self._unconfirmed = found.end if mark is not None and mark[1] >= self.end else found.last
         self.torn_bytes = len(data[found.end :].rstrip(b"\0"))
 
@@ -126,7 +126,7 @@ class RedoLog:
         at, sequence = first.base, first.sequence
         for segment in self._segments:
             if (segment.base, segment.sequence, segment.store_id) != (at, sequence, last.store_id):
-                raise damaged(f"{_name(segment)} of its redo log does not follow on what stands before: place {at}")
+                raise damaged(f"{_name(segment)} of its redo log does not continue the segment before it at place {at}")
             _, found = self._scan_segment(segment)
             at, sequence = segment.base + found.end, found.sequence
             yield from found.records
@@ -253,6 +253,6 @@ def _name(segment: SegmentHeader) -> str:
 def damaged(what: str) -> StoreDamagedError:
     """Return the error of a damaged store."""
     return StoreDamagedError(
-        f"the file store is damaged: {what}; restore its folder from a backup, or, to go on without what it "
-        "held, move the folder away"
+        f"the file store is damaged: {what}; restore its folder from a backup, or move the folder away to "
+        "start without its transactions"
     )
