@@ -48,7 +48,6 @@ from penstock.transactions.wire.ops import Author, Verdict
 
 _log = logging.getLogger("penstock.transactions")
 
-
 Change = Prepare | Decide | Settled
 #: The transactions that a batch prepares or decides, by id, with the COMMIT that the decision withdraws, or None.
 _Taken = dict[str, StoredTransaction | None]

@@ -1,7 +1,7 @@
 """The redo log: segment files in a folder. One thread appends to them.
 
 Opening finds the end of the last segment. If the state table does not match that end, the caller then reads the
-records. Only after that does opening change files. Torn bytes behind the end were never acknowledged and are wiped. If
+records. Opening changes files only after that. Torn bytes behind the end were never acknowledged and are wiped. If
 acknowledged data is missing or damaged, opening fails and changes nothing.
 
 The file `mark` separates the two cases: it holds the log's end at the last successful sync. It is written after each
@@ -61,8 +61,8 @@ class RedoLog:
         self._capacity = 0
         self._offset = HEADER_BYTES
         self._sequence = 1
-        # At opening: the offset of a last frame that may be unacknowledged. Equal to `_offset` if the mark confirms
-        # all.
+        # At opening: the offset of a last frame that may be unacknowledged, or `_offset` if the mark confirms all
+        # frames.
         self._unconfirmed = HEADER_BYTES
         #: Torn bytes behind the end, which a crash left, at opening.
         self.torn_bytes = 0
@@ -140,8 +140,8 @@ class RedoLog:
         folder.write(name, self._offset, bytes(self.torn_bytes))
         self._capacity = max(self._segment_bytes, self._offset)
         folder.allocate(name, self._capacity)
-        # The last frame may be whole in the system's cache and not on the disk. If a sync failed, the system may
-        # wrongly hold the frame for written, and another sync would do nothing. So the frame is written again.
+        # The last frame may be whole in the system's cache and not on the disk. After a failed sync, the system may
+        # wrongly count it as written, and another sync would do nothing. So the frame is written again.
         if self._unconfirmed < self._offset:
             frame = folder.read(name, self._unconfirmed, self._offset - self._unconfirmed)
             folder.write(name, self._unconfirmed, frame)
