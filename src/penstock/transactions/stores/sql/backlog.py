@@ -63,7 +63,10 @@ class SqlBacklog(ShardBacklog):
 
     def claimed(self) -> Sequence[str]:
         """Return the transactional ids that were written last."""
-        return self._lease.claimed()
+        claim = sa.select(schema.shard.c.claim).where(schema.shard.c.number == self._lease.number)
+        with self._database.read() as connection:
+            found = connection.execute(claim).scalar()
+        return (found or "").split()
 
     def _taken_over(self, names: Sequence[str]) -> None:
         self._notes.append(partial(self._note_taken_over, names))

@@ -71,13 +71,6 @@ class Lease:
             _log.warning("shard %d was taken by another coordinator", self.number)
         return is_held
 
-    def claimed(self) -> list[str]:
-        """Return the transactional ids that were written last for the shard."""
-        shard = schema.shard
-        with self.database.read() as connection:
-            found = connection.execute(sa.select(shard.c.claim).where(shard.c.number == self.number)).scalar()
-        return (found or "").split()
-
     def give_up(self) -> None:
         """Release the shard. No publication may be under way."""
         with self.database.begin() as connection:
