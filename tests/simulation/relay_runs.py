@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,7 +27,8 @@ from penstock.transactions.stores.file.log.frames import Settled
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import Change, OpenStore
 from penstock.transactions.stores.file.shard import FileShard
-from penstock.transactions.stores.relayed_store import Decide, Outcome, Prepare
+from penstock.transactions.stores.file.store import FileStore
+from penstock.transactions.stores.relayed_store import Decide, Prepare
 from penstock.transactions.stores.shards import CheckTerms, StoredBatch
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
@@ -145,7 +146,8 @@ class Run:
         self.store = OpenStore(self.disk, 1 << 12)
         self.store.open()
         terms = CheckTerms(CheckPolicy(600.0, 600.0, 1), session_s=600.0)
-        shard = FileShard(self.store, self.folder, "simulated", "simulated", terms, self.settle_later, lambda: None)
+        store = SimpleNamespace(opened=self.store, path=self.folder, label="simulated", prefix="simulated")
+        shard = FileShard(cast("FileStore", store), terms, self.settle_later, lambda: None)
         targets = SimpleNamespace(were_heard=True, has=lambda *_: True, missing=lambda *_: None)
         pace, left = SimpleNamespace(limit=lambda well_s: well_s), SimpleNamespace(require_few=lambda: None)
         clients = SimpleNamespace(bootstrap_servers=self.kafka, done_topic="done", config={}, rights=None, spans=None)
@@ -158,10 +160,9 @@ class Run:
         (outcome,) = self.store.write([change])
         callback(outcome)
 
-    def settle_later(self, change: Settled, callback: Callable[[Any], None]) -> None:
+    def settle_later(self, transaction_ids: Collection[str]) -> None:
         """Have what was published settled some time later."""
-        self.unsettled += change.transaction_ids
-        callback(Outcome())
+        self.unsettled += transaction_ids
 
     def begin(self) -> None:
         chance = self.chance

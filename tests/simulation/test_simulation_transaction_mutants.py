@@ -131,7 +131,7 @@ def sends_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
 
 def settles_nothing(patch: pytest.MonkeyPatch) -> None:
     """What is published is not written down as settled."""
-    patch.setattr(relay_runs.Run, "settle_later", lambda self, change, callback: None)
+    patch.setattr(relay_runs.Run, "settle_later", lambda self, transaction_ids: None)
 
 
 def publishes_what_the_done_log_has(patch: pytest.MonkeyPatch) -> None:

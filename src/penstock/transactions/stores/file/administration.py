@@ -218,7 +218,8 @@ class FileAdministration(StoreAdministration, FolderReading):
     def _describe(self, numbers: Sequence[int]) -> list[PendingTransaction]:
         """Return the unsettled transactions among these, as operators see them. Safe while others change the store."""
         opened = self._store.opened
-        slow, now_ms, shard = opened.slow_call, time.time() * 1000, opened.shard
+        now_ms, shard = time.time() * 1000, opened.shard
+        slow = None if shard is None else shard.slow_call
         hangs = "" if slow is None else hanging(slow[0], time.monotonic() - slow[1])
         found: list[tuple[int, PendingTransaction]] = []
         for number in numbers:

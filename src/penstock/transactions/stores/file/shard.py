@@ -9,21 +9,21 @@ import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Blocking
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.stores.file.checks import NEAR_S, TableScan
-from penstock.transactions.stores.file.log.frames import Settled
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.table import UNDECIDED, State, tick_of
-from penstock.transactions.stores.file.open_store import OpenStore
-from penstock.transactions.stores.relayed_store import ChangedCallback
 from penstock.transactions.stores.shards import CheckTerms, DueCheck, ShardBacklog, StoredBatch, StoreShards
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_bytes
+
+if TYPE_CHECKING:
+    from penstock.transactions.stores.file.store import FileStore
 
 #: Most seconds between two rounds of the coordinator.
 _MAX_IDLE_S = 1.0
@@ -36,39 +36,32 @@ _CLAIM = "publishers"
 class FileShard(StoreShards, ShardBacklog):
     """The one shard of a file store. The store has one coordinator at a time.
 
-    Raises `ConfigurationError` if the store has a coordinator already.
-
-    Args:
-        opened: the store.
-        folder: the store's folder.
-        label: the store's name in messages.
-        prefix: what the names of its topics begin with.
-        terms: the rules of checks.
-        submit: hands a change to the writing thread.
-        wake: wakes the coordinator; called from any thread.
+    Raises `ConfigurationError` if the store has a coordinator already. `settle` submits the settlement of published
+    transactions. `wake` wakes the coordinator, from any thread.
     """
 
     owned: Collection[int] = (0,)
 
-    def __init__(  # noqa: PLR0917 - called in one place
+    def __init__(
         self,
-        opened: OpenStore,
-        folder: Path,
-        label: str,
-        prefix: str,
+        store: FileStore,
         terms: CheckTerms,
-        submit: Callable[[Settled, ChangedCallback], None],
+        settle: Callable[[Collection[str]], object],
         wake: Callable[[], object],
     ) -> None:
-        super().__init__(f"{prefix}.file.{opened.redo.store_id}", 1, opened.counts)
-        self._opened = opened
-        self._folder = folder
-        self._submit = submit
+        self._opened = opened = store.opened
+        super().__init__(f"{store.prefix}.file.{opened.redo.store_id}", 1, opened.counts)
+        self._folder = store.path
+        self._settle_durably = settle
         self._scan = TableScan(opened.table, terms.policy)
+        self.wake = wake
+        #: The call into the Kafka client that publication waits for, and its start in monotonic seconds; None if no
+        #: call is slow.
+        self.slow_call: tuple[str, float] | None = None
         with opened.lock:
             if opened.shard is not None:
-                raise ConfigurationError(f"{label} has a coordinator already; use that one")
-            opened.shard, opened.wake = self, wake
+                raise ConfigurationError(f"{store.label} has a coordinator already; use that one")
+            opened.shard = self
             opened.rebuild_queue()
             self.queue = opened.queue
 
@@ -142,7 +135,7 @@ class FileShard(StoreShards, ShardBacklog):
         with self._opened.lock:
             # Under the lock: a transaction that is settled by now, and was resumed since, must not be settled by this.
             if over:
-                self._submit(Settled(tuple(over)), lambda _: None)
+                self._settle_durably(over)
             return not over
 
     def purge(self) -> None:
@@ -150,7 +143,7 @@ class FileShard(StoreShards, ShardBacklog):
 
     def note_slow_call(self, shard: int, call: str, age_s: float) -> None:  # noqa: ARG002 - there is one
         """Show operators in this process the call that publication waits for."""
-        self._opened.slow_call = (call, time.monotonic() - age_s) if call else None
+        self.slow_call = (call, time.monotonic() - age_s) if call else None
 
     def wait_s(self, *, takes_more: bool, busy: bool) -> float:  # noqa: ARG002 - a change wakes the thread
         """Return the seconds until something is due, if nothing wakes the coordinator before."""
@@ -165,9 +158,8 @@ class FileShard(StoreShards, ShardBacklog):
 
     def close(self) -> None:
         """Free the store for another coordinator."""
-        self.note_slow_call(0, "", 0.0)
         with self._opened.lock:
-            self._opened.shard, self._opened.wake = None, bool
+            self._opened.shard = None
 
     def statistics(self, shards: Collection[int] | None) -> CoordinatorStatistics:  # noqa: ARG002 - there is one
         """Return the counts since the store was opened, and the pending transactions now. Safe from any thread."""
@@ -277,7 +269,7 @@ class FileShard(StoreShards, ShardBacklog):
         with opened.lock:
             opened.mark_published(some)
             # No thread waits for the write. If the disk has no room, `is_durable` submits it again.
-            self._submit(Settled(tuple(pending.half.transaction_id for pending in some)), lambda _: None)
+            self._settle_durably([pending.half.transaction_id for pending in some])
         opened.notify_watchers()
 
 

@@ -6,7 +6,7 @@ A relay publishes committed messages exactly once; its done log settles what a c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -17,6 +17,7 @@ from penstock.transactions.store import SettledCallback
 from penstock.transactions.stores.file.administration import FileAdministration
 from penstock.transactions.stores.file.checks import GroupChecks
 from penstock.transactions.stores.file.log.folder import Folder
+from penstock.transactions.stores.file.log.frames import Settled
 from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.shard import FileShard
@@ -156,7 +157,11 @@ class FileStore(RelayedStore):
 
     def open_shards(self, checks: CheckTerms, wake: Callable[[], object]) -> FileShard:
         """Return the shard of a started store. A store has one coordinator at a time."""
-        return FileShard(self.opened, self.path, self.label, self.prefix, checks, self._submit, wake)
+        return FileShard(self, checks, self._settle, wake)
+
+    def _settle(self, transaction_ids: Collection[str]) -> None:
+        """Settle published transactions, without waiting until that is durable."""
+        self._submit(Settled(tuple(transaction_ids)), lambda _: None)
 
     def administration(self) -> FileAdministration:
         """Return the operator commands, for this process, while the store is started."""
