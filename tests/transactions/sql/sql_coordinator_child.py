@@ -25,7 +25,7 @@ def stand_still(where: str) -> None:
 
 def main() -> None:
     servers, prefix, url, where = sys.argv[1:]
-    commit, published = Publisher._commit, SqlBacklog._note_published
+    commit, published = Publisher._commit, SqlBacklog._write_published
 
     def halting_commit(self: Publisher) -> None:
         if where == "before commit":
@@ -40,7 +40,7 @@ def main() -> None:
             stand_still(where)
 
     Publisher._commit = halting_commit  # type: ignore[method-assign] # the fault
-    SqlBacklog._note_published = halting_published  # type: ignore[method-assign] # the fault
+    SqlBacklog._write_published = halting_published  # type: ignore[method-assign] # the fault
     store = SqlStore(url, bootstrap_servers=servers, prefix=prefix, shards=1)
     coordinator = Coordinator(store=store, transaction_timeout=600.0, session_timeout=2.0).start()
     print("started", flush=True)  # noqa: T201 - the test reads it

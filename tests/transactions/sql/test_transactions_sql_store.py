@@ -234,7 +234,7 @@ def test_what_waits_for_its_time_or_is_held_is_not_looked_at_each_time(sql_bench
         shards.renew()
         backlog = shards.backlog(0)
         (refused,) = backlog._take(100, 1 << 20)
-        backlog._note_held({refused.transaction_id: "t: it is full"})
+        backlog._write_held({refused.transaction_id: "t: it is full"})
         with store.database.begin() as connection:
             for row in connection.execute(sa.select(tx)).mappings().all():
                 more = [{**row, "id": new_id(), "decided_seq": 1_000 + number} for number in range(2_000)]
@@ -267,7 +267,7 @@ def test_an_error_of_the_database_that_passes_costs_no_transactional_id(
     coordinator = sql_bench.coordinator(**NO_CHECKS)
     sql_bench.send(COMMIT, sql_bench.half(b"0"))
     settled(coordinator, committed=1)
-    opened, published = mock.Mock(), SqlBacklog._note_published
+    opened, published = mock.Mock(), SqlBacklog._write_published
     errors = [sa.exc.OperationalError("UPDATE", {}, Exception("the server restarts")) for _ in range(2)]
 
     def failing(self: SqlBacklog, names: Any) -> None:
@@ -276,7 +276,7 @@ def test_an_error_of_the_database_that_passes_costs_no_transactional_id(
         published(self, names)
 
     monkeypatch.setattr(TransactionalWriter, "open", opened)
-    monkeypatch.setattr(SqlBacklog, "_note_published", failing)
+    monkeypatch.setattr(SqlBacklog, "_write_published", failing)
     sql_bench.send(COMMIT, sql_bench.half(b"1"))
     statistics = settled(coordinator, committed=2)
 

@@ -131,12 +131,12 @@ class FileShard(StoreShards, ShardBacklog):
 
         The disk may have room for it now.
         """
-        over = self._opened.published_ids
+        published = self._opened.published_ids
         with self._opened.lock:
             # Under the lock: a transaction that is settled by now, and was resumed since, must not be settled by this.
-            if over:
-                self._settle_durably(over)
-            return not over
+            if published:
+                self._settle_durably(published)
+            return not published
 
     def purge(self) -> None:
         """Do nothing: settled transactions leave the redo log with its segments."""

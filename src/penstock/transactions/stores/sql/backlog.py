@@ -1,7 +1,7 @@
 """One shard of a SQL store: ready, held and settled transactions, by SQL statements.
 
 Writes to the database are queued, and `flush` makes them in their order. If the database fails for a moment, nothing is
-lost, and nothing new is taken before the writes succeed. Set-aside transactions keep only their ids in memory.
+lost, and nothing new is taken before the writes succeed. Set-aside transactions leave their messages in the database.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ class SqlBacklog(ShardBacklog):
         self._lease = lease
         self._counts = counts
         self._ready = self._is_ready()
-        self.queue = ReadyQueue(Delays(), self._note_set_aside)
+        self.queue = ReadyQueue(Delays(), self._remember_set_aside)
         # Transactions that the current choice sets aside, and that the database does not show as held yet.
         self._newly_set_aside: list[Pending] = []
         # The reason why a topic's transactions wait, by topic, as the database shows it.
         self._explained: dict[str, str] = {}
         # Queued writes. After a transient error, `flush` goes on with the write that failed.
-        self._notes = deque[Callable[[], object]]()
+        self._writes = deque[Callable[[], object]]()
 
     @property
     def is_flushed(self) -> bool:
         """Whether the database shows all publications."""
-        return not self._notes
+        return not self._writes
 
     def flush(self) -> None:
         """Make the queued writes."""
-        while self._notes:
-            self._notes[0]()
-            self._notes.popleft()
+        while self._writes:
+            self._writes[0]()
+            self._writes.popleft()
 
     def may_open(self, claim: Sequence[str]) -> bool:
         """Renew the lease: a coordinator that lost the shard must not fence the new owner."""
@@ -69,9 +69,9 @@ class SqlBacklog(ShardBacklog):
         return (found or "").split()
 
     def _taken_over(self, names: Sequence[str]) -> None:
-        self._notes.append(partial(self._note_taken_over, names))
+        self._writes.append(partial(self._write_taken_over, names))
 
-    def _note_taken_over(self, names: Sequence[str]) -> None:
+    def _write_taken_over(self, names: Sequence[str]) -> None:
         """Settle transactions by their names in the done log, and release those that a former owner held."""
         tx = schema.tx
         for some in schema.in_groups(names):
@@ -87,8 +87,8 @@ class SqlBacklog(ShardBacklog):
             for pending in self._take(limit, room_bytes):
                 self._queue_decided(pending)
         chosen = self.queue.choose(limit, blocking, room_bytes)
-        stopped, self._newly_set_aside = self._newly_set_aside, []
-        self._hold(stopped)
+        set_aside, self._newly_set_aside = self._newly_set_aside, []
+        self._hold(set_aside)
         return self._batch(list(chosen.values()))
 
     def _batch(self, chosen: list[Pending]) -> StoredBatch | None:
@@ -106,7 +106,7 @@ class SqlBacklog(ShardBacklog):
             self.queue.keys.add(line, pending)
         self.queue.add(pending)
 
-    def _note_set_aside(self, pending: Pending) -> None:
+    def _remember_set_aside(self, pending: Pending) -> None:
         if pending.dropped is None:
             self._newly_set_aside.append(pending)
 
@@ -119,7 +119,8 @@ class SqlBacklog(ShardBacklog):
         size = sa.func.length(tx.c.halves).label("size")
         found = sa.select(tx.c.id, tx.c.state, size).where(self._ready).order_by(_ORDER)
         with self._database.read() as connection:
-            # In the same snapshot as the ownership, and after the relay was opened: a later owner fences this relay.
+            # The ownership is checked after the relay was opened: a coordinator that takes the shard later fences this
+            # relay.
             self.is_lost = not connection.execute(sa.select(self._owns_shard())).scalar()
             if self.is_lost:
                 return ()
@@ -187,9 +188,9 @@ class SqlBacklog(ShardBacklog):
         names = [pending.half.transaction_id for pending in some]
         for pending in some:
             self.queue.forget(pending)
-        self._notes.append(partial(self._note_published, names))
+        self._writes.append(partial(self._write_published, names))
 
-    def _note_published(self, names: Sequence[str]) -> None:
+    def _write_published(self, names: Sequence[str]) -> None:
         """Mark transactions as settled; settled ones stay as they are."""
         for some in schema.in_groups(names):
             self._mark_settled(schema.tx.c.id.in_(some))
@@ -204,9 +205,9 @@ class SqlBacklog(ShardBacklog):
             pending.drop()
         if some:
             reasons = {pending.half.transaction_id: self.why_held(pending) for pending in some}
-            self._notes.append(partial(self._note_held, reasons))
+            self._writes.append(partial(self._write_held, reasons))
 
-    def _note_held(self, reasons: Mapping[str, str]) -> None:
+    def _write_held(self, reasons: Mapping[str, str]) -> None:
         """Mark transactions as held, with the reasons by id. This ends a trial that took them."""
         tx, by_reason = schema.tx, defaultdict[str, list[str]](list)
         for name, why in reasons.items():
@@ -229,8 +230,8 @@ class SqlBacklog(ShardBacklog):
         earlier = tx.alias("earlier")
         waits = earlier.c.publish_at_ms.is_(None) | (earlier.c.publish_at_ms > now_ms)
         is_behind = sa.exists().where(schema.is_before_in_line(earlier), waits)
-        goes = sa.or_(tx.c.order_key.is_(None), tx.c.state == schema.ROLLBACK, ~is_behind)
-        return sa.and_(tx.c.shard == self._lease.number, tx.c.publish_at_ms <= now_ms, goes)
+        is_free = sa.or_(tx.c.order_key.is_(None), tx.c.state == schema.ROLLBACK, ~is_behind)
+        return sa.and_(tx.c.shard == self._lease.number, tx.c.publish_at_ms <= now_ms, is_free)
 
     @staticmethod
     def _decided(connection: sa.Connection, some: sa.ColumnElement[bool]) -> list[Pending]:
@@ -248,8 +249,8 @@ class SqlBacklog(ShardBacklog):
         )
         with self._database.begin() as connection:
             settled = connection.execute(decided.with_for_update()).all()
-            over = tx.update().where(tx.c.id.in_([row.id for row in settled]))
-            connection.execute(over.values(settled_at=now, publish_at_ms=None, halves=kept))
+            settling = tx.update().where(tx.c.id.in_([row.id for row in settled]))
+            connection.execute(settling.values(settled_at=now, publish_at_ms=None, halves=kept))
         for row in settled:
             self._counts.answered_checks += row.answered
             self._counts.settled(Verdict(row.state), row.age)

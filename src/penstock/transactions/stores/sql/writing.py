@@ -80,7 +80,7 @@ class Writing:
                     else:
                         results += [decide(self._database, connection, cast("Decide", change)) for change in run]
                 if self._is_late():
-                    # The wait for the database was longer than the stop, which reported the changes as not stored.
+                    # The stop has given up waiting, and its producer counts the changes as not stored.
                     raise StoppedError("the SQL store was stopped")  # noqa: TRY301 - so that it is rolled back
         except Exception as error:  # noqa: BLE001 - the error is the result
             return error
