@@ -166,9 +166,8 @@ class SqlShards(StoreShards):
             pass
         with self._database.begin() as connection:
             connection.execute(schema.alive.delete().where(schema.alive.c.seen < now - _SILENT_KEPT_S))
-            if self._database.kind == "mysql":
-                # Drawn numbers; the table's counter goes on.
-                connection.exec_driver_sql(f"DELETE FROM penstock_number ORDER BY n LIMIT {_PURGE_LIMIT}")  # noqa: S608 - a constant
+        while self._database.kind == "mysql" and self._purge_numbers():
+            pass
 
     def _purge(self, old: sa.ColumnElement[bool]) -> bool:
         """Delete old transactions, at most `_PURGE_LIMIT`. Return whether there may be more."""
@@ -178,6 +177,12 @@ class SqlShards(StoreShards):
             for some in schema.in_groups(ids):
                 connection.execute(tx.delete().where(tx.c.id.in_(some)))
         return len(ids) == _PURGE_LIMIT
+
+    def _purge_numbers(self) -> bool:
+        """Delete drawn numbers, at most `_PURGE_LIMIT`; the counter goes on. Return whether there may be more."""
+        with self._database.begin() as connection:
+            drawn = f"DELETE FROM penstock_number ORDER BY n LIMIT {_PURGE_LIMIT}"  # noqa: S608 - a constant
+            return connection.exec_driver_sql(drawn).rowcount == _PURGE_LIMIT
 
     def note_slow_call(self, shard: int, call: str, age_s: float) -> None:
         """Write down the call that publication of a shard waits for."""
