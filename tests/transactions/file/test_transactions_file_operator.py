@@ -86,6 +86,10 @@ def test_a_claim_that_came_to_nothing_is_taken_up_again_and_what_is_forged_or_in
         patch.setattr(FileStore, "prepare", lambda _self, _halves, callback: callback(full))
         with pytest.raises(PenstockError, match="again=True"):
             administration.resume(lost.transaction_id, "ann@host")
+        patch.setattr(FileStore, "prepare", lambda *_: None)
+        patch.setattr(administration, "_answer_s", 0.1)
+        with pytest.raises(PenstockError, match=r"did not answer within 0.1 s.*again=True"):
+            administration.resume(lost.transaction_id, "ann@host", again=True)
     with pytest.raises(TransactionError, match="brought back before"):
         administration.resume(lost.transaction_id, "ann@host")
     administration.resume(lost.transaction_id, "ann@host", again=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 import tenacity
@@ -150,12 +150,13 @@ class FolderReading(Administration):
 class FileAdministration(StoreAdministration, FolderReading):
     """Shows and settles pending transactions of a started file store. Thread-safe.
 
-    Every method raises `StoppedError` once the store was stopped.
+    Every method raises `StoppedError` once the store was stopped. A write may take `answer_s` seconds.
     """
 
-    def __init__(self, store: FileStore) -> None:
+    def __init__(self, store: FileStore, answer_s: float) -> None:
         super().__init__(store.path, (store.bootstrap_servers, store.config, store.topics))
         self._store = store
+        self._answer_s = answer_s
 
     def pending(self) -> Sequence[PendingTransaction]:
         """Return the unsettled transactions, oldest first."""
@@ -201,7 +202,10 @@ class FileAdministration(StoreAdministration, FolderReading):
             halves = audit.claim(transaction_id, actor, why, again=again, may_publish_to=store.may_publish_to)
         answers: SimpleQueue[Prepared | HalfNotStoredError] = SimpleQueue()
         store.prepare(halves, answers.put)
-        answer = answers.get()
+        try:
+            answer = answers.get(timeout=self._answer_s)
+        except Empty:
+            answer = HalfNotStoredError(f"the disk did not answer within {self._answer_s:g} s")
         if isinstance(answer, HalfNotStoredError):
             raise PenstockError(
                 f"transaction {transaction_id} was claimed in the audit log, but could not be stored again: "

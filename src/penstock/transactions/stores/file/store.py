@@ -165,4 +165,4 @@ class FileStore(RelayedStore):
 
     def administration(self) -> FileAdministration:
         """Return the operator commands, for this process, while the store is started."""
-        return FileAdministration(self)
+        return FileAdministration(self, self._answer_s)
