@@ -125,10 +125,10 @@ class GroupChecks:
         """Whether checks wait and the group has no producer."""
         return bool(self._waiting) and not self._producers
 
-    def offer(self, some: Mapping[str, int]) -> bool:
+    def offer(self, checks: Mapping[str, int]) -> bool:
         """Add checks for producers to take. Return whether the group has a producer."""
         with self._more:
-            self._waiting.update(some)
+            self._waiting.update(checks)
             self._more.notify_all()
             return self._producers > 0
 

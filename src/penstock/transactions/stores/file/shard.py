@@ -119,7 +119,7 @@ class FileShard(StoreShards, ShardBacklog):
         by_group = defaultdict[str, dict[str, int]](dict)
         for check in due:
             by_group[check.group][check.transaction_id] = check.stored.offset
-        return {group for group, some in by_group.items() if not self._opened.checks_of(group).offer(some)}
+        return {group for group, checks in by_group.items() if not self._opened.checks_of(group).offer(checks)}
 
     def half(self, due: DueCheck) -> Half | None:
         """Return the first half of an undecided transaction, or None."""
@@ -181,9 +181,9 @@ class FileShard(StoreShards, ShardBacklog):
         if list(claim) != self.claimed():
             # The next process reads them. Not synced: after a crash of the machine Kafka ends the open transactions by
             # itself.
-            new = self._folder / f"{_CLAIM}.new"
-            new.write_text(" ".join(claim))
-            new.replace(self._folder / _CLAIM)
+            temporary = self._folder / f"{_CLAIM}.new"
+            temporary.write_text(" ".join(claim))
+            temporary.replace(self._folder / _CLAIM)
         return True
 
     def claimed(self) -> list[str]:

@@ -74,9 +74,9 @@ class SqlBacklog(ShardBacklog):
     def _write_taken_over(self, names: Sequence[str]) -> None:
         """Settle transactions by their names in the done log, and release those that a former owner held."""
         tx = schema.tx
-        for some in schema.in_groups(names):
-            discarded = tx.c.id.in_(list(map(_discard_name, some))) & (tx.c.state == schema.DISCARD)
-            self._mark_settled(sa.or_(tx.c.id.in_(some) & (tx.c.state == schema.COMMIT), discarded))
+        for ids in schema.in_groups(names):
+            discarded = tx.c.id.in_(list(map(_discard_name, ids))) & (tx.c.state == schema.DISCARD)
+            self._mark_settled(sa.or_(tx.c.id.in_(ids) & (tx.c.state == schema.COMMIT), discarded))
         held = schema.is_set_aside & (tx.c.shard == self._lease.number) & self._owns_shard()
         with self._database.begin() as connection:
             connection.execute(tx.update().where(held).values(held=0, held_why=None, publish_at_ms=0))
@@ -192,8 +192,8 @@ class SqlBacklog(ShardBacklog):
 
     def _write_published(self, names: Sequence[str]) -> None:
         """Mark transactions as settled; settled ones stay as they are."""
-        for some in schema.in_groups(names):
-            self._mark_settled(schema.tx.c.id.in_(some))
+        for ids in schema.in_groups(names):
+            self._mark_settled(schema.tx.c.id.in_(ids))
 
     def _given_back(self, some: Sequence[Pending]) -> None:
         super()._given_back(some)
@@ -214,8 +214,8 @@ class SqlBacklog(ShardBacklog):
             by_reason[why].append(name)
         with self._database.begin() as connection:
             for why, names in by_reason.items():
-                for some in schema.in_groups(names):
-                    held = tx.update().where(tx.c.id.in_(some), tx.c.settled_at.is_(None), self._owns_shard())
+                for ids in schema.in_groups(names):
+                    held = tx.update().where(tx.c.id.in_(ids), tx.c.settled_at.is_(None), self._owns_shard())
                     connection.execute(held.values(held=1, held_why=why, publish_at_ms=None))
 
     def _owns_shard(self) -> sa.ColumnElement[bool]:

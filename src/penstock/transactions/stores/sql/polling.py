@@ -141,7 +141,7 @@ class SettledWatch:
         tx = schema.tx
         found: list[tuple[str, int]] = []
         with self._database.read() as connection:
-            for some in schema.in_groups(ids):
-                wanted = tx.c.id.in_(some) & tx.c.settled_at.is_not(None)
+            for portion in schema.in_groups(ids):
+                wanted = tx.c.id.in_(portion) & tx.c.settled_at.is_not(None)
                 found += map(tuple, connection.execute(sa.select(tx.c.id, tx.c.state).where(wanted)))
         return found

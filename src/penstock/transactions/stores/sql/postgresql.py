@@ -68,9 +68,9 @@ def make_engine(url: sa.URL, limit_s: float, connect_args: Mapping[str, Any], **
 
 
 def _threshold_of(url: sa.URL) -> int | None:
-    given = url.query.get(_THRESHOLD)
-    if given is None:
+    value = url.query.get(_THRESHOLD)
+    if value is None:
         return None
-    if not isinstance(given, str) or not given.isdecimal():
-        raise ConfigurationError(f"{_THRESHOLD} in the url must be a whole number of uses, but is {given!r}")
-    return int(given)
+    if not isinstance(value, str) or not value.isdecimal():
+        raise ConfigurationError(f"{_THRESHOLD} in the url must be a whole number of uses, but is {value!r}")
+    return int(value)

@@ -199,7 +199,7 @@ def statements(database: Database, shards: int) -> list[str]:
     metadata.create_all(sa.create_mock_engine(database.engine.url, take), checkfirst=False)
     literal = {"literal_binds": True}
     inserts = _first_rows(uuid.uuid4().hex[:12], shards)
-    return [*found, *(str(it.compile(dialect=dialect, compile_kwargs=literal)) for it in inserts)]
+    return [*found, *(str(insert.compile(dialect=dialect, compile_kwargs=literal)) for insert in inserts)]
 
 
 def is_before_in_line(earlier: sa.FromClause) -> sa.ColumnElement[bool]:

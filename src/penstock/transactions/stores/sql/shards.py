@@ -126,9 +126,9 @@ class SqlShards(StoreShards):
         ]
         if plans:
             # A check that was answered since the read has another plan.
-            same = (tx.c.id == sa.bindparam("of")) & (tx.c.check_count == sa.bindparam("after"))
+            is_unanswered = (tx.c.id == sa.bindparam("of")) & (tx.c.check_count == sa.bindparam("after"))
             asked_at = sa.case((tx.c.check_count < policy.maximum, now))
-            planned = tx.update().where(same, is_open).values(check_at=sa.bindparam("at"), asked_at=asked_at)
+            planned = tx.update().where(is_unanswered, is_open).values(check_at=sa.bindparam("at"), asked_at=asked_at)
             with self._database.begin() as connection:
                 connection.execute(planned, plans)
         return [DueCheck(row.id, row.producer_group, row.check_count) for row in rows]
@@ -142,9 +142,9 @@ class SqlShards(StoreShards):
 
     def half(self, due: DueCheck) -> Half | None:
         """Read the first half of an undecided transaction, or None."""
-        is_it = (schema.tx.c.id == due.transaction_id) & (schema.tx.c.state == schema.PREPARED)
+        is_undecided = (schema.tx.c.id == due.transaction_id) & (schema.tx.c.state == schema.PREPARED)
         with self._database.read() as connection:
-            halves = connection.execute(sa.select(schema.tx.c.halves).where(is_it)).scalar()
+            halves = connection.execute(sa.select(schema.tx.c.halves).where(is_undecided)).scalar()
         return None if halves is None else unpack_halves(halves)[0]
 
     def _count_refusals(self) -> None:
@@ -174,8 +174,8 @@ class SqlShards(StoreShards):
         tx = schema.tx
         with self._database.begin() as connection:
             ids = list(connection.execute(sa.select(tx.c.id).where(old).limit(_PURGE_LIMIT)).scalars())
-            for some in schema.in_groups(ids):
-                connection.execute(tx.delete().where(tx.c.id.in_(some)))
+            for portion in schema.in_groups(ids):
+                connection.execute(tx.delete().where(tx.c.id.in_(portion)))
         return len(ids) == _PURGE_LIMIT
 
     def _purge_numbers(self) -> bool:

@@ -208,8 +208,8 @@ class Outbox:
                 absent.
             TopicNotFoundError: there is no such topic.
         """
-        under = terms(None, deliver_at, by_half=False)
-        half = a_half(new_id(), GROUP, under, topic, key, value, headers, partition)
+        message_terms = terms(None, deliver_at, by_half=False)
+        half = a_half(new_id(), GROUP, message_terms, topic, key, value, headers, partition)
         self._store.require_target(topic, partition)
         self._user.require_transaction()
         if not self._store.shards:
@@ -250,11 +250,11 @@ class Outbox:
 
 
 @contextmanager
-def _opening(what: str, look: str) -> Iterator[None]:
+def _opening(action: str, advice: str) -> Iterator[None]:
     """Raise `StoreConnectionError` if the tables cannot be opened or read."""
     try:
         yield
     except sa.exc.SQLAlchemyError as error:
         raise StoreConnectionError(
-            f"the tables of the SQL store could not be {what}: {cause_of(error)}; check its address{look}"
+            f"the tables of the SQL store could not be {action}: {cause_of(error)}; check its address{advice}"
         ) from error

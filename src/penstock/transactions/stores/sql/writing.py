@@ -80,7 +80,7 @@ class Writing:
                     else:
                         results += [decide(self._database, connection, cast("Decide", change)) for change in run]
                 if self._is_late():
-                    # The stop has given up waiting, and its producer counts the changes as not stored.
+                    # The stop no longer waits, and the producer counts the changes as not stored.
                     raise StoppedError("the SQL store was stopped")  # noqa: TRY301 - so that it is rolled back
         except Exception as error:  # noqa: BLE001 - the error is the result
             return error
@@ -111,8 +111,8 @@ class Writing:
 
 def _insert(database: Database) -> sa.Executable:
     number = sa.bindparam("seq") if database.kind == "mysql" else database.next_number
-    given = ("id", "shard", "producer_group", "order_key", "immunity", "deliver_at_ms", "topics", "halves")
-    values: dict[str, Any] = {name: sa.bindparam(name) for name in given}
+    columns = ("id", "shard", "producer_group", "order_key", "immunity", "deliver_at_ms", "topics", "halves")
+    values: dict[str, Any] = {name: sa.bindparam(name) for name in columns}
     return database.insert_absent(schema.tx, {"seq": number, "birth": database.now, **values})
 
 
@@ -154,11 +154,12 @@ def _decide(database: Database) -> sa.Executable:
     tx = schema.tx
     verdict = sa.bindparam("verdict", type_=sa.SmallInteger)
     is_held = (tx.c.state == schema.COMMIT) & tx.c.settled_at.is_(None) & (tx.c.held == 1)
-    counts = {"decides": tx.c.state == schema.PREPARED, "withdraws": schema.is_delayed(database), "overrules": is_held}
+    states = {"decides": tx.c.state == schema.PREPARED, "withdraws": schema.is_delayed(database), "overrules": is_held}
+    is_accepted = sa.or_(*(sa.bindparam(name, type_=sa.Boolean) & state for name, state in states.items()))
     at_once = sa.literal_column("0", sa.BigInteger)
     return (
         tx.update()
-        .where(_IS_ADDRESSED, sa.or_(*(sa.bindparam(name, type_=sa.Boolean) & it for name, it in counts.items())))
+        .where(_IS_ADDRESSED, is_accepted)
         .values(
             state=verdict,
             author=sa.bindparam("by"),

@@ -197,8 +197,8 @@ class Journal:
         """Load the payload of a transaction into memory. Raises as `load`."""
         if stored.dropped is None:
             return
-        again = self.load(stored.offset)
-        if again is None or not stored.load(list(zip(again.offsets, again.halves, strict=True))):
+        reread = self.load(stored.offset)
+        if reread is None or not stored.load(list(zip(reread.offsets, reread.halves, strict=True))):
             raise damaged(f"the halves of transaction {stored.transaction_id} are gone")
         self._payload_bytes += stored.held_bytes
 

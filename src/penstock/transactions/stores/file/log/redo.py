@@ -178,12 +178,12 @@ class RedoLog:
         floor = self._floor()
         lowest = max(base for base in (*self.bases, self.end) if base <= floor)
         capacity = max(self._segment_bytes, HEADER_BYTES + frame_bytes)
-        made = self._create_segment(self.store_id, self.end, lowest, capacity)
-        passed = [segment for segment in self._segments if segment.base < lowest]
-        self._segments = (*self._segments[len(passed) :], made)
+        segment = self._create_segment(self.store_id, self.end, lowest, capacity)
+        obsolete = [former for former in self._segments if former.base < lowest]
+        self._segments = (*self._segments[len(obsolete) :], segment)
         self._offset, self._capacity = HEADER_BYTES, capacity
-        for segment in passed:
-            self._folder.remove(_name(segment))
+        for former in obsolete:
+            self._folder.remove(_name(former))
 
     def read(self, place: int, size: int) -> Record:
         """Read one record. Safe from any thread. Raises `StoreDamagedError` if it is unreadable."""
