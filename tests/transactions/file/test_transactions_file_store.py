@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from conformance.store_cases import FileBench, decide, prepare, settled
@@ -107,6 +109,9 @@ def test_wrong_arguments_and_wrong_times_are_refused_in_penstocks_own_errors(ben
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreFailedError, match="cannot be opened"):
         store_of(tmp_path / "file").start()
+    lockless = mock.patch("fcntl.flock", side_effect=OSError(errno.ENOLCK, "No locks available"))
+    with lockless, pytest.raises(StoreFailedError, match="No locks available"):
+        store_of(tmp_path / "network").start()
     for topic in (bench.discarded, f"{bench.prefix}.file.x.done", "__consumer_offsets"):
         with pytest.raises(ConfigurationError, match="belongs to the store"):
             bench.store.require_target(topic, None)

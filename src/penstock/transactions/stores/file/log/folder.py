@@ -53,7 +53,7 @@ class Folder:
         descriptor = self._descriptor(_LOCK)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
             raise StoreInUseError(
                 f"the file store in {self._path} is in use by process {holder}; "
@@ -67,7 +67,8 @@ class Folder:
     def unlock(self) -> None:
         """Release the lock, even if a forked child has not closed its copy yet."""
         if _LOCK in self._open:
-            fcntl.flock(self._open[_LOCK], fcntl.LOCK_UN)
+            with suppress(OSError):
+                fcntl.flock(self._open[_LOCK], fcntl.LOCK_UN)
         self.close()
 
     def names(self) -> list[str]:
