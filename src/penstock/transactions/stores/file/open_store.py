@@ -387,7 +387,6 @@ class OpenStore(Journal):
 
 
 def _too_late(change: Decide, stored: StoredTransaction) -> str:
-    """Return the reason of the refusal of a decision."""
     if stored.verdict is None:
         return "it is not decided yet" if change.cancels else "another decision came first"
     if (stored.verdict, change.verdict) == (Verdict.COMMIT, Verdict.DISCARD):

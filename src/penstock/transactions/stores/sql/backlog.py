@@ -235,7 +235,6 @@ class SqlBacklog(ShardBacklog):
 
     @staticmethod
     def _decided(connection: sa.Connection, some: sa.ColumnElement[bool]) -> list[Pending]:
-        """Return decided transactions with their messages."""
         is_open = schema.tx.c.settled_at.is_(None)
         return list(map(_pending, connection.execute(sa.select(schema.tx).where(some, is_open).order_by(_ORDER))))
 

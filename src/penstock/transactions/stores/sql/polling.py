@@ -23,8 +23,10 @@ from penstock.transactions.wire.ops import Verdict
 
 _log = logging.getLogger("penstock.transactions")
 
+#: Seconds after a poll that failed; between two heartbeats of a producer, which counts as dead after five.
 _RETRY_DELAY_S = 0.5
 _HEARTBEAT_INTERVAL_S = 2.0
+#: Most checks that a producer takes at once.
 _MAX_CHECKS = 200
 
 
@@ -81,7 +83,8 @@ class SqlCheckSource:
         return [CheckRequest(unpack_halves(row.halves)[0], row.shard, row.seq, row.check_count + 1) for row in rows]
 
 
-_WATCH_S = 0.02
+#: Seconds between two polls for settled transactions.
+_WATCH_INTERVAL_S = 0.02
 
 
 class SettledWatch:
@@ -135,7 +138,7 @@ class SettledWatch:
                     callback = self._callbacks.pop(transaction_id, None)
                 if callback is not None:
                     callback(Verdict(state))
-            self._stopping.wait(_WATCH_S)
+            self._stopping.wait(_WATCH_INTERVAL_S)
 
     def _settled(self, ids: list[str]) -> list[tuple[str, int]]:
         tx = schema.tx

@@ -220,7 +220,6 @@ class RedoLog:
         return header
 
     def _scan_segment(self, segment: SegmentHeader) -> tuple[bytes, Scan]:
-        """Return the bytes and the content of a segment."""
         data = self._folder.read(_name(segment))
         found = scan(data, segment)
         if found.stray is not None:

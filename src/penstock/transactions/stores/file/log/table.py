@@ -136,7 +136,6 @@ class StateTable:
         self._top = min(len(rows), len(keys)) // RECORD_BYTES
 
     def _read_files(self, records: int) -> None:
-        """Read the first `records` records of the files."""
         self._map(records)
         self._free, self._top = array("I"), records + 1
         states = self._states()
@@ -269,7 +268,6 @@ class StateTable:
         self._slots[self._find_slot(self.key(number)[0])] = _TOMBSTONE
 
     def _rebuild_index(self, entered: Collection[int]) -> None:
-        """Build an index of these records."""
         self._slots, self._filled_slots = array("I", bytes(4 * _size_for(2 * len(entered)))), len(entered)
         for number in entered:
             self._slots[self._find_slot(self.key(number)[0])] = number
