@@ -14,8 +14,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from penstock.errors import StoreDamagedError
-from penstock.transactions.stores.file.log.frames import Settled
-from penstock.transactions.stores.file.log.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.entries import Settled, StoredTransaction
 from penstock.transactions.stores.file.log.redo import MARK, SUFFIX, NoRoomError
 from penstock.transactions.stores.file.log.table import KEYS, ROWS, STOPPED, State, tick_of
 from penstock.transactions.stores.file.open_store import Change, OpenStore

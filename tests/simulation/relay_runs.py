@@ -23,8 +23,7 @@ from penstock.transactions.publishing.publisher import AbortedError, InDoubtErro
 from penstock.transactions.publishing.publisher_slot import CommitResult, PublisherSlot
 from penstock.transactions.stores import relay
 from penstock.transactions.stores.done_log import DoneRead
-from penstock.transactions.stores.file.log.frames import Settled
-from penstock.transactions.stores.file.log.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.entries import Settled, StoredTransaction
 from penstock.transactions.stores.file.open_store import Change, OpenStore
 from penstock.transactions.stores.file.shard import FileShard
 from penstock.transactions.stores.file.store import FileStore

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import StoreDamagedError
-from penstock.transactions.stores.file.log import frames, ledger
+from penstock.transactions.stores.file.log import entries, frames
 from penstock.transactions.stores.file.log import journal as journals
 from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.redo import SUFFIX, RedoLog
@@ -131,7 +131,7 @@ def removes_segments_that_are_needed(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_decisions_it_carries(patch: pytest.MonkeyPatch) -> None:
     """A decided half that is written again is undecided."""
-    entries_of = ledger.entries_of
+    entries_of = entries.entries_of
     patch.setattr(journals, "entries_of", lambda stored: entries_of(stored)[:1])
 
 

@@ -21,8 +21,7 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.recovered_state import RecoveredNotes
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.stores.done_log import DoneRead
-from penstock.transactions.stores.file.log.frames import Decided
-from penstock.transactions.stores.file.log.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.entries import Decided, StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.shard import FileShard
 from penstock.transactions.stores.relayed_store import Decide

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.transactions import new_id
-from penstock.transactions.stores.file.log.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.entries import StoredTransaction
 from penstock.transactions.stores.file.store import FileStore
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict

@@ -12,21 +12,17 @@ import pytest
 from hypothesis import given
 
 from penstock.errors import MessageFormatError, StoreDamagedError
-from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.frames import (
-    HEADER_BYTES,
+from penstock.transactions.stores.file.log.entries import (
     Checked,
     Decided,
     Entry,
     Prepared,
-    SegmentHeader,
     Settled,
     decode_entry,
     encode_entry,
-    encode_frame,
-    encode_header,
-    scan,
 )
+from penstock.transactions.stores.file.log.folder import Folder
+from penstock.transactions.stores.file.log.frames import HEADER_BYTES, SegmentHeader, encode_frame, encode_header, scan
 from penstock.transactions.stores.file.log.redo import MARK, SUFFIX, NoRoomError, RedoLog
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id

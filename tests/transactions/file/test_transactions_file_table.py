@@ -18,9 +18,9 @@ from hypothesis import given
 from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.stores.file import checks, shard
 from penstock.transactions.stores.file.checks import TableScan
+from penstock.transactions.stores.file.log.entries import Prepared, encode_entry, replay
 from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.frames import Prepared, Record, encode_entry
-from penstock.transactions.stores.file.log.ledger import replay
+from penstock.transactions.stores.file.log.frames import Record
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.log.table import (
     KEYS,

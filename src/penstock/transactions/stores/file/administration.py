@@ -36,9 +36,9 @@ from penstock.transactions.operator.administration import (
 )
 from penstock.transactions.operator.audit import VERBS, AuditLog
 from penstock.transactions.store import Prepared
+from penstock.transactions.stores.file.log.entries import StoredTransaction
 from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.journal import Journal
-from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import segments_of
 from penstock.transactions.stores.file.log.table import STAYS
 from penstock.transactions.stores.relayed_store import decision

@@ -16,7 +16,7 @@ from heapq import nsmallest
 from itertools import islice
 
 from penstock.transactions.core.check_plan import CheckPolicy
-from penstock.transactions.stores.file.log.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.entries import StoredTransaction
 from penstock.transactions.stores.file.log.table import TICK_MS, UNDECIDED, State, StateTable, ms_of, tick_of
 from penstock.transactions.wire.half import CheckRequest
 

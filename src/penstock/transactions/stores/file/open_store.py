@@ -20,18 +20,18 @@ from penstock.transactions.core.queue import Delays, ReadyQueue
 from penstock.transactions.store import SettledCallback
 from penstock.transactions.stores.coordination import Counts
 from penstock.transactions.stores.file.checks import GroupChecks
-from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.frames import (
+from penstock.transactions.stores.file.log.entries import (
     Checked,
     Decided,
     Entry,
     Prepared,
-    Record,
     Settled,
+    StoredTransaction,
     encode_entry,
 )
+from penstock.transactions.stores.file.log.folder import Folder
+from penstock.transactions.stores.file.log.frames import Record
 from penstock.transactions.stores.file.log.journal import Journal
-from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.log.table import State, tick_of
 from penstock.transactions.stores.relayed_store import (

@@ -16,7 +16,7 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import Blocking
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.stores.file.checks import NEAR_S, TableScan
-from penstock.transactions.stores.file.log.ledger import StoredTransaction
+from penstock.transactions.stores.file.log.entries import StoredTransaction
 from penstock.transactions.stores.file.log.table import UNDECIDED, State, tick_of
 from penstock.transactions.stores.shards import CheckTerms, DueCheck, ShardBacklog, StoredBatch, StoreShards
 from penstock.transactions.wire.half import Half

@@ -16,8 +16,8 @@ from penstock.options import ClientConfig, not_empty, positive_int, seconds
 from penstock.transactions.store import SettledCallback
 from penstock.transactions.stores.file.administration import FileAdministration
 from penstock.transactions.stores.file.checks import GroupChecks
+from penstock.transactions.stores.file.log.entries import Settled
 from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.frames import Settled
 from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.shard import FileShard

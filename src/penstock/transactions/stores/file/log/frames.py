@@ -1,4 +1,4 @@
-"""The bytes of the redo log: segment headers, frames, records, and the scan that finds the end of the log.
+"""The bytes of the redo log: segment headers, frames, records, and the scan that finds the end of a log.
 
 Pure. A *frame* holds the records of one disk sync. A frame is written only after the sync of the frame before it. So an
 unreadable frame is the torn end of the log, unless a later frame follows. If one follows, the unreadable frame was
@@ -7,7 +7,7 @@ durable and has been damaged since. Integers are big-endian.
 - **segment header** (64 bytes): magic, version, store id, base, first sequence, floor, seed, checksum. Base is the
   segment's place in the whole log. Data below the floor is no longer needed.
 - **frame**: magic, length, sequence, checksum of these three, checksum of the records; then the records.
-- **record**: length, kind, checksum, payload.
+- **record**: length, kind, checksum, payload. `entries.py` gives them their meaning.
 
 All checksums are CRC-32, started with the segment's random seed. So bytes of another segment, and user data that looks
 like a frame, fail the checksum.
@@ -18,15 +18,11 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
 from itertools import chain
 from typing import NamedTuple
 from uuid import UUID
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.wire.half import Half, pack_halves, unpack_halves
-from penstock.transactions.wire.ids import ID_BYTES, id_bytes, id_text
-from penstock.transactions.wire.ops import Author, Verdict
 
 #: Bytes of a segment's header.
 HEADER_BYTES = 64
@@ -185,101 +181,3 @@ def _records(data: bytes, at: int, end: int, header: SegmentHeader) -> Iterator[
 
 def _record_check(kind: int, payload: bytes, seed: int) -> int:
     return zlib.crc32(payload, seed ^ kind)
-
-
-class Kind(IntEnum):
-    """The kinds of records."""
-
-    PREPARED = 1
-    DECIDED = 2
-    CHECKED = 3
-    SETTLED = 4
-
-
-class Prepared(NamedTuple):
-    """The halves of a transaction, with its checks so far. Written again before its segment is removed."""
-
-    #: Rises with each transaction: the order in which they were prepared.
-    number: int
-    #: Time of the first write, in milliseconds since the epoch.
-    birth_ms: int
-    #: Number of answered checks, and the time of the last answer (milliseconds since the epoch, 0: never).
-    check_count: int
-    answered_ms: int
-    #: The decision and `Decided.decided`, as an earlier penstock rewrote them; now always UNKNOWN and 0.
-    verdict: Verdict
-    decided: int
-    halves: tuple[Half, ...]
-
-
-class Decided(NamedTuple):
-    """A decision that counts."""
-
-    transaction_id: str
-    verdict: Verdict
-    author: Author
-    decided: int
-    #: The operator's name, if an operator decided.
-    actor: str
-
-
-class Checked(NamedTuple):
-    """A check with the answer UNKNOWN."""
-
-    transaction_id: str
-    check_count: int
-    answered_ms: int
-
-
-class Settled(NamedTuple):
-    """Transactions that are published, rolled back or discarded."""
-
-    transaction_ids: tuple[str, ...]
-
-
-Entry = Prepared | Decided | Checked | Settled
-
-_PREPARED = struct.Struct(">QQHQBQH")
-_DECIDED = struct.Struct(f">{ID_BYTES}sBBQ")
-_CHECKED = struct.Struct(f">{ID_BYTES}sHQ")
-
-
-def encode_entry(entry: Entry) -> tuple[int, bytes]:
-    """Return the kind and the payload of a record."""
-    if isinstance(entry, Prepared):
-        head = _PREPARED.pack(*entry[:6], len(entry.halves))
-        return Kind.PREPARED, head + pack_halves(entry.halves)
-    if isinstance(entry, Decided):
-        head = _DECIDED.pack(id_bytes(entry.transaction_id), entry.verdict, entry.author, entry.decided)
-        return Kind.DECIDED, head + entry.actor.encode()
-    if isinstance(entry, Checked):
-        return Kind.CHECKED, _CHECKED.pack(id_bytes(entry.transaction_id), entry.check_count, entry.answered_ms)
-    return Kind.SETTLED, b"".join(map(id_bytes, entry.transaction_ids))
-
-
-def decode_entry(kind: int, payload: bytes) -> Entry:
-    """Read a record. Raises `MessageFormatError`."""
-    try:
-        if kind == Kind.PREPARED:
-            return _prepared(payload)
-        if kind == Kind.DECIDED:
-            raw_id, verdict, author, decided = _DECIDED.unpack_from(payload)
-            actor = payload[_DECIDED.size :].decode()
-            return Decided(id_text(raw_id), Verdict(verdict), Author(author), decided, actor)
-        if kind == Kind.CHECKED:
-            raw_id, count, answered_ms = _CHECKED.unpack(payload)
-            return Checked(id_text(raw_id), count, answered_ms)
-        if kind == Kind.SETTLED and len(payload) % ID_BYTES == 0:
-            starts = range(0, len(payload), ID_BYTES)
-            return Settled(tuple(id_text(payload[start : start + ID_BYTES]) for start in starts))
-    except (struct.error, ValueError) as error:
-        raise MessageFormatError(f"an unreadable record of kind {kind}: {error}") from error
-    raise MessageFormatError(f"a record of kind {kind} with {len(payload)} bytes, which this penstock cannot read")
-
-
-def _prepared(payload: bytes) -> Prepared:
-    number, birth_ms, checks, answered_ms, verdict, decided, count = _PREPARED.unpack_from(payload)
-    halves = unpack_halves(payload, _PREPARED.size)
-    if not halves or len(halves) != count:
-        raise ValueError(f"{len(halves)} halves instead of {count}")
-    return Prepared(number, birth_ms, checks, answered_ms, Verdict(verdict), decided, tuple(halves))

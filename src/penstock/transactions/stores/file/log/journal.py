@@ -13,17 +13,20 @@ from collections.abc import Sequence
 
 from penstock.errors import StoreDamagedError
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.frames import Kind, Prepared, Record, encode_entry
-from penstock.transactions.stores.file.log.ledger import (
+from penstock.transactions.stores.file.log.entries import (
+    Kind,
+    Prepared,
     StoredTransaction,
     decode,
     due_tick_of,
+    encode_entry,
     entries_of,
     replay,
     restore,
     row_of,
 )
+from penstock.transactions.stores.file.log.folder import Folder
+from penstock.transactions.stores.file.log.frames import Record
 from penstock.transactions.stores.file.log.redo import NoRoomError, RedoLog, damaged
 from penstock.transactions.stores.file.log.table import (
     KEYS,

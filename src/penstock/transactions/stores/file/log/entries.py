@@ -1,25 +1,20 @@
-"""Conversions of a transaction: log record to table record, both to an object in memory, and back to log records.
+"""The entries of the redo log, and conversions: to records of the table, to transactions in memory, and back.
 
-The entries in the log were judged before they were written. So a replay, which rebuilds the table, judges nothing.
+Entries were judged before they were written. So a replay, which rebuilds the table, judges nothing.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from penstock.errors import MessageFormatError, StoreDamagedError
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.stores.file.log.frames import (
-    Checked,
-    Decided,
-    Entry,
-    Prepared,
-    Record,
-    Settled,
-    decode_entry,
-)
+from penstock.transactions.stores.file.log.frames import Record
 from penstock.transactions.stores.file.log.table import (
     STAYS,
     UNDECIDED,
@@ -29,12 +24,121 @@ from penstock.transactions.stores.file.log.table import (
     ms_of,
     tick_of,
 )
-from penstock.transactions.wire.half import Half
-from penstock.transactions.wire.ids import id_bytes, id_text
+from penstock.transactions.wire.half import Half, pack_halves, unpack_halves
+from penstock.transactions.wire.ids import ID_BYTES, id_bytes, id_text
 from penstock.transactions.wire.ops import Author, Verdict
 
 _GROUP_MASK = 0xFFFFFFFF
 _VERDICTS = {State.DELAYED: Verdict.COMMIT, State.COMMITTED: Verdict.COMMIT, State.DISCARDED: Verdict.DISCARD}
+
+
+class Kind(IntEnum):
+    """The kinds of records."""
+
+    PREPARED = 1
+    DECIDED = 2
+    CHECKED = 3
+    SETTLED = 4
+
+
+class Prepared(NamedTuple):
+    """The halves of a transaction, with its checks so far. Written again before its segment is removed."""
+
+    #: Rises with each transaction: the order in which they were prepared.
+    number: int
+    #: Time of the first write, in milliseconds since the epoch.
+    birth_ms: int
+    #: Number of answered checks, and the time of the last answer (milliseconds since the epoch, 0: never).
+    check_count: int
+    answered_ms: int
+    #: The decision and `Decided.decided`, as an earlier penstock rewrote them; now always UNKNOWN and 0.
+    verdict: Verdict
+    decided: int
+    halves: tuple[Half, ...]
+
+
+class Decided(NamedTuple):
+    """A decision that counts."""
+
+    transaction_id: str
+    verdict: Verdict
+    author: Author
+    decided: int
+    #: The operator's name, if an operator decided.
+    actor: str
+
+
+class Checked(NamedTuple):
+    """A check with the answer UNKNOWN."""
+
+    transaction_id: str
+    check_count: int
+    answered_ms: int
+
+
+class Settled(NamedTuple):
+    """Transactions that are published, rolled back or discarded."""
+
+    transaction_ids: tuple[str, ...]
+
+
+Entry = Prepared | Decided | Checked | Settled
+
+_PREPARED = struct.Struct(">QQHQBQH")
+_DECIDED = struct.Struct(f">{ID_BYTES}sBBQ")
+_CHECKED = struct.Struct(f">{ID_BYTES}sHQ")
+
+
+def encode_entry(entry: Entry) -> tuple[int, bytes]:
+    """Return the kind and the payload of a record."""
+    if isinstance(entry, Prepared):
+        head = _PREPARED.pack(*entry[:6], len(entry.halves))
+        return Kind.PREPARED, head + pack_halves(entry.halves)
+    if isinstance(entry, Decided):
+        head = _DECIDED.pack(id_bytes(entry.transaction_id), entry.verdict, entry.author, entry.decided)
+        return Kind.DECIDED, head + entry.actor.encode()
+    if isinstance(entry, Checked):
+        return Kind.CHECKED, _CHECKED.pack(id_bytes(entry.transaction_id), entry.check_count, entry.answered_ms)
+    return Kind.SETTLED, b"".join(map(id_bytes, entry.transaction_ids))
+
+
+def decode_entry(kind: int, payload: bytes) -> Entry:
+    """Read a record. Raises `MessageFormatError`."""
+    try:
+        if kind == Kind.PREPARED:
+            return _prepared(payload)
+        if kind == Kind.DECIDED:
+            raw_id, verdict, author, decided = _DECIDED.unpack_from(payload)
+            actor = payload[_DECIDED.size :].decode()
+            return Decided(id_text(raw_id), Verdict(verdict), Author(author), decided, actor)
+        if kind == Kind.CHECKED:
+            raw_id, count, answered_ms = _CHECKED.unpack(payload)
+            return Checked(id_text(raw_id), count, answered_ms)
+        if kind == Kind.SETTLED and len(payload) % ID_BYTES == 0:
+            starts = range(0, len(payload), ID_BYTES)
+            return Settled(tuple(id_text(payload[start : start + ID_BYTES]) for start in starts))
+    except (struct.error, ValueError) as error:
+        raise MessageFormatError(f"an unreadable record of kind {kind}: {error}") from error
+    raise MessageFormatError(f"a record of kind {kind} with {len(payload)} bytes, which this penstock cannot read")
+
+
+def decode(record: Record) -> Entry:
+    """Return the entry of a record. Raises `StoreDamagedError`."""
+    try:
+        return decode_entry(record.kind, record.payload)
+    except MessageFormatError as error:
+        raise StoreDamagedError(
+            f"the file store is damaged, or was written by a later penstock: place {record.place} of its redo log "
+            f"has {error}; use the penstock that wrote it, or restore its folder from a backup"
+        ) from error
+
+
+def _prepared(payload: bytes) -> Prepared:
+    number, birth_ms, checks, answered_ms, verdict, decided, count = _PREPARED.unpack_from(payload)
+    halves = unpack_halves(payload, _PREPARED.size)
+    if not halves or len(halves) != count:
+        raise ValueError(f"{len(halves)} halves instead of {count}")
+    return Prepared(number, birth_ms, checks, answered_ms, Verdict(verdict), decided, tuple(halves))
 
 
 class StoredTransaction(Pending):
@@ -137,17 +241,6 @@ def row_of(entry: Prepared, record: Record) -> Row:
 def due_tick_of(deliver_at_ms: int | None) -> int:
     """Return the timestamp of a delivery, 0 if it has no delivery time."""
     return 0 if deliver_at_ms is None else max(1, tick_of(deliver_at_ms))
-
-
-def decode(record: Record) -> Entry:
-    """Return the entry of a record. Raises `StoreDamagedError`."""
-    try:
-        return decode_entry(record.kind, record.payload)
-    except MessageFormatError as error:
-        raise StoreDamagedError(
-            f"the file store is damaged, or was written by a later penstock: place {record.place} of its redo log "
-            f"has {error}; use the penstock that wrote it, or restore its folder from a backup"
-        ) from error
 
 
 def entries_of(stored: StoredTransaction) -> list[Entry]:
