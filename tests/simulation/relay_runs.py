@@ -26,7 +26,6 @@ from penstock.transactions.stores.done_log import DoneRead
 from penstock.transactions.stores.file.log.entries import Settled, StoredTransaction
 from penstock.transactions.stores.file.open_store import Change, OpenStore
 from penstock.transactions.stores.file.shard import FileShard
-from penstock.transactions.stores.file.store import FileStore
 from penstock.transactions.stores.relayed_store import Decide, Prepare
 from penstock.transactions.stores.shards import CheckTerms, StoredBatch
 from penstock.transactions.wire.half import Half
@@ -145,8 +144,7 @@ class Run:
         self.store = OpenStore(self.disk, 1 << 12)
         self.store.open()
         terms = CheckTerms(CheckPolicy(600.0, 600.0, 1), session_s=600.0)
-        store = SimpleNamespace(opened=self.store, path=self.folder, label="simulated", prefix="simulated")
-        shard = FileShard(cast("FileStore", store), terms, self.settle_later, lambda: None)
+        shard = FileShard(self.store, self.folder, "simulated", "simulated", terms, self.settle_later, lambda: None)
         targets = SimpleNamespace(were_heard=True, has=lambda *_: True, missing=lambda *_: None)
         pace, left = SimpleNamespace(limit=lambda well_s: well_s), SimpleNamespace(require_few=lambda: None)
         clients = SimpleNamespace(bootstrap_servers=self.kafka, done_topic="done", config={}, rights=None, spans=None)

@@ -8,10 +8,9 @@ again.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
 
 import tenacity
 
@@ -41,14 +40,12 @@ from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.redo import segments_of
 from penstock.transactions.stores.file.log.table import STAYS
-from penstock.transactions.stores.relayed_store import decision
+from penstock.transactions.stores.file.open_store import OpenStore
+from penstock.transactions.stores.relayed_store import RelayedStore, decision
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ids import id_bytes, is_id
 from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.wire.topics import StoreTopics
-
-if TYPE_CHECKING:
-    from penstock.transactions.stores.file.store import FileStore
 
 #: Attempts to read before the store counts as damaged, however long they take; and seconds between two.
 _TRIES = 5
@@ -150,21 +147,23 @@ class FolderReading(Administration):
 class FileAdministration(StoreAdministration, FolderReading):
     """Shows and settles pending transactions of a started file store. Thread-safe.
 
-    Every method raises `StoppedError` once the store was stopped. A write may take `answer_s` seconds.
+    `opened` returns the open store, or raises `StoppedError`, as then every method does. A write may take `answer_s`
+    seconds.
     """
 
-    def __init__(self, store: FileStore, answer_s: float) -> None:
-        super().__init__(store.path, (store.bootstrap_servers, store.config, store.topics))
+    def __init__(self, store: RelayedStore, path: Path, opened: Callable[[], OpenStore], answer_s: float) -> None:
+        super().__init__(path, (store.bootstrap_servers, store.config, store.topics))
         self._store = store
+        self._opened = opened
         self._answer_s = answer_s
 
     def pending(self) -> Sequence[PendingTransaction]:
         """Return the unsettled transactions, oldest first."""
-        return self.oldest(self._store.opened.table.used, ())
+        return self.oldest(self._opened().table.used, ())
 
     def oldest(self, most: int, shards: Collection[int]) -> Sequence[PendingTransaction]:  # noqa: ARG002 - there is one
         """Return the oldest unsettled transactions, at most `most`."""
-        opened = self._store.opened
+        opened = self._opened()
         # Some of the oldest may be published already.
         return self._describe(opened.table.oldest(most + len(opened.published_ids)))[:most]
 
@@ -215,15 +214,14 @@ class FileAdministration(StoreAdministration, FolderReading):
 
     def _number_of(self, transaction_id: str) -> int:
         """Return the table number of a transaction, or 0."""
-        opened = self._store.opened
+        opened = self._opened()
         with opened.lock:
             return opened.number_of(transaction_id)
 
     def _describe(self, numbers: Sequence[int]) -> list[PendingTransaction]:
         """Return the unsettled transactions among these, as operators see them. Safe while others change the store."""
-        opened = self._store.opened
-        now_ms, shard = time.time() * 1000, opened.shard
-        slow = None if shard is None else shard.slow_call
+        opened = self._opened()
+        slow, now_ms, shard = opened.slow_call, time.time() * 1000, opened.shard
         hangs = "" if slow is None else hanging(slow[0], time.monotonic() - slow[1])
         found: list[tuple[int, PendingTransaction]] = []
         for number in numbers:

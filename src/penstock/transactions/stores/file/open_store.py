@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from penstock.errors import PenstockError, StoreFailedError
 from penstock.transactions.core.decisions import may_cancel
@@ -43,11 +42,9 @@ from penstock.transactions.stores.relayed_store import (
     Result,
     came_first,
 )
+from penstock.transactions.stores.shards import ShardBacklog
 from penstock.transactions.wire.half import MAX_CHECK_NUMBER
 from penstock.transactions.wire.ops import Author, Verdict
-
-if TYPE_CHECKING:
-    from penstock.transactions.stores.file.shard import FileShard
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -71,8 +68,12 @@ class OpenStore(Journal):
         self.counts = Counts()
         #: The error that stopped all writes, or None. Written by the writing thread.
         self.failure: StoreFailedError | None = None
-        #: The coordinator's shard, or None if this process has no coordinator.
-        self.shard: FileShard | None = None
+        #: The coordinator's shard, or None if this process has no coordinator; and the call that wakes the coordinator.
+        self.shard: ShardBacklog | None = None
+        self.wake: Callable[[], object] = bool
+        #: The call into the Kafka client that publication waits for, and its start in monotonic seconds; None if no
+        #: call is slow.
+        self.slow_call: tuple[str, float] | None = None
         #: Transactions that are due by then (milliseconds since the epoch) wait in memory, later ones in the table.
         #: Written by the coordinator's thread.
         self.near_ms = 0.0
@@ -120,8 +121,7 @@ class OpenStore(Journal):
             return [error] * len(changes)
         except Exception as error:  # noqa: BLE001 - each change gets it; the thread must not die in silence
             return [self._fail(error)] * len(changes)
-        if (shard := self.shard) is not None:
-            shard.wake()
+        self.wake()
         self.notify_watchers()
         return outcomes
 

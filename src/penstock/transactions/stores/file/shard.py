@@ -9,7 +9,7 @@ import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from penstock.errors import ConfigurationError
 from penstock.transactions.core.pending import Pending
@@ -18,12 +18,10 @@ from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.stores.file.checks import NEAR_S, TableScan
 from penstock.transactions.stores.file.log.entries import StoredTransaction
 from penstock.transactions.stores.file.log.table import UNDECIDED, State, tick_of
+from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.shards import CheckTerms, DueCheck, ShardBacklog, StoredBatch, StoreShards
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_bytes
-
-if TYPE_CHECKING:
-    from penstock.transactions.stores.file.store import FileStore
 
 #: Most seconds between two rounds of the coordinator.
 _MAX_IDLE_S = 1.0
@@ -42,26 +40,25 @@ class FileShard(StoreShards, ShardBacklog):
 
     owned: Collection[int] = (0,)
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - called in one place
         self,
-        store: FileStore,
+        opened: OpenStore,
+        folder: Path,
+        label: str,
+        prefix: str,
         terms: CheckTerms,
         settle: Callable[[Collection[str]], object],
         wake: Callable[[], object],
     ) -> None:
-        self._opened = opened = store.opened
-        super().__init__(f"{store.prefix}.file.{opened.redo.store_id}", 1, opened.counts)
-        self._folder = store.path
+        super().__init__(f"{prefix}.file.{opened.redo.store_id}", 1, opened.counts)
+        self._opened = opened
+        self._folder = folder
         self._settle_durably = settle
         self._scan = TableScan(opened.table, terms.policy)
-        self.wake = wake
-        #: The call into the Kafka client that publication waits for, and its start in monotonic seconds; None if no
-        #: call is slow.
-        self.slow_call: tuple[str, float] | None = None
         with opened.lock:
             if opened.shard is not None:
-                raise ConfigurationError(f"{store.label} has a coordinator already; use that one")
-            opened.shard = self
+                raise ConfigurationError(f"{label} has a coordinator already; use that one")
+            opened.shard, opened.wake, opened.slow_call = self, wake, None
             opened.rebuild_queue()
             self.queue = opened.queue
 
@@ -143,7 +140,7 @@ class FileShard(StoreShards, ShardBacklog):
 
     def note_slow_call(self, shard: int, call: str, age_s: float) -> None:  # noqa: ARG002 - there is one
         """Show operators in this process the call that publication waits for."""
-        self.slow_call = (call, time.monotonic() - age_s) if call else None
+        self._opened.slow_call = (call, time.monotonic() - age_s) if call else None
 
     def wait_s(self, *, takes_more: bool, busy: bool) -> float:  # noqa: ARG002 - a change wakes the thread
         """Return the seconds until something is due, if nothing wakes the coordinator before."""
@@ -159,7 +156,7 @@ class FileShard(StoreShards, ShardBacklog):
     def close(self) -> None:
         """Free the store for another coordinator."""
         with self._opened.lock:
-            self._opened.shard = None
+            self._opened.shard, self._opened.wake, self._opened.slow_call = None, bool, None
 
     def statistics(self, shards: Collection[int] | None) -> CoordinatorStatistics:  # noqa: ARG002 - there is one
         """Return the counts since the store was opened, and the pending transactions now. Safe from any thread."""

@@ -157,7 +157,7 @@ class FileStore(RelayedStore):
 
     def open_shards(self, checks: CheckTerms, wake: Callable[[], object]) -> FileShard:
         """Return the shard of a started store. A store has one coordinator at a time."""
-        return FileShard(self, checks, self._settle, wake)
+        return FileShard(self.opened, self.path, self.label, self.prefix, checks, self._settle, wake)
 
     def _settle(self, transaction_ids: Collection[str]) -> None:
         """Settle published transactions, without waiting until that is durable."""
@@ -165,4 +165,4 @@ class FileStore(RelayedStore):
 
     def administration(self) -> FileAdministration:
         """Return the operator commands, for this process, while the store is started."""
-        return FileAdministration(self, self._answer_s)
+        return FileAdministration(self, self.path, lambda: self.opened, self._answer_s)
