@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import StrEnum
 
-from penstock.consumer.handlers.ordering import Asked, GivenKey
+from penstock.consumer.handlers.ordering import GivenKey
 from penstock.consumer.handlers.route import Route
 from penstock.errors import MessageFormatError
 from penstock.message import Record, headers_of
@@ -125,11 +125,11 @@ class Fetch:
     #: Whether a key could not be had of some of its messages: they fail when they are handled.
     has_unkeyed: bool = field(default=False, init=False)
 
-    def ask_keys(self, records: Iterable[Record], asked: Asked | None = None) -> None:
+    def ask_keys(self, records: Iterable[Record]) -> None:
         """Ask what stands for the keys of all its messages, where `key=` says so. Before they are put on lanes."""
         ordering = self.assignment.route.ordering
         if ordering.has_given_keys:
-            self.keys = ordering.given_keys(records, asked)
+            self.keys = ordering.given_keys(records)
             self.has_unkeyed = MessageFormatError in set(map(type, self.keys))
 
 

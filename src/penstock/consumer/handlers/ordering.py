@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
-from typing import Protocol
 
 from xxhash import xxh3_64_intdigest
 
@@ -68,21 +67,15 @@ def key_function(given: str | KeyFunction | None) -> KeyFunction | None:
     return given
 
 
+@dataclass(frozen=True, slots=True)
 class HeaderKey:
     """Gives a message the last of its headers with a name as its key."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
     def __call__(self, message: Message) -> bytes | None:
         """Return the key of a message."""
         return message.header(self.name)
-
-
-class Asked(Protocol):
-    """Shows, from any thread, about which message a user's function is being asked."""
-
-    record: Record | None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -117,14 +110,12 @@ class Ordering:
         """Whether that is a function of the user's, which may take its time."""
         return self.has_given_keys and not isinstance(self.key, HeaderKey)
 
-    def given_keys(self, records: Iterable[Record], asked: Asked | None = None) -> list[GivenKey]:
+    def given_keys(self, records: Iterable[Record]) -> list[GivenKey]:
         """Return what `key=` gives for each of these. Never raises."""
         function, found = self.key, list[GivenKey]()
         if function is None:
             raise AssertionError("the records' own keys count: see `has_given_keys`")
         for record in records:
-            if asked is not None:
-                asked.record = record
             message = FetchedMessage()
             message._record = record  # noqa: SLF001 - see there
             try:

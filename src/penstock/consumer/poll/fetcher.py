@@ -24,6 +24,7 @@ from penstock.clients.gc_pause import CollectionThreshold
 from penstock.clients.kafka_errors import ErrorKind, kind_of
 from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerRun, Fetch, total_size_in_bytes
 from penstock.consumer.engine import Engine
+from penstock.consumer.lanes.slot import ExecutionSlot
 from penstock.consumer.poll.back_pressure import BackPressure
 from penstock.consumer.poll.membership import Membership
 from penstock.consumer.poll.positions import Positions
@@ -221,7 +222,7 @@ class Fetcher:
         slot, now = self._engine.poll_slot, self._clock.monotonic
         slot.thread_id = threading.get_ident()
         slot.fetch, slot.started = fetch, now()
-        fetch.ask_keys(records, slot)  # it may never return
+        fetch.ask_keys(_shown(records, slot))  # it may never return
         took_s = now() - slot.started
         slot.leave()
         if took_s > self._slow_keys_s:
@@ -236,6 +237,13 @@ class Fetcher:
                 len(records),
                 fetch.assignment,
             )
+
+
+def _shown(records: Sequence[Record], slot: ExecutionSlot) -> Iterator[Record]:
+    """Yield records, and show in the slot the record whose key is being asked for."""
+    for record in records:
+        slot.record = record
+        yield record
 
 
 def _rising(records: Sequence[Record]) -> Iterator[tuple[Sequence[Record], Sequence[int]]]:
